@@ -1,0 +1,72 @@
+# Everything a person or CI does here is a target below; `make help` prints them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+NODES  ?= 8
+GPUS   ?= 8
+ARGS   ?=
+
+export PYTHONDONTWRITEBYTECODE := 1
+
+##@ Use it
+.PHONY: run cluster
+run: $(VENV)/ready ## Start the most that works today and show it at work (Ctrl-C ends it)
+	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
+
+cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8] (Ctrl-C ends it)
+	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
+
+##@ Prove it
+.PHONY: check test-fast test accept
+check: $(VENV)/ready ## Format, lint, types and import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/mypy
+
+test-fast: $(VENV)/ready ## Pure code only: seconds, no server, no network [ARGS=...]
+	@$(BIN)/python -m pytest -q -m "not real" $(ARGS)
+
+test: $(VENV)/ready check tools ## What every change must pass, with a coverage report [ARGS=...]
+	@rm -f .coverage .coverage.*
+	@$(BIN)/python -m coverage run -m pytest $(ARGS)
+	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered
+
+accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
+	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
+
+##@ Work on it
+.PHONY: fmt tools lock clean help
+fmt: $(VENV)/ready ## Format and mend what can be mended by itself
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 6 minutes, once)
+	@$(BIN)/python -m controlplane build
+
+lock: $(VENV)/ready ## Resolve requirements/*.in anew into hash-locked *.txt [ARGS=--upgrade]
+	@for name in runtime dev bench go bootstrap; do \
+	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
+
+clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
+	@rm -rf $(VENV) .accept .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The virtual environment, made again whenever the locks or the package's own list change.
+$(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || \
+	  { echo "could not make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@$(BIN)/uv pip sync -q --require-hashes requirements/dev.txt
+	@$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@touch $@

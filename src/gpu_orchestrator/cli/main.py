@@ -1,0 +1,13 @@
+"""The entry point: builds the command line and runs what was asked for."""
+
+from cyclopts import App
+
+from gpu_orchestrator import __version__
+
+app = App(
+    name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
+)
+
+
+def main() -> None:
+    app()
