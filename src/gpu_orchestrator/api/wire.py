@@ -1,7 +1,7 @@
 """What every wire type is made of: the base struct, object metadata and the name of a resource.
 
-Types hold only the fields we use; unknown fields are skipped while decoding. Python names are snake_case, wire
-names camelCase. Values are frozen: change one with `msgspec.structs.replace`.
+Types hold only the fields we use; unknown fields are skipped while decoding. Python names are snake_case,
+wire names camelCase. Values are frozen: change one with `msgspec.structs.replace`.
 """
 
 from dataclasses import dataclass
