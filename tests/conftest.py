@@ -46,6 +46,23 @@ def scale(pytestconfig: pytest.Config) -> Scale:
     return Scale(pytestconfig.getoption("--scale"))
 
 
+FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """`figure("1,000 nodes Ready after 9 s")`: something measured on the way, shown when the run ends."""
+    shown = request.config.stash.setdefault(FIGURES, [])
+    return lambda sentence: shown.append(f"{request.node.name}: {sentence}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if shown := config.stash.get(FIGURES, []):
+        terminalreporter.section("figures (for orientation: this machine, this load)")
+        for sentence in shown:
+            terminalreporter.write_line(sentence)
+
+
 @pytest.fixture(scope="session")
 def toolbox() -> Toolbox:
     """The binaries of the control plane; builds those that are missing."""
