@@ -1,0 +1,23 @@
+-- Lead, go on leading, or learn who does. A new fence for every new leader: nobody else's writes count after that.
+-- Arguments: owner, fence held so far or 0, lease_ms, release (1: step down)
+-- Answers {fence or 0, now, owner, workers with a lease, leases that are over {{name, epoch, 1 if suspect}, ...}}
+local owner, held, lease_ms, step_down = ARG[1], ARG[2], ARG[3], ARG[4]
+local key = P .. 'leader'
+local row = redis.call('HMGET', key, 'owner', 'fence', 'until')
+local mine = row[1] == owner and row[2] == text(held)
+local over = {}
+if step_down == 1 then
+  if mine then redis.call('HSET', key, 'owner', '', 'until', '0', 'fence', text(redis.call('INCR', P .. 'fence'))) end
+  redis.call('PUBLISH', P .. 'wake', '')
+  return cmsgpack.pack({{}, {0, NOW, '', 0, over}})
+end
+if not mine and (not row[3] or tonumber(row[3]) <= NOW) then
+  held, mine = redis.call('INCR', P .. 'fence'), true
+end
+if not mine then return cmsgpack.pack({{}, {0, NOW, row[1], 0, over}}) end
+redis.call('HSET', key, 'owner', owner, 'fence', text(held), 'until', text(NOW + lease_ms))
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', NOW)) do
+  local worker = redis.call('HMGET', P .. 'w:' .. name, 'epoch', 'state')
+  over[#over + 1] = {name, tonumber(worker[1]), worker[2] == 'suspect' and 1 or 0}
+end
+return cmsgpack.pack({{}, {held, NOW, owner, redis.call('ZCARD', P .. 'leases'), over}})
