@@ -62,6 +62,12 @@ def any_device(grid: Bools) -> Bools:
     return found
 
 
+def all_kinds(amounts: Bools) -> Bools:
+    """For each row whether every kind of resource is enough."""
+    found: Bools = np.all(amounts, axis=1)
+    return found
+
+
 class Names:
     """Gives every distinct value a number, from 1 on, for ever; 0 stands for "none". Shared by a cluster
     and its copies: it only grows, and no answer depends on which numbers were given."""

@@ -52,16 +52,16 @@ def _best(scores: Floats, policy: Policy, rng: Rng) -> int | None:
 
 def _placement(request: Request, cluster: Cluster, policy: Policy, row: int) -> Placement:
     shape, node = request.shape, cluster.inventory.nodes[row]
-    devices, link = Offers(cluster, shape, policy.allocate, np.array([row])).chosen()
+    chosen = Offers(cluster, shape, policy.allocate, np.array([row])).chosen()
     assert node is not None  # noqa: S101 - rows that fit have a node
     return Placement(
         request.key,
         node.name,
-        devices=devices,
+        devices=chosen.ids,
         exclusive=shape.exclusive,
         milli=shape.milli,
         memory_mib=shape.memory_mib,
         resources=shape.resources,
         host_ports=shape.host_ports,
-        bandwidth_gbps=0 if isinf(link) else int(link),
+        bandwidth_gbps=0 if isinf(chosen.gbps) else int(chosen.gbps),
     )

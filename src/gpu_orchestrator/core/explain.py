@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_orchestrator.core.answer import Miss, Refusal
-from gpu_orchestrator.core.columns import Bools, Floats, Ints
+from gpu_orchestrator.core.columns import Bools, Floats, Ints, all_kinds
 from gpu_orchestrator.core.filters import Filter, devices, room
 from gpu_orchestrator.core.standing import GONE, Standing
 from gpu_orchestrator.core.topology import best_link
@@ -69,9 +69,9 @@ def _shortage(standing: Standing, cluster: "Cluster", rows: Ints) -> Floats:
         match each:
             case devices.FreeDevices():
                 missing += np.maximum(each.gpus - each.kind.free(cluster, rows).sum(axis=1), 0) / each.gpus
-            case room.Enough() if each.kind < cluster.usage.kinds:
-                free = np.maximum(cluster.usage.free[rows, each.kind], 0)
-                missing += np.maximum(each.amount - free, 0) / each.amount
+            case room.Enough():
+                short = np.maximum(each.amounts - np.maximum(each.free(cluster, rows), 0), 0)
+                missing += (short / each.amounts).sum(axis=1)
             case _ if not each.fact:
                 missing += ~each.passes(cluster, rows)
     return missing
@@ -96,10 +96,7 @@ def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:
             layouts = [inventory.names.values[at] for at in inventory.topology[rows]]
             links = [best_link(t, mask, each.gpus) for t, mask in zip(layouts, masks, strict=True)]
             return np.array(links, float) >= each.gbps
-        case room.Enough() if each.kind < inventory.kinds:
-            fits: Bools = inventory.capacity[rows, each.kind] >= each.amount
-            return fits
         case room.Enough():
-            return np.zeros(len(rows), np.bool_)
+            return all_kinds(each.capacity(inventory, rows) >= each.amounts)
         case _:
             return each.passes(cluster, rows) if each.lasting else np.ones(len(rows), np.bool_)

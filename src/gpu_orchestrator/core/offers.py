@@ -3,8 +3,9 @@
 Everything is an array with one value per offer, computed when first asked for.
 """
 
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,9 +13,10 @@ from gpu_orchestrator.core.columns import Bools, Floats, Ints, Small
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.filters.devices import Kind, masks_of
+from gpu_orchestrator.core.lazy import lazy
 from gpu_orchestrator.core.policy import Allocator, Choice
 from gpu_orchestrator.core.request import Shape
-from gpu_orchestrator.core.topology import Topology, mask_of, weakest_link
+from gpu_orchestrator.core.topology import mask_of, weakest_link
 
 if TYPE_CHECKING:
     from gpu_orchestrator.core.cluster import Cluster
@@ -47,7 +49,7 @@ class Offers:
         """What is free of the healthy devices, shares included: 1000 per whole device."""
         return self.cluster.usage.spare_milli[self.rows]
 
-    @cached_property
+    @lazy
     def gpu_load(self) -> Floats:
         """Part of the node's GPUs that is taken or out of order, 0 to 1; 0 for nodes without GPUs."""
         load: Floats = 1.0 - self.free_milli / np.maximum(self.gpus * WHOLE, 1)
@@ -72,12 +74,12 @@ class Offers:
         """A label read as a number; NaN where it is missing or none."""
         return self.cluster.inventory.label_as_number(key)[self.rows]
 
-    @cached_property
+    @lazy
     def free_devices(self) -> Bools:
         """One row per offer, one column per device: which of them could be given."""
         return Kind(self.shape, self.cluster.inventory).free(self.cluster, self.rows)
 
-    @cached_property
+    @lazy
     def left_on_tightest(self) -> Small:
         """Milli left on the fullest device that could be given; 0 for whole devices, which leave nothing."""
         if self.shape.exclusive or not self.shape.gpus:
@@ -86,46 +88,38 @@ class Offers:
         left: Small = room.min(axis=1) - self.shape.milli
         return left
 
-    @cached_property
-    def devices(self) -> list[tuple[int, ...]]:
-        """The positions each node would give."""
-        return [_allocated(self.allocate, choice) for choice in self._choices()]
+    @lazy
+    def sets(self) -> list["DeviceSet"]:
+        """The devices each node would give."""
+        return [_offered(self.allocate, choice) for choice in self.choices]
 
-    @cached_property
+    @property
     def bandwidth_gbps(self) -> Floats:
         """Weakest link of the devices each node would give; infinite for fewer than two devices."""
-        return np.array(
-            [_weakest(t, d) for t, d in zip(self._topologies(), self.devices, strict=True)], float
-        )
+        return np.array([each.gbps for each in self.sets])
 
-    @cached_property
-    def left_in_islands(self) -> Small:
+    @property
+    def left_in_islands(self) -> Floats:
         """Free devices left over in the islands the offer takes from; the fewer, the fewer are broken up."""
-        sets = zip(self._topologies(), masks_of(self.free_devices), self.devices, strict=True)
-        return np.array([_left_over(*each) for each in sets], np.int32)
+        return np.array([each.left_in_islands for each in self.sets])
 
-    def chosen(self) -> tuple[tuple[int, ...], float]:
-        """Ids and weakest link of the first offer, after making sure that the allocator kept the rules."""
-        if not self.shape.gpus:
-            return (), np.inf
-        (topology,), (choice,) = self._topologies()[:1], self._choices()[:1]
-        positions = _allocated(self.allocate, choice)
-        link = _weakest(topology, positions)
-        _check(self.shape, choice, positions, link)
-        return tuple(topology.ids[at] for at in positions), link
-
-    def _topologies(self) -> list[Topology]:
-        inventory = self.cluster.inventory
-        return [inventory.names.values[at] for at in inventory.topology[self.rows].tolist()]
-
-    def _choices(self) -> list[Choice]:
-        shape, rooms = self.shape, self._rooms()
+    @lazy
+    def choices(self) -> list[Choice]:
+        """What the allocator chooses from on each node."""
+        inventory, shape = self.cluster.inventory, self.shape
+        gpus, asked, prefer, values = shape.gpus, shape.asked_gbps, shape.prefer_ids, inventory.names.values
+        layouts, masks = inventory.topology[self.rows].tolist(), masks_of(self.free_devices)
         return [
-            Choice(topology, mask, shape.gpus, shape.asked_gbps, shape.prefer_ids, room)
-            for topology, mask, room in zip(
-                self._topologies(), masks_of(self.free_devices), rooms, strict=True
-            )
+            Choice(values[layout], mask, gpus, asked, prefer, room)
+            for layout, mask, room in zip(layouts, masks, self._rooms(), strict=True)
         ]
+
+    def chosen(self) -> "DeviceSet":
+        """The devices of the first offer, after making sure that the allocator kept the rules."""
+        if not self.shape.gpus:
+            return DeviceSet((), (), inf, 0.0)
+        _check(self.shape, self.choices[0], self.sets[0])
+        return self.sets[0]
 
     def _rooms(self) -> list[tuple[tuple[int, int], ...]]:
         if self.shape.exclusive:
@@ -135,28 +129,33 @@ class Offers:
         return [tuple(zip(a, b, strict=True)) for a, b in zip(milli, mib, strict=True)]
 
 
-@lru_cache(maxsize=1 << 16)
-def _allocated(allocate: Allocator, choice: Choice) -> tuple[int, ...]:
-    return allocate(choice)
+class DeviceSet(NamedTuple):
+    positions: tuple[int, ...]
+    ids: tuple[int, ...]
+    gbps: float
+    left_in_islands: float
 
 
 @lru_cache(maxsize=1 << 16)
-def _weakest(topology: Topology, positions: tuple[int, ...]) -> float:
-    return weakest_link(topology, positions)
+def _offered(allocate: Allocator, choice: Choice) -> DeviceSet:
+    """Remembered: nodes in the same state are many."""
+    positions, topology = allocate(choice), choice.topology
+    ids = tuple(topology.ids[at] for at in positions)
+    return DeviceSet(positions, ids, weakest_link(topology, positions), _left_over(choice, positions))
 
 
-@lru_cache(maxsize=1 << 16)
-def _left_over(topology: Topology, free: int, positions: tuple[int, ...]) -> int:
-    touched = {topology.islands[at] for at in positions}
-    rest = free & ~mask_of(positions)
-    return sum(1 for at, island in enumerate(topology.islands) if rest >> at & 1 and island in touched)
+def _left_over(choice: Choice, positions: tuple[int, ...]) -> float:
+    islands = choice.topology.islands
+    touched = {islands[at] for at in positions}
+    rest = choice.free & ~mask_of(positions)
+    return float(sum(1 for at, island in enumerate(islands) if rest >> at & 1 and island in touched))
 
 
-def _check(shape: Shape, choice: Choice, positions: tuple[int, ...], link: float) -> None:
-    taken = mask_of(positions)
-    if len(positions) != shape.gpus or taken.bit_count() != shape.gpus or taken & ~choice.free:
+def _check(shape: Shape, choice: Choice, chosen: DeviceSet) -> None:
+    taken = mask_of(chosen.positions)
+    if len(chosen.positions) != shape.gpus or taken.bit_count() != shape.gpus or taken & ~choice.free:
         due = f"{shape.gpus} different ones of {choice.positions} were due"
-        raise InvalidRequest(f"the allocator offered positions {positions}; {due}")
-    if shape.needs_bandwidth and link < shape.min_bandwidth_gbps:
+        raise InvalidRequest(f"the allocator offered positions {chosen.positions}; {due}")
+    if shape.needs_bandwidth and chosen.gbps < shape.min_bandwidth_gbps:
         due = f"{shape.min_bandwidth_gbps} are required and to be had"
-        raise InvalidRequest(f"the allocator offered {link:g} GB/s where {due}")
+        raise InvalidRequest(f"the allocator offered {chosen.gbps:g} GB/s where {due}")

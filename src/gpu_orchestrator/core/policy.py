@@ -6,8 +6,7 @@ remembered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from gpu_orchestrator.core.columns import Floats
 from gpu_orchestrator.core.topology import Topology, best_link, positions_of
@@ -24,26 +23,25 @@ class Rng(Protocol):
     def random(self) -> float: ...
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What an allocator chooses from: `free` (a mask of positions), `count` of them wanted. For shares,
+class Choice(NamedTuple):
+    """What an allocator chooses from: `free` (a mask of positions), `gpus` of them wanted. For shares
     `room` holds what is free of each position, (milli, MiB); for whole devices it is empty."""
 
     topology: Topology
     free: int
-    count: int
+    gpus: int
     asked_gbps: int = 0
     prefer_ids: tuple[int, ...] = ()
     room: tuple[tuple[int, int], ...] = ()
 
-    @cached_property
+    @property
     def positions(self) -> tuple[int, ...]:
         return positions_of(self.free)
 
-    @cached_property
+    @property
     def best_gbps(self) -> float:
         """The best weakest link these devices can have."""
-        return best_link(self.topology, self.free, self.count)
+        return best_link(self.topology, self.free, self.gpus)
 
     @property
     def floor_gbps(self) -> float:
@@ -52,7 +50,7 @@ class Choice:
 
 
 class Allocator(Protocol):
-    """Positions to offer, `choice.count` of `choice.free`, every pair linked with at least
+    """Positions to offer, `choice.gpus` of `choice.free`, every pair linked with at least
     `choice.floor_gbps`."""
 
     def __call__(self, choice: Choice, /) -> tuple[int, ...]: ...

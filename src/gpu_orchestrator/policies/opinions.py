@@ -58,7 +58,7 @@ def keeps_islands(offers: Offers) -> Floats:
     up."""
     if not offers.shape.gpus:
         return np.zeros(len(offers))
-    return np.asarray(1.0 / (1.0 + offers.left_in_islands), np.float64)
+    return 1.0 / (1.0 + offers.left_in_islands)
 
 
 def _load(offers: Offers) -> Floats:

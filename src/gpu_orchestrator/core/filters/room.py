@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Bools, Ints
+from gpu_orchestrator.core.columns import Bools, Ints, all_kinds
 from gpu_orchestrator.core.filters.base import Filter
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.request import HostPort, Shape
@@ -15,28 +15,53 @@ if TYPE_CHECKING:
 
 
 def for_shape(shape: Shape, inventory: Inventory) -> Iterator[Filter]:
-    for name, amount in shape.resources:
-        yield Enough(name, amount, inventory.kind(name))
+    if shape.resources:
+        yield Enough(shape.resources, inventory)
     for port in shape.host_ports:
         yield PortFree(port)
 
 
 class Enough(Filter):
+    """Enough of every resource asked for; one look for all of them."""
+
     fact = False
 
-    def __init__(self, name: str, amount: int, kind: int) -> None:
-        self.name, self.amount, self.kind = name, amount, kind
-        self.reason = f"have too little {name}"
+    def __init__(self, asked: tuple[tuple[str, int], ...], inventory: Inventory) -> None:
+        self.names = [name for name, _ in asked]
+        self.kinds = [inventory.kind(name) for name in self.names]
+        self.amounts = np.array([amount for _, amount in asked], np.int64)
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        if self.kind >= cluster.usage.kinds:
-            return np.zeros(len(rows), np.bool_)
-        passed: Bools = cluster.usage.free[rows, self.kind] >= self.amount
-        return passed
+        return all_kinds(self.free(cluster, rows) >= self.amounts)
+
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        first_short = (self.free(cluster, rows) < self.amounts).argmax(axis=1)
+        counts = np.bincount(first_short, minlength=len(self.names))
+        return {f"have too little {name}": int(n) for name, n in zip(self.names, counts, strict=True) if n}
 
     def lack(self, cluster: "Cluster", row: int) -> str:
-        free = int(cluster.usage.free[row, self.kind]) if self.kind < cluster.usage.kinds else 0
-        return f"lacks {self.amount - free} {self.name} ({free} of {self.amount})"
+        free = np.maximum(self.free(cluster, np.array([row]))[0], 0)
+        short = [
+            f"{asked - has} {name} ({has} of {asked})"
+            for name, has, asked in zip(self.names, free.tolist(), self.amounts.tolist(), strict=True)
+            if has < asked
+        ]
+        return f"lacks {' and '.join(short)}"
+
+    def free(self, cluster: "Cluster", rows: Ints) -> Ints:
+        """What is free of each resource asked for, one row per node."""
+        return _columns(cluster.usage.free, rows, self.kinds)
+
+    def capacity(self, inventory: Inventory, rows: Ints) -> Ints:
+        return _columns(inventory.capacity, rows, self.kinds)
+
+
+def _columns(amounts: Ints, rows: Ints, kinds: list[int]) -> Ints:
+    """Some columns of some rows; zeroes for a resource that no node was ever seen to have."""
+    if max(kinds) < amounts.shape[1]:
+        return amounts[rows][:, kinds]
+    known = [kind if kind < amounts.shape[1] else 0 for kind in kinds]
+    return amounts[rows][:, known]  # column 0 belongs to no resource and stays zero
 
 
 class PortFree(Filter):

@@ -6,7 +6,7 @@ from gpu_orchestrator.core.topology import first_set
 
 
 def contiguous(choice: Choice) -> tuple[int, ...]:
-    free, count = choice.positions, choice.count
+    free, count = choice.positions, choice.gpus
     for start, end in _narrowest_first(choice):
         if found := first_set(choice.topology, free[start:end], count, choice.best_gbps):
             return found
@@ -16,5 +16,5 @@ def contiguous(choice: Choice) -> tuple[int, ...]:
 def _narrowest_first(choice: Choice) -> list[tuple[int, int]]:
     """Stretches of the free devices that hold enough, those with the ids closest together first."""
     ids = [choice.topology.ids[at] for at in choice.positions]
-    stretches = [(a, b) for b in range(choice.count, len(ids) + 1) for a in range(b - choice.count + 1)]
+    stretches = [(a, b) for b in range(choice.gpus, len(ids) + 1) for a in range(b - choice.gpus + 1)]
     return sorted(stretches, key=lambda each: (ids[each[1] - 1] - ids[each[0]], each))

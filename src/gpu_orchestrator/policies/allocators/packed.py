@@ -10,7 +10,7 @@ from gpu_orchestrator.core.topology import first_set
 def packed(choice: Choice) -> tuple[int, ...]:
     order = _fullest_first(choice) if choice.room else _smallest_island_first(choice)
     floor = choice.best_gbps if choice.asked_gbps else 0
-    return first_set(choice.topology, order, choice.count, floor) or order[: choice.count]
+    return first_set(choice.topology, order, choice.gpus, floor) or order[: choice.gpus]
 
 
 def _fullest_first(choice: Choice) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def _smallest_island_first(choice: Choice) -> tuple[int, ...]:
 
     def rank(at: int) -> tuple[bool, int, int, int]:
         free = size[islands[at]]
-        small = free < choice.count
+        small = free < choice.gpus
         return small, -free if small else free, islands[at], at
 
     return tuple(sorted(choice.positions, key=rank))

@@ -10,4 +10,4 @@ def prefer_ids(choice: Choice) -> tuple[int, ...]:
     wanted = [position[i] for i in dict.fromkeys(choice.prefer_ids) if i in position]
     wanted = [at for at in wanted if choice.free >> at & 1]
     order = (*wanted, *(at for at in choice.positions if at not in wanted))
-    return first_set(choice.topology, order, choice.count, choice.floor_gbps) or order[: choice.count]
+    return first_set(choice.topology, order, choice.gpus, choice.floor_gbps) or order[: choice.gpus]

@@ -9,7 +9,7 @@ from gpu_orchestrator.core.topology import first_set
 
 def spread(choice: Choice) -> tuple[int, ...]:
     order = _one_of_each_in_turn(choice)
-    return first_set(choice.topology, order, choice.count, choice.floor_gbps) or order[: choice.count]
+    return first_set(choice.topology, order, choice.gpus, choice.floor_gbps) or order[: choice.gpus]
 
 
 def _one_of_each_in_turn(choice: Choice) -> tuple[int, ...]:
