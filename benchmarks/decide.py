@@ -1,4 +1,5 @@
-"""How long one decision takes, how many the engine makes, and the weight of a large cluster. `make bench-decide`.
+"""How long one decision takes, how many the engine makes, and the weight of a large cluster. `make
+bench-decide`.
 
 Half-full clusters of nodes with eight GPUs; ten request shapes in turn; every decision is placed, and
 releases keep the cluster half full, so each decision finds the cluster changed by the ones before.

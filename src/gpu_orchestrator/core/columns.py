@@ -4,11 +4,12 @@ A table lists its columns by kind: one value per node (`rows`), one per device (
 resource (`amounts`). Rows of nodes that left are used again.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+N = TypeVar("N", bound=np.generic)
 Ints = NDArray[np.int64]
 Small = NDArray[np.int32]
 Bools = NDArray[np.bool_]
@@ -56,15 +57,33 @@ class Table:
         setattr(self, name, new)
 
 
-def any_device(grid: Bools) -> Bools:
-    """For each row of a grid whether any device of it is meant."""
-    found: Bools = np.any(grid, axis=1)
+# Decisions look at a handful of rows at a time, where a numpy call costs more than its work. These are the
+# cheapest spellings of what is done most.
+
+
+def some(grid: NDArray[N], rows: Ints) -> NDArray[N]:
+    """Some rows of a column or grid; several times faster than indexing a grid."""
+    return grid.take(rows, axis=0)
+
+
+def where(flags: Bools) -> Ints:
+    """The places at which a flag is set."""
+    return flags.nonzero()[0]
+
+
+def count_in_row(grid: Bools) -> Ints:
+    """For each row of a grid how many devices are meant."""
+    counted: Ints = np.add.reduce(grid, axis=1)
+    return counted
+
+
+def any_in_row(grid: Bools) -> Bools:
+    found: Bools = np.logical_or.reduce(grid, axis=1)
     return found
 
 
-def all_kinds(amounts: Bools) -> Bools:
-    """For each row whether every kind of resource is enough."""
-    found: Bools = np.all(amounts, axis=1)
+def all_in_row(grid: Bools) -> Bools:
+    found: Bools = np.logical_and.reduce(grid, axis=1)
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from gpu_orchestrator.core import explain
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import Floats
+from gpu_orchestrator.core.columns import Floats, where
 from gpu_orchestrator.core.filters import compile_filters
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Policy, Rng
@@ -45,7 +45,7 @@ def _best(scores: Floats, policy: Policy, rng: Rng) -> int | None:
     if isinf(best):
         return None
     if policy.strategy.ties == "random":
-        equals = np.flatnonzero(scores == best)
+        equals = where(scores == best)
         row = int(equals[int(rng.random() * len(equals))])
     return row
 

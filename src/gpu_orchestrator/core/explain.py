@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_orchestrator.core.answer import Miss, Refusal
-from gpu_orchestrator.core.columns import Bools, Floats, Ints, all_kinds
+from gpu_orchestrator.core.columns import Bools, Floats, Ints, all_in_row, where
 from gpu_orchestrator.core.filters import Filter, devices, room
 from gpu_orchestrator.core.standing import GONE, Standing
 from gpu_orchestrator.core.topology import best_link
@@ -32,7 +32,7 @@ def refusal(standing: Standing, cluster: "Cluster") -> Refusal:
 def _counted(standing: Standing, cluster: "Cluster") -> tuple[tuple[str, int], ...]:
     counted: Counter[str] = Counter()
     for number, each in enumerate(standing.filters, 1):
-        rows = np.flatnonzero(standing.codes == number)
+        rows = where(standing.codes == number)
         if len(rows):
             counted.update(each.reasons(cluster, rows))
     return tuple(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
@@ -52,10 +52,10 @@ def _nearest(standing: Standing, cluster: "Cluster") -> Miss | None:
 
 
 def _closest_row(standing: Standing, cluster: "Cluster") -> int | None:
-    full = np.flatnonzero(standing.fact_codes == 0)
+    full = where(standing.fact_codes == 0)
     if len(full):
         return int(full[_shortage(standing, cluster, full).argmin()])
-    rows = np.flatnonzero(standing.codes != GONE)
+    rows = where(standing.codes != GONE)
     if not len(rows):
         return None
     failed = sum(~each.passes(cluster, rows) for each in standing.filters).astype(float)  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def _shortage(standing: Standing, cluster: "Cluster", rows: Ints) -> Floats:
 
 def _could_ever(standing: Standing, cluster: "Cluster") -> Bools:
     """Which nodes would take the request if they were empty, ready and healthy."""
-    rows = np.flatnonzero(standing.codes != GONE)
+    rows = where(standing.codes != GONE)
     for each in standing.filters:
         rows = rows[_passes_when_empty(each, cluster, rows)]
     return np.ones(len(rows), np.bool_)
@@ -97,6 +97,6 @@ def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:
             links = [best_link(t, mask, each.gpus) for t, mask in zip(layouts, masks, strict=True)]
             return np.array(links, float) >= each.gbps
         case room.Enough():
-            return all_kinds(each.capacity(inventory, rows) >= each.amounts)
+            return all_in_row(each.capacity(inventory, rows) >= each.amounts)
         case _:
             return each.passes(cluster, rows) if each.lasting else np.ones(len(rows), np.bool_)

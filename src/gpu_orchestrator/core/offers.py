@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Bools, Floats, Ints, Small
+from gpu_orchestrator.core.columns import Bools, Floats, Ints, Small, some
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.filters.devices import Kind, masks_of
@@ -49,12 +49,10 @@ class Offers:
         """What is free of the healthy devices, shares included: 1000 per whole device."""
         return self.cluster.usage.spare_milli[self.rows]
 
-    @lazy
+    @property
     def gpu_load(self) -> Floats:
         """Part of the node's GPUs that is taken or out of order, 0 to 1; 0 for nodes without GPUs."""
-        load: Floats = 1.0 - self.free_milli / np.maximum(self.gpus * WHOLE, 1)
-        load[self.gpus == 0] = 0
-        return load
+        return self.cluster.usage.gpu_load[self.rows]
 
     def resource_load(self, resource: str) -> Floats:
         """Part of a resource that is taken, 0 to 1; 1 where there is none of it."""
@@ -84,7 +82,7 @@ class Offers:
         """Milli left on the fullest device that could be given; 0 for whole devices, which leave nothing."""
         if self.shape.exclusive or not self.shape.gpus:
             return np.zeros(len(self), np.int32)
-        room = np.where(self.free_devices, self.cluster.usage.free_milli[self.rows], WHOLE)
+        room = np.where(self.free_devices, some(self.cluster.usage.free_milli, self.rows), WHOLE)
         left: Small = room.min(axis=1) - self.shape.milli
         return left
 

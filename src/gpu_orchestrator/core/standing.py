@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_orchestrator.core.answer import Refusal
-from gpu_orchestrator.core.columns import Codes, Floats, Ints
+from gpu_orchestrator.core.columns import Codes, Floats, Ints, where
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.filters import Filter, compile_filters
 from gpu_orchestrator.core.offers import Offers
@@ -70,10 +70,9 @@ class Standing:
             self.fact_codes[observed] = first_failing(self.filters, cluster, observed, codes, facts=True)
         codes = first_failing(self.filters, cluster, changed, self.fact_codes[changed], facts=False)
         self.codes[changed] = codes
-        fits = codes == FITS
         self.scores[changed] = -np.inf
-        if fits.any():
-            rows = changed[fits]
+        rows = changed[codes == FITS]
+        if len(rows):
             self.scores[rows] = _scores(Offers(cluster, self.shape, self.policy.allocate, rows), self.policy)
 
 
@@ -97,14 +96,13 @@ def first_failing(
     facts: bool,
 ) -> Codes:
     """For each row the number of the first filter it fails, where `codes` does not say one already."""
-    left = np.flatnonzero(codes == FITS)
+    left = where(codes == FITS)
     for number, each in enumerate(filters, 1):
-        if each.fact is not facts or not len(left):
-            continue
-        passed = each.passes(cluster, rows[left])
-        if not passed.all():
-            codes[left[~passed]] = number
-            left = left[passed]
+        if each.fact is facts and len(left):
+            passed = each.passes(cluster, rows[left])
+            if not passed.all():
+                codes[left[~passed]] = number
+                left = left[passed]
     return codes
 
 

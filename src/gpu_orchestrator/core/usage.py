@@ -9,22 +9,24 @@ from typing import ClassVar
 import numpy as np
 
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.columns import Ints, Small, Table
+from gpu_orchestrator.core.columns import Floats, Ints, Small, Table
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import Oversold
 from gpu_orchestrator.core.inventory import Inventory
 
 
 class Usage(Table):
-    """`whole` counts healthy devices nobody holds; `spare_milli` sums what is free of the healthy ones."""
+    """`whole` counts healthy devices nobody holds; `spare_milli` sums what is free of the healthy ones;
+    `gpu_load` is the part of the node's GPUs that is not."""
 
     whole: Small
     spare_milli: Small
+    gpu_load: Floats
     free_milli: Small
     free_mib: Small
     holders: Small
     free: Ints
-    rows: ClassVar[dict[str, type]] = {"whole": np.int32, "spare_milli": np.int32}
+    rows: ClassVar[dict[str, type]] = {"whole": np.int32, "spare_milli": np.int32, "gpu_load": np.float64}
     grids: ClassVar[dict[str, type]] = {"free_milli": np.int32, "free_mib": np.int32, "holders": np.int32}
     amounts: ClassVar[dict[str, type]] = {"free": np.int64}
 
@@ -105,9 +107,11 @@ class Usage(Table):
             self.free[row, inventory.kind(name)] -= sign * amount
 
     def _sum(self, inventory: Inventory, row: int) -> None:
-        usable = inventory.usable[row]
+        usable, gpus = inventory.usable[row], int(inventory.gpus[row])
+        spare = int(np.maximum(self.free_milli[row], 0) @ usable)
         self.whole[row] = np.count_nonzero(usable & (self.holders[row] == 0))
-        self.spare_milli[row] = int(np.maximum(self.free_milli[row], 0) @ usable)
+        self.spare_milli[row] = spare
+        self.gpu_load[row] = 1.0 - spare / (gpus * WHOLE) if gpus else 0.0
 
     def _stand_in(self, inventory: Inventory, row: int, placement: Placement) -> Placement:
         """Devices for GPUs of which only the number is known: free ones first, then, if reality has

@@ -42,8 +42,9 @@ def cheap(offers: Offers) -> Floats:
 
 def low_price(offers: Offers) -> Floats:
     """Among cheap nodes, 1 for free of charge, towards 0 the dearer; 0 where no price is told."""
-    price = np.maximum(np.nan_to_num(offers.label_number(COST_LABEL), nan=np.inf), 0)
-    return np.where(offers.has_label(CHEAP_LABEL, "true"), 1.0 / (1.0 + price), 0.0)
+    price = np.maximum(offers.label_number(COST_LABEL), 0)
+    told = price < np.inf  # false for NaN, too
+    return np.where(told & offers.has_label(CHEAP_LABEL, "true"), 1.0 / (1.0 + price), 0.0)
 
 
 def bandwidth(offers: Offers) -> Floats:

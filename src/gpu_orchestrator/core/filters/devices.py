@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Bools, Ints, any_device
+from gpu_orchestrator.core.columns import Bools, Ints, any_in_row, count_in_row, some
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.filters.base import Filter
 from gpu_orchestrator.core.inventory import Inventory
@@ -24,11 +24,12 @@ class Kind:
         self.shape = shape
         self.vendor = inventory.names.number(shape.vendor) if shape.vendor else 0
         self.models = [inventory.names.number(model) for model in shape.models]
-        self.exclusive_mib = shape.memory_mib if shape.exclusive else 0
+        self.any_whole = shape.exclusive and not (shape.vendor or shape.models or shape.memory_mib)
 
     def of_vendor(self, inventory: Inventory, rows: Ints) -> Bools:
-        there: Bools = inventory.vendor[rows] > 0
-        return inventory.vendor[rows] == self.vendor if self.vendor else there
+        vendor = some(inventory.vendor, rows)
+        match: Bools = vendor == self.vendor if self.vendor else vendor > 0
+        return match
 
     def matching(self, inventory: Inventory, rows: Ints) -> Bools:
         """Of the right vendor, model and size, whatever their health."""
@@ -36,25 +37,25 @@ class Kind:
         if self.models:
             match = match & self.of_model(inventory, rows)
         if self.shape.memory_mib:
-            match = match & (inventory.memory_mib[rows] >= self.shape.memory_mib)
+            match = match & (some(inventory.memory_mib, rows) >= self.shape.memory_mib)
         return match
 
     def free(self, cluster: "Cluster", rows: Ints) -> Bools:
         """Matching, healthy, and with room for one more holder of this shape."""
         inventory, usage, shape = cluster.inventory, cluster.usage, self.shape
-        free = inventory.usable[rows]
+        free = some(inventory.usable, rows)
         if self.vendor or self.models:
             free = free & self.matching(inventory, rows)
         if shape.exclusive:
-            free = free & (usage.holders[rows] == 0)
+            free = free & (some(usage.holders, rows) == 0)
         elif shape.milli:
-            free = free & (usage.free_milli[rows] >= shape.milli)
+            free = free & (some(usage.free_milli, rows) >= shape.milli)
         if shape.memory_mib:
-            free = free & (usage.free_mib[rows] >= shape.memory_mib)
+            free = free & (some(usage.free_mib, rows) >= shape.memory_mib)
         return free
 
     def of_model(self, inventory: Inventory, rows: Ints) -> Bools:
-        model = inventory.model[rows]
+        model = some(inventory.model, rows)
         match: Bools = model == self.models[0]
         for other in self.models[1:]:
             match = match | (model == other)
@@ -99,7 +100,7 @@ class OfVendor(Filter):
         self.reason = f"have no {kind.shape.vendor} GPU"
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        return any_device(self.kind.of_vendor(cluster.inventory, rows))
+        return any_in_row(self.kind.of_vendor(cluster.inventory, rows))
 
 
 class OfModel(Filter):
@@ -111,7 +112,7 @@ class OfModel(Filter):
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
         inventory = cluster.inventory
         match = self.kind.of_vendor(inventory, rows) & self.kind.of_model(inventory, rows)
-        return any_device(match)
+        return any_in_row(match)
 
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
         asked = " or ".join(self.kind.shape.models)
@@ -131,7 +132,7 @@ class LargeEnough(Filter):
         self.reason = f"have no GPU of {kind.shape.memory_mib} MiB"
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        return any_device(self.kind.matching(cluster.inventory, rows))
+        return any_in_row(self.kind.matching(cluster.inventory, rows))
 
 
 class Healthy(Filter):
@@ -146,8 +147,8 @@ class Healthy(Filter):
         passed: Bools = inventory.healthy[rows] == inventory.gpus[rows]
         if not passed.all():
             match = self.kind.matching(inventory, rows)
-            well = (match & inventory.usable[rows]).sum(axis=1)
-            passed = (well >= self.gpus) | (match.sum(axis=1) < self.gpus)
+            well = count_in_row(match & some(inventory.usable, rows))
+            passed = (well >= self.gpus) | (count_in_row(match) < self.gpus)
         return passed
 
 
@@ -159,7 +160,10 @@ class FreeDevices(Filter):
         self.reason = _few(kind.shape)
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        passed: Bools = self.kind.free(cluster, rows).sum(axis=1) >= self.gpus
+        if self.kind.any_whole:
+            enough: Bools = cluster.usage.whole[rows] >= self.gpus
+            return enough
+        passed: Bools = count_in_row(self.kind.free(cluster, rows)) >= self.gpus
         return passed
 
     def lack(self, cluster: "Cluster", row: int) -> str:
@@ -203,4 +207,7 @@ class Linked(Filter):
 def masks_of(grid: Bools) -> list[int]:
     """Each row of a grid as a bit mask."""
     packed = np.packbits(grid, axis=1, bitorder="little")
-    return [int.from_bytes(row.tobytes(), "little") for row in packed]
+    raw, width = packed.tobytes(), packed.shape[1]
+    if width == 1:
+        return list(raw)
+    return [int.from_bytes(raw[at : at + width], "little") for at in range(0, len(raw), width)]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Bools, Ints, all_kinds
+from gpu_orchestrator.core.columns import Bools, Ints, all_in_row, some
 from gpu_orchestrator.core.filters.base import Filter
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.request import HostPort, Shape
@@ -30,9 +30,15 @@ class Enough(Filter):
         self.names = [name for name, _ in asked]
         self.kinds = [inventory.kind(name) for name in self.names]
         self.amounts = np.array([amount for _, amount in asked], np.int64)
+        self.floor = self._floor(1 + max(self.kinds))
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        return all_kinds(self.free(cluster, rows) >= self.amounts)
+        usage = cluster.usage
+        if usage.kinds < len(self.floor):
+            return np.zeros(len(rows), np.bool_)
+        if usage.kinds > len(self.floor):
+            self.floor = self._floor(usage.kinds)
+        return all_in_row(some(usage.free, rows) >= self.floor)
 
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
         first_short = (self.free(cluster, rows) < self.amounts).argmax(axis=1)
@@ -54,6 +60,13 @@ class Enough(Filter):
 
     def capacity(self, inventory: Inventory, rows: Ints) -> Ints:
         return _columns(inventory.capacity, rows, self.kinds)
+
+    def _floor(self, kinds: int) -> Ints:
+        """What must be free of every kind of resource; for what is not asked, anything, even less than
+        nothing."""
+        floor = np.full(kinds, np.iinfo(np.int64).min)
+        floor[self.kinds] = self.amounts
+        return floor
 
 
 def _columns(amounts: Ints, rows: Ints, kinds: list[int]) -> Ints:
