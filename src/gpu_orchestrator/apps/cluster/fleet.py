@@ -1,4 +1,4 @@
-"""Workers as the store has them, read into values; and the cluster they make, for questions beside the queue."""
+"""Workers as the store has them, read into values; and the cluster they make, for questions aside."""
 
 from collections.abc import Iterable, Sequence
 

@@ -61,7 +61,8 @@ OURS = (BALANCED, LEAST_CONNECTIONS, WEIGHTED_ROUND_ROBIN)
 
 def registry(default: str) -> Registry:
     """All policies by name; raises `UnknownPolicy` if there is none of the default's name."""
-    known = Registry().with_plugins((each.name, lambda each=each: each) for each in OURS)
-    chosen = Registry(known.strategies, known.allocators, default, "packed")
+    house = Registry()
+    strategies = {**house.strategies, **{each.name: each for each in OURS}}
+    chosen = Registry(strategies, house.allocators, default, "packed")
     chosen.policy()
     return chosen
