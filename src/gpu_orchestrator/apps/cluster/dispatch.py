@@ -1,14 +1,15 @@
 """The leader's dispatcher: hears news, lets the engine decide, and gives tasks to workers in batches.
 
-It is made anew for every term of leadership from one snapshot of the store, and thrown away in doubt. The store
-has the last word on every assignment, so a dispatcher that is wrong about the world does no harm.
+It is made anew for every term of leadership from one snapshot of the store, and thrown away in doubt. The
+store has the last word on every assignment, so a dispatcher that is wrong about the world does no harm.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
+from typing import Any
 
 import msgspec
 import structlog
@@ -88,7 +89,7 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self.engine = Engine(
             self.means.registry.policy_of,
-            Random(),
+            Random(),  # noqa: S311 - settles ties
             order=FairBands(),
             backoff=Backoff(first_s=0.1, most_s=2.0),
             max_decisions=DECISIONS,
@@ -208,13 +209,13 @@ class Dispatcher:
         if (delay_s := self._next_delay_s()) is not None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
 
-    def _start(self, coroutine: "asyncio._CoroutineLike[None]", name: str) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         work = asyncio.get_running_loop().create_task(self._guarded(coroutine), name=name)
         self._work.add(work)
         work.add_done_callback(self._work.discard)
         work.add_done_callback(lambda _: self._arrange())
 
-    async def _guarded(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+    async def _guarded(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
             await coroutine
         except StoreError as error:

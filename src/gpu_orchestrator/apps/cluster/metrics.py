@@ -43,7 +43,7 @@ class Metrics:
             def collect(self) -> Iterable[Metric]:
                 return gauges()
 
-        self.registry.register(Asked())  # type: ignore[arg-type]
+        self.registry.register(Asked())
 
     def dispatched(self, waited_s: float) -> None:
         self.dispatch.observe(max(waited_s, 0.0))

@@ -17,5 +17,5 @@ for number, id in ipairs(ids) do
   end
   found[number] = {task[1] or '', task[2] or '', tonumber(task[3]) or 0, api}
 end
-if #finals > 0 then redis.call('PUBLISH', P .. 'ended', cmsgpack.pack(finals)) end
+announce(finals)
 return answer(fence, found)

@@ -4,7 +4,8 @@
 --   t:<id>       hash    one task            w:<name>    hash   one worker          leader  hash  owner, fence, until
 --   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
 --   on:<worker>  set     active attempts     of:<worker> zset   its latest tasks    idem:*  string -> task id
---   stats        hash    counters            d:<worker>  hash   its counters        epoch, fence  numbers
+--   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
+--   epoch, fence numbers                      workers     set    names
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
@@ -30,6 +31,13 @@ local function answer(fence, value)
     redis.call('PUBLISH', P .. 'wake', '')
   end
   return cmsgpack.pack({NEWS, value})
+end
+
+-- Whoever waits for these at another process is told.
+local function announce(finals)
+  if #finals > 0 and redis.call('ZCARD', P .. 'apis') > 1 then
+    redis.call('PUBLISH', P .. 'ended', cmsgpack.pack(finals))
+  end
 end
 
 local function leads(fence)

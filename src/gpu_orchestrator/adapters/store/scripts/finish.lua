@@ -13,6 +13,15 @@ local function counted(worker, kind, ms)
   if ms > 0 then redis.call('HINCRBY', key, 'ms', ms) end
 end
 
+-- A runner that died had begun, though nobody had written that down yet.
+local function begin(id, state)
+  if state == 'assigned' then
+    local key = P .. 't:' .. id
+    redis.call('HSET', key, 'state', 'running', 'started', text(NOW))
+    move(id, 'assigned', 'running', redis.call('HGET', key, 'created'))
+  end
+end
+
 local function failed(id, task, payload, retryable, delay_ms)
   local tries = tonumber(task[5]) + 1
   if task[7] == '1' then return finish(id, task[1], 'cancelled', {'reason', 'cancelled'}, keep_ms) end
@@ -33,7 +42,7 @@ for number, each in ipairs(outcomes) do
     told[number] = {0, task[1] or 'gone'}
   else
     if kind == 'died' then
-      if task[1] == 'assigned' then redis.call('HSET', key, 'state', 'running') ; move(id, 'assigned', 'running', redis.call('HGET', key, 'created')) end
+      begin(id, task[1])
       died(id, worker, 'runner', payload, each[8], keep_ms)
       counted(worker, 'failed', 0)
     else
@@ -59,5 +68,5 @@ for number, each in ipairs(outcomes) do
     told[number] = {1, state}
   end
 end
-if #finals > 0 then redis.call('PUBLISH', P .. 'ended', cmsgpack.pack(finals)) end
+announce(finals)
 return answer(fence, told)
