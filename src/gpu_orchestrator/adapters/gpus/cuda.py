@@ -17,6 +17,8 @@ MOST_CHUNKS = 256
 class CudaError(Exception):
     """The driver said no. After most of them the process can do no more on the device: end it."""
 
+    spends_runner = True
+
 
 class CudaMemory:
     def __init__(self) -> None:
