@@ -26,7 +26,6 @@ class Worker:
             "GPU_ORCHESTRATOR_TOKEN": token,
             "PYTHONPATH": os.getcwd(),
         }
-        command = [sys.executable, "-m", "gpu_orchestrator.cli.main", "worker"]
         command = [str(Path(sys.executable).with_name("gpu-orchestrator")), "worker"]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
