@@ -1,13 +1,18 @@
-"""What every test may use: the scale of a scenario, and which tier a test belongs to.
+"""What every test may use: a real control plane, the scale of a scenario, and which tier a test belongs to.
 
 A test that asks for a fixture backed by real servers is marked `real` by itself, so `make test-fast`
 leaves it out and nobody has to remember the mark.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.toolbox import Toolbox
 from tests.ledger import Ledger
 from tests.scale import Scale
 
@@ -39,3 +44,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def scale(pytestconfig: pytest.Config) -> Scale:
     """`scale(test=2, accept=20)`: one scenario, played small in `make test` and in full in `make accept`."""
     return Scale(pytestconfig.getoption("--scale"))
+
+
+@pytest.fixture(scope="session")
+def toolbox() -> Toolbox:
+    """The binaries of the control plane; builds those that are missing."""
+    return Toolbox()
+
+
+@pytest.fixture(scope="session")
+def cluster(toolbox: Toolbox) -> Iterator[Cluster]:
+    """One whole cluster for the session. Shared: work in your own `namespace` and on your own nodes."""
+    with Cluster.start(parts=OPTIONAL, toolbox=toolbox) as running:
+        yield running
+
+
+NewCluster = Callable[..., Cluster]
+
+
+@pytest.fixture
+def new_cluster(toolbox: Toolbox) -> Iterator[NewCluster]:
+    """`new_cluster(parts=...)`: a cluster of the test's own, to break. Closed when the test ends."""
+    with ExitStack() as stack:
+
+        def start(parts: tuple[str, ...] = (), *, node_lifecycle: bool = True) -> Cluster:
+            return stack.enter_context(
+                Cluster.start(parts=parts, toolbox=toolbox, node_lifecycle=node_lifecycle)
+            )
+
+        yield start
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A fresh namespace in the shared cluster."""
+    name = f"test-{uuid4().hex[:8]}"
+    cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    cluster.api.request("DELETE", f"/api/v1/namespaces/{name}")

@@ -1,0 +1,102 @@
+"""The toolbox and the cluster for a person: `python -m controlplane build` and `… up`, called by make."""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from controlplane import nodes, toolbox
+from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.errors import ControlPlaneError
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    asked = _parser().parse_args(words)
+    try:
+        if asked.command == "build":
+            build(asked.tools)
+        else:
+            up(asked.nodes, asked.gpus)
+    except ControlPlaneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m controlplane", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    tools = commands.add_parser("build", help="build what is missing of the control plane's binaries")
+    tools.add_argument(
+        "tools", nargs="*", default=toolbox.USUAL, help="which (default: those a cluster needs)"
+    )
+    cluster = commands.add_parser("up", help="run a cluster until Ctrl-C")
+    cluster.add_argument("--nodes", type=_count, default=8)
+    cluster.add_argument("--gpus", type=_count, default=8)
+    return parser
+
+
+def _count(word: str) -> int:
+    if not word.isdigit():
+        raise argparse.ArgumentTypeError(f"'{word}' is not a whole number of 0 or more")
+    return int(word)
+
+
+def build(tools: Sequence[str]) -> None:
+    for name, path in toolbox.Toolbox().get(*tools).items():
+        print(f"{name}: {path}")
+
+
+def up(count: int, gpus: int) -> None:
+    """Shows a cluster at work, tells what to try, and waits for Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    started = time.monotonic()
+    _tell("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok …")
+    with Cluster.start(parts=OPTIONAL) as cluster:
+        _tell(f"creating {count} nodes with {gpus} GPUs each …")
+        cluster.gpu_nodes(count, gpus=gpus)
+        _tell(f"ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all\n")
+        print(cluster.kubectl("get", "nodes", "-L", "nvidia.com/gpu.product,nvidia.com/gpu.count"))
+        print(
+            HINTS.format(
+                kubeconfig=cluster.kubeconfig, kubectl=cluster.tools["kubectl"], run_for=nodes.RUN_FOR
+            )
+        )
+        try:
+            _wait_for_a_part_to_end(cluster)
+        except KeyboardInterrupt:
+            _tell("stopping …")
+    _tell("stopped; nothing is left behind")
+
+
+HINTS = """\
+In another terminal:
+
+  export KUBECONFIG={kubeconfig}
+  alias kubectl={kubectl}
+  kubectl get nodes
+  kubectl create job hello --image=busybox -- true
+  kubectl get jobs,pods --watch
+
+Pods run on simulated nodes: a Job's pod for one second, or as long as its annotation {run_for} says.
+Ctrl-C ends the cluster and leaves nothing behind.
+"""
+
+
+def _wait_for_a_part_to_end(cluster: Cluster) -> None:
+    while True:
+        for part in cluster.parts.values():
+            if not part.is_running:
+                raise ControlPlaneError(f"{part.name} ended by itself; its last words:\n{part.last_words()}")
+        time.sleep(0.5)
+
+
+def _tell(sentence: str) -> None:
+    print(f"cluster: {sentence}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

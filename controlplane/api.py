@@ -1,0 +1,84 @@
+"""A tiny client for the admin of a local cluster: what the fixtures need to make objects and look at them.
+
+Blocking and independent of gpu_orchestrator, so that the tests do not judge our client by our client.
+"""
+
+import http.client
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from controlplane.errors import ClusterError
+from controlplane.pki import Authority, Pair
+
+Json = dict[str, Any]
+
+
+class ApiError(ClusterError):
+    def __init__(self, method: str, path: str, status: int, body: Json) -> None:
+        super().__init__(f"{method} {path}: {status} {body.get('reason', '')}: {body.get('message', body)}")
+        self.status = status
+        self.reason = str(body.get("reason", ""))
+
+
+class Api:
+    """Keeps one connection per thread."""
+
+    def __init__(self, url: str, authority: Authority, pair: Pair) -> None:
+        self._host = urlsplit(url).netloc
+        self._tls = ssl.create_default_context(cafile=str(authority.cert))
+        self._tls.load_cert_chain(pair.cert, pair.key)
+        self._local = threading.local()
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
+    ) -> Json:
+        status, answer = self._exchange(method, path, body, content_type)
+        content: Json = (
+            json.loads(answer) if answer[:1] == b"{" else {"message": answer.decode(errors="replace")}
+        )
+        if status >= 400:
+            raise ApiError(method, path, status, content)
+        return content
+
+    def is_ready(self) -> bool:
+        try:
+            return self._exchange("GET", "/readyz", None, "application/json")[0] == 200
+        except OSError:
+            return False
+
+    def create_all(self, path: str, objects: Iterable[Json], *, threads: int = 8) -> list[Json]:
+        """Creates many objects, several at a time; the first error is raised."""
+        return self.in_parallel(lambda body: self.request("POST", path, body), objects, threads=threads)
+
+    def in_parallel(
+        self, do: Callable[[Json], Json], objects: Iterable[Json], *, threads: int = 8
+    ) -> list[Json]:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(do, objects))
+
+    def _exchange(self, method: str, path: str, body: Any, content_type: str) -> tuple[int, bytes]:
+        payload = None if body is None else json.dumps(body)
+        connection = self._connection()
+        try:
+            try:
+                connection.request(method, path, payload, {"Content-Type": content_type})
+                answer = connection.getresponse()
+            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+                connection.close()  # the server had closed a kept connection: once more on a new one
+                connection.request(method, path, payload, {"Content-Type": content_type})
+                answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (http.client.HTTPException, OSError) as error:
+            connection.close()
+            raise OSError(f"{method} {path}: {error}") from error
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        if not hasattr(self._local, "connection"):
+            self._local.connection = http.client.HTTPSConnection(self._host, context=self._tls, timeout=30)
+        connection: http.client.HTTPSConnection = self._local.connection
+        return connection

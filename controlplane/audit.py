@@ -1,0 +1,60 @@
+"""Reads the API server's audit log: who asked for what, how often, and what was answered."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+POLICY = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- level: None
+  nonResourceURLs: ["/healthz*", "/readyz*", "/livez*"]
+- level: Metadata
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    user: str
+    verb: str
+    resource: str  # "pods", "pods/binding", or the path where there is no resource
+    namespace: str
+    name: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    file: Path
+
+    def entries(self) -> Iterator[Entry]:
+        """Every finished request so far. A watch counts when it ends."""
+        if not self.file.exists():
+            return
+        with self.file.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    return  # the server is still writing this one
+                yield _entry(line)
+
+    def requests(self) -> Counter[tuple[str, str, str]]:
+        """How often each (user, verb, resource) was asked for."""
+        return Counter((entry.user, entry.verb, entry.resource) for entry in self.entries())
+
+
+def _entry(line: bytes) -> Entry:
+    event = json.loads(line)
+    target = event.get("objectRef", {})
+    resource = "/".join(part for part in (target.get("resource"), target.get("subresource")) if part)
+    return Entry(
+        user=event["user"].get("username", ""),
+        verb=event["verb"],
+        resource=resource or event["requestURI"],
+        namespace=target.get("namespace", ""),
+        name=target.get("name", ""),
+        code=event.get("responseStatus", {}).get("code", 0),
+    )

