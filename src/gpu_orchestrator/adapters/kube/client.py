@@ -7,7 +7,7 @@ Errors are those of `errors.py`. Requests are tried again as `retry.py` says.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +25,9 @@ from gpu_orchestrator.adapters.kube.transport import HttpTransport, Request, Str
 from gpu_orchestrator.api.wire import Object, Resource
 
 T = TypeVar("T", bound=Object)
+
+# Inside the class `list` is a verb.
+Items = list
 
 PAGE = 500
 TIMEOUT_S = 30.0
@@ -90,7 +93,8 @@ class Client:
         raise AssertionError("not reached")
 
     async def _list(self, resource: Resource[T], namespace: str, *, labels: str, fields: str) -> Listing[T]:
-        items, version = [], ""
+        items: Items[T] = []
+        version = ""
         async for page in self.pages(resource, namespace, labels=labels, fields=fields):
             items += page.items or ()
             version = page.metadata.resource_version
@@ -104,7 +108,7 @@ class Client:
         labels: str = "",
         fields: str = "",
         size: int = PAGE,
-        on_bad: Callable[[errors.BadAnswer], None] | None = None,
+        on_bad: codec.OnBad | None = None,
     ) -> AsyncIterator[codec.Page[T]]:
         """The pages of one list, all of one version; raises `Gone` if that is compacted before the end."""
         asked, more = _asked("list", resource, "", namespace), ""
@@ -126,7 +130,7 @@ class Client:
         field_manager: str = "",
         idempotent: bool = False,
     ) -> T:
-        """A new object. Say `idempotent` where AlreadyExists is good news: it is then sent again after a lost answer."""
+        """A new object. `idempotent`: AlreadyExists is good news, so send it again after a lost answer."""
         body = codec.encode(resource, obj)
         name, own = _name_of(obj)
         asked = _asked("create", resource, name, namespace or own)
@@ -233,9 +237,11 @@ class Client:
         return answer.body
 
     @asynccontextmanager
-    async def stream(self, asked: Asked, request: Request, *, timeout_s: float) -> AsyncIterator[Stream]:
+    async def stream(
+        self, asked: Asked, request: Request, *, timeout_s: float, renew: bool = False
+    ) -> AsyncIterator[Stream]:
         """An answer that comes in pieces, such as a watch. One try: who watches knows how to go on."""
-        async with self.transport.stream(request, timeout_s=timeout_s) as stream:
+        async with self.transport.stream(request, timeout_s=timeout_s, renew=renew) as stream:
             if stream.status >= 300:
                 body = b"".join([chunk async for chunk in stream.chunks])
                 raise errors.from_answer(asked, stream.status, body, stream.headers.get("Retry-After"))
@@ -262,8 +268,8 @@ def collection(resource: Resource[Any], namespace: str = "", query: Mapping[str,
 
 
 def _segment(name: str) -> str:
-    if not name or name in (".", ".."):
-        raise ValueError(f"{name!r} is not a name the API server can have; give the object's name")
+    if not name or name in (".", "..") or "/" in name or "%" in name:
+        raise ValueError(f"no object can be called {name!r}; give the name of one object")
     return quote(name, safe=":")
 
 

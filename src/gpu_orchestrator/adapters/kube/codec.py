@@ -12,6 +12,7 @@ from gpu_orchestrator.api.wire import Object, ObjectMeta, Resource, Wire
 
 T = TypeVar("T", bound=Object)
 
+OnBad = Callable[[BadAnswer, msgspec.Raw], None]
 Body = msgspec.Struct | Mapping[str, Any]
 
 
@@ -77,9 +78,7 @@ def decode(resource: Resource[T], body: bytes | msgspec.Raw) -> T:
     return found
 
 
-def decode_page(
-    resource: Resource[T], body: bytes, on_bad: Callable[[BadAnswer], None] | None = None
-) -> Page[T]:
+def decode_page(resource: Resource[T], body: bytes, on_bad: OnBad | None = None) -> Page[T]:
     """A page of a list. With `on_bad`, an object that does not fit its type is reported and left out."""
     try:
         page: Page[T] = decoder(Page[resource.type]).decode(body)  # type: ignore[name-defined]
@@ -90,7 +89,7 @@ def decode_page(
     return page
 
 
-def _page_of_good(resource: Resource[T], body: bytes, on_bad: Callable[[BadAnswer], None]) -> Page[T]:
+def _page_of_good(resource: Resource[T], body: bytes, on_bad: OnBad) -> Page[T]:
     try:
         raw = decoder(RawPage).decode(body)
     except msgspec.DecodeError as error:
@@ -100,5 +99,5 @@ def _page_of_good(resource: Resource[T], body: bytes, on_bad: Callable[[BadAnswe
         try:
             items.append(decode(resource, item))
         except BadAnswer as error:
-            on_bad(error)
+            on_bad(error, item)
     return Page(raw.metadata, items)

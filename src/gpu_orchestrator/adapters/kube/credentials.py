@@ -190,7 +190,7 @@ class Exec:
 
     @property
     def _command(self) -> str:
-        # As kubectl does: a path with a slash is meant from the kubeconfig's own folder, a bare word from PATH.
+        # As kubectl does: a path is meant from the kubeconfig's own folder, a bare word from PATH.
         return str(self.folder / self.spec.command) if "/" in self.spec.command else self.spec.command
 
     def _env(self) -> dict[str, str]:

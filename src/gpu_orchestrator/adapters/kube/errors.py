@@ -13,6 +13,7 @@ KubeError
    └─ ApiError: Throttled (not done; BlockedByBudget for evictions) · Unavailable (may have been done)
 """
 
+# ruff: noqa: N818  # these are answers with names of their own, as `except NotFound` shows
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +134,7 @@ class Forbidden(ApiError, Permanent):
         if 'is forbidden: User "' not in self.status.message:
             return ""  # refused by admission or a quota: the server's own words say what to do
         group = f" of API group {self.asked.group}" if self.asked.group else ""
-        return f"grant verb '{self.asked.verb}' on '{self.asked.what}'{group} to this identity in a Role or ClusterRole"
+        return f"grant verb '{self.asked.verb}' on '{self.asked.what}'{group} in a Role or ClusterRole"
 
 
 class NotFound(ApiError, Permanent):

@@ -23,7 +23,7 @@ async def bind(
 ) -> None:
     """Give the pod its node, annotations and labels in one write.
 
-    Refused with Conflict when the pod is another (uid), already has a node, or, with `at_version`, has changed
+    Refused with Conflict when the pod is another (uid), already has a node or, with `at_version`, has changed
     since it was read. Not sent again after a lost answer: the watch will tell.
     """
     meta = pod.metadata

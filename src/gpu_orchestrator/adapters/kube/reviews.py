@@ -1,4 +1,4 @@
-"""Questions to the API server about identities and rights, and about the server itself. None changes anything."""
+"""Questions to the API server about identities, rights and itself. None changes anything."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

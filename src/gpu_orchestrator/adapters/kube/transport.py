@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import aiohttp
@@ -111,6 +112,8 @@ class HttpTransport:
                 timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_LIMIT_S),
                 **self._tls(identity),
             ) as response:
+                if response.status == 401:
+                    self._check_expiry(identity)
                 yield response
         except (
             aiohttp.ClientError,
@@ -145,6 +148,15 @@ class HttpTransport:
             self._context = known = (identity, made)
         return known[1]
 
+    def _check_expiry(self, identity: Identity) -> None:
+        """An expired client certificate is answered with a bare 401; say which one and since when."""
+        end = tls.ends_at(identity.certificate_pem)
+        if end and end < datetime.now(UTC):
+            raise Untrusted(
+                f"{self._config.server} does not accept the client certificate of {self._config.source}: "
+                f"it expired on {end:%Y-%m-%d %H:%M} UTC; renew it"
+            )
+
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
         parts, size = [], 0
         async for chunk in response.content.iter_any():
@@ -158,29 +170,29 @@ class HttpTransport:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _translated(self, error: BaseException, timeout_s: float) -> Exception:
-        server, source = self._config.server, self._config.source
+        server = f"{self._config.server} ({self._config.source})"
         match error:
             case (
                 aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError() | ssl.SSLError()
             ):
-                return Untrusted(f"cannot trust {server} ({source}): {_tls_reason(error)}")
+                return Untrusted(f"cannot trust {server}: {_tls_reason(error)}")
             case aiohttp.ConnectionTimeoutError():
                 return Unreachable(
-                    f"cannot reach {server} ({source}): no connection within {CONNECT_LIMIT_S:.0f} s; {_CHECK}"
+                    f"cannot reach {server}: no connection within {CONNECT_LIMIT_S:.0f} s; {_CHECK}"
                 )
             case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
                 why = error.os_error.strerror or error.os_error
-                return Unreachable(f"cannot reach {server} ({source}): {why}; {_CHECK}")
+                return Unreachable(f"cannot reach {server}: {why}; {_CHECK}")
             case aiohttp.ClientHttpProxyError():
                 return Unreachable(
-                    f"cannot reach {server} ({source}): the proxy {self._config.proxy} answered {error.status}; "
+                    f"cannot reach {server}: its proxy answered {error.status}; "
                     "check proxy-url and its credentials"
                 )
             case aiohttp.InvalidURL():
-                return BadAnswer(f"the address {server} ({source}) is not a URL; mend the kubeconfig")
+                return BadAnswer(f"the address {server} is not a URL; mend the kubeconfig")
             case TimeoutError():
-                return LostAnswer(f"no answer from {server} ({source}) within {timeout_s:.0f} s")
-        return LostAnswer(f"the connection to {server} ({source}) broke: {error or type(error).__name__}")
+                return LostAnswer(f"no answer from {server} within {timeout_s:.0f} s")
+        return LostAnswer(f"the connection to {server} broke: {str(error) or type(error).__name__}")
 
 
 _CHECK = "check that the API server runs, the address in the kubeconfig and the network"
@@ -192,7 +204,9 @@ def _tls_reason(error: BaseException) -> str:
     if "expired" in text:
         return f"its certificate has expired ({text}); renew the API server's certificate"
     if "self-signed" in text or "unable to get" in text:
-        return f"its certificate is signed by an unknown authority ({text}); set certificate-authority-data to its CA"
+        return (
+            f"its certificate is of an unknown authority ({text}); set certificate-authority-data to its CA"
+        )
     if "mismatch" in text or "not valid for" in text:
         return (
             f"its certificate is for another name ({text}); use that name in `server` or set tls-server-name"
