@@ -33,6 +33,7 @@ class Api:
         self._tls = ssl.create_default_context(cafile=str(authority.cert))
         self._tls.load_cert_chain(pair.cert, pair.key)
         self._local = threading.local()
+        self._opened: list[http.client.HTTPSConnection] = []
 
     def request(
         self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
@@ -50,6 +51,10 @@ class Api:
             return self._exchange("GET", "/readyz", None, "application/json")[0] == 200
         except OSError:
             return False
+
+    def close(self) -> None:
+        for connection in self._opened:
+            connection.close()
 
     def create_all(self, path: str, objects: Iterable[Json], *, threads: int = 8) -> list[Json]:
         """Creates many objects, several at a time; the first error is raised."""
@@ -80,5 +85,6 @@ class Api:
     def _connection(self) -> http.client.HTTPSConnection:
         if not hasattr(self._local, "connection"):
             self._local.connection = http.client.HTTPSConnection(self._host, context=self._tls, timeout=30)
+            self._opened.append(self._local.connection)
         connection: http.client.HTTPSConnection = self._local.connection
         return connection

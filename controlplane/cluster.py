@@ -105,6 +105,7 @@ class Cluster:
 
     def close(self) -> None:
         """Ends every part, last started first, and removes the folder."""
+        self.api.close()
         for part in reversed(self.parts.values()):
             part.kill() if part.name == "etcd" else part.stop(timeout_s=2)
         _end(self._watchdog, self.parts["etcd"].environment[watchdog.MARK], self.folder)

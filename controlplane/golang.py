@@ -35,14 +35,14 @@ class Go:
         total = len(self._run(module, "list", "-mod=readonly", "-deps", package, what=out.name).split())
         command: list[str | Path] = [self.binary, "build", "-v", *flags, "-o", out, package]
         started = time.monotonic()
-        process = subprocess.Popen(command, cwd=module, env=_environment(), stderr=subprocess.PIPE, text=True)
-        try:
-            errors = _follow(process, out.name, total)
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            process.wait()
+        with subprocess.Popen(
+            command, cwd=module, env=_environment(), stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                errors = _follow(process, out.name, total)
+            except BaseException:
+                process.kill()
+                raise
         if process.returncode:
             raise _failure(out.name, errors)
         _say(f"{out.name}: built in {time.monotonic() - started:.0f} s", last=True)

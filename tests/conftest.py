@@ -4,6 +4,7 @@ A test that asks for a fixture backed by real servers is marked `real` by itself
 leaves it out and nobody has to remember the mark.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Otherwise looptime makes a loop for the first test that needs none, and nobody closes it.
+    asyncio.set_event_loop(None)
     if folder := config.getoption("--ledger"):
         config.pluginmanager.register(Ledger(folder, config.rootpath), "ledger")
 
@@ -44,6 +47,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def scale(pytestconfig: pytest.Config) -> Scale:
     """`scale(test=2, accept=20)`: one scenario, played small in `make test` and in full in `make accept`."""
     return Scale(pytestconfig.getoption("--scale"))
+
+
+FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """`figure("1,000 nodes Ready after 9 s")`: something measured on the way, shown when the run ends."""
+    shown = request.config.stash.setdefault(FIGURES, [])
+    return lambda sentence: shown.append(f"{request.node.name}: {sentence}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if shown := config.stash.get(FIGURES, []):
+        terminalreporter.section("figures (for orientation: this machine, this load)")
+        for sentence in shown:
+            terminalreporter.write_line(sentence)
 
 
 @pytest.fixture(scope="session")

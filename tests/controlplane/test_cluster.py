@@ -1,0 +1,206 @@
+"""The cluster is real: nodes, Jobs, rights, restarts, audit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane import nodes, watchdog
+from controlplane.api import ApiError
+from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.errors import ClusterError
+from tests.conftest import NewCluster
+from tests.scale import Scale
+
+
+def gpu_job(name: str, *, gpus: int, **annotations: str) -> dict[str, Any]:
+    container = {"name": "main", "image": "busybox", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "backoffLimit": 0,
+            "template": {
+                "metadata": {"annotations": annotations},
+                "spec": {"restartPolicy": "Never", "containers": [container]},
+            },
+        },
+    }
+
+
+def run_job(cluster: Cluster, namespace: str, job: dict[str, Any]) -> str:
+    """Creates a Job and gives the type of the condition it ends with."""
+    jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    cluster.api.request("POST", jobs, job)
+    path = f"{jobs}/{job['metadata']['name']}"
+    ended: list[str] = []
+
+    def has_ended() -> bool:
+        conditions = cluster.api.request("GET", path)["status"].get("conditions", [])
+        ended[:] = [
+            c["type"] for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"
+        ]
+        return bool(ended)
+
+    assert eventually(has_ended, within_s=30)
+    return ended[0]
+
+
+def eventually(check: Callable[[], bool], *, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_nodes_are_ready_and_offer_their_gpus(cluster: Cluster) -> None:
+    names = cluster.gpu_nodes(2, prefix="offer", gpus=4, labels={"zone": "a"}, islands=[[0, 1], [2, 3]])
+    node = cluster.api.request("GET", f"/api/v1/nodes/{names[0]}")
+    assert nodes.is_ready(node)
+    assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+    assert node["metadata"]["labels"]["zone"] == "a"
+    assert '"islands": [[0, 1], [2, 3]]' in node["metadata"]["annotations"][nodes.DEVICES]
+
+
+def test_a_gpu_job_runs_to_complete(cluster: Cluster, namespace: str) -> None:
+    cluster.gpu_nodes(1, prefix="complete", gpus=4)
+    assert run_job(cluster, namespace, gpu_job("train", gpus=4)) == "Complete"
+    pod = cluster.api.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"][0]
+    assert pod["status"]["phase"] == "Succeeded"
+    assert pod["spec"]["nodeName"] in cluster.ready_nodes()
+
+
+def test_a_failing_job_fails(cluster: Cluster, namespace: str) -> None:
+    cluster.gpu_nodes(1, prefix="fail", gpus=1)
+    job = gpu_job("broken", gpus=1, **{nodes.OUTCOME: "fail", nodes.RUN_FOR: "100ms"})
+    assert run_job(cluster, namespace, job) == "Failed"
+
+
+def test_a_pod_runs_for_as_long_as_its_annotation_says(cluster: Cluster, namespace: str) -> None:
+    cluster.gpu_nodes(1, prefix="long", gpus=1)
+    assert run_job(cluster, namespace, gpu_job("timed", gpus=1, **{nodes.RUN_FOR: "3s"})) == "Complete"
+    pod = cluster.api.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"][0]
+    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert 2 <= _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"]) <= 6
+
+
+def test_a_service_account_may_do_only_what_rbac_grants(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
+    cluster.kubectl("create", "role", "reader", "-n", namespace, "--verb=get,list", "--resource=pods")
+    cluster.kubectl(
+        "create", "rolebinding", "reader", "-n", namespace,
+        "--role=reader", f"--serviceaccount={namespace}:reader",
+    )  # fmt: skip
+    config = cluster.service_account_kubeconfig(namespace, "reader")
+    cluster.kubectl("get", "pods", "-n", namespace, kubeconfig=config)
+    with pytest.raises(ClusterError, match="secrets is forbidden"):
+        cluster.kubectl("get", "secrets", "-n", namespace, kubeconfig=config)
+
+
+def test_a_user_is_known_by_name_and_groups(cluster: Cluster) -> None:
+    config = cluster.kubeconfig_for("alice", ["research"])
+    who = cluster.kubectl("auth", "whoami", kubeconfig=config)
+    assert "alice" in who
+    assert "research" in who
+
+
+def test_a_killed_api_server_comes_back_with_its_data(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    path = "/api/v1/namespaces/default/configmaps"
+    cluster.api.request("POST", path, {"metadata": {"name": "kept"}, "data": {"answer": "42"}})
+    cluster.parts["kube-apiserver"].kill()
+    assert not cluster.api.is_ready()
+    cluster.parts["kube-apiserver"].start()
+    assert cluster.api.request("GET", f"{path}/kept")["data"] == {"answer": "42"}
+
+
+def test_a_killed_etcd_comes_back_with_its_data(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    path = "/api/v1/namespaces/default/configmaps"
+    cluster.api.request("POST", path, {"metadata": {"name": "kept"}})
+    cluster.parts["etcd"].kill()
+    cluster.parts["etcd"].start()
+    cluster.parts["kube-apiserver"].wait_ready()
+    assert cluster.api.request("GET", f"{path}/kept")["metadata"]["name"] == "kept"
+
+
+def test_a_paused_part_stands_still_until_resumed(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(parts=OPTIONAL)
+    cluster.parts["kwok"].pause()
+    names = cluster.gpu_nodes(1, wait=False)
+    with pytest.raises(ClusterError, match="1 nodes not Ready after 1 s, among them gpu-node-0"):
+        cluster.wait_nodes_ready(names, timeout_s=1)
+    cluster.parts["kwok"].resume()
+    cluster.wait_nodes_ready(names)
+
+
+def test_two_clusters_at_the_same_time_are_apart(cluster: Cluster, new_cluster: NewCluster) -> None:
+    other = new_cluster()
+    other.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "only-there"}})
+    with pytest.raises(ApiError) as missing:
+        cluster.api.request("GET", "/api/v1/namespaces/only-there")
+    assert missing.value.status == 404
+
+
+def test_the_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    bob = cluster.kubeconfig_for("bob", ["system:masters"])
+    for _ in range(3):
+        cluster.kubectl("get", "configmaps", kubeconfig=bob)
+    cluster.kubectl("create", "configmap", "one", kubeconfig=bob)
+    asked = cluster.audit.requests()
+    assert asked["bob", "list", "configmaps"] == 3
+    assert asked["bob", "create", "configmaps"] == 1
+
+
+OWNER = """
+import sys
+from controlplane import watchdog
+from controlplane.cluster import OPTIONAL, Cluster
+cluster = Cluster.start(parts=OPTIONAL)
+print(cluster.parts["etcd"].environment[watchdog.MARK], flush=True)
+print(cluster.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_owner_leaves_nothing_running(toolbox: object) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    mark = owner.stdout.readline().strip()
+    folder = Path(owner.stdout.readline().strip())
+    assert len(watchdog.marked(mark)) == 5
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.communicate()
+    assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=5)
+
+
+def test_many_nodes_become_ready(
+    new_cluster: NewCluster, scale: Scale, figure: Callable[[str], None]
+) -> None:
+    cluster = new_cluster(parts=OPTIONAL)
+    started = time.monotonic()
+    count = scale(test=200, accept=1000)
+    names = cluster.gpu_nodes(count, wait=False)
+    cluster.wait_nodes_ready(names, timeout_s=60)
+    figure(f"{count} nodes Ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all")
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(ClusterError, match="no such part: kubelet; there are kube-controller-manager"):
+        Cluster.start(parts=("kubelet",))
+
+
+def _seconds(timestamp: str) -> float:
+    return time.mktime(time.strptime(timestamp, "%Y-%m-%dT%H:%M:%SZ"))

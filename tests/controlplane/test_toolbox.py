@@ -1,0 +1,168 @@
+"""The toolbox on a real Go toolchain and a module small enough to build in a second."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controlplane import golang
+from controlplane.errors import ToolboxError
+from controlplane.toolbox import Family, Tool, Toolbox
+
+pytestmark = pytest.mark.real
+
+HELLO = 'package main\n\nfunc main() { println("hello") }\n'
+RUN = """
+import sys
+from pathlib import Path
+from tests.controlplane.test_toolbox import toy
+print(toy(Path(sys.argv[1])).get("hello")["hello"])
+"""
+
+
+def toy(folder: Path) -> Toolbox:
+    return Toolbox(
+        cache=folder / "cache",
+        modules=folder / "modules",
+        families={"toy": Family({"hello": Tool("example.com/toy", 1)})},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    module = tmp_path / "modules" / "toy"
+    module.mkdir(parents=True)
+    (module / "go.mod").write_text("module example.com/toy\n\ngo 1.24\n")
+    (module / "go.sum").touch()
+    (module / "main.go").write_text(HELLO)
+    return tmp_path
+
+
+def go_that(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Puts a `go` before the real one on PATH; `$GO` inside the script is the real one, if there is one."""
+    wrapper = folder / "bin" / "go"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f"#!/bin/sh\nGO={shutil.which('go') or 'no-go-here'}\n{script}\n")
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+
+
+def in_another_process(folder: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", RUN, str(folder)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def output_of(binary: Path) -> str:
+    return subprocess.run([binary], capture_output=True, text=True, check=True).stderr.strip()
+
+
+def test_builds_what_is_missing_and_finds_it_the_next_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert toy(folder).find("hello") is None
+    built = toy(folder).get("hello")["hello"]
+    assert output_of(built) == "hello"
+    monkeypatch.setenv("PATH", "/nowhere")  # no Go any more, and none needed
+    assert toy(folder).get("hello") == {"hello": built}
+
+
+def test_other_pins_are_another_build(folder: Path) -> None:
+    before = toy(folder).get("hello")["hello"]
+    (folder / "modules/toy/go.mod").write_text("module example.com/toy\n\ngo 1.24.1\n")
+    assert toy(folder).get("hello")["hello"] != before
+
+
+def test_assets_folder_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = folder / "assets" / "hello"
+    theirs.parent.mkdir()
+    theirs.write_text("#!/bin/sh\necho theirs >&2\n")
+    theirs.chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(theirs.parent))
+    assert output_of(toy(folder).get("hello")["hello"]) == "theirs"
+
+
+def test_an_unknown_tool_is_an_error_that_lists_the_known(folder: Path) -> None:
+    with pytest.raises(ToolboxError, match="no tool is called 'helo'; known: hello"):
+        toy(folder).get("helo")
+
+
+def test_a_broken_build_leaves_nothing_behind(folder: Path) -> None:
+    (folder / "modules/toy/main.go").write_text("package main\n\nfunc main() { nonsense }\n")
+    with pytest.raises(ToolboxError, match=r"could not build hello: .*undefined: nonsense"):
+        toy(folder).get("hello")
+    assert [path for path in (folder / "cache").rglob("*") if path.is_file()] == [folder / "cache" / "lock"]
+
+
+def test_an_interrupted_build_is_repaired_by_the_next_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_that(
+        folder,
+        monkeypatch,
+        '[ "$1" = build ] && echo half > "$(dirname "$8")/hello" && echo up && exec sleep 60\nexec $GO "$@"',
+    )
+    first = in_another_process(folder)
+    half_built = _wait_for(folder / "cache", ".building-*/hello")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert half_built.exists()
+
+    shutil.rmtree(folder / "bin")
+    assert output_of(toy(folder).get("hello")["hello"]) == "hello"
+    assert not half_built.parent.exists()
+
+
+def test_two_runs_at_once_build_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_that(
+        folder, monkeypatch, f'[ "$1" = build ] && echo build >> {folder}/builds && sleep 1\nexec $GO "$@"'
+    )
+    runs = [in_another_process(folder) for _ in range(2)]
+    said = [run.communicate(timeout=60) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    assert (folder / "builds").read_text() == "build\n"
+    assert sum("waiting for it" in stderr for _, stderr in said) == 1
+
+
+def test_no_network_says_what_is_missing_and_what_still_works(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = folder / "modules/toy"
+    (module / "go.mod").write_text("module example.com/toy\n\ngo 1.24\n\nrequire example.com/other v1.0.0\n")
+    (module / "go.sum").write_text(
+        "example.com/other v1.0.0 h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=\n"
+        "example.com/other v1.0.0/go.mod h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=\n"
+    )
+    (module / "main.go").write_text(
+        'package main\n\nimport "example.com/other"\n\nfunc main() { other.Do() }\n'
+    )
+    monkeypatch.setenv("GOPROXY", "http://127.0.0.1:9")
+    with pytest.raises(ToolboxError, match=r"could not get hello: .*out of reach.*make check test-fast"):
+        toy(folder).get("hello")
+
+
+def test_an_old_go_is_replaced_by_the_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_that(folder, monkeypatch, "echo go1.20.1")
+    assert output_of(toy(folder).get("hello")["hello"]) == "hello"
+    assert [path.name for path in (folder / "cache").glob("go-*")]
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"), [("go1.26.8", "1.26"), ("1.26.0", "go1.25.9"), ("go1.27rc1", "1.26.9")]
+)
+def test_versions_compare_by_number(newer: str, older: str) -> None:
+    assert golang.version_tuple(newer) > golang.version_tuple(older)
+
+
+def _wait_for(folder: Path, pattern: str) -> Path:
+    for _ in range(600):
+        for found in folder.rglob(pattern):
+            return found
+        signal.sigtimedwait([], 0.05)
+    raise AssertionError(f"no {pattern} appeared in {folder}")

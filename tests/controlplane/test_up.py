@@ -1,0 +1,49 @@
+"""`make cluster` as a person uses it: what it prints works, and Ctrl-C leaves nothing behind."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from controlplane import watchdog
+
+UP = [sys.executable, "-m", "controlplane", "up", "--nodes", "2", "--gpus", "4"]
+
+
+def test_what_it_prints_works_and_ctrl_c_ends_it(toolbox: object) -> None:
+    up = subprocess.Popen(UP, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = ""
+    for line in up.stdout or ():
+        said += line
+        if "Ctrl-C ends" in line:
+            break
+    found = re.search(r"export KUBECONFIG=(\S+)\n\s+alias kubectl=(\S+)", said)
+    assert found, said
+    kubeconfig, kubectl = found.groups()
+    listed = subprocess.run(
+        [kubectl, "--kubeconfig", kubeconfig, "get", "nodes"], capture_output=True, text=True
+    )
+    assert len(re.findall(r"gpu-node-\d +Ready", listed.stdout)) == 2, listed
+
+    mark = _mark_of_a_child(up.pid)
+    up.send_signal(signal.SIGINT)
+    rest, _ = up.communicate(timeout=20)
+    assert up.returncode == 0
+    assert "nothing is left behind" in rest
+    assert not watchdog.marked(mark)
+    assert not Path(kubeconfig).parent.exists()
+
+
+def test_a_nonsense_count_is_explained() -> None:
+    done = subprocess.run([*UP[:4], "--nodes", "many"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "'many' is not a whole number of 0 or more" in done.stderr
+
+
+def _mark_of_a_child(pid: int) -> str:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        environ = Path(f"/proc/{child}/environ").read_bytes().decode()
+        if found := re.search(rf"{watchdog.MARK}=(\w+)", environ):
+            return found[1]
+    raise AssertionError("no child carries a mark")
