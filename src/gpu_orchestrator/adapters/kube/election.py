@@ -5,8 +5,8 @@
 
 A candidate takes the lease when nobody holds it, or when its record has not changed for a whole lease
 duration *by the candidate's own clock*, so the clocks of different machines need not agree. The holder counts
-from the moment before it sent its last successful renewal and stops the work when `renew_s` has passed: earlier
-than anybody can take the lease, by `lease_s - renew_s`. Election gives no fencing: a write that must not come
+from the moment before it sent its last successful renewal, and stops the work when `renew_s` has passed,
+`lease_s - renew_s` before anybody can take the lease. Election gives no fencing: a write that must not come
 late checks `is_leader` or carries its own guard.
 
     FOLLOWING ──took it──► LEADING ──work ended or cancelled──► work stopped, lease released

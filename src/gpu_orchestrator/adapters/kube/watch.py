@@ -202,6 +202,7 @@ class Watch(Generic[T]):
 
     def _take(self, frame: Frame) -> None:
         if frame.type == "ERROR":
+            self._version = ""  # whatever it says, what follows our version cannot be had: list again
             raise errors.from_event(self._asked, frame.object)
         if frame.type == "BOOKMARK":
             self._take_bookmark(codec.decoder(codec.Blind).decode(frame.object))
