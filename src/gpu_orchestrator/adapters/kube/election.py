@@ -140,7 +140,7 @@ class Elector:
         """Renew until the work ends or leadership does."""
         while not task.done() and self.is_leader:
             left_s = self._renewed_at + self._times.renew_s - self._clock()
-            await asyncio.wait([task], timeout=min(self._times.retry_s, max(0.0, left_s)))
+            await asyncio.wait([task], timeout=min(self._times.retry_s, max(0.01, left_s)))
             if task.done() or not self.is_leader:
                 break
             await self._renew()
