@@ -7,14 +7,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_runtime_requirements_are_the_packages_own() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    listed = [
-        line
-        for line in (ROOT / "requirements/runtime.in").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    assert listed == declared
+def listed(name: str) -> list[str]:
+    lines = (ROOT / f"requirements/{name}.in").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def test_requirements_are_the_packages_own() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert listed("runtime") == project["dependencies"]
+    assert listed("manager") == project["optional-dependencies"]["manager"]
 
 
 def test_locks_are_hashed_and_name_no_index() -> None:

@@ -1,0 +1,33 @@
+"""Where a running process spends its time: samples of the main thread's stack, as collapsed lines.
+
+Served at /debug/profile to loopback only. The output is what flame graph tools read: `outer;inner count`.
+"""
+
+import sys
+import threading
+import time
+from collections import Counter
+from types import FrameType
+
+INTERVAL_S = 0.005
+
+
+def sample(seconds: float) -> str:
+    """Blocks for so long; call it in a thread of its own."""
+    main = threading.main_thread().ident
+    stacks: Counter[str] = Counter()
+    deadline = time.monotonic() + seconds
+    while main is not None and time.monotonic() < deadline:
+        if frame := sys._current_frames().get(main):
+            stacks[_collapsed(frame)] += 1
+        time.sleep(INTERVAL_S)
+    return "".join(f"{stack} {count}\n" for stack, count in stacks.most_common())
+
+
+def _collapsed(frame: FrameType | None) -> str:
+    names: list[str] = []
+    while frame:
+        module = frame.f_globals.get("__name__", "?")
+        names.append(f"{module}.{frame.f_code.co_qualname}:{frame.f_lineno}")
+        frame = frame.f_back
+    return ";".join(reversed(names))

@@ -1,0 +1,89 @@
+"""Metrics, probes and profile, asked over real sockets."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from gpu_orchestrator.adapters import serving
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_metrics_show_what_was_counted() -> None:
+    registry = CollectorRegistry()
+    Counter("things", "Things seen", registry=registry).inc(3)
+    async with serving.serve("127.0.0.1:0", serving.metrics_routes(registry)) as port:
+        status, text = await get(port, "/metrics")
+    assert status == 200
+    assert "things_total 3.0" in text
+
+
+async def test_probes_say_what_is_wrong() -> None:
+    trouble = {"ready": "caches not synced"}
+    routes = serving.probe_routes(live=lambda: "", ready=lambda: trouble["ready"])
+    async with serving.serve("127.0.0.1:0", routes) as port:
+        assert await get(port, "/healthz") == (200, "ok")
+        assert await get(port, "/readyz") == (503, "caches not synced")
+        trouble["ready"] = ""
+        assert await get(port, "/readyz") == (200, "ok")
+
+
+async def test_a_profile_names_the_busy_function() -> None:
+    async with serving.serve("127.0.0.1:0", serving.metrics_routes(CollectorRegistry())) as port:
+        asked = asyncio.create_task(get(port, "/debug/profile?seconds=0.3"))
+        while not asked.done():
+            burn_a_little()
+            await asyncio.sleep(0)
+        status, text = await asked
+    assert status == 200
+    assert "burn_a_little" in text
+
+
+def burn_a_little() -> None:
+    sum(number * number for number in range(20_000))
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "61", "nan", "soon"])
+async def test_a_nonsense_profile_is_refused(seconds: str) -> None:
+    async with serving.serve("127.0.0.1:0", serving.metrics_routes(CollectorRegistry())) as port:
+        status, text = await get(port, f"/debug/profile?seconds={seconds}")
+    assert (status, text) == (400, f"seconds={seconds}: give a number above 0 and up to 60\n")
+
+
+async def test_zero_means_no_server() -> None:
+    async with serving.serve("0", {}) as port:
+        assert port == 0
+
+
+async def test_a_taken_port_is_explained() -> None:
+    async with serving.serve("127.0.0.1:0", {}) as port:
+        with pytest.raises(
+            serving.BadAddress, match=f"cannot listen on 127.0.0.1 port {port}: .*; give another"
+        ):
+            async with serving.serve(f"127.0.0.1:{port}", {}):
+                raise AssertionError("two servers on one port")
+
+
+@pytest.mark.parametrize(
+    ("address", "parsed"),
+    [
+        pytest.param("127.0.0.1:8080", ("127.0.0.1", 8080), id="host and port"),
+        pytest.param(":8080", (None, 8080), id="every interface"),
+        pytest.param("[::1]:8080", ("::1", 8080), id="IPv6"),
+        pytest.param("0", (None, None), id="none"),
+    ],
+)
+def test_addresses(address: str, parsed: Any) -> None:
+    assert serving.parse_address(address) == parsed
+
+
+@pytest.mark.parametrize("address", ["8080", "localhost", "host:http", "host:99999", ""])
+def test_a_bad_address_is_explained(address: str) -> None:
+    with pytest.raises(serving.BadAddress, match=f"'{address}' is no address; write host:port"):
+        serving.parse_address(address)
