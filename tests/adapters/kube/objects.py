@@ -1,14 +1,11 @@
 """Small objects for tests of the kube adapter, with defaults for all but the point of the test."""
 
-from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.kubernetes import CONFIG_MAPS, ConfigMap
+from gpu_orchestrator.api.wire import ObjectMeta, Resource
+
+__all__ = ["CONFIG_MAPS", "MISSING", "ConfigMap", "config_map"]
 
 
-class ConfigMap(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta = ObjectMeta()
-    data: dict[str, str] = {}  # noqa: RUF012  # msgspec copies it
-
-
-CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "configmaps")
 MISSING = Resource(ConfigMap, "Missing", "missings", "no.such.group", "v1")
 
 

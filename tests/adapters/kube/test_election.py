@@ -6,7 +6,8 @@ from contextlib import suppress
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.election import LEASES, Elector, Lost, Times
+from gpu_orchestrator.adapters.kube.election import Elector, Lost, Times
+from gpu_orchestrator.api.kubernetes import LEASES
 from tests.adapters.kube.leases import LeaseServer, Line
 
 pytestmark = pytest.mark.looptime
