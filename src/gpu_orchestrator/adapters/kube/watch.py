@@ -122,7 +122,7 @@ class Watch(Generic[T]):
                 at_least_s = getattr(error, "delay_s", 0.0)
                 refused += isinstance(error, errors.ApiError)
                 self._note(error)
-            # A stream that ends at once and told us nothing, as from a server that shuts down, is a failure too:
+            # A stream that ends at once and told nothing, as from a server that shuts down, is a failure too:
             # neither that nor a 410 to every try may become a storm of requests.
             failed, refused = (0, 0) if self._heard else (failed + 1, refused)
             if refused >= REFUSALS:
