@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -24,9 +25,29 @@ async def a_family(spoken: Spoken) -> set[int]:
     """The runner's processes, once it has children and grandchildren."""
     spoken.run("python", {"function": "family", "arguments": {"seconds": 300}})
     await spoken.hear(frames.Line)
-    while len(spoken.runner.pids()) < 6:
+    return await processes(spoken, 6)
+
+
+async def processes(spoken: Spoken, count: int) -> set[int]:
+    """All processes of the runner, keeper included, once there are so many."""
+    for _ in range(1000):
+        if len(pids := spoken.runner.pids()) >= count:
+            return pids
         await asyncio.sleep(0.01)
-    return spoken.runner.pids()
+    raise AssertionError(f"never {count} processes: {pids}")
+
+
+async def ended(pids: set[int]) -> None:
+    """Waits until these processes are gone, as the kernel tells it."""
+    loop = asyncio.get_running_loop()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            descriptor, gone = os.pidfd_open(pid), asyncio.Event()
+            loop.add_reader(descriptor, gone.set)
+            async with asyncio.timeout(10):
+                await gone.wait()
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
 
 
 async def test_killing_a_runner_kills_its_whole_family() -> None:
@@ -51,7 +72,7 @@ async def test_a_runner_dies_with_its_keeper() -> None:
         ready = await spoken.hear(frames.Ready)
         os.kill(spoken.runner.pid, signal.SIGKILL)
         assert "killed by SIGKILL" in await spoken.gone()
-        assert not is_alive(ready.pid)
+        await ended({ready.pid})
 
 
 async def test_a_lease_that_nobody_prolongs_ends_the_runner() -> None:
@@ -89,34 +110,30 @@ async def test_a_soft_limit_reaches_its_task_and_no_other() -> None:
     async with running(OPTIONS) as spoken:
         spoken.run("python", {"function": "cleans_up", "arguments": {"seconds": 60}}, task="a")
         spoken.run("sleep", {"seconds": 0.3}, task="b")
-        await spoken.hear(frames.Ready)
-        while not any(isinstance(frame, frames.Ended) for frame in spoken.heard):
-            spoken.runner.send(frames.SoftLimit("a", 1))
-            await asyncio.sleep(0.05)
+        await spoken.hear(frames.Line, "a")
+        await asyncio.sleep(0.05)
         for _ in range(3):
             spoken.runner.send(frames.SoftLimit("a", 1))
         assert bytes((await spoken.hear(frames.Ended, "a")).result) == b'"cleaned up"'
-        assert await spoken.hear(frames.Ended, "b")
+        assert (await spoken.hear(frames.Ended, "b")).task == "b"
 
 
 async def test_a_handler_without_care_for_its_soft_limit_fails_by_it() -> None:
     async with running(OPTIONS) as spoken:
         spoken.run("command", {"arguments": ["sleep", "60"]})
-        while len(spoken.runner.pids()) < 3:
-            await asyncio.sleep(0.01)
+        program = (await processes(spoken, 3)) - {spoken.runner.pid, (await spoken.hear(frames.Ready)).pid}
         spoken.runner.send(frames.SoftLimit("t", 1))
         assert (await spoken.hear(frames.Erred)).error == "SoftLimitReached"
-        assert len(spoken.runner.pids()) == 2
+        await ended(program)
 
 
 async def test_cancelling_a_command_ends_its_program() -> None:
     async with running(OPTIONS) as spoken:
         spoken.run("command", {"arguments": ["sleep", "60"]})
-        while len(spoken.runner.pids()) < 3:
-            await asyncio.sleep(0.01)
+        program = (await processes(spoken, 3)) - {spoken.runner.pid, (await spoken.hear(frames.Ready)).pid}
         spoken.runner.send(frames.Cancel("t", 1))
         await spoken.hear(frames.Stopped)
-        assert len(spoken.runner.pids()) == 2
+        await ended(program)
 
 
 async def test_what_has_not_begun_can_be_taken_back() -> None:
@@ -132,3 +149,11 @@ async def test_what_has_not_begun_can_be_taken_back() -> None:
         assert time.monotonic() - start < 0.3
         assert withdrawn.runs == (("a", 1), ("b", 1))
         await spoken.hear(frames.Ended, "long")
+
+
+async def test_children_of_a_task_that_was_cut_short_do_not_stay() -> None:
+    async with running(OPTIONS) as spoken:
+        pids = await a_family(spoken)
+        spoken.runner.send(frames.SoftLimit("t", 1))
+        assert (await spoken.hear(frames.Erred)).spent
+        await ended(pids)

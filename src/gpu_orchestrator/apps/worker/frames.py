@@ -89,6 +89,7 @@ class Stopped(Frame, frozen=True):
 
     task: str
     attempt: int
+    spent: bool = False
 
 
 class Withdrawn(Frame, frozen=True):

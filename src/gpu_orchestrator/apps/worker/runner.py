@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gpu_orchestrator.adapters.gpus.gpu import OutOfMemory
-from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker import frames, keeper
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.task import BadParameters, Cancelled, SoftLimitReached, Task, Temporary
 
@@ -61,14 +61,15 @@ class Runner:
             finally:
                 self._current = None
         except Cancelled:
-            return frames.Stopped(run.task, run.attempt)
+            self._is_spent = _has_children()
+            return frames.Stopped(run.task, run.attempt, self._is_spent)
         except BaseException as error:
             return self._erred(run, error)
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
         is_full = isinstance(error, OutOfMemory | MemoryError)
-        self._is_spent = is_full or bool(getattr(error, "spends_runner", False))
+        self._is_spent = is_full or getattr(error, "spends_runner", False) or _has_children()
         if not isinstance(error, BadParameters | Temporary | OutOfMemory | SoftLimitReached):
             for line in traceback.format_exception(error):
                 self._say_of(run, line.rstrip("\n"))
@@ -132,6 +133,11 @@ class Runner:
         data = frames.encode(frame)
         with self._send_lock:
             self._connection.sendall(data)
+
+
+def _has_children() -> bool:
+    """Whether a task that was cut short left processes behind; they end with this runner."""
+    return bool(keeper.descendants(os.getpid()))
 
 
 class Lines(io.TextIOBase):

@@ -245,10 +245,12 @@ class Work:
                 runner.is_ending = runner.is_ending or spent
                 failure = session.TaskError(error, message, retryable)
                 self._finish(runner, session.Failed(task, attempt, failure))
-            case frames.Stopped(task, attempt):
+            case frames.Stopped(task, attempt, spent):
+                runner.is_ending = runner.is_ending or spent
                 self._finish(runner, session.Cancelled(task, attempt))
             case frames.Withdrawn(runs):
                 self._take_back(runner, set(runs))
+                self._dispatch(runner.devices)
             case frames.Ready():
                 runner.is_ready = True
                 self._begin_first(runner)
