@@ -1,0 +1,1 @@
+"""One folder per process; siblings never import each other."""
