@@ -1,0 +1,272 @@
+"""The worker's process: keeps the session and the lease, and ends in good order.
+
+Started by `gpu-orchestrator worker`. It never imports CUDA: what works on devices are its runners.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+import aiohttp
+import structlog
+
+from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.gpus.gpu import Gpus
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.worker import report, system
+from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.handlers import find
+from gpu_orchestrator.apps.worker.keeper import now
+from gpu_orchestrator.apps.worker.lease import Lease
+from gpu_orchestrator.apps.worker.link import Link, Refused
+from gpu_orchestrator.apps.worker.process import Plan, Runner
+from gpu_orchestrator.apps.worker.settings import Settings
+from gpu_orchestrator.apps.worker.work import Devices, Hands, Work
+
+TICK_S = 0.25
+LOOK_S = 1.0
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+LAST_WORDS_S = 5.0
+
+log = structlog.get_logger()
+
+
+class Agent:
+    """
+    joining --Welcome--> joined --connection lost--> joining (runners go on while the lease lasts)
+                           |--lease over--> all runners killed, joining
+                           '--leave--> draining --last outcome acknowledged--> ended
+    """
+
+    def __init__(self, settings: Settings, gpus: Gpus) -> None:
+        self._settings, self._gpus = settings, gpus
+        self._instance = uuid4().hex
+        self._link = Link(settings.session_url, settings.token, self._hear)
+        self._lease = Lease()
+        hands = Hands(self._start_runner, self._room, self._link.say)
+        self._work = Work(hands, processes=settings.processes, idle_s=settings.idle_s)
+        self._welcome: session.Welcome | None = None
+        self._is_joined = False
+        self._hello_at = self._renew_at = self._look_at = self._report_at = 0.0
+        self._readings: tuple[session.Reading, ...] = ()
+        self._leaving = asyncio.Event()
+        self._goodbye = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until asked to leave; raises `Refused` when the server does not want us."""
+        devices = self._gpus.devices()
+        log.info(
+            "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
+        )
+        async with aiohttp.ClientSession() as http:
+            joining = asyncio.create_task(self._stay_joined(http))
+            ticking = asyncio.create_task(self._tick())
+            leaving = asyncio.create_task(self._leave())
+            try:
+                await asyncio.wait({joining, ticking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await self._end(joining, ticking, leaving)
+        log.info("worker ends", name=self._settings.name)
+
+    def leave(self) -> None:
+        """Finish what runs, take nothing new, then end. Said twice: end at once."""
+        if self._leaving.is_set():
+            self._work.give_up(session.TaskError("WorkerLeft", "the worker was told to end at once", True))
+        self._leaving.set()
+
+    # --- the session ---------------------------------------------------------------------------------------
+
+    async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
+        wait_s = SHORTEST_WAIT_S
+        while True:
+            try:
+                await self._link.talk(http, self._hello)
+                why = "the server closed the connection"
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                why = f"{type(error).__name__}: {error}"
+            if self._goodbye:
+                raise Refused(self._goodbye)
+            if self._is_joined:
+                wait_s = SHORTEST_WAIT_S
+            log.info("not joined, trying again", why=why, wait_s=wait_s)
+            self._is_joined = False
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
+            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+    def _hello(self) -> session.Hello:
+        self._hello_at = now()
+        return session.Hello(
+            name=self._settings.name,
+            instance=self._instance,
+            devices=report.devices(self._gpus),
+            task_types=find.task_types(self._settings.options),
+            system_info=system.look(),
+            labels=self._settings.labels,
+            max_concurrent=self._settings.max_concurrent,
+            version=__version__,
+            resume_epoch=self._welcome.epoch if self._welcome else 0,
+            running=self._work.attempts(),
+            unacked=tuple(session.Attempt(said.task, said.attempt) for said in self._work.unacked()),
+        )
+
+    def _hear(self, said: session.ToWorker) -> None:
+        match said:
+            case session.Assign():
+                self._assigned(said)
+            case session.Ack():
+                self._work.ack(said)
+            case session.Renewed(number):
+                if self._lease.granted(number):
+                    self._work.prolong(self._lease.until)
+            case session.Cancel():
+                self._work.cancel(said)
+            case session.Welcome():
+                self._welcomed(said)
+            case session.Drain(leave):
+                self._work.refuse("the worker drains")
+                if leave:
+                    self._leaving.set()
+            case session.Goodbye():
+                self._dismissed(said)
+
+    def _assigned(self, assign: session.Assign) -> None:
+        if self._lease.is_over(now()):
+            self._fence("the lease was over")
+        else:
+            self._work.assign(assign)
+
+    def _welcomed(self, welcome: session.Welcome) -> None:
+        if not welcome.resumed:
+            self._work.stop()
+            self._work.forget_outcomes()
+        self._lease.begin(welcome.lease_s, self._hello_at)
+        self._work.prolong(self._lease.until)
+        self._welcome, self._is_joined = welcome, True
+        self._renew_at = self._hello_at + welcome.renew_every_s
+        log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
+        self._report(now())
+        for outcome in self._work.unacked():
+            self._link.say(outcome)
+        if self._leaving.is_set():
+            self._link.say(session.Leaving())
+
+    def _dismissed(self, goodbye: session.Goodbye) -> None:
+        log.warning("the server says goodbye", reason=goodbye.reason, fenced=goodbye.fenced)
+        if goodbye.fenced:
+            self._work.stop()
+            self._work.forget_outcomes()
+            self._welcome = None
+        if not goodbye.retry:
+            self._goodbye = goodbye.reason
+        self._link.hang_up()
+
+    # --- as time goes by -----------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            time = now()
+            if self._lease.is_over(time) and self._work.attempts():
+                self._fence("no renewal was answered in time")
+            self._work.tidy(asyncio.get_running_loop().time())
+            if self._is_joined and self._welcome:
+                self._renew(time, self._welcome.renew_every_s)
+                self._look(time)
+
+    def _fence(self, why: str) -> None:
+        """What runs here may run elsewhere by now."""
+        log.warning("lease over, all runners are killed", why=why)
+        self._work.stop()
+        self._link.hang_up()
+
+    def _renew(self, time: float, every_s: float) -> None:
+        if time >= self._renew_at:
+            self._renew_at = time + every_s
+            if self._lease.unanswered_s(time) >= every_s * 0.9:
+                log.warning("a renewal was not answered, connecting anew")
+                self._link.hang_up()
+            else:
+                self._link.say(session.Renew(self._lease.asked(time)))
+
+    def _look(self, time: float) -> None:
+        """Reports the devices when they changed, and now and then in any case."""
+        if time >= self._look_at:
+            self._look_at = time + LOOK_S
+            readings = report.readings(self._gpus, self._work.runners())
+            if time >= self._report_at or report.has_changed(self._readings, readings):
+                self._report(time, readings)
+
+    def _report(self, time: float, readings: tuple[session.Reading, ...] | None = None) -> None:
+        self._readings = readings or report.readings(self._gpus, self._work.runners())
+        self._report_at = time + (self._welcome.heartbeat_s if self._welcome else 0.0)
+        self._link.say(session.Report(self._readings, ram_used_mib=system.look().ram_used_mib))
+
+    # --- runners -------------------------------------------------------------------------------------------
+
+    def _room(self, attempt: Attempt) -> str:
+        reason = report.room(self._gpus, self._work.runners(), attempt)
+        if reason:
+            self._report(now())
+        return reason
+
+    def _start_runner(self, devices: Devices) -> Runner:
+        plan = Plan(
+            devices=devices,
+            environment=self._gpus.environment(devices),
+            options=self._settings.options,
+            hear=self._work.hear,
+            told=self._work.told,
+            gone=self._gone,
+        )
+        runner = Runner(plan)
+        task = asyncio.create_task(self._started(runner))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return runner
+
+    def _gone(self, runner: Runner, evidence: str) -> None:
+        """After its lease a runner was ended by its keeper, and that is no fault of its task."""
+        if self._lease.is_over(now()) and self._work.attempts():
+            self._fence("a runner ended with its lease")
+        self._work.gone(runner, evidence)
+
+    async def _started(self, runner: Runner) -> None:
+        try:
+            await runner.start(self._lease.until)
+        except OSError as error:
+            runner.ended(f"could not be started: {error}")
+
+    # --- the end -------------------------------------------------------------------------------------------
+
+    async def _leave(self) -> None:
+        await self._leaving.wait()
+        log.info("worker leaves", running=len(self._work.attempts()))
+        self._work.refuse("the worker leaves")
+        self._link.say(session.Leaving())
+        await self._until(lambda: self._work.is_over, self._settings.drain_s)
+        if self._work.attempts():
+            message = f"the worker left and waited {self._settings.drain_s:g} s"
+            self._work.give_up(session.TaskError("WorkerLeft", message, retryable=True))
+        await self._until(lambda: self._work.is_over, LAST_WORDS_S)
+
+    async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not is_so():
+                    self._work.moved.clear()
+                    await self._work.moved.wait()
+
+    async def _end(self, *tasks: "asyncio.Task[None]") -> None:
+        self._work.stop()
+        first = next((task for task in tasks if task.done()), None)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # A process held up in a driver is left to its keeper.
+        await self._until(lambda: not self._work.runners(), LAST_WORDS_S)
+        self._gpus.close()
+        if first is not None:
+            first.result()
