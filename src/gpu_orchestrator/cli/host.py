@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,18 @@ from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
 from gpu_orchestrator.apps.cluster import keys, server
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
+CLIENT = "client.json"
+TOKEN = "worker-token"  # noqa: S105 - a file name
 KNOWN_ERRORS = (BadSettings, StoreError, server.CannotListen, UnknownPolicy)
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """`fresh`: the key was made just now and is shown once."""
+    """Keys in the clear, as far as this machine has them. `fresh`: made just now, and shown this once."""
 
     api_key: str
     worker_token: str
-    fresh: bool
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,10 @@ async def hosting(given: Mapping[str, Any], *, insecure: bool = False) -> AsyncI
     logs.configure(1 if chosen.log_level == "DEBUG" else 0)
     folder = Path(chosen.data_dir)
     with _locked(folder) as note:
-        secrets = _secrets(chosen, folder)
-        known = keys.Keys(
-            [keys.key_of(secrets.api_key, "admin"), keys.key_of(secrets.worker_token, "worker")]
-        )
-        async with server.running(chosen, known, insecure=insecure) as running:
+        known, secrets = _keys(chosen, folder)
+        async with server.running(chosen, keys.Keys(known), insecure=insecure) as running:
             note(running.url)
-            _write_private(folder / "client.json", json.dumps({"url": running.url, "key": secrets.api_key}))
+            _write_private(folder / CLIENT, json.dumps({"url": running.url, "key": secrets.api_key}))
             yield Host(running, secrets, chosen)
 
 
@@ -74,7 +73,7 @@ async def until_told_to_end() -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path):  # type: ignore[no-untyped-def]
+def _locked(folder: Path) -> Iterator[Callable[[str], None]]:
     """One process per data directory; a second one is told where the first one listens."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -102,15 +101,36 @@ def _locked(folder: Path):  # type: ignore[no-untyped-def]
         os.close(handle)
 
 
-def _secrets(chosen: Settings, folder: Path) -> Secrets:
-    """The configured key, or the one made at the first start."""
-    path = folder / "keys.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    api_key = chosen.api_key or kept.get("api_key") or keys.make()
-    token = _worker_token(chosen) or kept.get("worker_token") or keys.make()
-    fresh = not chosen.api_key and "api_key" not in kept
-    _write_private(path, json.dumps({"api_key": api_key, "worker_token": token}))
-    return Secrets(api_key, token, fresh)
+def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
+    """The keys this server knows, by their hashes alone, and those that this machine's own client and worker
+    use. A local worker whose token file was removed gets a token for this run."""
+    hashes = folder / "keys.json"
+    client = _read_json(folder / CLIENT)
+    configured = Secrets(chosen.api_key, _worker_token(chosen))
+    if configured.api_key and configured.worker_token:
+        return _of(configured), configured
+    if not hashes.exists():
+        made = Secrets(configured.api_key or keys.make(), configured.worker_token or keys.make(), True)
+        _write_private(hashes, json.dumps([[key.digest.hex(), key.scope] for key in _of(made)]))
+        _write_private(folder / TOKEN, made.worker_token)
+        return _of(made), replace(made, fresh=not configured.api_key)
+    known = [keys.Key(bytes.fromhex(digest), scope) for digest, scope in json.loads(hashes.read_text())]
+    token = configured.worker_token or _read(folder / TOKEN) or keys.make()
+    secrets = Secrets(configured.api_key or client.get("key", ""), token)
+    return [*known, *_of(secrets)], secrets
+
+
+def _of(secrets: Secrets) -> list[keys.Key]:
+    api = [keys.key_of(secrets.api_key, "admin")] if secrets.api_key else []
+    return [*api, keys.key_of(secrets.worker_token, "worker")]
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _read_json(path: Path) -> dict[str, str]:
+    return dict(json.loads(_read(path) or "{}"))
 
 
 def _worker_token(chosen: Settings) -> str:
@@ -120,7 +140,7 @@ def _worker_token(chosen: Settings) -> str:
         return Path(chosen.worker_token_file).read_text().strip()
     except OSError as error:
         raise BadSettings(
-            f"WORKER_TOKEN_FILE={chosen.worker_token_file} is not allowed: {error.strerror}; give a file to read"
+            f"WORKER_TOKEN_FILE={chosen.worker_token_file} is not allowed: {error.strerror}; give a readable file"
         ) from error
 
 

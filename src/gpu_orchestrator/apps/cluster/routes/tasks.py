@@ -73,7 +73,9 @@ async def status(request: Request, task_id: str) -> Response:
 
 @router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus))
 async def wait(
-    request: Request, task_id: str, timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_WAIT_S)] = 30.0
+    request: Request,
+    task_id: str,
+    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_WAIT_S)] = 30.0,
 ) -> Response:
     """The task when it has ended, or as it is when time is up."""
     return json_response(shown.task_status(task_id, await _manager(request).wait(task_id, timeout_s)))
