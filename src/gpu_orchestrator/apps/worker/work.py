@@ -22,6 +22,8 @@ QUICK_S = 0.002
 AHEAD = 32
 STUCK_S = 0.05
 START_S = 60.0
+REMEMBERED = 4096
+"""So many ended attempts are known, so that an `Assign` that was under way meanwhile is not run again."""
 
 log = structlog.get_logger()
 Devices = tuple[str, ...]
@@ -45,6 +47,7 @@ class Work:
         self._waiting: defaultdict[Devices, deque[Attempt]] = defaultdict(deque)
         self._runners: defaultdict[Devices, list[Runner]] = defaultdict(list)
         self._unacked: dict[Key, session.Outcome] = {}
+        self._settled: dict[Key, None] = {}
         self._refusal = ""
         self.moved = asyncio.Event()
 
@@ -52,7 +55,7 @@ class Work:
 
     def assign(self, assign: session.Assign) -> None:
         attempt = Attempt(assign)
-        if attempt.key in self._attempts or attempt.key in self._unacked:
+        if any(attempt.key in known for known in (self._attempts, self._unacked, self._settled)):
             return
         self._attempts[attempt.key] = attempt
         if self._refusal:
@@ -75,7 +78,10 @@ class Work:
                 self._ask_to_stop(attempt)
 
     def ack(self, ack: session.Ack) -> None:
-        self._unacked.pop((ack.task, ack.attempt), None)
+        if self._unacked.pop((ack.task, ack.attempt), None) is not None:
+            self._settled[ack.task, ack.attempt] = None
+            if len(self._settled) > REMEMBERED:
+                del self._settled[next(iter(self._settled))]
         self.moved.set()
 
     # --- what the agent asks -------------------------------------------------------------------------------
