@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ class BadSettings(ValueError):
 
 
 def _setting(default: T, allowed: str, read: Callable[[str], T]) -> T:
-    return cast(T, field(default=default, metadata={"allowed": allowed, "read": read}))
+    return field(default=default, metadata={"allowed": allowed, "read": read})
 
 
 def _text(default: str = "", allowed: str = "any text") -> str:

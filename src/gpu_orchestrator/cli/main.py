@@ -7,6 +7,7 @@ from gpu_orchestrator import __version__
 app = App(
     name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
 )
+app.command("gpu_orchestrator.cli.server:server", name="server")
 app.command("gpu_orchestrator.cli.worker:app", name="worker")
 
 

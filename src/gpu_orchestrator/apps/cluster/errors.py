@@ -3,7 +3,7 @@
 ApiError
 ├── BadRequest 400      ├── Conflict 409          ├── TooLarge 413
 ├── Unauthorized 401    ├── Unprocessable 422     └── Unavailable 503
-├── Forbidden 403       └── NotFound 404
+├── Forbidden 403       ├── NotFound 404          ├── MethodNotAllowed 405
 """
 
 from typing import Any, ClassVar
@@ -32,6 +32,10 @@ class Forbidden(ApiError):
 
 class NotFound(ApiError):
     status, code = 404, "not_found"
+
+
+class MethodNotAllowed(ApiError):
+    status, code = 405, "method_not_allowed"
 
 
 class Conflict(ApiError):

@@ -43,6 +43,10 @@ def seen_of(row: Row) -> Seen:
     )
 
 
+def ram_used_mib(row: Row) -> int:
+    return _report.decode(row["report"]).ram_used_mib if row.get("report") else 0
+
+
 def placement_of(task: str, worker: str, spot: Spot) -> Placement:
     return Placement(
         task,
@@ -76,10 +80,6 @@ def reserved_on(worker: Seen, memory: Memory, held: Iterable[Placement]) -> dict
 async def load(store: Store, names: Sequence[str]) -> dict[str, Seen]:
     rows = await store.workers.fetch(names)
     return {row["name"]: seen_of(row) for row in rows if row and "spec" in row}
-
-
-async def names(store: Store) -> tuple[str, ...]:
-    return (await store.tasks.counts()).workers
 
 
 def cluster_of(workers: dict[str, Seen], memory: Memory, tasks: Iterable[Remembered]) -> Cluster:

@@ -27,8 +27,22 @@ TRIM_EVERY_S = 60.0
 
 
 @dataclass(slots=True)
+class StoreClock:
+    """The store's clock, in seconds, as far as we know it: ours and how much it was off the last time."""
+
+    off_s: float = 0.0
+
+    def now(self) -> float:
+        return time() + self.off_s
+
+    def set(self, store_ms: int) -> None:
+        self.off_s = store_ms / 1000 - time()
+
+
+@dataclass(slots=True)
 class Leader:
     means: Means
+    clock: StoreClock
     guard: Guard
     dispatcher: Dispatcher | None = None
     leader: str = ""
@@ -89,6 +103,7 @@ class Leader:
         fence = self.store.link.fence
         leading = await self.store.leadership.strive()
         self.leader, self.apis = leading.owner, leading.apis
+        self.clock.set(leading.now_ms)
         if not leading.fence:
             return self._drop()
         if self.dispatcher is None or leading.fence != fence:

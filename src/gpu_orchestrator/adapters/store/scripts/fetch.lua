@@ -10,6 +10,8 @@ for number, name in ipairs(ARG[2]) do
     row[#row + 1] = redis.call('ZSCORE', P .. 'leases', name) or '0'
     row[#row + 1] = 'active'
     row[#row + 1] = text(redis.call('SCARD', P .. 'on:' .. name))
+    row[#row + 1] = 'now'
+    row[#row + 1] = text(NOW)
     local counters = redis.call('HGETALL', P .. 'd:' .. name)
     for _, item in ipairs(counters) do row[#row + 1] = item end
   end
