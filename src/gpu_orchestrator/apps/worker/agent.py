@@ -125,7 +125,7 @@ class Agent:
             case session.Welcome():
                 self._welcomed(said)
             case session.Drain(leave):
-                self._work.refuse("the worker drains")
+                self._work.give_back("the worker drains")
                 if leave:
                     self._leaving.set()
             case session.Goodbye():

@@ -94,8 +94,12 @@ class Work:
         return not self._attempts and not self._unacked
 
     def refuse(self, reason: str) -> None:
-        """From now on nothing is begun; what waits is given back."""
+        """From now on nothing is begun."""
         self._refusal = reason
+        self.give_back(reason)
+
+    def give_back(self, reason: str) -> None:
+        """What waits here can begin elsewhere."""
         for waiting in self._waiting.values():
             while waiting:
                 attempt = waiting.popleft()
