@@ -22,7 +22,7 @@ cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
 
 ##@ Prove it
-.PHONY: check test-fast test accept
+.PHONY: check test-fast test accept bench-vram
 check: $(VENV)/ready ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -39,6 +39,9 @@ test: $(VENV)/ready check tools ## What every change must pass, with a coverage 
 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
+
+bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--simulate 1xH200:141GiB"]
+	@$(BIN)/python -m benchmarks.vram $(ARGS)
 
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help

@@ -76,3 +76,9 @@ def family(seconds: float) -> list[int]:
 
 def modules() -> Any:
     return sorted(sys.modules)
+
+
+def pid_after(seconds: float) -> int:
+    """Tells who did it."""
+    time.sleep(seconds)
+    return os.getpid()

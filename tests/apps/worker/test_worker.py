@@ -321,6 +321,19 @@ async def test_a_drain_that_takes_too_long_fails_the_task_for_another_worker(
     assert await asyncio.to_thread(worker.process.wait, 3) == 0
 
 
+async def test_a_drained_worker_can_be_used_again(peer: Peer, new_worker: NewWorker) -> None:
+    new_worker()
+    await peer.hear(session.Hello)
+    await peer.assign("running", "sleep", {"seconds": 1})
+    await peer.assign("waiting", "sleep", {"seconds": 1})
+    await peer.hear(session.Started, "running")
+    await peer.say(session.Drain())
+    await peer.hear(session.Refused, "waiting", within_s=0.9)
+    await peer.hear(session.Done, "running")
+    await peer.assign("later")
+    await peer.hear(session.Done, "later")
+
+
 async def test_the_server_can_ask_it_to_leave(peer: Peer, new_worker: NewWorker) -> None:
     worker = new_worker()
     await peer.hear(session.Hello)

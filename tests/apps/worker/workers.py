@@ -18,8 +18,8 @@ MARK = "GPU_ORCHESTRATOR_TEST_MARK"
 class Worker:
     """`gpu-orchestrator worker` as a process of its own; every process below it carries its mark."""
 
-    def __init__(self, server: str, log: Path, *options: str, token: str = TOKEN) -> None:
-        self.mark = uuid4().hex
+    def __init__(self, server: str, log: Path, *options: str, token: str = TOKEN, name: str = "w") -> None:
+        self.name, self.mark = name, uuid4().hex
         self.log = log
         environment = os.environ | {
             MARK: self.mark,
@@ -29,7 +29,7 @@ class Worker:
         command = [str(Path(sys.executable).with_name("gpu-orchestrator")), "worker"]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*command, "--server", server, "--name", "w", *options],
+                [*command, "--server", server, "--name", name, *options],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -43,6 +43,10 @@ class Worker:
     def below(self) -> list[int]:
         """Processes of this worker that live, without itself."""
         return [pid for pid in marked(self.mark) if pid != self.process.pid]
+
+    def runner(self) -> int:
+        """The newest process that runs handlers."""
+        return max(self.below())
 
     def close(self) -> None:
         with suppress(ProcessLookupError):

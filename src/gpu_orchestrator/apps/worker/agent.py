@@ -15,18 +15,18 @@ import structlog
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.worker import report, system
+from gpu_orchestrator.apps.worker import system
 from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.crew import Crew
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.keeper import now
 from gpu_orchestrator.apps.worker.lease import Lease
 from gpu_orchestrator.apps.worker.link import Link, Refused
-from gpu_orchestrator.apps.worker.process import Plan, Runner
+from gpu_orchestrator.apps.worker.report import Reporter
 from gpu_orchestrator.apps.worker.settings import Settings
-from gpu_orchestrator.apps.worker.work import Devices, Hands, Work
+from gpu_orchestrator.apps.worker.work import Hands, Work
 
 TICK_S = 0.25
-LOOK_S = 1.0
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
 LAST_WORDS_S = 5.0
 
@@ -45,15 +45,14 @@ class Agent:
         self._instance = uuid4().hex
         self._link = Link(settings.session_url, settings.token, self._hear)
         self._lease = Lease()
-        hands = Hands(self._start_runner, self._room, self._link.say)
-        self._work = Work(hands, processes=settings.processes, idle_s=settings.idle_s)
+        self._crew = Crew(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
+        self._reporter = Reporter(gpus, self._crew)
+        self._work = Work(self._crew, Hands(self._check_lease, self._room, self._link.say))
         self._welcome: session.Welcome | None = None
         self._is_joined = False
-        self._hello_at = self._renew_at = self._look_at = self._report_at = 0.0
-        self._readings: tuple[session.Reading, ...] = ()
+        self._hello_at = self._renew_at = 0.0
         self._leaving = asyncio.Event()
         self._goodbye = ""
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until asked to leave; raises `Refused` when the server does not want us."""
@@ -101,7 +100,7 @@ class Agent:
         return session.Hello(
             name=self._settings.name,
             instance=self._instance,
-            devices=report.devices(self._gpus),
+            devices=self._reporter.devices(),
             task_types=find.task_types(self._settings.options),
             system_info=system.look(),
             labels=self._settings.labels,
@@ -115,39 +114,34 @@ class Agent:
     def _hear(self, said: session.ToWorker) -> None:
         match said:
             case session.Assign():
-                self._assigned(said)
+                self._work.assign(said)
             case session.Ack():
                 self._work.ack(said)
             case session.Renewed(number):
                 if self._lease.granted(number):
-                    self._work.prolong(self._lease.until)
+                    self._crew.prolong(self._lease.until)
             case session.Cancel():
                 self._work.cancel(said)
             case session.Welcome():
                 self._welcomed(said)
             case session.Drain(leave):
-                self._work.refuse("the worker drains")
+                self._work.give_back("the worker drains")
                 if leave:
                     self._leaving.set()
             case session.Goodbye():
                 self._dismissed(said)
-
-    def _assigned(self, assign: session.Assign) -> None:
-        if self._lease.is_over(now()):
-            self._fence("the lease was over")
-        else:
-            self._work.assign(assign)
 
     def _welcomed(self, welcome: session.Welcome) -> None:
         if not welcome.resumed:
             self._work.stop()
             self._work.forget_outcomes()
         self._lease.begin(welcome.lease_s, self._hello_at)
-        self._work.prolong(self._lease.until)
+        self._crew.prolong(self._lease.until)
+        self._reporter.heartbeat_s = welcome.heartbeat_s
         self._welcome, self._is_joined = welcome, True
         self._renew_at = self._hello_at + welcome.renew_every_s
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
-        self._report(now())
+        self._link.say(self._reporter.report(now()))
         for outcome in self._work.unacked():
             self._link.say(outcome)
         if self._leaving.is_set():
@@ -169,18 +163,19 @@ class Agent:
         while True:
             await asyncio.sleep(TICK_S)
             time = now()
-            if self._lease.is_over(time) and self._work.attempts():
-                self._fence("no renewal was answered in time")
-            self._work.tidy(asyncio.get_running_loop().time())
+            self._check_lease()
+            self._crew.tidy(asyncio.get_running_loop().time())
             if self._is_joined and self._welcome:
                 self._renew(time, self._welcome.renew_every_s)
-                self._look(time)
+                if (report := self._reporter.due(time)) is not None:
+                    self._link.say(report)
 
-    def _fence(self, why: str) -> None:
-        """What runs here may run elsewhere by now."""
-        log.warning("lease over, all runners are killed", why=why)
-        self._work.stop()
-        self._link.hang_up()
+    def _check_lease(self) -> None:
+        """After its end, what runs here may run elsewhere."""
+        if self._lease.is_over(now()) and self._work.attempts():
+            log.warning("lease over, all runners are killed", running=len(self._work.attempts()))
+            self._work.stop()
+            self._link.hang_up()
 
     def _renew(self, time: float, every_s: float) -> None:
         if time >= self._renew_at:
@@ -191,53 +186,11 @@ class Agent:
             else:
                 self._link.say(session.Renew(self._lease.asked(time)))
 
-    def _look(self, time: float) -> None:
-        """Reports the devices when they changed, and now and then in any case."""
-        if time >= self._look_at:
-            self._look_at = time + LOOK_S
-            readings = report.readings(self._gpus, self._work.runners())
-            if time >= self._report_at or report.has_changed(self._readings, readings):
-                self._report(time, readings)
-
-    def _report(self, time: float, readings: tuple[session.Reading, ...] | None = None) -> None:
-        self._readings = readings or report.readings(self._gpus, self._work.runners())
-        self._report_at = time + (self._welcome.heartbeat_s if self._welcome else 0.0)
-        self._link.say(session.Report(self._readings, ram_used_mib=system.look().ram_used_mib))
-
-    # --- runners -------------------------------------------------------------------------------------------
-
     def _room(self, attempt: Attempt) -> str:
-        reason = report.room(self._gpus, self._work.runners(), attempt)
-        if reason:
-            self._report(now())
+        """Before an attempt is refused, the server gets the numbers that say why."""
+        if reason := self._reporter.room(attempt):
+            self._link.say(self._reporter.report(now()))
         return reason
-
-    def _start_runner(self, devices: Devices) -> Runner:
-        plan = Plan(
-            devices=devices,
-            environment=self._gpus.environment(devices),
-            options=self._settings.options,
-            hear=self._work.hear,
-            told=self._work.told,
-            gone=self._gone,
-        )
-        runner = Runner(plan)
-        task = asyncio.create_task(self._started(runner))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return runner
-
-    def _gone(self, runner: Runner, evidence: str) -> None:
-        """After its lease a runner was ended by its keeper, and that is no fault of its task."""
-        if self._lease.is_over(now()) and self._work.attempts():
-            self._fence("a runner ended with its lease")
-        self._work.gone(runner, evidence)
-
-    async def _started(self, runner: Runner) -> None:
-        try:
-            await runner.start(self._lease.until)
-        except OSError as error:
-            runner.ended(f"could not be started: {error}")
 
     # --- the end -------------------------------------------------------------------------------------------
 
@@ -266,7 +219,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # A process held up in a driver is left to its keeper.
-        await self._until(lambda: not self._work.runners(), LAST_WORDS_S)
+        await self._until(lambda: not self._crew.all(), LAST_WORDS_S)
         self._gpus.close()
         if first is not None:
             first.result()

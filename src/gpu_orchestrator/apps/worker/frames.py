@@ -68,14 +68,15 @@ class Line(Frame, frozen=True):
 
 
 class Ended(Frame, frozen=True):
+    """`spent`, here and below: the runner takes no more tasks; what it has may be damaged or in the way."""
+
     task: str
     attempt: int
     result: msgspec.Raw = msgspec.Raw(b"null")
+    spent: bool = False
 
 
 class Erred(Frame, frozen=True):
-    """`spent`: the runner takes no more tasks; what it has on its devices may be damaged or in the way."""
-
     task: str
     attempt: int
     error: str

@@ -42,6 +42,7 @@ def main() -> None:
     lifeline, channel = int(sys.argv[1]), int(sys.argv[2])
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    reaped = _told_of_deaths()
     keeper = os.getpid()
     runner = os.fork()
     if runner == 0:
@@ -49,11 +50,12 @@ def main() -> None:
         _become_runner(keeper, channel)
     os.close(channel)
     _close_output()
-    status = _watch(runner, lifeline)
-    _end_as(status)
+    _end_as(_watch(runner, lifeline, reaped))
 
 
 def _become_runner(keeper: int, channel: int) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:
@@ -71,23 +73,39 @@ def _close_output() -> None:
         os.dup2(nowhere, descriptor)
 
 
-def _watch(runner: int, lifeline: int) -> int:
+def _watch(runner: int, lifeline: int, reaped: int) -> int:
     """Waits until the runner ended or has to; gives its exit status once none of its processes is left."""
-    exited = os.pidfd_open(runner)
     poll = select.poll()
-    poll.register(exited, select.POLLIN)
+    poll.register(reaped, select.POLLIN)
     poll.register(lifeline, select.POLLIN)
     until = float("inf")
     while True:
         ready = dict(poll.poll(max(min(until - now(), LONGEST_SLEEP_S), 0) * 1000))
-        if exited in ready:
-            break
+        if reaped in ready and (status := _reap(runner, reaped)) is not None:
+            return _end(runner, status)
         kind, until = _last_order(lifeline, until) if lifeline in ready else (LEASE, until)
         if kind == KILL or now() >= until:
-            break
+            return _end(runner, 0)
         if kind == TERM:
             _signal_group(runner, signal.SIGTERM)
-    return _end(runner)
+
+
+def _told_of_deaths() -> int:
+    """A descriptor that can be read when a child died. Orphans of the runner are our children too."""
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read
+
+
+def _reap(runner: int, reaped: int) -> int | None:
+    """Takes leave of all children that died; the exit status of the runner if it was among them."""
+    os.read(reaped, 4096)
+    found: int | None = None
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found = ended[1] if ended[0] == runner else found
+    return found
 
 
 def _last_order(lifeline: int, until: float) -> tuple[bytes, float]:
@@ -107,10 +125,9 @@ def _signal_group(runner: int, number: signal.Signals) -> None:
         os.killpg(runner, number)
 
 
-def _end(runner: int) -> int:
+def _end(runner: int, status: int) -> int:
     """Kills and reaps until no descendant is left: a child may start another while it is being killed."""
     _signal_group(runner, signal.SIGKILL)
-    status = 0
     while True:
         for pid in descendants(os.getpid()):
             with suppress(ProcessLookupError):
@@ -134,12 +151,25 @@ def descendants(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return _children_by_parent(pid) if Path(f"/proc/{pid}").exists() else []
+
+
+def _children_by_parent(pid: int) -> list[int]:
+    """For kernels that keep no list of children, and for a thread that ended while we looked."""
     children: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                children += map(int, (thread / "children").read_text().split())
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and _parent(folder) == pid:
+                children.append(int(folder.name))
     return children
+
+
+def _parent(folder: Path) -> int:
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _end_as(status: int) -> None:

@@ -8,55 +8,72 @@ from collections.abc import Iterable
 
 from gpu_orchestrator.adapters.gpus.gpu import Gpus, Reading
 from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.worker import system
 from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.crew import Crew
 from gpu_orchestrator.apps.worker.process import Runner
 
 NOTICEABLE_MIB = 64
+LOOK_S = 1.0
 
 
-def devices(gpus: Gpus) -> tuple[session.Device, ...]:
-    return tuple(
-        session.Device(
-            index=device.index,
-            uuid=device.uuid,
-            vendor=device.vendor,
-            model=device.model,
-            memory_mib=device.memory_mib,
-            driver_version=device.driver_version,
-            numa=device.numa,
+class Reporter:
+    def __init__(self, gpus: Gpus, crew: Crew) -> None:
+        self._gpus, self._crew = gpus, crew
+        self._last: tuple[session.Reading, ...] = ()
+        self._look_at = self._due_at = 0.0
+        self.heartbeat_s = 30.0
+
+    def devices(self) -> tuple[session.Device, ...]:
+        return tuple(
+            session.Device(
+                index=device.index,
+                uuid=device.uuid,
+                vendor=device.vendor,
+                model=device.model,
+                memory_mib=device.memory_mib,
+                driver_version=device.driver_version,
+                numa=device.numa,
+            )
+            for device in self._gpus.devices()
         )
-        for device in gpus.devices()
-    )
 
+    def due(self, now: float) -> session.Report | None:
+        """A report when something changed noticeably, and after `heartbeat_s` in any case."""
+        if now < self._look_at:
+            return None
+        self._look_at = now + LOOK_S
+        readings = self._readings()
+        return self._told(readings, now) if now >= self._due_at or _differ(self._last, readings) else None
 
-def readings(gpus: Gpus, runners: Iterable[Runner]) -> tuple[session.Reading, ...]:
-    runners = list(runners)
-    index = {device.uuid: device.index for device in gpus.devices()}
-    return tuple(_told(index[now.uuid], now, runners) for now in gpus.readings())
+    def report(self, now: float) -> session.Report:
+        return self._told(self._readings(), now)
 
+    def room(self, attempt: Attempt) -> str:
+        """Why an attempt cannot begin on its devices now, or nothing.
 
-def has_changed(before: Iterable[session.Reading], after: Iterable[session.Reading]) -> bool:
-    """Noticeably: health, or memory by more than a little."""
-    old, new = {r.index: r for r in before}, {r.index: r for r in after}
-    return old.keys() != new.keys() or any(_differs(old[index], new[index]) for index in new)
+        By our count: what the driver has free, and what an idle runner the attempt will use has already,
+        without what other attempts here have reserved and not yet taken."""
+        now = {reading.uuid: reading for reading in self._gpus.readings()}
+        reserved = attempt.assign.memory_mib
+        for device in attempt.assign.devices:
+            reading = now.get(device.uuid)
+            if reading is None or reading.problem:
+                return f"device {device.index}: {reading.problem if reading else 'is not here'}"
+            waits = sum(_still_to_take(reading, runner, attempt) for runner in self._crew.all())
+            free = max(reading.free_mib - waits, 0)
+            if reserved > free:
+                return f"device {device.index} has {free} MiB free, {reserved} were reserved"
+        return ""
 
+    def _readings(self) -> tuple[session.Reading, ...]:
+        runners = self._crew.all()
+        index = {device.uuid: device.index for device in self._gpus.devices()}
+        return tuple(_reading(index[now.uuid], now, runners) for now in self._gpus.readings())
 
-def room(gpus: Gpus, runners: Iterable[Runner], attempt: Attempt) -> str:
-    """Why an attempt cannot begin on its devices now, or nothing.
-
-    Our own count: what the driver has free, and what an idle runner that the attempt will use has already,
-    without what other attempts here have reserved and not yet taken."""
-    runners = list(runners)
-    now = {reading.uuid: reading for reading in gpus.readings()}
-    for device in attempt.assign.devices:
-        reading = now.get(device.uuid)
-        if reading is None or reading.problem:
-            return f"device {device.index}: {reading.problem if reading else 'is not here'}"
-        free = reading.free_mib - sum(_still_to_take(reading, runner, attempt) for runner in runners)
-        if attempt.assign.memory_mib > free:
-            reserved = attempt.assign.memory_mib
-            return f"device {device.index} has {max(free, 0)} MiB free, {reserved} were reserved"
-    return ""
+    def _told(self, readings: tuple[session.Reading, ...], now: float) -> session.Report:
+        self._last, self._due_at = readings, now + self.heartbeat_s
+        return session.Report(readings, ram_used_mib=system.look().ram_used_mib)
 
 
 def _still_to_take(reading: Reading, runner: Runner, attempt: Attempt) -> int:
@@ -68,7 +85,7 @@ def _still_to_take(reading: Reading, runner: Runner, attempt: Attempt) -> int:
     return max(runner.queue[0].assign.memory_mib - held, 0)
 
 
-def _told(index: int, now: Reading, runners: list[Runner]) -> session.Reading:
+def _reading(index: int, now: Reading, runners: list[Runner]) -> session.Reading:
     ours = {runner: now.held_by(runner.pids()) for runner in runners if now.uuid in runner.devices}
     return session.Reading(
         index=index,
@@ -82,6 +99,11 @@ def _told(index: int, now: Reading, runners: list[Runner]) -> session.Reading:
         temperature_c=now.temperature_c or 0.0,
         problem=now.problem,
     )
+
+
+def _differ(before: Iterable[session.Reading], after: Iterable[session.Reading]) -> bool:
+    old, new = {r.index: r for r in before}, {r.index: r for r in after}
+    return old.keys() != new.keys() or any(_differs(old[index], new[index]) for index in new)
 
 
 def _differs(old: session.Reading, new: session.Reading) -> bool:
