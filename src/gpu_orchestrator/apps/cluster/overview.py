@@ -48,7 +48,7 @@ class Overview:
     async def never_fits(self, shape: Shape, policy: Policy) -> Refusal | None:
         """Why no worker there is could ever take this; None if one could, or if there is no worker yet."""
         await self.refresh()
-        if self._lookup(shape, policy) is not None:
+        if not self.workers or self._lookup(shape, policy) is not None:
             await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now
         return self._lookup(shape, policy)
 
