@@ -167,7 +167,7 @@ async def test_explain_names_every_device_and_why_not(site: Site) -> None:
     await site.call("POST", "/workers/w/devices/2/uncordon")
     assert (await worker.take()).task == waiting
     _, answer = await site.call("GET", f"/tasks/{holder}/explain")
-    assert answer["status"] == "running"
+    assert answer["status"] in ("assigned", "running")
 
 
 async def test_memory_is_given_once_whatever_happens_beside(site: Site) -> None:
