@@ -95,6 +95,8 @@ async def _serving(manager: Manager, listening: socket.socket) -> AsyncIterator[
         timeout_graceful_shutdown=2,
         backlog=1024,
         server_header=False,
+        date_header=False,
+        proxy_headers=False,
     )
     server = _Server(config)
     await manager.start()
