@@ -22,7 +22,7 @@ cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
 
 ##@ Prove it
-.PHONY: check test-fast test accept bench-vram
+.PHONY: check test-fast test accept bench-tasks bench-vram
 check: $(VENV)/ready ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -39,6 +39,9 @@ test: $(VENV)/ready check tools ## What every change must pass, with a coverage 
 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
+
+bench-tasks: $(VENV)/ready .venv-bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
+	@$(BIN)/python -m benchmarks.tasks $(ARGS)
 
 bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--simulate 1xH200:141GiB"]
 	@$(BIN)/python -m benchmarks.vram $(ARGS)
@@ -75,4 +78,10 @@ $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@$(BIN)/uv pip sync -q --require-hashes requirements/dev.txt
 	@$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The peers of the benchmarks, apart from us.
+.venv-bench/ready: requirements/bench.txt $(VENV)/ready
+	@$(PYTHON) -m venv --clear .venv-bench
+	@VIRTUAL_ENV=.venv-bench $(BIN)/uv pip sync -q --require-hashes requirements/bench.txt
 	@touch $@
