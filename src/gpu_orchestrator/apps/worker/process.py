@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_orchestrator.apps.worker.attempt import Attempt
 
 LAST_LINES = 20
+LONGEST_EVIDENCE = 8192
 REAP_S = 0.5
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
 """Beginnings of variables that are for the agent and not for what it runs."""
@@ -137,7 +138,8 @@ class Runner:
             os.close(self._lifeline)
             if self._channel is not None:
                 self._channel.close()
-            self._plan.gone(self, "; ".join([f"runner {self.pid}: {how}", *self._last_lines]))
+            evidence = "; ".join([f"runner {self.pid}: {how}", *self._last_lines])
+            self._plan.gone(self, evidence[:LONGEST_EVIDENCE])
 
 
 class _Channel(asyncio.Protocol):

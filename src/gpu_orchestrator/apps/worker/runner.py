@@ -24,6 +24,13 @@ from gpu_orchestrator.apps.worker import frames, keeper
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.task import BadParameters, Cancelled, SoftLimitReached, Task, Temporary
 
+LARGEST_RESULT = 8 << 20
+LONGEST_MESSAGE = 8192
+
+
+class ResultTooLarge(ValueError):
+    """Results are kept in the cluster's store; what is large belongs into a file or an object store."""
+
 
 def main(channel: int) -> None:
     faulthandler.enable()
@@ -65,6 +72,10 @@ class Runner:
             return frames.Stopped(run.task, run.attempt, self._is_spent)
         except BaseException as error:
             return self._erred(run, error)
+        if len(result) > LARGEST_RESULT:
+            return self._erred(
+                run, ResultTooLarge(f"a result of {len(result)} bytes; {LARGEST_RESULT} are allowed")
+            )
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
@@ -77,7 +88,7 @@ class Runner:
             run.task,
             run.attempt,
             error="OutOfMemory" if is_full else type(error).__name__,
-            message=str(error) or type(error).__name__,
+            message=(str(error) or type(error).__name__)[:LONGEST_MESSAGE],
             retryable=is_full or isinstance(error, Temporary),
             spent=self._is_spent,
         )
