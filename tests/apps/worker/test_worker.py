@@ -169,15 +169,6 @@ async def test_many_large_results_come_in_frames_the_server_can_take(
     assert peer.connections == 1
 
 
-async def test_a_server_that_does_not_answer_is_asked_again(peer: Peer, new_worker: NewWorker) -> None:
-    peer.welcomes = False
-    new_worker()
-    await peer.hear(session.Hello)
-    await peer.hear(session.Hello, after=1, within_s=8)
-    peer.welcomes = True
-    await peer.hear(session.Report, within_s=10)
-
-
 async def test_a_result_is_said_again_until_it_is_acknowledged(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
     await peer.hear(session.Hello)
