@@ -139,9 +139,8 @@ def _worker_token(chosen: Settings) -> str:
     try:
         return Path(chosen.worker_token_file).read_text().strip()
     except OSError as error:
-        raise BadSettings(
-            f"WORKER_TOKEN_FILE={chosen.worker_token_file} is not allowed: {error.strerror}; give a readable file"
-        ) from error
+        given = f"WORKER_TOKEN_FILE={chosen.worker_token_file}"
+        raise BadSettings(f"{given} is not allowed: {error.strerror}; give a file to read") from error
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -7,8 +7,11 @@ from gpu_orchestrator import __version__
 app = App(
     name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
 )
+app.command("gpu_orchestrator.cli.up:up", name="up")
 app.command("gpu_orchestrator.cli.server:server", name="server")
-app.command("gpu_orchestrator.cli.worker:app", name="worker")
+app.command("gpu_orchestrator.cli.task:app", name="task")
+app.command("gpu_orchestrator.cli.workers:status", name="status")
+app.command("gpu_orchestrator.cli.workers:app", name="worker")
 
 
 def main() -> None:

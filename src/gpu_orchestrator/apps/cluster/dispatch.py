@@ -78,6 +78,7 @@ class Dispatcher:
     workers: dict[str, Seen] = field(default_factory=dict)
     tasks: dict[str, Known] = field(default_factory=dict)
     in_doubt: Callable[[], None] = lambda: None
+    _heard: list[events.Event] = field(default_factory=list)
     _later: list[tuple[float, str, int]] = field(default_factory=list)
     _places: list[events.Place] = field(default_factory=list)
     _changed: set[str] = field(default_factory=set)
@@ -110,6 +111,7 @@ class Dispatcher:
         for each in snapshot.tasks:
             if each.state != "queued":
                 self._remember(each)
+        self._decide()
         for name in workers:
             self._observe(name)
         for each in snapshot.tasks:
@@ -189,7 +191,12 @@ class Dispatcher:
         self._handle(events.NodeSeen(node_of(worker, self.means.memory, reserved)))
 
     def _handle(self, event: events.Event) -> None:
-        for action in self.engine.handle(event, self.means.now()):
+        """Gathered, and decided upon in `_arrange`, once for all."""
+        self._heard.append(event)
+
+    def _decide(self) -> None:
+        heard, self._heard = self._heard, []
+        for action in self.engine.handle_all(heard, self.means.now()):
             if isinstance(action, events.Place):
                 self._places.append(action)
 
@@ -199,6 +206,8 @@ class Dispatcher:
         """See to it that everything that was decided is done, and that time is noticed."""
         if self._closed:
             return
+        if self._heard:
+            self._decide()
         if self._places and not any(each.get_name() == "assign" for each in self._work):
             self._start(self._assign_all(), "assign")
         if self._changed and not any(each.get_name() == "observe" for each in self._work):
@@ -263,6 +272,7 @@ class Dispatcher:
                 return self.in_doubt()
             for place, spot, answer in zip(batch, spots, given, strict=True):
                 self._assigned(place, spot, answer)
+            self._decide()
         return None
 
     def _spot(self, place: events.Place) -> Spot:

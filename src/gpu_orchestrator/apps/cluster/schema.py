@@ -33,7 +33,7 @@ class Resources(Body, frozen=True):
 
 class TaskRequest(Body, frozen=True):
     task_type: Name
-    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     model_name: Annotated[str, Meta(max_length=500)] = ""
     priority: str | Annotated[int, Meta(ge=0, le=100)] = "normal"
     timeout: Annotated[float, Meta(gt=0, le=604_800)] | None = None
@@ -89,7 +89,7 @@ class TaskStatus(Answer, frozen=True):
     duration: str | None
     duration_seconds: float | None
     progress: str | None
-    result: msgspec.Raw = msgspec.Raw(b"null")
+    result: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     error: ErrorInfo | None = None
     reason: str = ""
     deaths: list[Death] = []
