@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from gpu_orchestrator.apps.worker import frames, keeper
+from gpu_orchestrator.apps.worker.handlers import find
 
 if TYPE_CHECKING:
     from gpu_orchestrator.apps.worker.attempt import Attempt
@@ -52,7 +53,7 @@ class Runner:
         self._plan = plan
         self._lifeline, self._far_lifeline = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
         self._channel: asyncio.WriteTransport | None = None
-        self._unsent = [frames.encode(frames.Setup(plan.options))]
+        self._unsent = [frames.encode(frames.Setup(plan.options, find.installed()))]
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_gone = False
 

@@ -45,6 +45,7 @@ class Runner:
         self._reader = frames.read_by_runner()
         self._send_lock = threading.Lock()
         self._options = frames.Options()
+        self._handlers: dict[str, str] = {}
         self._waiting: SimpleQueue[frames.Run] = SimpleQueue()
         self._current: Task | None = None
         self._soft_limited: Task | None = None
@@ -64,7 +65,7 @@ class Runner:
         try:
             try:
                 self._current = task
-                result = self._encode(find.handler(run.task_type, self._options)(task))
+                result = self._encode(find.handler(run.task_type, self._options, self._handlers)(task))
             finally:
                 self._current = None
         except Cancelled:
@@ -112,8 +113,8 @@ class Runner:
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             case frames.Withdraw():
                 self._withdraw()
-            case frames.Setup(options):
-                self._options = options
+            case frames.Setup(options, handlers):
+                self._options, self._handlers = options, handlers
 
     def _running(self, task: str, attempt: int) -> Task | None:
         current = self._current
