@@ -23,7 +23,7 @@ def build(manager: Manager) -> ASGIApp:
         title="gpu-orchestrator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
     app.state.manager = manager
-    for router in (cluster.router, tasks.router, workers.router):
+    for router in (tasks.router, workers.router, cluster.router):  # the busiest first: they are tried in turn
         app.include_router(router, prefix="/api/v1")
         app.include_router(router, include_in_schema=False)
     app.add_api_route("/openapi.json", _document, include_in_schema=False)

@@ -57,8 +57,8 @@ class Manager:
         self.chance = Random()  # noqa: S311 - settles ties
         self.waiters = Waiters()
         self.outcomes = Outcomes(store, self.metrics, self.waiters.ended)
-        self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings))
         self.overview = Overview(store, self.memory)
+        self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         clock = StoreClock()
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
         self._submit: Gather[NewTask, Taken] = Gather(store.tasks.submit)

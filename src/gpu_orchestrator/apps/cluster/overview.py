@@ -38,12 +38,17 @@ class Overview:
     async def refresh(self, *, at_most_old_s: float = FRESH_S) -> None:
         if monotonic() - self._looked < at_most_old_s:
             return
+        looked = monotonic()
         self.counts = await self._store.tasks.counts()
         workers = await fleet.load(self._store, self.counts.workers)
         if workers != self.workers:
             self.workers, self._never = workers, {}
             self._empty = fleet.cluster_of(workers, self._memory, ())
-        self._looked = monotonic()
+        self._looked = looked
+
+    def expire(self) -> None:
+        """A worker came: look anew when asked."""
+        self._looked = -FRESH_S
 
     async def never_fits(self, shape: Shape, policy: Policy) -> Refusal | None:
         """Why no worker there is could ever take this; None if one could, or if there is no worker yet."""

@@ -54,7 +54,9 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
 
 def listen(host: str, port: int) -> socket.socket:
     """Taken before anything else is started."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because event loops switch off Nagle's delay only where they know it is TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
@@ -93,6 +95,8 @@ async def _serving(manager: Manager, listening: socket.socket) -> AsyncIterator[
         timeout_graceful_shutdown=2,
         backlog=1024,
         server_header=False,
+        date_header=False,
+        proxy_headers=False,
     )
     server = _Server(config)
     await manager.start()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -35,8 +36,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Sessions:
-    def __init__(self, store: Store, outcomes: Outcomes, terms: SessionTerms) -> None:
-        self._store, self._outcomes, self._terms = store, outcomes, terms
+    """`came` is called when a worker is connected."""
+
+    def __init__(
+        self, store: Store, outcomes: Outcomes, terms: SessionTerms, came: Callable[[], None]
+    ) -> None:
+        self._store, self._outcomes, self._terms, self._came = store, outcomes, terms, came
         self._open: dict[str, Session] = {}
         self._posting: set[asyncio.Task[None]] = set()
 
@@ -88,6 +93,7 @@ class Sessions:
 
     async def _serve(self, connected: Session) -> None:
         greeting = await connected.greet()
+        self._came()
         if greeting.kind in REFUSALS:
             log.warning("a worker was refused", worker_id=connected.name, reason=greeting.kind)
             return await self._close(connected, session.Goodbye(REFUSALS[greeting.kind]))
