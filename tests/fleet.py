@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from tests.apps.worker.workers import Worker, gone_within
+from tests.apps.worker.workers import Worker, compiled, gone_within
 from tests.stores import free_port
 
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
@@ -53,6 +53,7 @@ class Fleet:
             self.server = subprocess.Popen(  # noqa: ASYNC220 - returns at once
                 [COMMAND, "server", "--port", str(self.port), "--data", str(data)],
                 cwd=self.folder,
+                env=compiled(),
                 stdout=log,
                 stderr=log,
             )

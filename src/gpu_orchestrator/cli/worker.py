@@ -68,7 +68,7 @@ def run(
     from gpu_orchestrator.adapters.gpus.find import find
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
-    from gpu_orchestrator.apps.worker.link import Refused
+    from gpu_orchestrator.apps.worker.link import NotWanted
     from gpu_orchestrator.apps.worker.settings import Settings
 
     logs.configure(v)
@@ -83,9 +83,10 @@ def run(
             options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
             drain_s=drain_s,
         )
-        gpus = find(simulate, simulation or Path(f"/tmp/gpu-orchestrator-{os.getuid()}/{settings.name}"))  # noqa: S108
+        kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name
+        gpus = find(simulate, simulation or kept)
         uvloop.run(main.run(settings, gpus))
-    except (ValueError, OSError, Refused) as error:
+    except (ValueError, OSError, NotWanted) as error:
         sys.exit(f"gpu-orchestrator worker: {error}")
 
 

@@ -26,6 +26,10 @@ def unspeakable() -> object:
     return object()
 
 
+def large(size: int) -> str:
+    return "x" * size
+
+
 def prints() -> None:
     print("from print")  # noqa: T201 - what is tested
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real
 
 FUNCTIONS = {
     name: f"tests.apps.worker.functions:{name}"
-    for name in ("add", "environment", "fail", "unspeakable", "prints")
+    for name in ("add", "environment", "fail", "large", "unspeakable", "prints")
 }
 
 
@@ -81,6 +81,14 @@ async def test_a_failing_function_tells_error_and_traceback() -> None:
 async def test_a_result_that_json_cannot_say_is_an_error() -> None:
     async with running(Options(functions=FUNCTIONS)) as spoken:
         assert (await spoken.error("python", {"function": "unspeakable"})).error == "TypeError"
+
+
+async def test_a_result_too_large_for_the_store_is_an_error() -> None:
+    async with running(Options(functions=FUNCTIONS)) as spoken:
+        asked = {"function": "large", "arguments": {"size": 9 << 20}}
+        error = await spoken.error("python", asked)
+        assert (error.error, error.retryable) == ("ResultTooLarge", False)
+        assert "8388608 are allowed" in error.message
 
 
 async def test_prints_are_progress() -> None:

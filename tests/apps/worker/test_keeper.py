@@ -50,6 +50,13 @@ async def ended(pids: set[int]) -> None:
             os.close(descriptor)
 
 
+async def test_children_are_found_with_and_without_the_kernels_list() -> None:
+    async with running(OPTIONS) as spoken:
+        pids = await a_family(spoken)
+        for pid in pids:
+            assert sorted(keeper._children(pid)) == sorted(keeper._children_by_parent(pid))
+
+
 async def test_killing_a_runner_kills_its_whole_family() -> None:
     async with running(OPTIONS) as spoken:
         pids = await a_family(spoken)

@@ -152,7 +152,21 @@ async def test_a_lost_connection_is_resumed_and_the_task_goes_on(peer: Peer, new
     await peer.drop()
     again = await peer.hear(session.Hello, after=1, within_s=2.0)
     assert (again.resume_epoch, again.running) == (peer.epoch, (session.Attempt("t", 1),))
+    await peer.hear(session.Started, "t", after=1)
     await peer.hear(session.Done, "t")
+
+
+async def test_many_large_results_come_in_frames_the_server_can_take(
+    peer: Peer, new_worker: NewWorker
+) -> None:
+    new_worker("--function", "large=tests.apps.worker.functions:large", "--max-concurrent", "20")
+    await peer.hear(session.Hello)
+    asked = {"function": "large", "arguments": {"size": 7 << 20}}
+    for number in range(12):
+        await peer.assign(f"t{number}", "python", asked)
+    for number in range(12):
+        assert len(bytes((await peer.hear(session.Done, f"t{number}")).result)) > 7 << 20
+    assert peer.connections == 1
 
 
 async def test_a_result_is_said_again_until_it_is_acknowledged(peer: Peer, new_worker: NewWorker) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,11 +22,7 @@ class Worker:
     def __init__(self, server: str, log: Path, *options: str, token: str = TOKEN, name: str = "w") -> None:
         self.name, self.mark = name, uuid4().hex
         self.log = log
-        environment = os.environ | {
-            MARK: self.mark,
-            "GPU_ORCHESTRATOR_TOKEN": token,
-            "PYTHONPATH": os.getcwd(),
-        }
+        environment = compiled() | {MARK: self.mark, "GPU_ORCHESTRATOR_TOKEN": token}
         command = [str(Path(sys.executable).with_name("gpu-orchestrator")), "worker"]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -52,6 +49,14 @@ class Worker:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+
+
+def compiled() -> dict[str, str]:
+    """An environment in which Python keeps what it compiled, as it does for an installed package: processes
+    start as fast as they do for a user."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    folder = Path(tempfile.gettempdir()) / f"gpu-orchestrator-pycache-{os.getuid()}"
+    return kept | {"PYTHONPYCACHEPREFIX": str(folder)}
 
 
 def marked(mark: str) -> Iterator[int]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 import aiohttp
+import msgspec
 import structlog
 
 from gpu_orchestrator import __version__
@@ -21,7 +22,7 @@ from gpu_orchestrator.apps.worker.crew import Crew
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.keeper import now
 from gpu_orchestrator.apps.worker.lease import Lease
-from gpu_orchestrator.apps.worker.link import Link, Refused
+from gpu_orchestrator.apps.worker.link import Link, NotWanted
 from gpu_orchestrator.apps.worker.report import Reporter
 from gpu_orchestrator.apps.worker.settings import Settings
 from gpu_orchestrator.apps.worker.work import Hands, Work
@@ -55,7 +56,7 @@ class Agent:
         self._goodbye = ""
 
     async def run(self) -> None:
-        """Until asked to leave; raises `Refused` when the server does not want us."""
+        """Until asked to leave; raises `NotWanted` when the server does not want us."""
         devices = self._gpus.devices()
         log.info(
             "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
@@ -84,10 +85,14 @@ class Agent:
             try:
                 await self._link.talk(http, self._hello)
                 why = "the server closed the connection"
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 why = f"{type(error).__name__}: {error}"
+            except NotWanted as error:
+                if self._welcome is None:
+                    raise
+                why = str(error)
             if self._goodbye:
-                raise Refused(self._goodbye)
+                raise NotWanted(self._goodbye)
             if self._is_joined:
                 wait_s = SHORTEST_WAIT_S
             log.info("not joined, trying again", why=why, wait_s=wait_s)
@@ -142,8 +147,8 @@ class Agent:
         self._renew_at = self._hello_at + welcome.renew_every_s
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
         self._link.say(self._reporter.report(now()))
-        for outcome in self._work.unacked():
-            self._link.say(outcome)
+        for message in (*self._work.begun(), *self._work.unacked()):
+            self._link.say(message)
         if self._leaving.is_set():
             self._link.say(session.Leaving())
 
@@ -162,13 +167,18 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            time = now()
-            self._check_lease()
-            self._crew.tidy(asyncio.get_running_loop().time())
-            if self._is_joined and self._welcome:
-                self._renew(time, self._welcome.renew_every_s)
-                if (report := self._reporter.due(time)) is not None:
-                    self._link.say(report)
+            try:
+                self._tick_once(now())
+            except Exception:
+                log.exception("a moment of the worker failed")
+
+    def _tick_once(self, time: float) -> None:
+        self._check_lease()
+        self._crew.tidy(asyncio.get_running_loop().time())
+        if self._is_joined and self._welcome:
+            self._renew(time, self._welcome.renew_every_s)
+            if (report := self._reporter.due(time)) is not None:
+                self._link.say(report)
 
     def _check_lease(self) -> None:
         """After its end, what runs here may run elsewhere."""

@@ -27,7 +27,10 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Setup(Frame, frozen=True):
+    """`handlers` are `task type -> module:function`."""
+
     options: Options
+    handlers: dict[str, str]
 
 
 class Run(Frame, frozen=True):

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from gpu_orchestrator.apps.worker import frames, keeper
+from gpu_orchestrator.apps.worker.handlers import find
 
 if TYPE_CHECKING:
     from gpu_orchestrator.apps.worker.attempt import Attempt
 
 LAST_LINES = 20
+LONGEST_EVIDENCE = 8192
 REAP_S = 0.5
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
 """Beginnings of variables that are for the agent and not for what it runs."""
@@ -51,7 +53,7 @@ class Runner:
         self._plan = plan
         self._lifeline, self._far_lifeline = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
         self._channel: asyncio.WriteTransport | None = None
-        self._unsent = [frames.encode(frames.Setup(plan.options))]
+        self._unsent = [frames.encode(frames.Setup(plan.options, find.installed()))]
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_gone = False
 
@@ -137,7 +139,8 @@ class Runner:
             os.close(self._lifeline)
             if self._channel is not None:
                 self._channel.close()
-            self._plan.gone(self, "; ".join([f"runner {self.pid}: {how}", *self._last_lines]))
+            evidence = "; ".join([f"runner {self.pid}: {how}", *self._last_lines])
+            self._plan.gone(self, evidence[:LONGEST_EVIDENCE])
 
 
 class _Channel(asyncio.Protocol):

@@ -24,6 +24,13 @@ from gpu_orchestrator.apps.worker import frames, keeper
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.task import BadParameters, Cancelled, SoftLimitReached, Task, Temporary
 
+LARGEST_RESULT = 8 << 20
+LONGEST_MESSAGE = 8192
+
+
+class ResultTooLarge(ValueError):
+    """Results are kept in the cluster's store; what is large belongs into a file or an object store."""
+
 
 def main(channel: int) -> None:
     faulthandler.enable()
@@ -38,6 +45,7 @@ class Runner:
         self._reader = frames.read_by_runner()
         self._send_lock = threading.Lock()
         self._options = frames.Options()
+        self._handlers: dict[str, str] = {}
         self._waiting: SimpleQueue[frames.Run] = SimpleQueue()
         self._current: Task | None = None
         self._soft_limited: Task | None = None
@@ -57,7 +65,7 @@ class Runner:
         try:
             try:
                 self._current = task
-                result = self._encode(find.handler(run.task_type, self._options)(task))
+                result = self._encode(find.handler(run.task_type, self._options, self._handlers)(task))
             finally:
                 self._current = None
         except Cancelled:
@@ -65,6 +73,10 @@ class Runner:
             return frames.Stopped(run.task, run.attempt, self._is_spent)
         except BaseException as error:
             return self._erred(run, error)
+        if len(result) > LARGEST_RESULT:
+            return self._erred(
+                run, ResultTooLarge(f"a result of {len(result)} bytes; {LARGEST_RESULT} are allowed")
+            )
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
@@ -77,7 +89,7 @@ class Runner:
             run.task,
             run.attempt,
             error="OutOfMemory" if is_full else type(error).__name__,
-            message=str(error) or type(error).__name__,
+            message=(str(error) or type(error).__name__)[:LONGEST_MESSAGE],
             retryable=is_full or isinstance(error, Temporary),
             spent=self._is_spent,
         )
@@ -101,8 +113,8 @@ class Runner:
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             case frames.Withdraw():
                 self._withdraw()
-            case frames.Setup(options):
-                self._options = options
+            case frames.Setup(options, handlers):
+                self._options, self._handlers = options, handlers
 
     def _running(self, task: str, attempt: int) -> Task | None:
         current = self._current

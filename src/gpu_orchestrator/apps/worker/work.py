@@ -86,6 +86,9 @@ class Work:
     def attempts(self) -> tuple[session.Attempt, ...]:
         return tuple(session.Attempt(*key) for key in self._attempts)
 
+    def begun(self) -> tuple[session.Started, ...]:
+        return tuple(session.Started(*key) for key, attempt in self._attempts.items() if attempt.has_begun)
+
     def unacked(self) -> tuple[session.Outcome, ...]:
         return tuple(self._unacked.values())
 

@@ -32,7 +32,26 @@ class CommandFailed(Exception):
 def handle(task: Task) -> dict[str, Any]:
     asked = task.parameters(Parameters)
     last: deque[str] = deque(maxlen=LAST_LINES)
-    with subprocess.Popen(
+    process = None
+    try:
+        process = _start(asked)
+        reader = Thread(target=_follow, args=(process.stdout, task, last), daemon=True)
+        reader.start()
+        code = _wait(process, task)
+        reader.join()
+    except BaseException:  # a limit or a cancellation can come at any line
+        if process is not None:
+            _stop(process)
+        raise
+    if code:
+        raise CommandFailed(
+            f"{asked.arguments[0]} ended with {_in_words(code)}: {'; '.join(list(last)[-3:])}"
+        )
+    return {"exit_code": code, "output": list(last)}
+
+
+def _start(asked: Parameters) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
         asked.arguments,
         env=os.environ | asked.environment,
         cwd=asked.folder,
@@ -41,26 +60,14 @@ def handle(task: Task) -> dict[str, Any]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    ) as process:
-        reader = Thread(target=_follow, args=(process.stdout, task, last), daemon=True)
-        reader.start()
-        try:
-            code = _wait(process, task)
-        except BaseException:
-            _stop(process)
-            raise
-        reader.join()
-    if code:
-        raise CommandFailed(
-            f"{asked.arguments[0]} ended with {_in_words(code)}: {'; '.join(list(last)[-3:])}"
-        )
-    return {"exit_code": code, "output": list(last)}
+    )
 
 
 def _follow(output: IO[str], task: Task, last: deque[str]) -> None:
-    for line in output:
-        last.append(line.rstrip("\n"))
-        task.progress(last[-1])
+    with output:
+        for line in output:
+            last.append(line.rstrip("\n"))
+            task.progress(last[-1])
 
 
 def _wait(process: "subprocess.Popen[str]", task: Task) -> int:

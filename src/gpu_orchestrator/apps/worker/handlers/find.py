@@ -1,8 +1,8 @@
 """Handlers by task type: which there are (for the agent, imports none) and the function (for a runner)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
 from typing import Any
 
 from gpu_orchestrator.apps.worker.frames import Options
@@ -16,15 +16,27 @@ class UnknownTaskType(LookupError):
     pass
 
 
+@cache
+def installed() -> dict[str, str]:
+    """`task type -> module:function` of all installed packages. The agent looks once and tells its runners:
+    looking takes as long as starting a runner."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
 def task_types(options: Options) -> tuple[str, ...]:
     """What this worker can run as it was started."""
-    return tuple(sorted(name for name in _installed() if not _off(name, options)))
+    return tuple(sorted(name for name in installed() if not _off(name, options)))
 
 
-def handler(task_type: str, options: Options) -> Handler:
+def handler(task_type: str, options: Options, known: Mapping[str, str]) -> Handler:
     if reason := _off(task_type, options):
         raise UnknownTaskType(f"task type '{task_type}' is off on this worker: {reason}")
-    return _load(task_type)
+    if task_type not in known:
+        names = ", ".join(sorted(known))
+        raise UnknownTaskType(f"unknown task type '{task_type}'; this worker knows: {names}")
+    return _load(known[task_type])
 
 
 def _off(task_type: str, options: Options) -> str:
@@ -39,15 +51,7 @@ def _off(task_type: str, options: Options) -> str:
 
 
 @cache
-def _load(task_type: str) -> Handler:
-    found = _installed().get(task_type)
-    if found is None:
-        known = ", ".join(sorted(_installed()))
-        raise UnknownTaskType(f"unknown task type '{task_type}'; this worker knows: {known}")
-    loaded: Handler = found.load()
+def _load(target: str) -> Handler:
+    module, _, name = target.partition(":")
+    loaded: Handler = getattr(import_module(module), name)
     return loaded
-
-
-@cache
-def _installed() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
