@@ -76,14 +76,14 @@ class Tasks:
         self._link, self.keep_ms = link, keep_ms
 
     async def submit(self, tasks: Sequence[NewTask]) -> tuple[Taken, ...]:
-        return (await self.submit_and_assign(tasks, ()))[0]
+        return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, ()))[0]
 
     async def submit_and_assign(
         self, tasks: Sequence[NewTask], assignments: Sequence[Assignment]
     ) -> tuple[tuple[Taken, ...], Given]:
-        """For a leader that knows already where some of them go: one write for both. The leader is not told
-        of these tasks, it has them."""
-        return await self._link.write(_SUBMIT, DAY_MS, tasks, assignments)
+        """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
+        told of these tasks, it has them."""
+        return await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments)
 
     async def assign(self, assignments: Sequence[Assignment]) -> Given | None:
         """None for who does not lead."""
