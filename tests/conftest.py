@@ -4,6 +4,7 @@ A test that asks for a fixture backed by real servers is marked `real` by itself
 leaves it out and nobody has to remember the mark.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Otherwise looptime makes a loop for the first test that needs none, and nobody closes it.
+    asyncio.set_event_loop(None)
     if folder := config.getoption("--ledger"):
         config.pluginmanager.register(Ledger(folder, config.rootpath), "ledger")
 

@@ -1,0 +1,264 @@
+"""Tells people what happened, as Kubernetes Events on the object it happened to.
+
+    recorder = Recorder(client, "gpu-scheduler")
+    recorder.normal(pod_ref, "Scheduled", "bound to node-a, devices 0,1")       # at once, never blocks
+    group.create_task(recorder.run())
+
+Repeats become one Event with a count. What comes faster than it can be written waits in a bounded queue;
+past that, and past `PER_OBJECT` different ones about one object, it is dropped and counted.
+"""
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.codec import Blind, blind
+from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.api.wire import Json, Object, Resource
+
+log = structlog.get_logger()
+
+CAPACITY = 4096
+REMEMBERED = 4096
+PER_OBJECT = 25
+REFILL_S = 300.0
+# A series is written again at most this often: the last count matters, not each step to it.
+SERIES_EVERY_S = 10.0
+FORGET_S = 600.0
+WRITERS = 8
+MAX_NOTE = 1024
+
+_EVENTS: Resource[Blind] = blind(Resource(Blind, "Event", "events", "events.k8s.io"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The object an event is about."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    api_version: str = "v1"
+
+
+def about(resource: Resource[Any], obj: Object) -> Reference:
+    meta = obj.metadata
+    return Reference(resource.kind, meta.name, meta.namespace, meta.uid, resource.api_version)
+
+
+Key = tuple[Reference, str, str, str]
+
+
+@dataclass(slots=True)
+class _Series:
+    """One event and its repeats. `written` is the count the server knows; 0 means none yet."""
+
+    name: str
+    action: str
+    first: datetime
+    last: datetime
+    count: int = 1
+    written: int = 0
+    written_at: float = field(default=float("-inf"))
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at: float
+
+
+class Recorder:
+    def __init__(
+        self,
+        client: Client,
+        component: str,
+        *,
+        instance: str = "",
+        capacity: int = CAPACITY,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.dropped = 0
+        self._client, self._component, self._now = client, component, now
+        self._instance = (instance or f"{component}-{socket.gethostname()}")[:128]
+        self._capacity = capacity
+        self._series: OrderedDict[Key, _Series] = OrderedDict()
+        self._buckets: OrderedDict[Reference, _Bucket] = OrderedDict()
+        self._waiting: dict[Key, None] = {}
+        self._busy = 0
+        self._news = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def normal(self, what: Reference, reason: str, note: str, *, action: str = "") -> None:
+        self.record("Normal", what, reason, note, action=action)
+
+    def warning(self, what: Reference, reason: str, note: str, *, action: str = "") -> None:
+        self.record("Warning", what, reason, note, action=action)
+
+    def record(self, kind: str, what: Reference, reason: str, note: str, *, action: str = "") -> None:
+        """Remember to tell; returns at once."""
+        key = (what, kind, reason, _shortened(note))
+        if not self._remember(key, action or reason):
+            self.dropped += 1
+            return
+        if len(self._waiting) >= self._capacity and key not in self._waiting:
+            self.dropped += 1
+            return
+        self._waiting[key] = None
+        self._quiet.clear()
+        self._news.set()
+
+    def _remember(self, key: Key, action: str) -> bool:
+        now = self._now()
+        known = self._series.get(key)
+        if known and (now - known.last).total_seconds() < FORGET_S:
+            known.count, known.last = known.count + 1, now
+            self._series.move_to_end(key)
+            return True
+        if not self._allowed(key[0]):
+            return False
+        name = f"{key[0].name[:200]}.{uuid4().hex[:16]}"
+        self._series[key] = _Series(name, action, now, now)
+        if len(self._series) > REMEMBERED:
+            self._forget_oldest()
+        return True
+
+    def _forget_oldest(self) -> None:
+        oldest, _ = self._series.popitem(last=False)
+        if oldest in self._waiting:
+            del self._waiting[oldest]
+            self.dropped += 1
+
+    def _allowed(self, what: Reference) -> bool:
+        """A token for each new event about an object: a loop gone wild must not fill the event store."""
+        now = self._now().timestamp()
+        bucket = self._buckets.pop(what, None) or _Bucket(PER_OBJECT, now)
+        self._buckets[what] = bucket
+        while len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
+        bucket.tokens = min(PER_OBJECT, bucket.tokens + (now - bucket.at) / REFILL_S)
+        bucket.at = now
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
+
+    async def run(self) -> None:
+        """Write what was recorded, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WRITERS):
+                group.create_task(self._writer())
+
+    async def drain(self, timeout_s: float = 2.0) -> bool:
+        """Wait until all that was recorded is written; False if that took too long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _writer(self) -> None:
+        while True:
+            while not self._waiting:
+                self._news.clear()
+                await self._news.wait()
+            key = next(iter(self._waiting))
+            del self._waiting[key]
+            self._busy += 1
+            try:
+                await self._write(key, self._series[key])
+            except KubeError as error:
+                self.dropped += 1
+                log.info("event not written", reason=key[2], about=key[0].name, error=str(error))
+            finally:
+                self._busy -= 1
+                if not self._busy and not self._waiting:
+                    self._quiet.set()
+
+    async def _write(self, key: Key, series: _Series) -> None:
+        loop, count = asyncio.get_running_loop(), series.count
+        if series.written == 0:
+            series.written, series.written_at = count, loop.time()
+            await self._create(key, series, count)
+            return
+        early_s = series.written_at + SERIES_EVERY_S - loop.time()
+        if early_s > 0:
+            loop.call_later(early_s, self._wait_again, key)
+            return
+        if count > series.written:
+            series.written, series.written_at = count, loop.time()
+            await self._count(key, series, count)
+
+    def _wait_again(self, key: Key) -> None:
+        series = self._series.get(key)
+        if series and series.count > series.written:
+            self._waiting[key] = None
+            self._quiet.clear()
+            self._news.set()
+
+    async def _create(self, key: Key, series: _Series, count: int) -> None:
+        # The name is ours alone, so an event that exists already is this very one.
+        await self._client.create(_EVENTS, self._event(key, series, count), idempotent=True)
+
+    async def _count(self, key: Key, series: _Series, count: int) -> None:
+        body = {"series": _repeats(series, count)}
+        try:
+            await self._client.patch(_EVENTS, series.name, body, _home(key[0]))
+        except NotFound:  # events live for an hour
+            await self._create(key, series, count)
+
+    def _event(self, key: Key, series: _Series, count: int) -> Json:
+        what, kind, reason, note = key
+        event: Json = {
+            "metadata": {"name": series.name, "namespace": _home(what)},
+            "eventTime": _micro(series.first),
+            "reportingController": self._component,
+            "reportingInstance": self._instance,
+            "action": series.action,
+            "reason": reason,
+            "type": kind,
+            "note": note,
+            "regarding": _reference(what),
+        }
+        if count > 1:
+            event["series"] = _repeats(series, count)
+        return event
+
+
+def _repeats(series: _Series, count: int) -> Json:
+    return {"count": count, "lastObservedTime": _micro(series.last)}
+
+
+def _home(what: Reference) -> str:
+    return what.namespace or "default"
+
+
+def _reference(what: Reference) -> Json:
+    fields = {
+        "apiVersion": what.api_version,
+        "kind": what.kind,
+        "name": what.name,
+        "namespace": what.namespace,
+        "uid": what.uid,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _shortened(note: str) -> str:
+    raw = note.encode()
+    return note if len(raw) <= MAX_NOTE else raw[: MAX_NOTE - 3].decode(errors="ignore") + "…"
+
+
+def _micro(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

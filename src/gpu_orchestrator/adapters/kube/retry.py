@@ -1,0 +1,43 @@
+"""When a request is tried again, and how long to wait before that. Decides; `Client` performs.
+
+answer               carried out?   tried again
+Throttled            no             always, not before Retry-After (a budget's refusal is left to the caller)
+Unreachable          no             always
+Unavailable          perhaps        idempotent requests
+LostAnswer           perhaps        idempotent requests
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from gpu_orchestrator.adapters.kube.errors import BlockedByBudget, LostAnswer, Temporary, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential with full jitter, so that many who failed together do not come back together."""
+
+    base_s: float = 0.1
+    cap_s: float = 5.0
+    rng: random.Random = field(default_factory=random.Random)
+
+    def delay_s(self, attempt: int, at_least_s: float = 0.0) -> float:
+        span = min(self.cap_s, self.base_s * 2 ** min(attempt, 30))
+        return at_least_s + self.rng.uniform(0, span)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """`patience_s` is how long a request may take with all its tries; 0 means one try."""
+
+    patience_s: float = 60.0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    def delay_s(self, error: Exception, *, attempt: int, spent_s: float, idempotent: bool) -> float | None:
+        """Seconds to wait before the next try, or None to give up."""
+        if not isinstance(error, Temporary) or isinstance(error, BlockedByBudget):
+            return None
+        if isinstance(error, (LostAnswer, Unavailable)) and not idempotent:
+            return None
+        delay = self.backoff.delay_s(attempt, error.delay_s)
+        return delay if spent_s + delay <= self.patience_s else None

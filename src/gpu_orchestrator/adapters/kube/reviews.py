@@ -1,0 +1,128 @@
+"""Questions to the API server about identities, rights and itself. None changes anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gpu_orchestrator.adapters.kube import codec
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import Asked, BadAnswer, NotFound, NotServed
+from gpu_orchestrator.adapters.kube.transport import Request
+
+
+class Who(msgspec.Struct, frozen=True, rename="camel"):
+    username: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+
+
+class _TokenStatus(msgspec.Struct, frozen=True, rename="camel"):
+    authenticated: bool = False
+    user: Who = Who()
+    audiences: tuple[str, ...] = ()
+    error: str = ""
+
+
+class _AccessStatus(msgspec.Struct, frozen=True, rename="camel"):
+    allowed: bool = False
+    reason: str = ""
+
+
+class _TokenReview(msgspec.Struct, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+class _Version(msgspec.Struct, frozen=True, rename="camel"):
+    git_version: str = ""
+
+
+class _Served(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _ServedList(msgspec.Struct, frozen=True):
+    resources: tuple[_Served, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Something one may want to do, in the words of RBAC."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return str(Asked(self.verb, self.resource, self.group, self.name, self.namespace))
+
+    def _attributes(self) -> dict[str, str]:
+        resource, _, subresource = self.resource.partition("/")
+        return {
+            "verb": self.verb,
+            "group": self.group,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": self.namespace,
+            "name": self.name,
+        }
+
+
+async def who(client: Client, token: str, audiences: Sequence[str] = ()) -> Who | None:
+    """Whose token this is, or None if the server does not accept it."""
+    spec = {"token": token, "audiences": list(audiences)} if audiences else {"token": token}
+    body = await _review(client, "authentication.k8s.io", "TokenReview", spec)
+    status = codec.decoder(_TokenReview).decode(body).status
+    found: Who = status.user
+    return found if status.authenticated else None
+
+
+async def may_i(client: Client, access: Access) -> bool:
+    """Whether we may do this."""
+    spec = {"resourceAttributes": access._attributes()}
+    return await _allowed(client, "SelfSubjectAccessReview", spec)
+
+
+async def may(client: Client, user: Who, access: Access) -> bool:
+    """Whether another identity may do this."""
+    spec = {"user": user.username, "groups": list(user.groups), "resourceAttributes": access._attributes()}
+    return await _allowed(client, "SubjectAccessReview", spec)
+
+
+async def version(client: Client) -> str:
+    """The server's version, e.g. v1.36.3."""
+    body = await client.send(Asked("get", "version"), Request("GET", "/version"), idempotent=True)
+    try:
+        found: str = codec.decoder(_Version).decode(body).git_version
+    except msgspec.DecodeError as error:
+        raise BadAnswer("the server does not answer as an API server does; check the address") from error
+    return found
+
+
+async def served(client: Client, group: str, api_version: str) -> frozenset[str]:
+    """Plural names of what the server serves in this version of a group; empty where it does not know it."""
+    asked = Asked("get", f"apis/{group}/{api_version}")
+    try:
+        body = await client.send(asked, Request("GET", f"/apis/{group}/{api_version}"), idempotent=True)
+    except (NotFound, NotServed):
+        return frozenset()
+    return frozenset(found.name for found in codec.decoder(_ServedList).decode(body).resources)
+
+
+async def _allowed(client: Client, kind: str, spec: object) -> bool:
+    body = await _review(client, "authorization.k8s.io", kind, spec)
+    allowed: bool = codec.decoder(_AccessReview).decode(body).status.allowed
+    return allowed
+
+
+async def _review(client: Client, group: str, kind: str, spec: object) -> bytes:
+    plural = f"{kind.lower()}s"
+    body = codec.encode_plain({"apiVersion": f"{group}/v1", "kind": kind, "spec": spec})
+    asked = Asked("create", plural, group)
+    return await client.send(asked, Request("POST", f"/apis/{group}/v1/{plural}", body), idempotent=True)

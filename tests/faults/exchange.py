@@ -1,0 +1,140 @@
+"""One request on its way through the proxy: read, forward, answer, relay or cut.
+
+`perform.py` decides what happens to it; here is how each of those things is done to the two connections.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from tests.faults.calls import Call
+from tests.faults.faults import Answer
+from tests.faults.kubeconfigs import STAND_IN_TOKEN, Upstream
+from tests.faults.streams import SeveredError, StreamFault, Struck, lines
+
+HOP_BY_HOP = {
+    "connection",
+    "content-length",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """`told` hears of the exchange once, when its status is known or it ended without one."""
+
+    request: web.BaseRequest
+    call: Call
+    body: bytes
+    upstream: Upstream
+    session: aiohttp.ClientSession
+    told: Callable[["Exchange"], None]
+    status: int | None = field(default=None, init=False)
+    _has_told: bool = field(default=False, init=False)
+
+    def tell(self, status: int | None = None) -> None:
+        if not self._has_told:
+            self.status, self._has_told = status, True
+            self.told(self)
+
+    @contextlib.asynccontextmanager
+    async def forward(self, *, readable: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Sends the request on. `readable` asks the server for plain JSON, whatever the component accepts."""
+        url = URL(self.upstream.server + self.request.raw_path, encoded=True)
+        headers = self._headers()
+        if readable:
+            headers["Accept"] = "application/json"
+            headers.popall("Accept-Encoding", None)
+        async with self.session.request(
+            self.request.method, url, headers=headers, data=self.body or None, allow_redirects=False
+        ) as response:
+            self.tell(response.status)
+            try:
+                yield response
+            finally:
+                _abort_unless_read(response)
+
+    async def answer(self, answer: Answer) -> web.StreamResponse:
+        self.tell(answer.status)
+        headers = {} if answer.retry_after is None else {"Retry-After": f"{answer.retry_after:g}"}
+        response = web.Response(
+            status=answer.status,
+            headers=headers,
+            body=json.dumps(answer.content()).encode(),
+            content_type="application/json",
+        )
+        await response.prepare(self.request)
+        await response.write_eof()
+        return response
+
+    async def relay(self, source: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Passes the server's answer on as it comes, without waiting for its end."""
+        target = await self._begin(source)
+        async for chunk in source.content.iter_any():
+            await target.write(chunk)
+        await target.write_eof()
+        return target
+
+    async def relay_through(
+        self, fault: StreamFault, source: aiohttp.ClientResponse, struck: Struck
+    ) -> web.StreamResponse:
+        target = await self._begin(source)
+        try:
+            async for frame in fault.pass_on(lines(source.content.iter_any()), struck):
+                await target.write(frame)
+        except SeveredError:
+            return self.cut(reset=False)
+        await target.write_eof()
+        return target
+
+    def cut(self, *, reset: bool = True) -> web.StreamResponse:
+        """Ends the component's connection at once: by a TCP reset, or as if the peer had died.
+
+        Without a reset, what has been written before still arrives.
+        """
+        transport = self.request.transport
+        if transport is not None:
+            if reset:
+                connection = transport.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            transport.abort()
+        return web.Response()
+
+    def _headers(self) -> CIMultiDict[str]:
+        headers = CIMultiDict(self.request.headers)
+        for name in HOP_BY_HOP:
+            headers.popall(name, None)
+        if headers.get("Authorization") == f"Bearer {STAND_IN_TOKEN}":
+            del headers["Authorization"]
+        return headers
+
+    async def _begin(self, source: aiohttp.ClientResponse) -> web.StreamResponse:
+        target = web.StreamResponse(status=source.status, reason=source.reason)
+        for name, value in source.headers.items():
+            if name.lower() not in HOP_BY_HOP:
+                target.headers.add(name, value)
+        if source.content_length is not None:
+            target.content_length = source.content_length
+        await target.prepare(self.request)
+        return target
+
+
+def _abort_unless_read(response: aiohttp.ClientResponse) -> None:
+    """A stream left half-way would be closed by a TLS handshake that the proxy's end does not wait for."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()

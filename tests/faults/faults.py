@@ -1,0 +1,61 @@
+"""What can go wrong with one request: plain values that a test hands to `proxy.on(..., do=...)`.
+
+Faults of a single answer are here; faults of a running watch are in `streams.py`. `then` chains a second
+fault behind `Delay` and `Call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from tests.faults.calls import Call as Request
+from tests.faults.statuses import status
+from tests.faults.streams import StreamFault
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The proxy answers instead of the server: a `Status`, or `body` (an object, such as an older list)."""
+
+    status: int
+    retry_after: float | None = None
+    reason: str = ""
+    message: str = "said the fault proxy"
+    body: dict[str, Any] | None = None
+
+    def content(self) -> dict[str, Any]:
+        return self.body if self.body is not None else status(self.status, self.reason, self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class DropAnswer:
+    """The server does what was asked; its answer is lost and the connection reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The server never hears of it; the connection is reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    seconds: float
+    then: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls `fn(request)` from the proxy's thread: before the server hears of the request (`at="request"`),
+    when the server has answered and the component has not heard (`"answer"`), or when it has (`"done"`).
+
+    The exchange waits until `fn` returns. At "answer", `then` may be `DropAnswer` or nothing.
+    """
+
+    fn: Callable[[Request], object]
+    then: Fault | None = None
+    at: Literal["request", "answer", "done"] = "request"
+
+
+Fault: TypeAlias = Answer | DropAnswer | Cut | Delay | Call | StreamFault
