@@ -1,0 +1,67 @@
+"""The verb: given a request and a cluster, where does it go, or why nowhere?
+
+Called by the engine for every request, and on copies by whoever asks what would be. Same input, same answer.
+"""
+
+from math import isinf
+
+import numpy as np
+
+from gpu_orchestrator.core import explain
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.columns import Floats, where
+from gpu_orchestrator.core.filters import compile_filters
+from gpu_orchestrator.core.offers import Offers
+from gpu_orchestrator.core.policy import Policy, Rng
+from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.core.standing import current, first_failing
+
+
+def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Placement | Refusal:
+    """The best offer of any node, or the reasons why no node makes one. Changes nothing: `cluster.place`
+    does."""
+    standing = current(request.shape, cluster, policy)
+    row = _best(standing.scores, policy, rng)
+    if row is None:
+        return explain.refusal(standing, cluster)
+    return _placement(request, cluster, policy, row)
+
+
+def fits(shape: Shape, cluster: Cluster, name: str) -> bool:
+    """Whether one node could take the shape now."""
+    rows, codes = np.array([cluster.row(name)]), np.zeros(1, np.int16)
+    filters = compile_filters(shape, cluster.inventory)
+    for facts in (True, False):
+        codes = first_failing(filters, cluster, rows, codes, facts=facts)
+    return bool(codes[0] == 0)
+
+
+def _best(scores: Floats, policy: Policy, rng: Rng) -> int | None:
+    if not len(scores):
+        return None
+    row = int(scores.argmax())
+    best = scores[row]
+    if isinf(best):
+        return None
+    if policy.strategy.ties == "random":
+        equals = where(scores == best)
+        row = int(equals[int(rng.random() * len(equals))])
+    return row
+
+
+def _placement(request: Request, cluster: Cluster, policy: Policy, row: int) -> Placement:
+    shape, node = request.shape, cluster.inventory.nodes[row]
+    chosen = Offers(cluster, shape, policy.allocate, np.array([row])).chosen()
+    assert node is not None  # noqa: S101 - rows that fit have a node
+    return Placement(
+        request.key,
+        node.name,
+        devices=chosen.ids,
+        exclusive=shape.exclusive,
+        milli=shape.milli,
+        memory_mib=shape.memory_mib,
+        resources=shape.resources,
+        host_ports=shape.host_ports,
+        bandwidth_gbps=0 if isinf(chosen.gbps) else int(chosen.gbps),
+    )
