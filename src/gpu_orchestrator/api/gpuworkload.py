@@ -1,0 +1,141 @@
+"""GPUWorkload (`gpu.warp.dev/v1alpha1`, `gpuw`): a model to run on so many GPUs, once or as a gang."""
+
+# ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
+
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.conditions import Conditions
+from gpu_orchestrator.api.devices import Network, ReplicaDevices, Selector, Storage, Topology
+from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, moment, number, text
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+
+Priority: TypeAlias = Literal["low", "normal", "high"]
+Strategy: TypeAlias = Literal[
+    "leastLoaded", "random", "costOptimized", "binPack", "leastFragmenting", "topology"
+]
+Phase: TypeAlias = Literal["Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded"]
+
+# Condition types.
+SCHEDULED = "Scheduled"
+RUNNING = "Running"
+COMPLETE = "Complete"
+
+# Phases in which a Job runs, or has run for the last time, with what the spec said.
+SETTLED: tuple[Phase, ...] = ("Scheduled", "Running", "Failed", "Succeeded")
+FINAL: tuple[Phase, ...] = ("Failed", "Succeeded")
+
+
+class RetryPolicy(Wire, frozen=True, gc=False):
+    """How often and how soon a workload that found no place, or whose Job failed, is tried again."""
+
+    max_retries: Annotated[int, number("Tries after which the workload is Failed.", 1, 10)] = 3
+    backoff_seconds: Annotated[
+        int, number("Wait before the first new try; doubled for each further one, up to 5 minutes.", 1, 300)
+    ] = 30
+
+
+class WorkloadClaim(Wire, frozen=True, gc=False):
+    """Asks the gpu-scheduler for exact devices for each replica, in the words of a GpuClaim."""
+
+    devices: ReplicaDevices = ReplicaDevices()
+    selector: Selector = Selector()
+    topology: Topology = Topology()
+    network: Network = Network()
+    storage: Storage = Storage()
+
+
+class GPUWorkloadSpec(Wire, frozen=True, gc=False):
+    """What is to run, on how many GPUs, and how a place is found for it."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.claim) || !has(self.claim.devices.count) || self.claim.devices.count == self.gpuCount",
+            "spec.claim.devices.count must be the same as spec.gpuCount; it may be left out",
+            ".claim.devices.count",
+        ),
+    )
+
+    model_name: Annotated[str, text("Name of the model or workload.", 1, 255)]
+    gpu_count: Annotated[int, number("GPUs of each replica.", 1, 8)]
+    priority: Annotated[
+        Priority, about("Which PriorityClass the pods get: gpu-low, gpu-normal or gpu-high.")
+    ] = "normal"
+    scheduling_strategy: Annotated[
+        Strategy,
+        about(
+            "How a node is chosen: leastLoaded takes the one with most free GPUs, random any that fits, "
+            "costOptimized one labelled as cheap, binPack the fullest that fits, leastFragmenting the one "
+            "whose rest stays most useful, topology the one whose devices talk fastest."
+        ),
+    ] = "leastLoaded"
+    retry_policy: RetryPolicy = RetryPolicy()
+    template: Annotated[
+        dict[str, Any],
+        about(
+            "What really runs: a pod template (see kubectl explain podtemplate.template), under what we set. "
+            "Without it a placeholder runs that prints what it got."
+        ),
+    ] = {}
+    replicas: Annotated[int, number("More than one is a gang: all start or none.", 1, 512)] = 1
+    claim: WorkloadClaim | None = None
+    ttl_seconds_after_finished: (
+        Annotated[int, number("Seconds after which a finished Job is removed, as in a Job.", 0, INT32)] | None
+    ) = None
+    suspend: Annotated[bool, about("True keeps the workload from starting, and stops it if it runs.")] = False
+    max_runtime_seconds: (
+        Annotated[int, number("Seconds after which the workload is stopped and Failed.", 1, INT32)] | None
+    ) = None
+
+
+class GPUWorkloadStatus(Wire, frozen=True, gc=False):
+    """How far the workload has come. Written by the operator."""
+
+    phase: (
+        Annotated[
+            Phase,
+            about(
+                "Pending: waits for a place. Scheduling: a place is being sought. Scheduled: it has one. "
+                "Running: its pods run. Failed and Succeeded are final."
+            ),
+        ]
+        | None
+    ) = None
+    assigned_node: Annotated[str, text("Node it runs on; the first one of a gang.")] = ""
+    assigned_nodes: Annotated[
+        list[Annotated[str, text("A node.")]], about("Nodes of a gang, by replica.", at_most=512)
+    ] = []
+    job_name: Annotated[str, text("Job that runs it.")] = ""
+    last_schedule_time: Annotated[str, moment("When a place was last sought.")] = ""
+    retry_count: Annotated[int, number("Tries that have failed.", 0, INT32)] = 0
+    message: Annotated[str, text("Why the workload is as it is, for people.")] = ""
+    observed_generation: Annotated[int, number("Generation of the spec this speaks of.", 0, INT64)] = 0
+    conditions: Conditions = []
+    start_time: Annotated[str, moment("When its pods first ran.")] = ""
+    completion_time: Annotated[str, moment("When it became Succeeded or Failed.")] = ""
+    next_retry_time: Annotated[str, moment("When it is tried again at the latest.")] = ""
+
+
+def _settled(name: str) -> Rule:
+    phases = ", ".join(f"'{phase}'" for phase in SETTLED)
+    return Rule(
+        f"!(oldSelf.?status.?phase.orValue('') in [{phases}]) || self.spec.?{name} == oldSelf.spec.?{name}",
+        f"spec.{name} cannot be changed once the workload is scheduled; create another GPUWorkload",
+        f".spec.{name}",
+    )
+
+
+class GPUWorkload(Wire, frozen=True, gc=False):
+    """A model or other workload that needs GPUs. The operator finds a node and runs it there as a Job."""
+
+    # At the root, because a rule at spec cannot see the status.
+    RULES: ClassVar[tuple[Rule, ...]] = tuple(
+        map(_settled, ("modelName", "gpuCount", "replicas", "template", "claim"))
+    )
+
+    metadata: ObjectMeta
+    spec: GPUWorkloadSpec
+    status: GPUWorkloadStatus = GPUWorkloadStatus()
+
+
+GPU_WORKLOADS = Resource(GPUWorkload, "GPUWorkload", "gpuworkloads", names.WARP_GROUP, names.WARP_VERSION)

@@ -1,0 +1,200 @@
+"""The Kubernetes objects we read and write, with only the fields we use; the API server keeps the others.
+
+Values of the server's own enums stay plain strings: a newer server may know more of them than we do.
+"""
+
+# ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
+
+from gpu_orchestrator.api.pod import PODS, Pod, PodCondition, PodSpec, PodStatus, Quantities
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+
+__all__ = [
+    "BINDINGS",
+    "CONFIG_MAPS",
+    "EVENTS",
+    "JOBS",
+    "LEASES",
+    "NAMESPACES",
+    "NODES",
+    "PODS",
+    "PRIORITY_CLASSES",
+    "VOLUME_CLAIMS",
+    "Binding",
+    "ConfigMap",
+    "Event",
+    "Job",
+    "Lease",
+    "Namespace",
+    "Node",
+    "ObjectReference",
+    "Pod",
+    "PodCondition",
+    "PodSpec",
+    "PodStatus",
+    "PriorityClass",
+    "Taint",
+    "VolumeClaim",
+]
+
+
+class StatusCondition(Wire, frozen=True, gc=False):
+    """A condition of a Node or a Job."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class Taint(Wire, frozen=True, gc=False):
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeSpec(Wire, frozen=True, gc=False):
+    unschedulable: bool = False
+    taints: list[Taint] = []
+
+
+class NodeStatus(Wire, frozen=True, gc=False):
+    allocatable: Quantities = {}
+    conditions: list[StatusCondition] = []
+
+
+class Node(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class JobSpec(Wire, frozen=True, gc=False):
+    """Without the pod template, which is written but never read back."""
+
+    suspend: bool = False
+    parallelism: int = 1
+    completions: int | None = None
+    completion_mode: str = ""
+    backoff_limit: int = 6
+    active_deadline_seconds: int | None = None
+    ttl_seconds_after_finished: int | None = None
+
+
+class UncountedPods(Wire, frozen=True, gc=False):
+    """UIDs of pods that ended and are not yet in the Job's counts."""
+
+    succeeded: list[str] = []
+    failed: list[str] = []
+
+
+class JobStatus(Wire, frozen=True, gc=False):
+    active: int = 0
+    ready: int = 0
+    terminating: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    start_time: str = ""
+    completion_time: str = ""
+    conditions: list[StatusCondition] = []
+    uncounted_terminated_pods: UncountedPods = UncountedPods()
+
+
+class Job(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    spec: JobSpec = JobSpec()
+    status: JobStatus = JobStatus()
+
+
+class LeaseSpec(Wire, frozen=True, gc=False):
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    acquire_time: str = ""
+    renew_time: str = ""
+    lease_transitions: int = 0
+
+
+class Lease(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    spec: LeaseSpec = LeaseSpec()
+
+
+class ObjectReference(Wire, frozen=True, gc=False):
+    """`kind` and `name` have no default, so they are always written."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    api_version: str = ""
+    resource_version: str = ""
+
+
+class EventSeries(Wire, frozen=True, gc=False):
+    count: int
+    last_observed_time: str
+
+
+class Event(Wire, frozen=True, gc=False):
+    """Of events.k8s.io. Events written by older clients have no eventTime."""
+
+    metadata: ObjectMeta
+    regarding: ObjectReference | None = None
+    reason: str = ""
+    note: str = ""
+    type: str = ""
+    action: str = ""
+    event_time: str | None = None
+    reporting_controller: str = ""
+    reporting_instance: str = ""
+    series: EventSeries | None = None
+
+
+class PriorityClass(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    value: int
+    global_default: bool = False
+    preemption_policy: str = ""
+
+
+class Binding(Wire, frozen=True, gc=False):
+    """Its metadata carries annotations onto the pod, and a UID and resourceVersion as preconditions."""
+
+    metadata: ObjectMeta
+    target: ObjectReference
+
+
+class ConfigMap(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    data: dict[str, str] = {}
+
+
+class Namespace(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+
+
+class VolumeClaimSpec(Wire, frozen=True, gc=False):
+    volume_name: str = ""
+
+
+class VolumeClaimStatus(Wire, frozen=True, gc=False):
+    phase: str = ""
+
+
+class VolumeClaim(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    spec: VolumeClaimSpec = VolumeClaimSpec()
+    status: VolumeClaimStatus = VolumeClaimStatus()
+
+
+NODES = Resource(Node, "Node", "nodes", namespaced=False)
+JOBS = Resource(Job, "Job", "jobs", "batch")
+LEASES = Resource(Lease, "Lease", "leases", "coordination.k8s.io")
+EVENTS = Resource(Event, "Event", "events", "events.k8s.io")
+PRIORITY_CLASSES = Resource(
+    PriorityClass, "PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False
+)
+BINDINGS = Resource(Binding, "Binding", "bindings")
+CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "configmaps")
+NAMESPACES = Resource(Namespace, "Namespace", "namespaces", namespaced=False)
+VOLUME_CLAIMS = Resource(VolumeClaim, "PersistentVolumeClaim", "persistentvolumeclaims")

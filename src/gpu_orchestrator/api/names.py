@@ -1,0 +1,110 @@
+"""Every string that others can see in a cluster, once: groups, labels, annotations, finalizers, leases …
+
+Whoever writes or reads one of them takes it from here, so a reader can find all its users by its name.
+"""
+
+# Groups and versions of our own resources.
+WARP_GROUP = "gpu.warp.dev"
+WARP_VERSION = "v1alpha1"
+SCHEDULING_GROUP = "gpu.scheduling"
+SCHEDULING_VERSION = "v1"
+
+# Annotations with which a pod asks.
+CLAIM = "gpu.scheduling/claim"
+CLAIM_TEMPLATE = "gpu.scheduling/claim-template"
+GPUS = "gpu.scheduling/gpus"
+GANG = "gpu.scheduling/gang"
+GANG_SIZE = "gpu.scheduling/gang-size"
+STRATEGY = "gpu.scheduling/strategy"
+ASKING_ANNOTATIONS = (CLAIM, CLAIM_TEMPLATE, GPUS)
+
+# Annotations with which the scheduler answers, in the same write that binds the pod.
+ALLOCATED = "gpu.scheduling/allocated"
+VISIBLE_DEVICES = "gpu.scheduling/visible-devices"
+LOCAL_DEVICES = "gpu.scheduling/local-devices"
+ANSWERING_ANNOTATIONS = (ALLOCATED, VISIBLE_DEVICES, LOCAL_DEVICES)
+
+# A node's devices as a person describes them, where no agent reports any.
+NODE_DEVICES = "gpu.scheduling/devices"
+
+# Environment of the containers: which annotation each variable is filled from, and what a Job is told.
+DEVICE_ENV = {
+    "NVIDIA_VISIBLE_DEVICES": VISIBLE_DEVICES,
+    "ROCR_VISIBLE_DEVICES": VISIBLE_DEVICES,
+    "CUDA_VISIBLE_DEVICES": LOCAL_DEVICES,
+    "HIP_VISIBLE_DEVICES": LOCAL_DEVICES,
+}
+MODEL_NAME_ENV = "MODEL_NAME"
+GPU_COUNT_ENV = "GPU_COUNT"
+NODE_NAME_ENV = "NODE_NAME"
+
+# Labels.
+APP = "app"
+WORKLOAD = "gpu.warp.dev/workload"
+CONTROLLER = "gpu.warp.dev/controller"
+CONTROLLER_NAME = "gpu-orchestrator"
+MANAGED = "gpu.scheduling/managed"
+POD_UID = "gpu.scheduling/pod-uid"
+CHEAP_NODE = "gpu-orchestrator/cheap-node"
+HOSTNAME = "kubernetes.io/hostname"
+
+# Annotations of a device lease: labels stop at 63 characters.
+LEASE_POD = "gpu.scheduling/pod"
+LEASE_NAMESPACE = "gpu.scheduling/namespace"
+LEASE_NODE = "gpu.scheduling/node"
+LEASE_UUID = "gpu.scheduling/uuid"
+LEASE_HOLDERS = "gpu.scheduling/holders"
+
+# Finalizers.
+WORKLOAD_FINALIZER = "gpu.warp.dev/finalizer"
+CLAIM_FINALIZER = "gpu.scheduling/in-use"
+
+# Extended resources that stand for whole GPUs, and the vendor behind each.
+VENDOR_OF = {
+    "nvidia.com/gpu": "nvidia",
+    "amd.com/gpu": "amd",
+    "gpu.intel.com/i915": "intel",
+    "gpu.intel.com/xe": "intel",
+}
+GPU_RESOURCES = tuple(VENDOR_OF)
+
+# PriorityClasses by the priority of a GPUWorkload.
+PRIORITY_CLASSES = {"low": "gpu-low", "normal": "gpu-normal", "high": "gpu-high"}
+
+# Processes, where they live, and how they are called.
+NAMESPACE = "gpu-orchestrator-system"
+SCHEDULER = "gpu-scheduler"
+WEBHOOK = "gpu-scheduler-webhook"
+AGENT = "gpu-scheduler-agent"
+OPERATOR = "gpu-orchestrator-controller-manager"
+FIELD_MANAGER = "gpu-orchestrator"
+
+# Leases: leader election, the devices, the agents' signs of life.
+OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"
+SCHEDULER_LEASE = "gpu-scheduler.gpu.scheduling"
+DEVICE_LEASE_PREFIX = "gpu-"
+AGENT_LEASE_PREFIX = "gpu-agent-"
+
+# Reasons of the operator's events.
+SCHEDULED = "Scheduled"
+FAILED_SCHEDULING = "FailedScheduling"
+RETRYING = "Retrying"
+MAX_RETRIES_EXCEEDED = "MaxRetriesExceeded"
+JOB_CREATED = "JobCreated"
+JOB_SUCCEEDED = "JobSucceeded"
+JOB_FAILED = "JobFailed"
+PREEMPTED = "Preempted"
+
+
+def device_lease(node: str, device: int) -> str:
+    return f"{DEVICE_LEASE_PREFIX}{node}-{device}"
+
+
+def agent_lease(node: str) -> str:
+    return f"{AGENT_LEASE_PREFIX}{node}"
+
+
+def job(workload: str, uid: str, retry: int = 0) -> str:
+    """A workload's Job, by a name that can be computed again: creating it twice creates it once."""
+    name = f"{workload}-job-{uid[:8]}"
+    return f"{name}-r{retry}" if retry else name

@@ -1,0 +1,158 @@
+"""A Pod as a scheduler, an operator and an agent need it: where it may go, what it takes, how it fares.
+
+What we do not implement (inter-pod affinity, topology spread, volumes …) is here as far as is needed to
+see that a pod uses it.
+"""
+
+# ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
+
+from typing import TypeAlias
+
+from msgspec import field
+
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+
+Quantities: TypeAlias = dict[str, str]
+
+
+class Present(Wire, frozen=True, gc=False):
+    """Something of which only matters that it is there."""
+
+
+class Requirement(Wire, frozen=True, gc=False):
+    """One condition on a label, or on a field, of a node."""
+
+    key: str
+    operator: str
+    values: list[str] = []
+
+
+class NodeSelectorTerm(Wire, frozen=True, gc=False):
+    match_expressions: list[Requirement] = []
+    match_fields: list[Requirement] = []
+
+
+class NodeSelector(Wire, frozen=True, gc=False):
+    node_selector_terms: list[NodeSelectorTerm] = []
+
+
+class NodeAffinity(Wire, frozen=True, gc=False):
+    required: NodeSelector | None = field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+    preferred: list[Present] = field(
+        default_factory=list, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class PodAffinity(Wire, frozen=True, gc=False):
+    required: list[Present] = field(
+        default_factory=list, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    preferred: list[Present] = field(
+        default_factory=list, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class Affinity(Wire, frozen=True, gc=False):
+    node_affinity: NodeAffinity = NodeAffinity()
+    pod_affinity: PodAffinity = PodAffinity()
+    pod_anti_affinity: PodAffinity = PodAffinity()
+
+
+class Toleration(Wire, frozen=True, gc=False):
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class Requirements(Wire, frozen=True, gc=False):
+    """What is requested of each resource, and at most allowed."""
+
+    requests: Quantities = {}
+    limits: Quantities = {}
+
+
+class ContainerPort(Wire, frozen=True, gc=False):
+    host_port: int = 0
+    host_ip: str = field(default="", name="hostIP")
+    protocol: str = "TCP"
+
+
+class Container(Wire, frozen=True, gc=False):
+    """An init container with restartPolicy Always is a sidecar: it goes on running beside the others."""
+
+    name: str = ""
+    resources: Requirements = Requirements()
+    ports: list[ContainerPort] = []
+    restart_policy: str = ""
+
+
+class VolumeClaim(Wire, frozen=True, gc=False):
+    claim_name: str = ""
+
+
+class Volume(Wire, frozen=True, gc=False):
+    """`ephemeral` asks for a PersistentVolumeClaim of the pod's own."""
+
+    name: str = ""
+    persistent_volume_claim: VolumeClaim | None = None
+    ephemeral: Present | None = None
+
+
+class TopologySpread(Wire, frozen=True, gc=False):
+    topology_key: str = ""
+    when_unsatisfiable: str = ""
+
+
+class PodResourceClaim(Wire, frozen=True, gc=False):
+    name: str = ""
+    resource_claim_name: str = ""
+    resource_claim_template_name: str = ""
+
+
+class SchedulingGate(Wire, frozen=True, gc=False):
+    name: str = ""
+
+
+class PodSpec(Wire, frozen=True, gc=False):
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int = 0
+    priority_class_name: str = ""
+    preemption_policy: str = ""
+    node_selector: dict[str, str] = {}
+    affinity: Affinity = Affinity()
+    tolerations: list[Toleration] = []
+    containers: list[Container] = []
+    init_containers: list[Container] = []
+    resources: Requirements | None = None
+    overhead: Quantities = {}
+    volumes: list[Volume] = []
+    topology_spread_constraints: list[TopologySpread] = []
+    resource_claims: list[PodResourceClaim] = []
+    scheduling_gates: list[SchedulingGate] = []
+
+
+class PodCondition(Wire, frozen=True, gc=False):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class PodStatus(Wire, frozen=True, gc=False):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    nominated_node_name: str = ""
+    conditions: list[PodCondition] = []
+
+
+class Pod(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+PODS = Resource(Pod, "Pod", "pods")

@@ -1,0 +1,63 @@
+"""Kubernetes quantities ("100m", "16Gi", "1e3"), read exactly and compared as whole numbers.
+
+`whole` and `milli` round up as Kubernetes does, so nothing that is asked for is ever counted too low.
+"""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+_SHAPE = re.compile(
+    r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>[A-Za-z]*|[eE][+-]?[0-9]+)"
+)
+_SUFFIXES = {
+    "": Fraction(1),
+    **{suffix: Fraction(1, 1000 ** (3 - power)) for power, suffix in enumerate("num")},
+    **{suffix: Fraction(1000 ** (power + 1)) for power, suffix in enumerate("kMGTPE")},
+    **{f"{suffix}i": Fraction(1024 ** (power + 1)) for power, suffix in enumerate("KMGTPE")},
+}
+# The server keeps what is beyond 2^63-1 at that; an exponent beyond this would only cost memory.
+_LARGEST_EXPONENT = 30
+_REMEMBERED = 4096
+
+
+class BadQuantity(ValueError):  # noqa: N818
+    """The text is no quantity, or a negative one."""
+
+
+@lru_cache(_REMEMBERED)
+def parse(text: str) -> Fraction:
+    found = _SHAPE.fullmatch(text)
+    if not found:
+        raise BadQuantity(f"{text!r} is no quantity; write a number with a unit, such as 500m, 2 or 16Gi")
+    if found["sign"] == "-":
+        raise BadQuantity(f"{text!r} is negative; nobody can have less than nothing")
+    return Fraction(found["number"]) * _unit(found["suffix"], text)
+
+
+@lru_cache(_REMEMBERED)
+def whole(text: str) -> int:
+    """Units (bytes, GPUs, pods), rounded up."""
+    return _ceil(parse(text))
+
+
+@lru_cache(_REMEMBERED)
+def milli(text: str) -> int:
+    """Thousandths (of a CPU), rounded up."""
+    return _ceil(parse(text) * 1000)
+
+
+def _unit(suffix: str, text: str) -> Fraction:
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    exponent = suffix[1:]
+    if not exponent.lstrip("+-").isdecimal():
+        known = " ".join(_SUFFIXES).strip()
+        raise BadQuantity(f"{text!r} has the unknown unit {suffix!r}; known units: {known}")
+    if abs(int(exponent)) > _LARGEST_EXPONENT:
+        raise BadQuantity(f"{text!r} is beyond what can be counted; the exponent ends at {_LARGEST_EXPONENT}")
+    return Fraction(10) ** int(exponent)
+
+
+def _ceil(value: Fraction) -> int:
+    return -(-value.numerator // value.denominator)
