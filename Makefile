@@ -41,9 +41,12 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt tools lock clean help
+.PHONY: fmt crds tools lock clean help
 fmt: $(VENV)/ready ## Format and mend what can be mended by itself
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+crds: $(VENV)/ready ## Write config/crd anew from the wire types
+	@$(BIN)/python -m gpu_orchestrator.cli.crds config/crd
 
 tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 6 minutes, once)
 	@$(BIN)/python -m controlplane build

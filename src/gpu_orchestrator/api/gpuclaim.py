@@ -9,7 +9,7 @@ from msgspec import field
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.conditions import Conditions
 from gpu_orchestrator.api.devices import Devices, Network, Selector, Storage, Topology
-from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, number, text
+from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, number, text, unchanged
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 ClaimPhase: TypeAlias = Literal["Pending", "Reserved", "Bound", "Failed", "Released"]
@@ -18,11 +18,7 @@ NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 
 def _immutable(name: str) -> Rule:
-    return Rule(
-        f"self.?{name} == oldSelf.?{name}",
-        f"spec.{name} cannot be changed; create another GpuClaim",
-        f".{name}",
-    )
+    return Rule(unchanged(name), f"spec.{name} cannot be changed; create another GpuClaim", f".{name}")
 
 
 class GpuClaimSpec(Wire, frozen=True, gc=False):

@@ -2,12 +2,13 @@
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.conditions import Conditions
 from gpu_orchestrator.api.devices import Network, ReplicaDevices, Selector, Storage, Topology
-from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, moment, number, text
+from gpu_orchestrator.api.podtemplate import PodTemplate
+from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, moment, number, text, unchanged
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 Priority: TypeAlias = Literal["low", "normal", "high"]
@@ -70,13 +71,7 @@ class GPUWorkloadSpec(Wire, frozen=True, gc=False):
         ),
     ] = "leastLoaded"
     retry_policy: RetryPolicy = RetryPolicy()
-    template: Annotated[
-        dict[str, Any],
-        about(
-            "What really runs: a pod template (see kubectl explain podtemplate.template), under what we set. "
-            "Without it a placeholder runs that prints what it got."
-        ),
-    ] = {}
+    template: PodTemplate | None = None
     replicas: Annotated[int, number("More than one is a gang: all start or none.", 1, 512)] = 1
     claim: WorkloadClaim | None = None
     ttl_seconds_after_finished: (
@@ -118,8 +113,9 @@ class GPUWorkloadStatus(Wire, frozen=True, gc=False):
 
 def _settled(name: str) -> Rule:
     phases = ", ".join(f"'{phase}'" for phase in SETTLED)
+    is_settled = f"has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase in [{phases}]"
     return Rule(
-        f"!(oldSelf.?status.?phase.orValue('') in [{phases}]) || self.spec.?{name} == oldSelf.spec.?{name}",
+        f"!({is_settled}) || ({unchanged(f'spec.{name}')})",
         f"spec.{name} cannot be changed once the workload is scheduled; create another GPUWorkload",
         f".spec.{name}",
     )

@@ -120,10 +120,8 @@ class Lease(Wire, frozen=True, gc=False):
 
 
 class ObjectReference(Wire, frozen=True, gc=False):
-    """`kind` and `name` have no default, so they are always written."""
-
-    kind: str
-    name: str
+    kind: str = ""
+    name: str = ""
     namespace: str = ""
     uid: str = ""
     api_version: str = ""

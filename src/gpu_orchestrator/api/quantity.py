@@ -21,7 +21,7 @@ _LARGEST_EXPONENT = 30
 _REMEMBERED = 4096
 
 
-class BadQuantity(ValueError):  # noqa: N818
+class BadQuantity(ValueError):
     """The text is no quantity, or a negative one."""
 
 

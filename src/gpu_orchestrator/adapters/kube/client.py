@@ -168,7 +168,12 @@ class Client:
         asked = _asked("patch", resource, name, namespace, subresource)
         query = {"fieldManager": field_manager, "force": "true" if force else ""}
         where = target(resource, name, namespace, subresource, query)
-        encoded = codec.encode(resource, body) if kind is Patch.APPLY else codec.encode_plain(body)  # type: ignore[arg-type]
+        if kind is Patch.APPLY and isinstance(body, Mapping):
+            # The server wants the name in the body too.
+            meta = {"name": name, **(body.get("metadata") or {})}
+            encoded = codec.encode(resource, {**body, "metadata": meta})
+        else:
+            encoded = codec.encode_plain(body)
         request = Request("PATCH", where, encoded, kind.value)
         unguarded = kind is not Patch.APPLY and b'"resourceVersion"' not in encoded
         answer = await self.send(asked, request, idempotent=kind is not Patch.JSON, racy=unguarded)

@@ -5,8 +5,8 @@
 
 A candidate takes the lease when nobody holds it, or when its record has not changed for a whole lease
 duration *by the candidate's own clock*, so the clocks of different machines need not agree. The holder counts
-from the moment before it sent its last successful renewal and stops the work when `renew_s` has passed: earlier
-than anybody can take the lease, by `lease_s - renew_s`. Election gives no fencing: a write that must not come
+from the moment before it sent its last successful renewal, and stops the work when `renew_s` has passed,
+`lease_s - renew_s` before anybody can take the lease. Election gives no fencing: a write that must not come
 late checks `is_leader` or carries its own guard.
 
     FOLLOWING ──took it──► LEADING ──work ended or cancelled──► work stopped, lease released
@@ -31,7 +31,8 @@ import structlog
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
-from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.kubernetes import LEASES, Lease, LeaseSpec
+from gpu_orchestrator.api.wire import ObjectMeta
 
 # What work gets to stop in when the lease has already ended, as after a long sleep of the whole process.
 STOP_S = 1.0
@@ -40,23 +41,7 @@ NEVER = float("-inf")
 log = structlog.get_logger()
 
 
-class LeaseSpec(Wire, frozen=True, gc=False):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class Lease(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta = ObjectMeta()
-    spec: LeaseSpec = LeaseSpec()
-
-
-LEASES = Resource(Lease, "Lease", "leases", "coordination.k8s.io")
-
-
-class Lost(Exception):  # noqa: N818  # a turn of events that callers wait for
+class Lost(Exception):  # a turn of events that callers wait for
     """We lead no longer, and the work has been stopped."""
 
 
@@ -92,7 +77,7 @@ class Elector:
         self._clock, self._abort = clock, abort
         # One slow answer must leave time for another try before the deadline.
         self._client = client.hurried(timeout_s=max(self._times.retry_s, self._times.renew_s / 2))
-        self._seen = Lease()
+        self._seen = Lease(ObjectMeta())
         self._seen_at = NEVER
         self._renewed_at = NEVER
 
@@ -108,7 +93,7 @@ class Elector:
     @property
     def holder(self) -> str:
         """Who held the lease when we last looked."""
-        return self._seen.spec.holder_identity or ""
+        return self._seen.spec.holder_identity
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for leadership, then do the work. Returns when it does; raises Lost if leadership goes first.
@@ -140,7 +125,7 @@ class Elector:
         """Renew until the work ends or leadership does."""
         while not task.done() and self.is_leader:
             left_s = self._renewed_at + self._times.renew_s - self._clock()
-            await asyncio.wait([task], timeout=min(self._times.retry_s, max(0.0, left_s)))
+            await asyncio.wait([task], timeout=min(self._times.retry_s, max(0.01, left_s)))
             if task.done() or not self.is_leader:
                 break
             await self._renew()
@@ -209,7 +194,7 @@ class Elector:
             lease_duration_seconds=ceil(self._times.lease_s),
             acquire_time=old.acquire_time if ours else now,
             renew_time=now,
-            lease_transitions=(old.lease_transitions or 0) + (not ours),
+            lease_transitions=old.lease_transitions + (not ours),
         )
 
     def _meta(self) -> ObjectMeta:

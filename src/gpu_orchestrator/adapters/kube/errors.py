@@ -13,7 +13,7 @@ KubeError
    └─ ApiError: Throttled (not done; BlockedByBudget for evictions) · Unavailable (may have been done)
 """
 
-# ruff: noqa: N818  # these are answers with names of their own, as `except NotFound` shows
+# these are answers with names of their own, as `except NotFound` shows
 from dataclasses import dataclass
 from typing import Any
 

@@ -20,8 +20,9 @@ from uuid import uuid4
 import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.codec import Blind, blind
+from gpu_orchestrator.adapters.kube.codec import blind
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.api.kubernetes import EVENTS
 from gpu_orchestrator.api.wire import Json, Object, Resource
 
 log = structlog.get_logger()
@@ -36,7 +37,7 @@ FORGET_S = 600.0
 WRITERS = 8
 MAX_NOTE = 1024
 
-_EVENTS: Resource[Blind] = blind(Resource(Blind, "Event", "events", "events.k8s.io"))
+_EVENTS = blind(EVENTS)
 
 
 @dataclass(frozen=True, slots=True)

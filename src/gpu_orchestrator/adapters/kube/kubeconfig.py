@@ -180,7 +180,8 @@ def _absolute(tree: Any, folder: Path) -> Any:
     if not isinstance(tree, dict):
         return tree or {}
     for section, (inner, fields) in _PATHS.items():
-        for item in tree.get(section) or ():
+        items = tree.get(section)
+        for item in items if isinstance(items, list) else ():
             entry = item.get(inner) if isinstance(item, dict) else None
             if isinstance(entry, dict):
                 entry.update({name: str(folder / str(entry[name])) for name in fields if entry.get(name)})
@@ -231,7 +232,7 @@ def _data_or_file(data: str, path: str, what: str, source: str) -> bytes:
             return base64.b64decode("".join(data.split()), validate=True)
         except binascii.Error as error:
             raise ConfigError(f"{what}-data of {source} is not base64; copy it again") from error
-    return read_text(Path(path), f"the {what} file").encode() if path else b""
+    return read_text(Path(path), f"the {what} file of {source},").encode() if path else b""
 
 
 def _cluster_info(cluster: Cluster) -> dict[str, Any]:

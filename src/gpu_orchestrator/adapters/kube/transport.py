@@ -82,6 +82,9 @@ class HttpTransport:
             ],
             auto_decompress=False,
         )
+        # aiohttp would by itself send a DELETE or PUT a second time when a connection breaks, and hide that
+        # the first may have been carried out. That is for `retry.py` to decide.
+        self._session._retry_connection = False
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         async with self._open(request, timeout_s, renew) as response:

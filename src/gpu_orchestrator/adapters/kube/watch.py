@@ -13,7 +13,7 @@
                                          resume at the last version ────┴─────┘ end, cut or silence
 
 A silent connection is found because every stream has an end that the server owes us: it is asked to end the
-stream after `turn_s`, and one that does not is dropped `GRACE_S` later. Bookmarks before the end keep the
+stream after `turn_s`, and one that does not is dropped `grace_s` later. Bookmarks before the end keep the
 version to resume at fresh.
 """
 
@@ -70,13 +70,14 @@ class Watch(Generic[T]):
         fields: str = "",
         indices: Mapping[str, Index[T]] | None = None,
         turn_s: tuple[float, float] = TURN_S,
+        grace_s: float = GRACE_S,
     ) -> None:
         self.store: Store[T] = Store(indices)
         self.counts = Counts()
         self.last_error: errors.KubeError | None = None
         self._client, self._resource, self._namespace = client, resource, namespace
         self._selectors = {"labelSelector": labels, "fieldSelector": fields}
-        self._turn_s = turn_s
+        self._turn_s, self._grace_s = turn_s, grace_s
         self._asked = errors.Asked("watch", resource.plural, resource.group, "", namespace)
         self._handlers: list[Handler[T]] = []
         self._synced = asyncio.Event()
@@ -170,7 +171,7 @@ class Watch(Generic[T]):
         turn_s = random.uniform(*self._turn_s)  # noqa: S311  # spreads the load, guards nothing
         query = {"resourceVersion": self._version, "timeoutSeconds": max(1, round(turn_s))}
         try:
-            await self._stream(query, limit_s=turn_s + GRACE_S)
+            await self._stream(query, limit_s=turn_s + self._grace_s)
         except TimeoutError:
             self.counts.hangs += 1
             log.warning("watch fell silent, resuming", resource=self._resource.plural, after_s=turn_s)
@@ -202,6 +203,7 @@ class Watch(Generic[T]):
 
     def _take(self, frame: Frame) -> None:
         if frame.type == "ERROR":
+            self._version = ""  # whatever it says, what follows our version cannot be had: list again
             raise errors.from_event(self._asked, frame.object)
         if frame.type == "BOOKMARK":
             self._take_bookmark(codec.decoder(codec.Blind).decode(frame.object))

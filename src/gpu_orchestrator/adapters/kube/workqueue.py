@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 log = structlog.get_logger()
 
 
-class Closed(Exception):  # noqa: N818  # an end, not an error
+class Closed(Exception):  # an end, not an error
     """The queue was closed and nothing waits in it."""
 
 

@@ -1,0 +1,196 @@
+"""At most one leads; leadership passes on, quickly when it is given up. Time is virtual."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.election import Elector, Lost, Times
+from gpu_orchestrator.api.kubernetes import LEASES
+from tests.adapters.kube.leases import LeaseServer, Line
+
+pytestmark = pytest.mark.looptime
+
+
+def elector(line: Line, identity: str, **options: object) -> Elector:
+    clock = asyncio.get_running_loop().time
+    return Elector(Client(line), "x", "ns", identity=identity, clock=clock, **options)  # type: ignore[arg-type]
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def start(elector: Elector) -> "asyncio.Task[None]":
+    task = asyncio.create_task(elector.lead(forever))
+    await asyncio.sleep(0.1)
+    return task
+
+
+async def end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError, Lost):
+        await task
+
+
+async def until_leading(elector: Elector) -> float:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.timeout(100):
+        while not elector.is_leader:  # noqa: ASYNC110  # time is virtual
+            await asyncio.sleep(0.1)
+    return loop.time() - began
+
+
+async def test_the_first_leads_and_the_second_waits() -> None:
+    server = LeaseServer()
+    a, b = elector(Line(server), "a"), elector(Line(server), "b")
+    first, second = await start(a), await start(b)
+    await asyncio.sleep(60)
+    assert a.is_leader
+    assert not b.is_leader
+    assert b.holder == "a"
+    await end(first)
+    await end(second)
+
+
+async def test_given_up_politely_it_passes_on_within_three_seconds() -> None:
+    server = LeaseServer()
+    a, b = elector(Line(server), "a"), elector(Line(server), "b")
+    first, second = await start(a), await start(b)
+    await asyncio.sleep(30)
+    await end(first)
+    assert not a.is_leader
+    assert await until_leading(b) < 3
+    await end(second)
+
+
+async def test_a_vanished_leader_is_followed_after_the_lease_and_not_before() -> None:
+    server = LeaseServer()
+    line = Line(server)
+    a, b = elector(line, "a"), elector(Line(server), "b")
+    first, second = await start(a), await start(b)
+    await asyncio.sleep(30)
+    line.is_cut = True
+    taken_s = await until_leading(b)
+    assert 12 < taken_s < 20
+    assert not a.is_leader
+    with pytest.raises(Lost):
+        await first
+    await end(second)
+
+
+async def test_a_cut_off_leader_stops_its_work_before_the_lease_ends() -> None:
+    server, stopped_at = LeaseServer(), 0.0
+    loop, line = asyncio.get_running_loop(), Line(server)
+
+    async def work() -> None:
+        nonlocal stopped_at
+        try:
+            await forever()
+        finally:
+            await asyncio.sleep(1)  # it tidies up
+            stopped_at = loop.time()
+
+    task = asyncio.create_task(elector(line, "a").lead(work))
+    await asyncio.sleep(30)
+    line.is_cut = True
+    cut_at = loop.time()
+    with pytest.raises(Lost):
+        await task
+    assert cut_at + 8 < stopped_at < cut_at + 13
+
+
+async def test_one_slow_answer_does_not_cost_the_leadership() -> None:
+    line = Line(LeaseServer())
+    a = elector(line, "a")
+    task = await start(a)
+    for _ in range(20):
+        line.is_cut = True
+        await asyncio.sleep(3)
+        line.is_cut = False
+        await asyncio.sleep(10)
+        assert a.is_leader
+    await end(task)
+
+
+async def test_work_that_will_not_stop_ends_the_process() -> None:
+    line, aborted, release = Line(LeaseServer()), asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+
+    task = asyncio.create_task(elector(line, "a", abort=aborted.set).lead(stubborn))
+    await asyncio.sleep(10)
+    line.is_cut = True
+    async with asyncio.timeout(16):
+        await aborted.wait()
+    release.set()
+    with suppress(Lost, asyncio.InvalidStateError):
+        await task
+
+
+async def test_work_that_ends_gives_the_lease_back() -> None:
+    server = LeaseServer()
+    await elector(Line(server), "a").lead(lambda: asyncio.sleep(5))
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == ""
+
+
+async def test_work_that_fails_gives_the_lease_back_and_raises() -> None:
+    server = LeaseServer()
+
+    async def fail() -> None:
+        raise ValueError("a defect")
+
+    with pytest.raises(ValueError, match="a defect"):
+        await elector(Line(server), "a").lead(fail)
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == ""
+
+
+async def test_a_lease_taken_by_force_is_left_at_once() -> None:
+    server = LeaseServer()
+    a = elector(Line(server), "a")
+    task = await start(a)
+    assert server.lease is not None
+    server.lease["spec"]["holderIdentity"] = "someone"
+    server.lease["metadata"]["resourceVersion"] = "1000"
+    with pytest.raises(Lost, match="someone"):
+        async with asyncio.timeout(4):
+            await task
+
+
+async def test_a_deleted_lease_is_made_again() -> None:
+    server = LeaseServer()
+    line = Line(server)
+    a = elector(line, "a")
+    task = await start(a)
+    server.lease = None
+    await asyncio.sleep(15)
+    assert a.is_leader
+    assert (await Client(line).get(LEASES, "x", "ns")).spec.holder_identity == "a"
+    await end(task)
+
+
+async def test_times_written_by_others_do_not_matter() -> None:
+    """A holder whose clock is an hour behind is still the holder."""
+    server = LeaseServer()
+    a, b = elector(Line(server), "a"), elector(Line(server), "b")
+    first = await start(a)
+    second = await start(b)
+    for _ in range(20):
+        await asyncio.sleep(2)
+        assert server.lease is not None
+        server.lease["spec"]["renewTime"] = f"2001-01-01T00:00:{server.writes % 60:02d}.000000Z"
+    assert not b.is_leader
+    await end(first)
+    await end(second)
+
+
+def test_times_must_leave_room() -> None:
+    with pytest.raises(ValueError, match="lease_s > renew_s > retry_s > 0"):
+        Times(lease_s=10, renew_s=10)

@@ -1,0 +1,43 @@
+"""Events come out whole, however the network cuts the bytes."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_orchestrator.adapters.kube.errors import BadAnswer, LostAnswer
+from gpu_orchestrator.adapters.kube.frames import Frames
+from tests.adapters.kube.objects import config_map
+from tests.adapters.kube.scripted import event
+
+WHOLE = b"".join(event("ADDED", config_map(f"x{number}", text="é\n")) for number in range(5))
+
+
+@given(st.lists(st.integers(0, len(WHOLE)), max_size=20))
+def test_cut_anywhere(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(WHOLE)]
+    frames = Frames()
+    seen = [bytes(frame.object) for start, end in pairwise(places) for frame in frames.feed(WHOLE[start:end])]
+    frames.close()
+    assert seen == [bytes(frame.object) for frame in Frames().feed(WHOLE)]
+    assert len(seen) == 5
+
+
+def test_an_end_within_an_event_is_no_end() -> None:
+    frames = Frames()
+    assert len(list(frames.feed(WHOLE[:-1]))) == 4
+    with pytest.raises(LostAnswer):
+        frames.close()
+
+
+def test_what_is_not_json_is_refused() -> None:
+    with pytest.raises(BadAnswer):
+        list(Frames().feed(b"<html>\n"))
+
+
+def test_an_endless_event_is_refused() -> None:
+    frames = Frames()
+    list(frames.feed(b"x" * (16 << 20)))
+    with pytest.raises(BadAnswer, match="larger than 16 MiB"):
+        list(frames.feed(b"x"))

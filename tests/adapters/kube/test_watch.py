@@ -1,0 +1,216 @@
+"""The watch keeps its copy true whatever the stream does. Time is virtual, the server is a script."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import LostAnswer, Unreachable
+from gpu_orchestrator.adapters.kube.watch import Watch
+from tests.adapters.kube.objects import CONFIG_MAPS, ConfigMap, config_map
+from tests.adapters.kube.scripted import HANG, Line, Scripted, answer, bookmark, event, refusal
+
+pytestmark = pytest.mark.looptime
+
+ADDED = event("ADDED", config_map("a", version=1))
+LISTED = [ADDED, bookmark(5, end=True)]
+
+
+class Watched:
+    """A running watch, and what its handler was told: `+a`, `~a`, `-a`."""
+
+    def __init__(self, watch: Watch[ConfigMap], transport: Scripted) -> None:
+        self.watch, self.transport, self.told = watch, transport, list[str]()
+        self._news = asyncio.Event()
+        watch.on_change(self._note)
+
+    def _note(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
+        sign = "+" if old is None else "-" if new is None else "~"
+        self.told.append(sign + ((new or old) or config_map()).metadata.name)
+        self._news.set()
+
+    async def until(self, *told: str, within_s: float = 3600) -> None:
+        async with asyncio.timeout(within_s):
+            while tuple(self.told) != told:
+                self._news.clear()
+                await self._news.wait()
+
+    @property
+    def targets(self) -> list[str]:
+        return [request.target for request in self.transport.requests]
+
+
+@asynccontextmanager
+async def watching(*script: Line) -> AsyncIterator[Watched]:
+    transport = Scripted(*script)
+    watched = Watched(Watch(Client(transport), CONFIG_MAPS), transport)
+    task = asyncio.create_task(watched.watch.run())
+    try:
+        yield watched
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_streamed_list_then_changes() -> None:
+    changed, gone = config_map("a", version=6), config_map("a", version=7)
+    script: Line = [*LISTED, 1.0, event("MODIFIED", changed), event("DELETED", gone), HANG]
+    async with watching(script) as watched:
+        await watched.watch.synced()
+        await watched.until("+a", "~a", "-a")
+    assert "sendInitialEvents=true" in watched.targets[0]
+    assert "resourceVersionMatch=NotOlderThan" in watched.targets[0]
+    assert len(watched.watch.store) == 0
+
+
+async def test_not_synced_before_the_list_is_whole() -> None:
+    async with watching([ADDED, 5.0, bookmark(5, end=True), HANG]) as watched:
+        await asyncio.sleep(1)
+        assert not watched.watch.is_synced
+        assert watched.told == []
+        await watched.watch.synced()
+        assert watched.told == ["+a"]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        pytest.param(refusal(422, "Invalid", "sendInitialEvents is forbidden"), id="feature off"),
+        pytest.param([ADDED, HANG], id="older server that never says the list is whole"),
+    ],
+)
+async def test_falls_back_to_pages(refused: Line) -> None:
+    items = [msgspec.to_builtins(config_map("a"))]
+    listed = answer({"metadata": {"resourceVersion": "5"}, "items": items})
+    async with watching(refused, listed, [event("ADDED", config_map("b", version=6)), HANG]) as watched:
+        await watched.until("+a", "+b", within_s=30)
+    assert "limit=500" in watched.targets[1]
+    assert "resourceVersion=5" in watched.targets[2]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param([event("ADDED", config_map("b", version=6))[:-20]], id="ended within an event"),
+        pytest.param([bookmark(9), LostAnswer("reset")], id="reset"),
+        pytest.param(Unreachable("refused"), id="server away"),
+        pytest.param(refusal(503), id="server unwell"),
+        pytest.param(refusal(429, retry_after="1"), id="throttled"),
+    ],
+)
+async def test_resumes_where_it_was(broken: Line) -> None:
+    async with watching(LISTED, broken, [event("ADDED", config_map("b", version=10)), HANG]) as watched:
+        await watched.until("+a", "+b", within_s=60)
+    assert watched.watch.counts.lists == 1
+    assert "resourceVersion=" in watched.targets[2]
+
+
+async def test_resumes_at_the_last_bookmark() -> None:
+    async with watching(
+        LISTED, [bookmark(77), 30.0], [event("ADDED", config_map("b", version=80)), HANG]
+    ) as watched:
+        await watched.until("+a", "+b")
+    assert "resourceVersion=77" in watched.targets[2]
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param(refusal(410, "Expired"), id="410 to the request"),
+        pytest.param(
+            [event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})], id="410 as event"
+        ),
+        pytest.param([event("ERROR", {"kind": "Status", "code": 500})], id="another error as event"),
+    ],
+)
+async def test_lists_again_and_tells_what_was_deleted(gone: Line) -> None:
+    again: Line = [event("ADDED", config_map("b", version=20)), bookmark(30, end=True), HANG]
+    async with watching(LISTED, gone, again) as watched:
+        await watched.until("+a", "-a", "+b", within_s=120)
+    assert watched.watch.counts.lists == 2
+
+
+async def test_a_silent_stream_is_found_within_a_minute() -> None:
+    async with watching(LISTED, [HANG], [event("ADDED", config_map("b", version=10)), HANG]) as watched:
+        await watched.watch.synced()
+        await watched.until("+a", "+b", within_s=60)
+    assert watched.watch.counts.hangs == 1
+    assert watched.watch.counts.lists == 1
+
+
+async def test_a_stream_that_falls_silent_after_its_list_is_found_too() -> None:
+    async with watching([*LISTED, HANG], [event("ADDED", config_map("b", version=10)), HANG]) as watched:
+        await watched.until("+a", "+b", within_s=60)
+    assert watched.watch.counts.lists == 1
+
+
+async def test_a_server_that_is_away_is_not_hammered() -> None:
+    async with watching(*[Unreachable("refused")] * 1000) as watched:
+        await asyncio.sleep(600)
+    assert 60 < len(watched.targets) < 300
+
+
+async def test_streams_that_end_at_once_are_not_hammered() -> None:
+    async with watching(LISTED, *[[]] * 1000) as watched:
+        await asyncio.sleep(600)
+    assert len(watched.targets) < 300
+
+
+async def test_renews_credentials_after_401() -> None:
+    async with watching(LISTED, refusal(401), [event("ADDED", config_map("b", version=6)), HANG]) as watched:
+        await watched.until("+a", "+b", within_s=10)
+    assert watched.transport.renewed == [False, False, True]
+
+
+def fail(old: ConfigMap | None, new: ConfigMap | None) -> None:
+    raise ValueError("a defect")
+
+
+async def test_three_refusals_of_any_kind_make_it_list_again() -> None:
+    """Such as a server whose etcd was restored to an earlier state: our version is of its future."""
+    again: Line = [event("ADDED", config_map("b", version=3)), bookmark(3, end=True), HANG]
+    async with watching(LISTED, *[refusal(504, "Timeout", "Too large")] * 3, again) as watched:
+        await watched.until("+a", "-a", "+b", within_s=60)
+
+
+async def test_a_failing_handler_does_not_stop_the_others() -> None:
+    async with watching([*LISTED, event("ADDED", config_map("b", version=6)), HANG]) as watched:
+        watched.watch.on_change(fail)
+        await watched.until("+a", "+b")
+    assert len(watched.watch.store) == 2
+
+
+async def test_a_handler_that_comes_late_hears_of_what_is_there() -> None:
+    async with watching([*LISTED, HANG]) as watched:
+        await watched.watch.synced()
+        late = list[str]()
+        watched.watch.on_change(lambda old, new: late.append((new or config_map()).metadata.name))
+    assert late == ["a"]
+
+
+async def test_an_object_that_does_not_fit_stays_as_it_was() -> None:
+    bad = {
+        "metadata": {"name": "a", "namespace": "default", "uid": "uid-a", "resourceVersion": "6"},
+        "data": 7,
+    }
+    later = [event("MODIFIED", bad), event("ADDED", config_map("b", version=8))]
+    again = [event("ADDED", bad), event("ADDED", config_map("b", version=8)), bookmark(9, end=True)]
+    done: Line = [event("ADDED", config_map("c", version=10)), HANG]
+    async with watching([*LISTED, *later], refusal(410, "Expired"), again, done) as watched:
+        await watched.until("+a", "+b", "+c")
+    assert watched.watch.counts.bad_objects == 2
+    assert watched.watch.store.get("default/a") == config_map("a", version=1)
+
+
+async def test_stops_at_once_when_cancelled() -> None:
+    transport = Scripted([*LISTED, HANG])
+    task = asyncio.create_task(Watch(Client(transport), CONFIG_MAPS).run())
+    await asyncio.sleep(1)
+    task.cancel()
+    async with asyncio.timeout(0.1):
+        with pytest.raises(asyncio.CancelledError):
+            await task
