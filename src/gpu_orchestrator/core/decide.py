@@ -15,7 +15,7 @@ from gpu_orchestrator.core.filters import compile_filters
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.core.standing import current, first_failing
+from gpu_orchestrator.core.standing import FITS, current, first_obstacle
 
 
 def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Placement | Refusal:
@@ -28,13 +28,16 @@ def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Plac
     return _placement(request, cluster, policy, row)
 
 
+def why_not(shape: Shape, cluster: Cluster, policy: Policy) -> Refusal | None:
+    """Why nothing fits now; None if something does. Uses no chance and so changes no later answer."""
+    standing = current(shape, cluster, policy)
+    return None if (standing.codes == FITS).any() else explain.refusal(standing, cluster)
+
+
 def fits(shape: Shape, cluster: Cluster, name: str) -> bool:
     """Whether one node could take the shape now."""
-    rows, codes = np.array([cluster.row(name)]), np.zeros(1, np.int16)
     filters = compile_filters(shape, cluster.inventory)
-    for facts in (True, False):
-        codes = first_failing(filters, cluster, rows, codes, facts=facts)
-    return bool(codes[0] == 0)
+    return first_obstacle(filters, cluster, cluster.row(name)) is None
 
 
 def _best(scores: Floats, policy: Policy, rng: Rng) -> int | None:

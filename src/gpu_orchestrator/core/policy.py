@@ -67,7 +67,9 @@ class Strategy:
     ties: Literal["first", "random"] = "first"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Policy:
+    """One is itself and equal to no other, so keep the one you have: answers are remembered by it."""
+
     strategy: Strategy
     allocate: Allocator

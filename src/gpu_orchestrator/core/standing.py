@@ -75,6 +75,10 @@ class Standing:
         if len(rows):
             self.scores[rows] = _scores(Offers(cluster, self.shape, self.policy.allocate, rows), self.policy)
 
+    def eligible(self) -> Ints:
+        """Rows of nodes that could take the shape as far as facts about nodes go, whatever is free."""
+        return where(self.fact_codes == FITS)
+
 
 def current(shape: Shape, cluster: "Cluster", policy: Policy) -> Standing:
     """The standing of all nodes now, remembered if possible."""
@@ -104,6 +108,12 @@ def first_failing(
                 codes[left[~passed]] = number
                 left = left[passed]
     return codes
+
+
+def first_obstacle(filters: tuple[Filter, ...], cluster: "Cluster", row: int) -> Filter | None:
+    """The first filter that one node fails; None if it fits."""
+    only = np.array([row])
+    return next((each for each in filters if not each.passes(cluster, only)[0]), None)
 
 
 def _scores(offers: Offers, policy: Policy) -> Floats:
