@@ -35,8 +35,8 @@ from tests.apps.operator.builders import (
     workload,
 )
 
-COMPLETE = {"conditions": {"Complete": ""}, "status": {"completionTime": "2026-01-01T11:00:00Z"}}
-FAILED = {"conditions": {"Failed": "BackoffLimitExceeded"}}
+COMPLETE: dict[str, Any] = {"conditions": {"Complete": ""}, "status": {"completionTime": "2026-01-01T11:00:00Z"}}
+FAILED: dict[str, Any] = {"conditions": {"Failed": "BackoffLimitExceeded"}}
 
 
 def status_of(plan: Plan) -> dict[str, Any]:
@@ -256,7 +256,8 @@ def test_while_it_waits_a_refusal_costs_nothing_and_a_place_is_taken_at_once() -
 
 def play(facts: Facts, ask: Ask, *, tries: int, seed: int) -> list[tuple[datetime, Plan]]:
     """Every pass that wrote a status, under a clock that jumps to when the plan wants to look again."""
-    now, written = NOW, []
+    now = NOW
+    written: list[tuple[datetime, Plan]] = []
     for _ in range(2 * tries):
         plan = plan_for(facts, ask, at=now, seed=seed + len(written))
         if plan.status is not None:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,14 @@ class Stage:
         for name in nodes:
             self.world.see_node(None, node(name, gpus))
 
-    def ask(self, name: str, *, since: float = 0.0, **fields: object) -> Given | Refusal:
+    def ask(self, name: str, *, since: float = 0.0, **fields: Any) -> Given | Refusal:
         return self.world.ask(f"team/{name}", wishes(name, **fields), since)
 
     def free(self, name: str) -> int:
         return self.world.engine.cluster.free_gpus(name)
 
 
-def wishes(name: str, **fields: object) -> list[Request]:
+def wishes(name: str, **fields: Any) -> list[Request]:
     facts = Facts(workload(name, **fields))
     return seek.wishes(facts, template.read(facts.workload))
 
