@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.operating import Operator, Site, eventually
+from tests.scenarios.operating import Site, eventually
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -48,16 +48,17 @@ def test_a_node_that_is_deleted_loses_its_workload_to_another(site: Site) -> Non
     site.nodes(2, gpus=4)
     lost = runs(site, "moves")
     site.delete_node(lost)
-    site.cluster.kubectl("delete", "pods", "--all", "-n", site.namespace)  # as the pod collector does in time
+    # As the pod collector does 40 s after the node is gone.
+    site.cluster.kubectl("delete", "pods", "--all", "-n", site.namespace, "--grace-period=0", "--force")
     moved(site, "moves", lost)
     assert lost in site.told("moves", "JobFailed", "is gone")
 
 
-def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site, operator: Operator) -> None:
-    """The kube-scheduler sleeps while another pod takes the chosen node."""
+def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site) -> None:
+    """The kube-scheduler is away while another pod takes the chosen node."""
     scheduler = site.cluster.parts["kube-scheduler"]
     first, second = site.nodes(2, gpus=4)
-    scheduler.pause()
+    scheduler.stop()
     try:
         site.create("late", gpus=4, run_for="1h", retryPolicy=SOON)
         chosen = site.until("late", "Scheduled")["assignedNode"]
@@ -65,7 +66,7 @@ def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site, opera
         thief = {"metadata": {"name": "thief"}, "spec": {"nodeName": chosen, "containers": [container]}}
         site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", thief)
     finally:
-        scheduler.resume()
+        scheduler.start()
     moved(site, "late", chosen)
     assert site.status("late")["retryCount"] == 1
     assert site.status("late")["assignedNode"] == ({first, second} - {chosen}).pop()

@@ -35,7 +35,10 @@ from tests.apps.operator.builders import (
     workload,
 )
 
-COMPLETE: dict[str, Any] = {"conditions": {"Complete": ""}, "status": {"completionTime": "2026-01-01T11:00:00Z"}}
+COMPLETE: dict[str, Any] = {
+    "conditions": {"Complete": ""},
+    "status": {"completionTime": "2026-01-01T11:00:00Z"},
+}
 FAILED: dict[str, Any] = {"conditions": {"Failed": "BackoffLimitExceeded"}}
 
 
@@ -191,6 +194,17 @@ def test_a_failed_job_is_tried_again_elsewhere_after_its_wait() -> None:
         ("NotIn", ("a",))
     ]
     assert any_node.shape.affinity == ()
+
+
+def test_a_job_that_failed_before_it_was_recorded_ends_like_one_that_was() -> None:
+    """We were stopped after the Job was made, and it failed for the last time meanwhile."""
+    fields = {"retryPolicy": {"maxRetries": 1}}
+    known, unknown = scheduled(**fields), workload(**fields)
+    ends = [plan_for(Facts(each, (job(each, "a", **FAILED),))).status for each in (known, unknown)]
+    assert [status and status.assigned_node for status in ends] == ["a", "a"]
+    assert [status and status.job_name for status in ends] == ["bert-job-0a1b2c3d"] * 2
+    states = [{c.type: (c.status, c.reason) for c in status.conditions} for status in ends if status]
+    assert states[0] == states[1]
 
 
 def test_preemption_is_told_by_its_name() -> None:
