@@ -1,9 +1,11 @@
 """The operator as a real process, and a place in a real cluster where it has work to do."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -21,6 +23,9 @@ SYSTEM = "gpu-orchestrator-system"
 ACCOUNT = "gpu-orchestrator-controller-manager"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/namespaces/{}/gpuworkloads"
 FINAL = ("Succeeded", "Failed")
+
+# Compiled once for all the processes of a run: they start in half a second instead of one and a half.
+_BYTECODE = tempfile.TemporaryDirectory(prefix="gpu-orchestrator-bytecode-")
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -58,7 +63,7 @@ class Operator:
 
     def start(self) -> Self:
         with self.log.open("ab") as stderr:
-            self.process = subprocess.Popen(self._command, stderr=stderr, stdout=stderr)
+            self.process = subprocess.Popen(self._command, stderr=stderr, stdout=stderr, env=_environment())
         return self
 
     def ready(self) -> Self:
@@ -108,6 +113,11 @@ class Operator:
             assert code == 0, f"the operator ended with {code}: {text[-2000:]}"
             assert "Traceback" not in text, text[-4000:]
             assert '"exception"' not in text, [line for line in self.lines() if "exception" in line]
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": _BYTECODE.name}
 
 
 class Site:
@@ -171,7 +181,8 @@ class Site:
         return f"{WORKLOADS.format(self.namespace)}/{name}"
 
     def status(self, name: str) -> Json:
-        return (self.get(name) or {}).get("status", {})
+        status: Json = (self.get(name) or {}).get("status", {})
+        return status
 
     def until(self, name: str, *phases: str, timeout_s: float = 20.0) -> Json:
         """The status as soon as the workload is in one of these phases."""

@@ -198,7 +198,7 @@ def test_a_failed_job_is_tried_again_elsewhere_after_its_wait() -> None:
 
 def test_a_job_that_failed_before_it_was_recorded_ends_like_one_that_was() -> None:
     """We were stopped after the Job was made, and it failed for the last time meanwhile."""
-    fields = {"retryPolicy": {"maxRetries": 1}}
+    fields: dict[str, Any] = {"retryPolicy": {"maxRetries": 1}}
     known, unknown = scheduled(**fields), workload(**fields)
     ends = [plan_for(Facts(each, (job(each, "a", **FAILED),))).status for each in (known, unknown)]
     assert [status and status.assigned_node for status in ends] == ["a", "a"]

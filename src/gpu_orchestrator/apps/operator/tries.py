@@ -15,7 +15,7 @@ from gpu_orchestrator.core.policy import Rng
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a try failed, in words; the event that tells it; what the next one waits for; the Job, if it ran."""
+    """Why a try failed, in words; the event that tells it; what the next one waits for; the Job that ran."""
 
     text: str
     event: str
