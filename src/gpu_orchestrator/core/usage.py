@@ -91,8 +91,9 @@ class Usage(Table):
     def _has_room(self, row: int, position: int, placement: Placement) -> bool:
         if placement.exclusive:
             return bool(self.holders[row, position] == 0)
-        enough = self.free_milli[row, position] >= placement.milli
-        return bool(enough and self.free_mib[row, position] >= placement.memory_mib)
+        milli = not placement.milli or self.free_milli[row, position] >= placement.milli
+        memory = not placement.memory_mib or self.free_mib[row, position] >= placement.memory_mib
+        return bool(milli and memory)
 
     def _take(self, inventory: Inventory, row: int, placement: Placement, sign: int) -> None:
         position = _topology_positions(inventory, row)

@@ -32,7 +32,8 @@ class Needs:
             row[kind] = amount
 
     def clear(self, slot: int) -> None:
-        self._table[slot] = IMPOSSIBLE
+        if slot < len(self._table):
+            self._table[slot] = IMPOSSIBLE
 
     def met_by(self, cluster: Cluster, row: int) -> Bools:
         """For each slot whether this node has, by the numbers, enough."""
