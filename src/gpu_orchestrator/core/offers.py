@@ -116,8 +116,11 @@ class Offers:
         """The devices of the first offer, after making sure that the allocator kept the rules."""
         if not self.shape.gpus:
             return DeviceSet((), (), inf, 0.0)
-        _check(self.shape, self.choices[0], self.sets[0])
-        return self.sets[0]
+        chosen = self.sets[0]
+        if self.shape.needs_bandwidth and chosen.gbps < self.shape.min_bandwidth_gbps:
+            due = f"{self.shape.min_bandwidth_gbps} are required and to be had"
+            raise InvalidRequest(f"the allocator offered {chosen.gbps:g} GB/s where {due}")
+        return chosen
 
     def _rooms(self) -> list[tuple[tuple[int, int], ...]]:
         if self.shape.exclusive:
@@ -138,6 +141,7 @@ class DeviceSet(NamedTuple):
 def _offered(allocate: Allocator, choice: Choice) -> DeviceSet:
     """Remembered: nodes in the same state are many."""
     positions, topology = allocate(choice), choice.topology
+    _check(choice, positions)
     ids = tuple(topology.ids[at] for at in positions)
     return DeviceSet(positions, ids, weakest_link(topology, positions), _left_over(choice, positions))
 
@@ -149,11 +153,8 @@ def _left_over(choice: Choice, positions: tuple[int, ...]) -> float:
     return float(sum(1 for at, island in enumerate(islands) if rest >> at & 1 and island in touched))
 
 
-def _check(shape: Shape, choice: Choice, chosen: DeviceSet) -> None:
-    taken = mask_of(chosen.positions)
-    if len(chosen.positions) != shape.gpus or taken.bit_count() != shape.gpus or taken & ~choice.free:
-        due = f"{shape.gpus} different ones of {choice.positions} were due"
-        raise InvalidRequest(f"the allocator offered positions {chosen.positions}; {due}")
-    if shape.needs_bandwidth and chosen.gbps < shape.min_bandwidth_gbps:
-        due = f"{shape.min_bandwidth_gbps} are required and to be had"
-        raise InvalidRequest(f"the allocator offered {chosen.gbps:g} GB/s where {due}")
+def _check(choice: Choice, positions: tuple[int, ...]) -> None:
+    taken = mask_of(positions)
+    if len(positions) != choice.gpus or taken.bit_count() != choice.gpus or taken & ~choice.free:
+        due = f"{choice.gpus} different ones of {choice.positions} were due"
+        raise InvalidRequest(f"the allocator offered positions {positions}; {due}")
