@@ -40,6 +40,11 @@ test: $(VENV)/ready check tools ## What every change must pass, with a coverage 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
+##@ Measure it
+.PHONY: bench-decide
+bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
+	@$(BIN)/python -m benchmarks.decide $(ARGS)
+
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help
 fmt: $(VENV)/ready ## Format and mend what can be mended by itself
