@@ -1,0 +1,198 @@
+"""Small clusters, requests and changes of every kind, made from a seed.
+
+Hypothesis draws the seed and the sizes, and so finds the smallest size at which a seed still fails; a
+thousand such worlds take about a second, where drawing each field through hypothesis would take minutes and
+yield mostly refusals.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.node import Node, Taint, node
+from gpu_orchestrator.core.request import (
+    Expression,
+    Fabric,
+    HostPort,
+    Operator,
+    Request,
+    Shape,
+    Term,
+    Toleration,
+)
+
+NAMES = ("a", "b", "c", "d")
+STRATEGIES = ("leastLoaded", "random", "costOptimized", "binPack", "topology")
+ALLOCATORS = ("contiguous", "spread", "preferIds", "packed")
+
+
+@dataclass(frozen=True)
+class See:
+    """A node comes, or is seen changed."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Lose:
+    name: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    shape: Shape
+    strategy: str
+    allocator: str
+
+
+@dataclass(frozen=True)
+class Free:
+    """Release the n-th of what is held."""
+
+    which: int
+
+
+Step = See | Lose | Ask | Free
+
+
+@dataclass(frozen=True)
+class World:
+    """Where it begins and what happens then. Shown by its seed and sizes, which make it again."""
+
+    seed: int
+    size: int
+    length: int
+
+    @property
+    def nodes(self) -> list[Node]:
+        rng = Random(self.seed)
+        return [a_node(rng, name) for name in NAMES[: self.size]]
+
+    @property
+    def steps(self) -> list[Step]:
+        """A few shapes come again and again, so that remembered answers are used and mended."""
+        rng = Random(self.seed + 1)
+        shapes = [a_shape(rng) for _ in range(4)]
+        return [_step(rng, shapes) for _ in range(self.length)]
+
+
+worlds = st.builds(World, seed=st.integers(0, 2**32), size=st.integers(1, 4), length=st.integers(0, 25))
+
+
+def _step(rng: Random, shapes: list[Shape]) -> Step:
+    kind = rng.random()
+    if kind < 0.6:
+        return Ask(rng.choice(shapes), rng.choice(STRATEGIES), rng.choice(ALLOCATORS))
+    if kind < 0.85:
+        return Free(rng.randrange(100))
+    return See(a_node(rng, rng.choice(NAMES))) if kind < 0.97 else Lose(rng.choice(NAMES))
+
+
+def a_node(rng: Random, name: str) -> Node:
+    count, alike = rng.choice([0, 2, 4, 4, 5, 6]), _kind(rng)
+    devices = [_device(rng, i, alike if rng.random() < 0.8 else _kind(rng)) for i in range(count)]
+    wires = rng.choice([(0,), (600,), (0, 600), (100, 300, 600)])
+    return node(
+        name,
+        devices,
+        links={(a, b): rng.choice(wires) for a in range(count) for b in range(a)},
+        resources={"cpu": rng.randint(2, 8), "odd": rng.randint(0, 1)},
+        labels=_some_of(rng, {"zone": rng.choice(["east", "west"]), "size": rng.choice(["1", "5", "x"])}),
+        taints=[Taint("gpu", rng.choice(["", "x"]), _effect(rng))] if rng.random() < 0.2 else [],
+        ready=rng.random() < 0.9,
+        schedulable=rng.random() < 0.9,
+        barred="are barred" if rng.random() < 0.05 else "",
+        rdma_ports=rng.randint(0, 2),
+        cufile=rng.random() < 0.5,
+    )
+
+
+def _kind(rng: Random) -> Device:
+    vendor, model = rng.choice([("nvidia", "A"), ("nvidia", "B"), ("amd", "M")])
+    return Device(0, vendor=vendor, model=model, memory_mib=rng.choice([0, 16, 80, 80]))
+
+
+def _device(rng: Random, number: int, kind: Device) -> Device:
+    return Device(
+        number,
+        vendor=kind.vendor,
+        model=kind.model,
+        memory_mib=kind.memory_mib,
+        healthy=rng.random() < 0.9,
+        numa=number % 2,
+    )
+
+
+def _effect(rng: Random) -> str:
+    return rng.choice(["NoSchedule", "NoExecute", "PreferNoSchedule"])
+
+
+def _some_of(rng: Random, labels: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in labels.items() if rng.random() < 0.7}
+
+
+def a_shape(rng: Random) -> Shape:
+    exclusive = rng.random() < 0.5
+    milli = 1000 if exclusive else rng.choice([0, 200, 400, 500, 1000])
+    memory = rng.choice([8, 40] if not milli else [0, 0, 8, 40])
+    wishes = _wishes(rng) if rng.random() < 0.4 else {}
+    plain = Shape(
+        gpus=rng.choice([0, 1, 1, 1, 2, 2, 3, 4]),
+        exclusive=exclusive,
+        milli=milli,
+        memory_mib=memory,
+        mode=rng.choice(["Required", "Preferred", "Ignore"]),
+        min_bandwidth_gbps=rng.choice([0, 0, 300]),
+        prefer_ids=rng.choice([(), (2, 1), (5, 0)]),
+        resources=rng.choice([(), (), (("cpu", 1),), (("cpu", 2), ("odd", 1))]),
+        tolerations=rng.choice(_TOLERATIONS),
+    )
+    return replace(plain, **wishes)
+
+
+_TOLERATIONS: list[tuple[Toleration, ...]] = [
+    (),
+    (Toleration(operator="Exists"),),
+    (Toleration("gpu", "Equal", "x"),),
+    (Toleration("gpu", "Exists", effect="NoSchedule"),),
+]
+
+
+def _wishes(rng: Random) -> dict[str, Any]:
+    """One or two of what only some ask for."""
+    wishes = {
+        "vendor": rng.choice(["nvidia", "amd"]),
+        "models": rng.choice([("A",), ("A", "M"), ("Z",)]),
+        "labels": (("zone", rng.choice(["east", "west"])),),
+        "affinity": tuple(_term(rng) for _ in range(rng.randint(1, 2))),
+        "host_ports": rng.choice([(HostPort(80),), (HostPort(80, ip="10.0.0.1"),), (HostPort(80, "UDP"),)]),
+        "fabric": rng.choice([Fabric(rdma=True), Fabric(min_ports=2), Fabric(cufile=True)]),
+        "resources": (("unheard", 1),),
+    }
+    return {name: wishes[name] for name in rng.sample(sorted(wishes), rng.randint(1, 2))}
+
+
+def _term(rng: Random) -> Term:
+    return Term(
+        labels=tuple(_expression(rng) for _ in range(rng.randint(0, 2))),
+        fields=(_name(rng),) if rng.random() < 0.3 else (),
+    )
+
+
+def _expression(rng: Random) -> Expression:
+    operator: Operator = rng.choice(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"])
+    if operator in ("Gt", "Lt"):
+        return Expression("size", operator, ("3",))
+    return Expression("zone", operator, ("east",) if operator in ("In", "NotIn") else ())
+
+
+def _name(rng: Random) -> Expression:
+    operator: Operator = rng.choice(["In", "NotIn"])
+    return Expression("metadata.name", operator, rng.choice([("a",), ("b", "c")]))
+
+
+def asked(key: str, step: Ask, priority: int = 0, tenant: str = "") -> Request:
+    return Request(key, step.shape, priority, tenant, step.strategy, step.allocator)
