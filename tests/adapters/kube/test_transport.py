@@ -174,9 +174,12 @@ async def test_through_a_proxy(tmp_path: Path) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         await asyncio.gather(pump(reader, to_server), pump(from_server, writer))
 
-    async with serving(tmp_path) as server, talking(connect) as address:
-        async with transport(server.url, proxy=f"http://{address}") as sender:
-            assert (await sender.send(GET, timeout_s=5)).status == 200
+    async with (
+        serving(tmp_path) as server,
+        talking(connect) as address,
+        transport(server.url, proxy=f"http://{address}") as sender,
+    ):
+        assert (await sender.send(GET, timeout_s=5)).status == 200
     assert asked == [server.url.removeprefix("https://")]
 
 
