@@ -25,7 +25,7 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        size = _write(folder, options.pods)
+        size = write(folder, options.pods)
         official = [options.official_python, str(Path(__file__).with_name("parse_official.py"))]
         runs: dict[str, list[dict[str, float]]] = {"ours": [], "official": []}
         for _ in range(options.rounds):
@@ -42,7 +42,7 @@ def _options() -> Any:
     return parser.parse_args()
 
 
-def _write(folder: Path, count: int) -> int:
+def write(folder: Path, count: int) -> int:
     size = 0
     for number, first in enumerate(range(0, count, PAGE)):
         text = pods.page(first, min(PAGE, count - first), more=first + PAGE < count)

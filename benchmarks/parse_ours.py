@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from gpu_orchestrator.adapters.kube import codec
+from gpu_orchestrator.adapters.kube.sharing import share
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
@@ -20,6 +21,7 @@ def main(folder: Path) -> None:
         start = time.perf_counter()
         page = codec.decode_page(PODS, text)
         for obj in page.items or ():
+            share(obj)
             store.put(obj)
         seconds += time.perf_counter() - start
         del text, page
