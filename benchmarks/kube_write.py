@@ -1,7 +1,7 @@
 """How fast the client writes to a real API server: creates, patches and binds. `make bench-kube-write`.
 
-One process, many connections, a ServiceAccount's token, as a component in a cluster has it. The API server and
-etcd run on the same cores, so what the client leaves them decides how many requests they take.
+One process, many connections, a ServiceAccount's token, as a component in a cluster has it. The API server
+and etcd run on the same cores, so what the client leaves them decides how many requests they take.
 """
 
 import argparse
