@@ -45,6 +45,13 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
 	@$(BIN)/python -m benchmarks.decide $(ARGS)
 
+.PHONY: bench-kube-parse bench-kube-write
+bench-kube-parse: $(VENV)/bench/ready ## Reading 5,000 pods: our client against the official one [ARGS=...]
+	@$(BIN)/python -m benchmarks.kube_parse --official-python $(VENV)/bench/bin/python $(ARGS)
+
+bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds per second on a real API server [ARGS=...]
+	@$(BIN)/python -m benchmarks.kube_write $(ARGS)
+
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help
 fmt: $(VENV)/ready ## Format and mend what can be mended by itself
@@ -77,4 +84,10 @@ $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@$(BIN)/uv pip sync -q --require-hashes requirements/dev.txt
 	@$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The peers that benchmarks measure against, apart from our own environment.
+$(VENV)/bench/ready: $(VENV)/ready requirements/bench.txt
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/bench
+	@$(BIN)/uv pip sync -q --require-hashes --python $(VENV)/bench/bin/python requirements/bench.txt
 	@touch $@
