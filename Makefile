@@ -73,7 +73,7 @@ clean: ## Remove what `make` made in this folder (the cache of built binaries st
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z%-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The virtual environment, made again whenever the locks or the package's own list change.
 $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
