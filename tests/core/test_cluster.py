@@ -10,6 +10,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import InvalidRequest, Oversold, Unknown
+from gpu_orchestrator.core.inventory import MOST_LABELS
 from gpu_orchestrator.core.journal import KEEP
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.policies.registry import Registry
@@ -143,6 +144,17 @@ def test_the_number_of_remembered_shapes_is_bounded() -> None:
     for cpu in range(1, 3 * memory.KEEP):
         decide(request("pod", resources={"cpu": cpu}), one, POLICY, random.Random(1))
     assert len(one.memory) == memory.KEEP
+
+
+def test_the_number_of_remembered_labels_is_bounded_and_answers_stay_right() -> None:
+    labels = {f"key-{i}": "1" for i in range(0, MOST_LABELS + 50, 2)}
+    many = cluster(node("a", 1, labels=labels))
+    for i in [*range(MOST_LABELS + 50), *range(MOST_LABELS + 50)]:
+        answer = decide(request("p", labels={f"key-{i}": "1"}), many, POLICY, random.Random(1))
+        assert isinstance(answer, Placement) is (i % 2 == 0)
+    many.set_node(node("a", 1, labels={**labels, "key-1": "1"}))
+    assert isinstance(decide(request("p", labels={"key-1": "1"}), many, POLICY, random.Random(1)), Placement)
+    assert len(many.inventory.labels) <= MOST_LABELS
 
 
 @pytest.mark.parametrize(

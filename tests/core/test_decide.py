@@ -173,6 +173,13 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             id="cpu",
         ),
         pytest.param(
+            {"resources": {"pods": 1}},
+            {},
+            {"resources": {"pods": 110}},
+            "1 has no room for another pod",
+            id="number of pods",
+        ),
+        pytest.param(
             {"resources": {"vendor.example/nic": 1}},
             {},
             {"resources": {"vendor.example/nic": 1}},
@@ -304,6 +311,8 @@ def test_the_nearest_miss_may_be_a_slow_node_or_one_of_the_wrong_kind() -> None:
     assert str(said.nearest) == "a offers 300 GB/s (600 asked)"
     wrong = cluster(node("a", 4, ready=False), node("b", 0, ready=False))
     assert str(refused(request("pod"), wrong).nearest) == "a not ready"
+    cordoned = cluster(node("a", 4, schedulable=False))
+    assert str(refused(request("pod"), cordoned).nearest) == "a is cordoned"
 
 
 @pytest.mark.parametrize(
