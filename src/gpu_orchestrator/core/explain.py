@@ -24,7 +24,7 @@ def refusal(standing: Standing, cluster: "Cluster") -> Refusal:
             nodes=len(cluster),
             reasons=_counted(standing, cluster),
             nearest=_nearest(standing, cluster),
-            never=not _could_ever(standing, cluster).any(),
+            never=_never(standing, cluster),
         )
     return standing.refusal
 
@@ -77,12 +77,15 @@ def _shortage(standing: Standing, cluster: "Cluster", rows: Ints) -> Floats:
     return missing
 
 
-def _could_ever(standing: Standing, cluster: "Cluster") -> Bools:
-    """Which nodes would take the request if they were empty, ready and healthy."""
-    rows = where(standing.codes != GONE)
-    for each in standing.filters:
-        rows = rows[_passes_when_empty(each, cluster, rows)]
-    return np.ones(len(rows), np.bool_)
+def _never(standing: Standing, cluster: "Cluster") -> bool:
+    """Whether no node would take the request even if it were empty, ready and healthy. Such facts change only
+    when a node is observed anew, so until then the answer stands."""
+    if standing.never is None or standing.never[0] != cluster.observed.mark:
+        rows = where(standing.codes != GONE)
+        for each in standing.filters:
+            rows = rows[_passes_when_empty(each, cluster, rows)]
+        standing.never = cluster.observed.mark, not len(rows)
+    return standing.never[1]
 
 
 def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:

@@ -10,6 +10,8 @@ import numpy as np
 from gpu_orchestrator.core.columns import Bools, Floats, Ints, Names, Small, Table
 from gpu_orchestrator.core.node import Node
 
+MOST_LABELS = 256
+
 
 class Inventory(Table):
     alive: Bools
@@ -95,6 +97,7 @@ class Inventory(Table):
     def label(self, key: str) -> Small:
         """Each node's value of one label, as a number; 0 where it has none. Made when first asked for."""
         if key not in self.labels:
+            self._forget_a_label()
             column = np.zeros(self.size, np.int32)
             for name, row in self.row_of.items():
                 column[row] = self._label_number(self.node(name), key)
@@ -111,6 +114,13 @@ class Inventory(Table):
         node = self.nodes[self.row_of[name]]
         assert node is not None  # noqa: S101 - rows with a name have a node
         return node
+
+    def _forget_a_label(self) -> None:
+        """Whoever asks for ever new labels must not fill the memory: the oldest column can be made again."""
+        if len(self.labels) >= MOST_LABELS:
+            oldest = next(iter(self.labels))
+            del self.labels[oldest]
+            self.numbers.pop(oldest, None)
 
     def _new_row(self, name: str) -> int:
         if self.left:

@@ -206,7 +206,7 @@ def _tls_reason(error: BaseException) -> str:
     text = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or str(inner)
     if "expired" in text:
         return f"its certificate has expired ({text}); renew the API server's certificate"
-    if "self-signed" in text or "unable to get" in text:
+    if any(words in text for words in ("self-signed", "unable to get", "signature failure")):
         return (
             f"its certificate is of an unknown authority ({text}); set certificate-authority-data to its CA"
         )
