@@ -8,6 +8,7 @@ watches ──► world (what is free) ──found──┐
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -18,10 +19,10 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.api import translate
-from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
+from gpu_orchestrator.api.gpuworkload import FINAL, GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import apply, moments, seek, tries
+from gpu_orchestrator.apps.operator import apply, autopsy, moments, seek, tries
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.facts import Facts, Given
 from gpu_orchestrator.apps.operator.fresh import Fresh
@@ -60,7 +61,7 @@ class Controller:
         rng: Rng | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._metrics, self._now = metrics, now
+        self._client, self._metrics, self._now = client, metrics, now
         self._rng = rng or random.SystemRandom()
         self.queue: WorkQueue[str] = WorkQueue()
         self.workloads = Watch(client, GPU_WORKLOADS, namespace=namespace)
@@ -77,7 +78,7 @@ class Controller:
         self._fresh_workloads, self._fresh_jobs = Fresh(self.workloads), Fresh(self.jobs)
         self._hands = apply.Hands(client, recorder, self._fresh_workloads.keep, self._keep_job)
         self._evicted: dict[str, str] = {}
-        self._stopping = False
+        self._working = self._stopping = False
         self._listen()
 
     def _listen(self) -> None:
@@ -100,6 +101,7 @@ class Controller:
     async def work(self) -> None:
         """Reconcile until `stop` is called; then finish what is in hand."""
         await self.synced()
+        self._working = True
         for workload in sorted(self.workloads.store, key=_order):
             self.queue.add(key(workload))
         await self.queue.run(self._pass, workers=WORKERS)
@@ -108,16 +110,21 @@ class Controller:
         self._stopping = True
         self.queue.close()
 
+    def _look_at(self, name: str) -> None:
+        """A standby looks at nothing; when it takes over, it begins with those that come first."""
+        if self._working:
+            self.queue.add(name)
+
     def _workload_changed(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
         if workload := new or old:
-            self.queue.add(key(workload))
+            self._look_at(key(workload))
 
     def _job_changed(self, old: Job | None, new: Job | None) -> None:
         if job := new or old:
             owners = job.metadata.owner_references
             owner = next((each for each in owners if each.kind == GPU_WORKLOADS.kind), None)
             if owner:
-                self.queue.add(f"{job.metadata.namespace}/{owner.name}")
+                self._look_at(f"{job.metadata.namespace}/{owner.name}")
             if new is None:
                 self._evicted.pop(job.metadata.uid, None)
 
@@ -144,7 +151,7 @@ class Controller:
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started)
 
     async def _reconcile(self, name: str) -> str:
-        facts = self._facts(name)
+        facts = await self._all_facts(name)
         if facts is None:
             self.world.withdraw(name)
             return "gone"
@@ -155,7 +162,7 @@ class Controller:
             return await self._attempt(name, facts, plan)
         except (apply.Overtaken, NotFound) as error:
             self.world.withdraw(name)
-            self.queue.add(name)
+            self.queue.retry(name)  # not at once: the news that overtook us may still be on its way
             log.debug("looking again", workload=name, why=str(error))
             return "again"
         except BaseException:
@@ -198,6 +205,16 @@ class Controller:
             )
         if plan.again_at is not None:
             self.queue.add_after(name, max(0.0, (plan.again_at - self._now()).total_seconds()))
+
+    async def _all_facts(self, name: str) -> Facts | None:
+        """With what only the ended pod of a failed Job can tell."""
+        facts = self._facts(name)
+        job = facts.current if facts else None
+        if not facts or not job or not job.failure or facts.trouble or facts.workload.status.phase in FINAL:
+            return facts
+        cause = await autopsy.why_failed(self._client, job)
+        facts = self._facts(name)  # anew, for time has passed
+        return replace(facts, trouble=facts.trouble or cause) if facts else None
 
     def _facts(self, name: str) -> Facts | None:
         workload = self._fresh_workloads.get(name)
