@@ -147,7 +147,10 @@ VALUES = some.recursive(
     max_leaves=6,
 )
 FIELDS = some.sampled_from(
-    ["containers", "initContainers", "affinity", "tolerations", "nodeSelector", "overhead", "resources", "nodeName", "restartPolicy", "schedulerName", "priorityClassName", "volumes"]
+    [
+        *("containers", "initContainers", "affinity", "tolerations", "nodeSelector", "overhead", "resources"),
+        *("nodeName", "restartPolicy", "schedulerName", "priorityClassName", "volumes"),
+    ]
 )
 CONTAINERS = some.lists(
     some.fixed_dictionaries(
