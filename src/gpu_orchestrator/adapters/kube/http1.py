@@ -3,10 +3,14 @@
 Bodies of known length, in chunks, or up to the end of the connection; bounded in size.
 """
 
+import re
+
 from gpu_orchestrator.adapters.kube.errors import BadAnswer
 from gpu_orchestrator.adapters.kube.transport import Answer
 
 MAX_HEAD = 64 << 10
+# Of a dozen header lines these are all that anybody looks at.
+_WANTED = re.compile(rb"(?i)\r\n(content-length|transfer-encoding|connection|retry-after):([^\r\n]*)")
 
 
 class Parser:
@@ -55,13 +59,13 @@ class Parser:
             if len(self._rest) > MAX_HEAD:
                 raise BadAnswer(f"the head of an answer is larger than {MAX_HEAD >> 10} KiB")
             return False
-        first, *lines = self._rest[:end].decode("latin-1").split("\r\n")
+        head = bytes(self._rest[:end])
         del self._rest[: end + 4]
+        first = head[:60].partition(b"\r\n")[0].decode("latin-1")
         if not first.startswith("HTTP/1.") or not first[9:12].isdigit():
-            raise BadAnswer(f"not an HTTP answer: {first[:60]!r}; check the address and that it speaks HTTP")
-        for line in lines:
-            name, _, value = line.partition(":")
-            self._headers[name.strip().title()] = value.strip()
+            raise BadAnswer(f"not an HTTP answer: {first!r}; check the address and that it speaks HTTP")
+        for name, value in _WANTED.findall(head):
+            self._headers[name.decode("latin-1").title()] = value.decode("latin-1").strip()
         self._status = int(first[9:12])
         self._judge_body(first)
         return True

@@ -156,7 +156,7 @@ class _Connection(asyncio.Protocol):
 
     async def exchange(self, raw: bytes) -> Answer:
         if not self.is_open or self._transport is None:
-            raise LostAnswer("it was closed")
+            raise Unreachable(self._owner._unreachable("the connection was closed before it could be used"))
         self._waiter = asyncio.get_running_loop().create_future()
         self._parser = Parser(self._owner._max_bytes)
         self._transport.write(raw)
