@@ -27,7 +27,8 @@ import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.kube import codec, errors
-from gpu_orchestrator.adapters.kube.client import Client, collection
+from gpu_orchestrator.adapters.kube.addresses import collection
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.frames import Frame, Frames
 from gpu_orchestrator.adapters.kube.retry import Backoff
 from gpu_orchestrator.adapters.kube.sharing import share
