@@ -6,6 +6,7 @@ a proxy, are left to `HttpTransport`, of which this is a kind.
 
 import asyncio
 import ssl
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ from gpu_orchestrator.adapters.kube.transport import (
     HttpTransport,
     Request,
 )
+
+GOODBYE_S = 1.0
 
 
 class LeanTransport(HttpTransport):
@@ -52,7 +55,15 @@ class LeanTransport(HttpTransport):
         return answer
 
     async def close(self) -> None:
-        for connection in list(self._open_now):
+        """Say goodbye on each connection, then let those go that do not answer."""
+        leaving = list(self._open_now)
+        for connection in leaving:
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                for connection in leaving:
+                    await connection.is_closed.wait()
+        for connection in leaving:
             connection.abort()
         await super().close()
 
@@ -149,6 +160,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Answer] | None = None
         self._parser = Parser(owner._max_bytes)
+        self.is_closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self.is_open = transport, True  # type: ignore[assignment]  # a stream's transport
@@ -182,6 +194,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        self.is_closed.set()
         self._owner._open_now.discard(self)
         if self._waiter is not None and not self._waiter.done():
             answer = self._parser.end()
@@ -189,6 +202,11 @@ class _Connection(asyncio.Protocol):
                 self._waiter.set_result(answer)
             else:
                 self._waiter.set_exception(LostAnswer(str(error) if error else "the server closed it"))
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         self.is_open = False
