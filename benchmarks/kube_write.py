@@ -11,6 +11,8 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import Any
 
 import uvloop
@@ -20,6 +22,8 @@ from controlplane.cluster import Cluster
 from gpu_orchestrator.adapters.kube import config, pods
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.codec import blind
+from gpu_orchestrator.adapters.kube.lean import LeanTransport
+from gpu_orchestrator.adapters.kube.transport import HttpTransport
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import Json
 
@@ -31,24 +35,33 @@ BLIND_PODS = blind(PODS)
 @dataclass(frozen=True, slots=True)
 class Measured:
     name: str
+    transport: str
     per_s: float
     client_us: float
     server_us: float
+
+
+TRANSPORTS = {"ours": LeanTransport, "aiohttp": HttpTransport}
 
 
 def main() -> None:
     options = _options()
     with Cluster.start() as cluster:
         _prepare(cluster)
-        kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, ACCOUNT)
-        measured = uvloop.run(_play(cluster, config.load(kubeconfig), options.pods, options.in_flight))
-    _report(measured, options)
+        found = config.load(cluster.service_account_kubeconfig(NAMESPACE, ACCOUNT))
+        rounds = [
+            uvloop.run(_play(cluster, found, transport, f"{transport}-{number}", options))
+            for number in range(options.rounds)
+            for transport in TRANSPORTS
+        ]
+    _report([one for measured in rounds for one in measured], options)
 
 
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--pods", type=int, default=1000, help="of each round")
     parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
     return parser.parse_args()
 
 
@@ -60,16 +73,19 @@ def _prepare(cluster: Cluster) -> None:
     cluster.kubectl("create", "clusterrolebinding", "writer", "--clusterrole=cluster-admin", subject)
 
 
-async def _play(cluster: Cluster, found: config.Config, count: int, in_flight: int) -> list[Measured]:
-    names = [f"pod-{number}" for number in range(count)]
-    async with Client.open(found) as client:
-        await _many((lambda n=n: _create(client, f"warm-{n}") for n in range(in_flight)), in_flight)  # type: ignore[misc]
-        bench = _Bench(cluster, in_flight)
-        return [
-            await bench.measure("creates", [lambda n=n: _create(client, n) for n in names]),  # type: ignore[misc]
-            await bench.measure("patches", [lambda n=n: _patch(client, n) for n in names]),  # type: ignore[misc]
-            await bench.measure("binds", [lambda p=p: _bind(client, p) for p in await _all(client)]),  # type: ignore[misc]
-        ]
+async def _play(
+    cluster: Cluster, found: config.Config, transport: str, prefix: str, options: Any
+) -> list[Measured]:
+    names = [f"{prefix}-{number}" for number in range(options.pods)]
+    async with Client.open(found, TRANSPORTS[transport]) as client:
+        warm = [partial(_create, client, f"warm-{prefix}-{number}") for number in range(options.in_flight)]
+        await _many(warm, options.in_flight)
+        bench = _Bench(cluster, transport, options.in_flight)
+        creates = await bench.measure("creates", [partial(_create, client, name) for name in names])
+        patches = await bench.measure("patches", [partial(_patch, client, name) for name in names])
+        listing = await client.list(PODS, NAMESPACE, labels="patched=yes", fields="spec.nodeName=")
+        binds = await bench.measure("binds", [partial(_bind, client, pod) for pod in listing.items])
+        return [creates, patches, binds]
 
 
 async def _create(client: Client, name: str) -> None:
@@ -86,17 +102,13 @@ async def _bind(client: Client, pod: Pod) -> None:
     await pods.bind(client, pod, "gpu-node-0", annotations=annotations)
 
 
-async def _all(client: Client) -> list[Pod]:
-    listing = await client.list(PODS, NAMESPACE, labels="patched=yes")
-    return list(listing.items)
-
-
 Action = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
     cluster: Cluster
+    transport: str
     in_flight: int
 
     async def measure(self, name: str, actions: list[Action]) -> Measured:
@@ -105,7 +117,7 @@ class _Bench:
         took, used = time.perf_counter() - start, time.process_time() - ours
         server = self._server_cpu_s() - server
         count = len(actions)
-        return Measured(name, count / took, 1e6 * used / count, 1e6 * server / count)
+        return Measured(name, self.transport, count / took, 1e6 * used / count, 1e6 * server / count)
 
     def _server_cpu_s(self) -> float:
         return sum(self.cluster.parts[name].cpu_s for name in ("kube-apiserver", "etcd"))
@@ -125,16 +137,30 @@ async def _many(actions: Iterable[Action], in_flight: int) -> None:
 
 
 def _report(measured: list[Measured], options: Any) -> None:
-    rows = [
-        (one.name, f"{one.per_s:.0f}", f"{one.client_us:.0f}", f"{one.server_us:.0f}") for one in measured
-    ]
-    title = f"{options.pods} of each, {options.in_flight} in flight, load {os.getloadavg()[0]:.1f}"
-    show(title, ("writes", "per second", "client CPU µs each", "API server + etcd CPU µs each"), rows)
-    figures: Json = {"benchmark": "kube-write", "pods": options.pods, "in_flight": options.in_flight}
-    for one in measured:
-        figures[f"{one.name}_per_s"] = round(one.per_s)
-        figures[f"{one.name}_cpu_us"] = round(one.client_us)
-    print(json.dumps(figures))
+    rows, figures = [], Figures("kube-write", options.pods, options.in_flight)
+    for name in ("creates", "patches", "binds"):
+        for transport in TRANSPORTS:
+            runs = [one for one in measured if (one.name, one.transport) == (name, transport)]
+            per_s = median(one.per_s for one in runs)
+            client, server = median(one.client_us for one in runs), median(one.server_us for one in runs)
+            rows.append((name, transport, f"{per_s:.0f}", f"{client:.0f}", f"{server:.0f}"))
+            figures.note(name, transport, per_s, client)
+    title = (
+        f"{options.pods} of each, {options.rounds} rounds, {options.in_flight} in flight, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+    show(title, ("writes", "transport", "per second", "client CPU µs each", "servers' CPU µs each"), rows)
+    print(json.dumps(figures.values))
+
+
+class Figures:
+    def __init__(self, benchmark: str, pods: int, in_flight: int) -> None:
+        self.values: Json = {"benchmark": benchmark, "pods": pods, "in_flight": in_flight}
+
+    def note(self, name: str, transport: str, per_s: float, client_us: float) -> None:
+        prefix = name if transport == "ours" else f"{transport}_{name}"
+        self.values[f"{prefix}_per_s"] = round(per_s)
+        self.values[f"{prefix}_cpu_us"] = round(client_us)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,16 @@ def test_what_is_so_already_is_counted_even_if_it_oversells() -> None:
     assert real.free_gpus("a") == 2
 
 
+def test_gpus_known_by_number_are_counted_on_a_node_that_shows_its_devices_late() -> None:
+    late = cluster(node("a", 0))
+    late.account(Placement("p", "a", unnamed=2))
+    late.account(whole("q", "a", 0))
+    late.set_node(node("a", 4))
+    assert late.free_gpus("a") == 1
+    late.release(Placement("p", "a", unnamed=2))
+    assert late.free_gpus("a") == 3
+
+
 def test_answers_stay_right_when_more_changed_than_the_journal_remembers() -> None:
     many = cluster(node("a", 1), node("b", 1))
     assert placed(ask(many))[0] == "a"

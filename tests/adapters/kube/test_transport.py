@@ -3,8 +3,9 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from aiohttp import web
 from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.credentials import Fixed, Identity
+from gpu_orchestrator.adapters.kube.lean import LeanTransport
 from gpu_orchestrator.adapters.kube.tls import Trust
 from gpu_orchestrator.adapters.kube.transport import HttpTransport, Request
 from tests.adapters.kube.certificates import Authority, Pair
@@ -59,23 +61,33 @@ async def serving(tmp_path: Path, pair: Pair = SERVER) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def transport(url: str, *, max_bytes: int = 1 << 20, **options: object) -> AsyncIterator[HttpTransport]:
+async def opened(
+    kind: type[HttpTransport], url: str, *, max_bytes: int = 1 << 20, **options: object
+) -> AsyncIterator[HttpTransport]:
     trust = Trust(AUTHORITY.pem.decode())
-    made = HttpTransport(Config(url, **{"trust": trust, **options}), max_bytes=max_bytes)  # type: ignore[arg-type]
+    made = kind(Config(url, **{"trust": trust, **options}), max_bytes=max_bytes)  # type: ignore[arg-type]
     try:
         yield made
     finally:
         await made.close()
 
 
-async def test_a_connection_serves_many_requests(tmp_path: Path) -> None:
+Open = Callable[..., AbstractAsyncContextManager[HttpTransport]]
+
+
+@pytest.fixture(params=[HttpTransport, LeanTransport])
+def transport(request: pytest.FixtureRequest) -> Open:
+    return partial(opened, request.param)
+
+
+async def test_a_connection_serves_many_requests(transport: Open, tmp_path: Path) -> None:
     async with serving(tmp_path) as server, transport(server.url) as sender:
         for _ in range(20):
             assert (await sender.send(GET, timeout_s=5)).body == b"{}"
     assert len(server.connections) == 1
 
 
-async def test_requests_carry_who_we_are(tmp_path: Path) -> None:
+async def test_requests_carry_who_we_are(transport: Open, tmp_path: Path) -> None:
     credentials = Fixed(Identity(token="secret"))
     headers = (("Impersonate-User", "bob"),)
     async with (
@@ -89,7 +101,7 @@ async def test_requests_carry_who_we_are(tmp_path: Path) -> None:
     assert seen["User-Agent"].startswith("gpu-orchestrator/")
 
 
-async def test_an_answer_too_large_is_refused(tmp_path: Path) -> None:
+async def test_an_answer_too_large_is_refused(transport: Open, tmp_path: Path) -> None:
     async with serving(tmp_path) as server, transport(server.url, max_bytes=1 << 20) as sender:
         server.body = b"x" * (1 << 20)
         assert len((await sender.send(GET, timeout_s=5)).body) == 1 << 20
@@ -98,27 +110,27 @@ async def test_an_answer_too_large_is_refused(tmp_path: Path) -> None:
             await sender.send(GET, timeout_s=5)
 
 
-async def test_another_name_can_be_expected_of_the_server(tmp_path: Path) -> None:
+async def test_another_name_can_be_expected_of_the_server(transport: Open, tmp_path: Path) -> None:
     trust = Trust(AUTHORITY.pem.decode(), server_name="elsewhere")
     async with serving(tmp_path) as server, transport(server.url, trust=trust) as sender:
         with pytest.raises(errors.Untrusted, match="is for another name"):
             await sender.send(GET, timeout_s=5)
 
 
-async def test_verification_can_be_skipped(tmp_path: Path) -> None:
+async def test_verification_can_be_skipped(transport: Open, tmp_path: Path) -> None:
     trust = Trust(skip_verify=True)
     async with serving(tmp_path) as server, transport(server.url, trust=trust) as sender:
         assert (await sender.send(GET, timeout_s=5)).status == 200
 
 
-async def test_an_expired_server_certificate_is_named(tmp_path: Path) -> None:
+async def test_an_expired_server_certificate_is_named(transport: Open, tmp_path: Path) -> None:
     pair = AUTHORITY.pair("server", ends=datetime.now(UTC) - timedelta(hours=1))
     async with serving(tmp_path, pair) as server, transport(server.url) as sender:
         with pytest.raises(errors.Untrusted, match=r"has expired.*renew the API server's certificate"):
             await sender.send(GET, timeout_s=5)
 
 
-async def test_an_unknown_authority_is_named(tmp_path: Path) -> None:
+async def test_an_unknown_authority_is_named(transport: Open, tmp_path: Path) -> None:
     async with serving(tmp_path, Authority().pair("server")) as server, transport(server.url) as sender:
         with pytest.raises(errors.Untrusted, match="unknown authority"):
             await sender.send(GET, timeout_s=5)
@@ -146,7 +158,7 @@ async def talking(talk: Talk) -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, calls))
 
 
-async def test_plain_http_where_tls_is_expected() -> None:
+async def test_plain_http_where_tls_is_expected(transport: Open) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -155,7 +167,7 @@ async def test_plain_http_where_tls_is_expected() -> None:
             await sender.send(GET, timeout_s=5)
 
 
-async def test_silence_is_a_lost_answer() -> None:
+async def test_silence_is_a_lost_answer(transport: Open) -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -164,7 +176,7 @@ async def test_silence_is_a_lost_answer() -> None:
             await sender.send(GET, timeout_s=0.1)
 
 
-async def test_through_a_proxy(tmp_path: Path) -> None:
+async def test_through_a_proxy(transport: Open, tmp_path: Path) -> None:
     asked = list[str]()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

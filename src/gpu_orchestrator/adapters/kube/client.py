@@ -7,7 +7,7 @@ Errors are those of `errors.py`. Requests are tried again as `retry.py` says.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -20,8 +20,9 @@ from gpu_orchestrator.adapters.kube.addresses import collection, target
 from gpu_orchestrator.adapters.kube.codec import Body
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.errors import Asked
+from gpu_orchestrator.adapters.kube.lean import LeanTransport
 from gpu_orchestrator.adapters.kube.retry import Retry
-from gpu_orchestrator.adapters.kube.transport import HttpTransport, Request, Stream, Transport
+from gpu_orchestrator.adapters.kube.transport import Request, Stream, Transport
 from gpu_orchestrator.api.wire import Object, Resource
 
 T = TypeVar("T", bound=Object)
@@ -62,9 +63,11 @@ class Client:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: Config) -> AsyncIterator["Client"]:
+    async def open(
+        cls, config: Config, kind: Callable[[Config], Transport] = LeanTransport
+    ) -> AsyncIterator["Client"]:
         """A client on its own transport, closed at the end."""
-        transport = HttpTransport(config)
+        transport = kind(config)
         try:
             yield cls(transport)
         finally:

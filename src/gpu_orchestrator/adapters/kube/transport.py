@@ -172,6 +172,9 @@ class HttpTransport:
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def _unreachable(self, why: object) -> str:
+        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {_CHECK}"
+
     def _translated(self, error: BaseException, timeout_s: float) -> Exception:
         server = f"{self._config.server} ({self._config.source})"
         match error:
@@ -180,17 +183,11 @@ class HttpTransport:
             ):
                 return Untrusted(f"cannot trust {server}: {_tls_reason(error)}")
             case aiohttp.ConnectionTimeoutError():
-                return Unreachable(
-                    f"cannot reach {server}: no connection within {CONNECT_LIMIT_S:.0f} s; {_CHECK}"
-                )
+                return Unreachable(self._unreachable(f"no connection within {CONNECT_LIMIT_S:.0f} s"))
             case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
-                why = error.os_error.strerror or error.os_error
-                return Unreachable(f"cannot reach {server}: {why}; {_CHECK}")
+                return Unreachable(self._unreachable(error.os_error.strerror or error.os_error))
             case aiohttp.ClientHttpProxyError():
-                return Unreachable(
-                    f"cannot reach {server}: its proxy answered {error.status}; "
-                    "check proxy-url and its credentials"
-                )
+                return Unreachable(self._unreachable(f"its proxy answered {error.status}"))
             case aiohttp.InvalidURL():
                 return BadAnswer(f"the address {server} is not a URL; mend the kubeconfig")
             case TimeoutError():
