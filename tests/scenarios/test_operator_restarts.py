@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.proxy import Answer, Proxy
+from tests.faults.proxy import Answer, HoldWatch, Proxy
 from tests.scenarios.conftest import NewOperator
 from tests.scenarios.operating import Operator, Site, eventually
 
@@ -101,4 +101,29 @@ def test_a_server_that_is_throttled_conflicts_and_fails_is_borne(
         proxy.on("patch", "gpuworkloads/status", nth=3, do=Answer(409, reason="Conflict"))
         site.create("one", run_for="100ms")
         site.until("one", "Succeeded")
+    assert len(site.jobs()) == 1
+
+
+def test_a_cache_that_lags_behind_makes_no_second_job(site: Site, account: Path, tmp_path: Path) -> None:
+    """The watch of Jobs falls silent; what we wrote ourselves is known all the same."""
+    site.nodes(1)
+    hold = HoldWatch(after_events=1)  # the end of the list, which is empty
+    with Proxy(account) as proxy:
+        held = proxy.on("watch", "jobs", do=hold)
+        flags = ("--no-leader-elect", f"--namespace={site.namespace}")
+        with Operator(proxy.kubeconfig, *flags, log=tmp_path / "log") as operator:
+            held.wait(10)
+            site.create("one", run_for="100ms")
+            site.until("one", "Scheduled")
+            for tries in (4, 5, 6):  # each makes the operator look again
+                site.patch("one", {"retryPolicy": {"maxRetries": tries}})
+            passes = "warp_gpuworkload_reconcile_duration_seconds_count"
+            eventually(
+                lambda: operator.metrics().get(f'{passes}{{result="idle"}}', 0) >= 3, "it looked again"
+            )
+            assert site.status("one")["phase"] == "Scheduled"
+            hold.release()
+            site.until("one", "Succeeded")
+            creations = [sent for sent in proxy.requests if (sent.verb, sent.resource) == ("create", "jobs")]
+    assert len(creations) == 1
     assert len(site.jobs()) == 1
