@@ -229,6 +229,17 @@ def test_a_pod_that_no_node_takes_costs_a_try_after_ten_seconds() -> None:
     assert isinstance(plan_for(Facts(counted), gives("b")).actions[0], CreateJob)  # no need to wait longer
 
 
+def test_a_job_that_makes_no_pod_is_told_once() -> None:
+    known = scheduled()
+    made = job(known, "a", created=NOW)
+    assert plan_for(Facts(known, (made,)), at=later(29)) == Plan(again_at=later(30))
+    plan = plan_for(Facts(known, (made,)), at=later(30))
+    assert plan.status
+    assert plan.status.phase == "Scheduled"
+    assert "makes no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
+    assert plan_for(Facts(after(Facts(known), plan), (made,)), at=later(31)) == Plan()
+
+
 def test_a_job_that_somebody_deleted_is_made_again_without_spending_a_try() -> None:
     known = scheduled()
     assert plan_for(Facts(known, (job(known, "a", deleting=True),))) == Plan()
