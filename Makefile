@@ -24,7 +24,7 @@ cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
 
 ##@ Prove it
-.PHONY: check test-fast test accept
+.PHONY: check test-fast test accept bench-vram
 check: $(VENV)/ready ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -57,6 +57,10 @@ bench-kube-parse: $(VENV)/bench/ready ## Reading 5,000 pods: our client against 
 
 bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds per second on a real API server [ARGS=...]
 	@$(BIN)/python -m benchmarks.kube_write $(ARGS)
+
+.PHONY: bench-vram
+bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--simulate 1xH200:141GiB"]
+	@$(BIN)/python -m benchmarks.vram $(ARGS)
 
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help

@@ -9,7 +9,7 @@ A request is in exactly one of these places until it is held or gone. Used by th
 dispatcher and the simulator: they differ in where events come from and who performs the actions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
@@ -79,8 +79,14 @@ class Engine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come."""
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Iterable[Event], now: float) -> list[Action]:
+        """Take in what happened at once, in order, and decide afterwards: who waits is looked at once for all
+        that became free, not once for each."""
         actions: list[Action] = []
-        self._hear(event, now, actions)
+        for event in events:
+            self._hear(event, now, actions)
         self._wake_rested(now)
         self._decide_what_can_be(now, actions)
         return actions
