@@ -14,9 +14,11 @@ ARGS   ?=
 export PYTHONDONTWRITEBYTECODE := 1
 
 ##@ Use it
-.PHONY: run cluster
-run: $(VENV)/ready ## Start the most that works today and show it at work (Ctrl-C ends it)
-	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
+.PHONY: run demo cluster
+run: demo ## Start the most that works today and show it at work (Ctrl-C ends it)
+
+demo: $(VENV)/ready tools ## The operator at work in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
+	@$(BIN)/python scripts/demo.py $(ARGS)
 
 cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8] (Ctrl-C ends it)
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
@@ -41,6 +43,10 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
 ##@ Measure it
+.PHONY: bench-operator
+bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
+	@$(BIN)/python -m benchmarks.operator $(ARGS)
+
 .PHONY: bench-decide
 bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
 	@$(BIN)/python -m benchmarks.decide $(ARGS)

@@ -49,6 +49,7 @@ def main() -> None:
             n: {name: _us(quantiles(each, n=100)[98]) for name, each in row.items()}
             for n, row in times.items()
         },
+        "copy_us": {n: _us(copy_time(n)) for n in args.sizes},
         "engine_per_s": round(alone),
         "engine_with_backlog_per_s": round(beside),
         "memory_mb": {max(args.sizes): round(memory_mb(max(args.sizes)), 1)},
@@ -135,6 +136,17 @@ class _Run:
             self.engine.handle(Gone(self.held.pop(self.rng.randrange(len(self.held)))), 0.0)
 
 
+def copy_time(nodes: int) -> float:
+    """Seconds a copy of a half-full cluster takes."""
+    cluster, _ = half_full(nodes, random.Random(1))
+    times = []
+    for _ in range(50):
+        start = perf_counter()
+        cluster.copy()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
 def memory_mb(nodes: int) -> float:
     """Python and numpy memory of a half-full cluster with ten remembered shapes."""
     tracemalloc.start()
@@ -198,6 +210,7 @@ def show(result: dict[str, Any]) -> None:
         f"{result['engine_per_s']:,} requests/s, {result['engine_with_backlog_per_s']:,} beside 10,000 parked"
     )
     console.print(f"engine without IO: {rates}")
+    console.print(f"copy in µs by nodes {result['copy_us']}")
     console.print(f"memory in MB by nodes {result['memory_mb']}; load {result['load']}")
 
 

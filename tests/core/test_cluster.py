@@ -10,6 +10,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import InvalidRequest, Oversold, Unknown
+from gpu_orchestrator.core.inventory import MOST_LABELS
 from gpu_orchestrator.core.journal import KEEP
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.policies.registry import Registry
@@ -128,6 +129,16 @@ def test_what_is_so_already_is_counted_even_if_it_oversells() -> None:
     assert real.free_gpus("a") == 2
 
 
+def test_gpus_known_by_number_are_counted_on_a_node_that_shows_its_devices_late() -> None:
+    late = cluster(node("a", 0))
+    late.account(Placement("p", "a", unnamed=2))
+    late.account(whole("q", "a", 0))
+    late.set_node(node("a", 4))
+    assert late.free_gpus("a") == 1
+    late.release(Placement("p", "a", unnamed=2))
+    assert late.free_gpus("a") == 3
+
+
 def test_answers_stay_right_when_more_changed_than_the_journal_remembers() -> None:
     many = cluster(node("a", 1), node("b", 1))
     assert placed(ask(many))[0] == "a"
@@ -143,6 +154,17 @@ def test_the_number_of_remembered_shapes_is_bounded() -> None:
     for cpu in range(1, 3 * memory.KEEP):
         decide(request("pod", resources={"cpu": cpu}), one, POLICY, random.Random(1))
     assert len(one.memory) == memory.KEEP
+
+
+def test_the_number_of_remembered_labels_is_bounded_and_answers_stay_right() -> None:
+    labels = {f"key-{i}": "1" for i in range(0, MOST_LABELS + 50, 2)}
+    many = cluster(node("a", 1, labels=labels))
+    for i in [*range(MOST_LABELS + 50), *range(MOST_LABELS + 50)]:
+        answer = decide(request("p", labels={f"key-{i}": "1"}), many, POLICY, random.Random(1))
+        assert isinstance(answer, Placement) is (i % 2 == 0)
+    many.set_node(node("a", 1, labels={**labels, "key-1": "1"}))
+    assert isinstance(decide(request("p", labels={"key-1": "1"}), many, POLICY, random.Random(1)), Placement)
+    assert len(many.inventory.labels) <= MOST_LABELS
 
 
 @pytest.mark.parametrize(

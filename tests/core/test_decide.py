@@ -173,6 +173,13 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             id="cpu",
         ),
         pytest.param(
+            {"resources": {"pods": 1}},
+            {},
+            {"resources": {"pods": 110}},
+            "1 has no room for another pod",
+            id="number of pods",
+        ),
+        pytest.param(
             {"resources": {"vendor.example/nic": 1}},
             {},
             {"resources": {"vendor.example/nic": 1}},
@@ -249,6 +256,15 @@ def test_memory_taken_by_strangers_is_not_given() -> None:
     refused(request("pod", shared=True, memory_mib=5), card)
 
 
+def test_devices_of_different_makers_are_never_given_together() -> None:
+    makers = [Device(0, vendor="amd"), Device(1, vendor="nvidia"), Device(2, vendor="nvidia")]
+    both = cluster(node("a", makers))
+    assert placed(answer(request("pod", 2), both)) == ("a", (1, 2))
+    said = refused(request("pod", 3), both)
+    assert said.message == "0/1 nodes fit: 1 has fewer than 3 free GPUs"
+    assert said.never
+
+
 def test_requests_without_gpus_need_only_room() -> None:
     small = cluster(node("a", 0, resources={"cpu": 8}), held=[takes("other", "a", {"cpu": 6})])
     assert placed(answer(request("pod", 0, resources={"cpu": 2}), small)) == ("a", ())
@@ -304,6 +320,8 @@ def test_the_nearest_miss_may_be_a_slow_node_or_one_of_the_wrong_kind() -> None:
     assert str(said.nearest) == "a offers 300 GB/s (600 asked)"
     wrong = cluster(node("a", 4, ready=False), node("b", 0, ready=False))
     assert str(refused(request("pod"), wrong).nearest) == "a not ready"
+    cordoned = cluster(node("a", 4, schedulable=False))
+    assert str(refused(request("pod"), cordoned).nearest) == "a is cordoned"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from cyclopts import App
 
 from gpu_orchestrator import __version__
+from gpu_orchestrator.cli.operator import operator
 
 app = App(
     name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
@@ -11,6 +12,8 @@ app = App(
 app.command(
     "gpu_orchestrator.cli.doctor:doctor", help="Check the way to the cluster, our kinds and our rights."
 )
+
+app.command(operator)
 
 
 def main() -> None:

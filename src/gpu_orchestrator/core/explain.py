@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_orchestrator.core.answer import Miss, Refusal
-from gpu_orchestrator.core.columns import Bools, Floats, Ints, all_in_row, where
+from gpu_orchestrator.core.columns import Bools, Floats, Ints, all_in_row, count_in_row, where
 from gpu_orchestrator.core.filters import Filter, devices, room
 from gpu_orchestrator.core.standing import GONE, Standing
 from gpu_orchestrator.core.topology import best_link
@@ -92,10 +92,10 @@ def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:
     inventory = cluster.inventory
     match each:
         case devices.FreeDevices():
-            enough: Bools = each.kind.matching(inventory, rows).sum(axis=1) >= each.gpus
+            enough: Bools = count_in_row(_fit_for_use(each.kind, cluster, rows)) >= each.gpus
             return enough
         case devices.Linked():
-            masks = devices.masks_of(each.kind.matching(inventory, rows))
+            masks = devices.masks_of(_fit_for_use(each.kind, cluster, rows))
             layouts = [inventory.names.values[at] for at in inventory.topology[rows]]
             links = [best_link(t, mask, each.gpus) for t, mask in zip(layouts, masks, strict=True)]
             return np.array(links, float) >= each.gbps
@@ -103,3 +103,8 @@ def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:
             return all_in_row(each.capacity(inventory, rows) >= each.amounts)
         case _:
             return each.passes(cluster, rows) if each.lasting else np.ones(len(rows), np.bool_)
+
+
+def _fit_for_use(kind: devices.Kind, cluster: "Cluster", rows: Ints) -> Bools:
+    """The devices that could be given together if all were free and healthy."""
+    return kind.of_one_vendor(cluster.inventory, rows, kind.matching(cluster.inventory, rows))

@@ -1,7 +1,8 @@
 """What of each node is taken and by whom, in columns. A placement adds itself and is taken out again exactly.
 
-`held` keeps, per row, the placements by key; a row's dict is replaced and never changed, so copies may
-share it."""
+`held` keeps, per row, the placements by key; a row's dict is replaced and never changed, so that copies may
+share it.
+"""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -50,8 +51,7 @@ class Usage(Table):
         self.free[row, : inventory.kinds] = inventory.capacity[row]
         self.holders[row] = 0
         self._sum(inventory, row)
-        for placement in self.held[row].values():
-            self._take(inventory, row, placement, 1)
+        self._count_held(inventory, row)
 
     def drop(self, row: int) -> None:
         self.held[row] = {}
@@ -85,6 +85,15 @@ class Usage(Table):
                 raise Oversold(
                     f"{placement.key} takes {amount} {name} of {placement.node}, which has {free} free"
                 )
+
+    def _count_held(self, inventory: Inventory, row: int) -> None:
+        """Those with devices of their own first, then find stand-ins among what is left for the others: a
+        node may show its devices only after it runs pods that use them."""
+        held = self.held[row].copy()
+        for key, placement in sorted(held.items(), key=lambda item: item[1].unnamed > 0):
+            held[key] = self._stand_in(inventory, row, placement)
+            self._take(inventory, row, held[key], 1)
+        self.held[row] = held
 
     def _has_room(self, row: int, position: int, placement: Placement) -> bool:
         if placement.exclusive:

@@ -19,10 +19,12 @@ WHOLE_DEVICES, MILLI, FIRST_RESOURCE = 0, 1, 2
 class Needs:
     def __init__(self) -> None:
         self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
+        self._least: tuple[int, int] | None = None
 
     def set(self, slot: int, shape: Shape, cluster: Cluster) -> None:
         kinds = [(FIRST_RESOURCE + cluster.inventory.kind(name), amount) for name, amount in shape.resources]
         self._make_room(1 + max((kind for kind, _ in kinds), default=0), slot + 1)
+        self._least = None
         needs = self._table[:, slot]
         needs[:] = NOTHING
         if shape.exclusive:
@@ -33,16 +35,19 @@ class Needs:
             needs[kind] = amount
 
     def clear(self, slot: int) -> None:
+        self._least = None
         if slot < self._table.shape[1]:
             self._table[:, slot] = IMPOSSIBLE
 
     def met_by(self, cluster: Cluster, row: int) -> list[int]:
         """Slots for which this node has, by the numbers, enough. Devices first: they decide most often."""
         usage, table = cluster.usage, self._table
-        devices = table[WHOLE_DEVICES] <= usage.whole.item(row)
-        slots = where(devices & (table[MILLI] <= usage.spare_milli.item(row)))
-        if not len(slots):
+        whole, milli = usage.whole.item(row), usage.spare_milli.item(row)
+        if self._least is None:
+            self._least = _least(table[WHOLE_DEVICES]), _least(table[MILLI])
+        if whole < self._least[0] and milli < self._least[1]:
             return []
+        slots = where((table[WHOLE_DEVICES] <= whole) & (table[MILLI] <= milli))
         kinds = table.shape[0] - FIRST_RESOURCE
         has = np.zeros(kinds, np.int64)
         known = min(kinds, usage.kinds)
@@ -60,3 +65,8 @@ class Needs:
         self._table[: old.shape[0], : old.shape[1]] = old
         used = where(old[WHOLE_DEVICES] != IMPOSSIBLE)
         self._table[old.shape[0] :, used] = NOTHING
+
+
+def _least(needs: Ints) -> int:
+    """The least that anyone needs who needs any: whoever has less helps nobody."""
+    return int(needs[needs != NOTHING].min(initial=IMPOSSIBLE))
