@@ -16,7 +16,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 ##@ Use it
 .PHONY: run demo cluster
-run: demo ## Start the most that works today and show it at work (Ctrl-C ends it)
+run: $(VENV)/ready ## The cluster manager on this machine, with simulated GPUs, at work (Ctrl-C ends it) [ARGS="--port 9000"]
+	@$(BIN)/gpu-orchestrator up --simulate 4 $(ARGS)
 
 demo: $(VENV)/ready tools ## The operator at work in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
 	@$(BIN)/python scripts/demo.py $(ARGS)
