@@ -108,7 +108,7 @@ class Leader:
             return self._drop()
         if self.dispatcher is None or leading.fence != fence:
             await self._begin(leading)
-        elif self.apis > 1 or self._early:
+        else:
             await self._read_news()
         await self._reap(leading)
         return await self._trim()
