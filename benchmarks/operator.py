@@ -142,8 +142,7 @@ async def measure(
         created = await _load(client, options, group)
         await seen.until(1 + options.workloads)
         waits = sorted(seen.at[name] - at for name, at in created.items())
-        await asyncio.sleep(3)  # the events that were still on their way
-        spent = writes(cluster) - before
+        spent = await _settled(cluster) - before
         results = {
             "scheduled_p50_s": statistics.median(waits),
             "scheduled_p99_s": waits[int(len(waits) * 0.99)],
@@ -158,6 +157,15 @@ async def measure(
         }
         watching.cancel()
     return results
+
+
+async def _settled(cluster: Cluster) -> int:
+    """All that was written, once the events that were still on their way have come."""
+    while True:
+        before = writes(cluster)
+        await asyncio.sleep(2)
+        if writes(cluster) == before:
+            return before
 
 
 async def _load(client: Client, options: argparse.Namespace, group: asyncio.TaskGroup) -> dict[str, float]:
