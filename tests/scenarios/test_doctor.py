@@ -95,6 +95,28 @@ def test_the_kubeconfig_is_bad(tmp_path: Path, content: str | None, said: str) -
     assert said in bad[0]
 
 
+@pytest.mark.parametrize(
+    ("server", "token", "said"),
+    [
+        pytest.param("https://h:99999", "t", "it must be a URL such as", id="port too high"),
+        pytest.param("https://h:abc", "t", "it must be a URL such as", id="port of letters"),
+        pytest.param("https://[::1", "t", "it must be a URL such as", id="half a bracket"),
+        pytest.param("https://127.0.0.1:1", "ab€c", "copy it again", id="a token that is none"),
+    ],
+)
+def test_the_kubeconfig_cannot_work(tmp_path: Path, server: str, token: str, said: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "current-context: x\n"
+        "contexts: [{name: x, context: {cluster: x, user: x}}]\n"
+        f"users: [{{name: x, user: {{token: '{token}'}}}}]\n"
+        f"clusters: [{{name: x, cluster: {{server: '{server}'}}}}]\n"
+    )
+    code, _, bad = doctor(path)
+    assert (code, len(bad)) == (1, 1)
+    assert said in bad[0]
+
+
 def test_no_configuration_at_all(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
     done = subprocess.run(
