@@ -48,6 +48,18 @@ def test_rights_are_missing(cluster: Cluster) -> None:
         "'gpuworkloads/status' of API group gpu.warp.dev in a ClusterRole (see config/rbac)"
     )
     assert expected in bad
+    assert any(
+        line.endswith(
+            "grant verb 'patch' on 'leases' of API group coordination.k8s.io in a Role in namespace "
+            "gpu-orchestrator-system (see config/rbac)"
+        )
+        for line in bad
+    )
+
+
+def test_the_shipped_account_has_all_its_rights(account: Path) -> None:
+    code, _, bad = doctor(account, "--component", "operator")
+    assert (code, bad) == (0, [])
 
 
 def test_the_client_certificate_has_expired(cluster: Cluster, tmp_path: Path) -> None:
