@@ -207,7 +207,7 @@ def test_nothing_to_load(tmp_path: Path, env: dict[str, str], message: str) -> N
 def test_a_pod_with_a_wrong_port(tmp_path: Path, port: str) -> None:
     pod(tmp_path, token="t1", ca_crt=AUTHORITY.pem.decode())
     env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
-    with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_PORT is .*must be a URL"):
+    with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_PORT is .*must be a URL"):
         config.in_cluster(env, tmp_path)
 
 

@@ -207,15 +207,14 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @pytest.mark.parametrize("token", ["ab€c", "ab\nc"])
-@pytest.mark.parametrize("how", ["send", "stream"])
-async def test_a_token_that_cannot_be_sent(transport: Open, token: str, how: str) -> None:
+async def test_a_token_that_cannot_be_sent(transport: Open, token: str) -> None:
+    said = r"of this configuration holds a .*; (copy|mend) it"
     async with transport("https://127.0.0.1:1", credentials=Fixed(Identity(token=token))) as sender:
-        with pytest.raises(errors.ConfigError, match=r"of this configuration holds a .*; (copy|mend) it"):
-            if how == "send":
-                await sender.send(GET, timeout_s=5)
-            else:
-                async with sender.stream(GET, timeout_s=5):
-                    pass
+        with pytest.raises(errors.ConfigError, match=said):
+            await sender.send(GET, timeout_s=5)
+        with pytest.raises(errors.ConfigError, match=said):
+            async with sender.stream(GET, timeout_s=5):
+                pass
 
 
 async def test_a_header_that_cannot_be_sent(transport: Open) -> None:
