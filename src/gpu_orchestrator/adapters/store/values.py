@@ -152,9 +152,10 @@ class Gone(News, frozen=True):
 
 
 class Worker(News, frozen=True):
-    """Look at the worker's row anew."""
+    """A worker's row as it is now, fields and values in turn; empty when it was forgotten."""
 
     name: str
+    row: tuple[str, ...]
 
 
 class Resync(News, frozen=True):

@@ -61,7 +61,7 @@ class Manager:
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         clock = StoreClock()
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
-        self._submit: Gather[NewTask, Taken] = Gather(store.tasks.submit)
+        self._submit: Gather[NewTask, Taken] = Gather(self._take)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -87,6 +87,10 @@ class Manager:
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[Taken]:
         return await self._submit.put_all(tasks)
+
+    async def _take(self, tasks: list[NewTask]) -> Sequence[Taken]:
+        dispatcher = self.leader.dispatcher
+        return await (dispatcher.submit(tasks) if dispatcher else self.store.tasks.submit(tasks))
 
     async def row(self, name: str) -> Row:
         (row,) = await self.store.tasks.fetch([name])
