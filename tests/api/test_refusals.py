@@ -114,7 +114,8 @@ def test_what_is_valid_is_not_refused(kinds: Cluster) -> None:
     shared: tuple[Json, ...] = ({"share": 500}, {"memoryMiB": 4096}, {"share": 500, "memoryMiB": 4096})
     claims = [{"devices": {"exclusivity": "Shared", **held}} for held in shared]
     claims.append({"devices": {"exclusivity": "MIG", "migProfile": "1g.10gb"}})
-    for resource, spec in ((GPU_WORKLOADS, VALID), *((GPU_CLAIMS, spec) for spec in ({}, *claims))):
+    valid: list[tuple[Any, Json]] = [(GPU_WORKLOADS, VALID), *((GPU_CLAIMS, spec) for spec in ({}, *claims))]
+    for resource, spec in valid:
         body = server.manifest(resource, "right", spec)
         assert server.refusal(kinds, "POST", resource.path("default"), body) == ""
 
