@@ -80,6 +80,7 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
     """`owner` is the name of its Job; `unschedulable_since` a moment; `gpus` a number."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if owner:
+        meta["labels"] = {names.CONTROLLER: names.CONTROLLER_NAME}
         meta["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "job-0"}]
     conditions = []
     if since := more.get("unschedulable_since"):
