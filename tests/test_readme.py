@@ -23,7 +23,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     """A home of its own, in which `make run`'s command is running."""
     target = (ROOT / "Makefile").read_text().split("\nrun:")[1].split("\n")[1]
     words = target.strip().removeprefix("@").replace("$(BIN)/", "").replace("$(ARGS)", "").split()
-    command = [Path(sys.executable).parent / words[0], *words[1:]]
+    command = [str(Path(sys.executable).parent / words[0]), *words[1:]]
     with subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as up:
