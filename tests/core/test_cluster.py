@@ -187,3 +187,32 @@ def test_what_contradicts_itself_is_refused_with_a_reason(make: object, message:
     assert callable(make)
     with pytest.raises(InvalidRequest, match=message):
         make()
+
+
+def test_asking_for_ever_new_resources_fills_no_memory() -> None:
+    small = cluster(*(node(f"n{i}", 1, resources={"cpu": 4}) for i in range(4)))
+    kinds = len(small.inventory.kinds_of)
+    for number in range(200):
+        wish = request("pod", resources={f"vendor.example/{number}": 1})
+        answer = decide(wish, small, POLICY, random.Random(1))
+        assert isinstance(answer, Refusal)
+        assert answer.message == f"0/4 nodes fit: 4 have no vendor.example/{number}"
+        assert answer.never
+        with pytest.raises(Oversold):
+            small.place(takes("pod", "n0", {f"vendor.example/{number}": 1}))
+    small.set_node(node("n0", 2, resources={"cpu": 4}))
+    assert len(small.inventory.kinds_of) == kinds
+    assert small.usage.kinds == small.inventory.kinds == kinds
+
+
+def test_a_resource_that_comes_later_is_found_by_who_asked_before() -> None:
+    small = cluster(node("a", 1))
+    wish = request("pod", resources={"nic": 1})
+    assert isinstance(decide(wish, small, POLICY, random.Random(1)), Refusal)
+    twin = small.copy()
+    twin.set_node(node("b", 1, resources={"nic": 1}))
+    assert placed(decide(wish, twin, POLICY, random.Random(1))) == ("b", (0,))
+    assert isinstance(answer := decide(wish, small, POLICY, random.Random(1)), Refusal)
+    assert answer.message == "0/1 nodes fit: 1 has no nic"
+    with pytest.raises(Oversold, match="takes 1 nic of a, which has 0 free"):
+        small.place(takes("pod", "a", {"nic": 1}))

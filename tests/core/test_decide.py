@@ -183,7 +183,7 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             {"resources": {"vendor.example/nic": 1}},
             {},
             {"resources": {"vendor.example/nic": 1}},
-            "1 has too little vendor.example/nic",
+            "1 has no vendor.example/nic",
             id="extended resource that nobody else has",
         ),
     ],

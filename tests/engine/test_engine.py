@@ -380,3 +380,12 @@ def test_an_event_that_cannot_be_is_told_after_the_others_were_heard() -> None:
         world.engine.handle_all([NodeSeen(nothing), Asked(request("p")), Gone("h")], now=0.0)
     assert world.engine.state_of("h") is None
     assert placed(world.tell(Tick())) == ["p"]
+
+
+def test_who_asks_for_what_no_node_has_wakes_when_one_comes_that_has_it() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p", resources={"nic": 2}), request("q", resources={"nic": 1, "other": 1}))
+    assert world.tell(NodeSeen(node("b", 1, resources={"other": 1}))) == []
+    assert world.tell(NodeSeen(node("c", 1, resources={"nic": 1}))) == []
+    assert placed(world.tell(NodeSeen(node("d", 1, resources={"nic": 2})))) == ["p"]
+    assert placed(world.tell(NodeSeen(node("b", 1, resources={"nic": 1, "other": 1})))) == ["q"]

@@ -85,10 +85,14 @@ class Usage(Table):
                     f"{placement.key} was given device {device} of {placement.node}, which is taken"
                 )
         for name, amount in placement.resources:
-            if (free := int(self.free[row, inventory.kind(name)])) < amount:
+            if (free := self._free_of(row, inventory.kind(name))) < amount:
                 raise Oversold(
                     f"{placement.key} takes {amount} {name} of {placement.node}, which has {free} free"
                 )
+
+    def _free_of(self, row: int, kind: int) -> int:
+        """A copy may know resources for which there is no column here yet."""
+        return self.free.item(row, kind) if kind < self.kinds else 0
 
     def _count_held(self, inventory: Inventory, row: int) -> None:
         """A node may show its devices only after it runs pods that use them."""
