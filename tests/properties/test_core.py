@@ -17,6 +17,7 @@ from tests.properties.cases import cases
 from tests.properties.worlds import Ask, Free, Lose, See, Step, World, asked, worlds
 
 REGISTRY = Registry()
+AMOUNTS = (0, 1, 2, 10**9, 2**31, 2**53, 2**63, 10**30)
 Known = dict[str, tuple[Node, list[Placement]]]
 
 
@@ -213,7 +214,7 @@ def test_what_is_free_depends_on_who_holds_and_not_on_how_that_came(
 ) -> None:
     """Some holders have devices of their own, of others only the number is known; some have left."""
     node, rng = made.nodes[0], random.Random(made.seed)
-    held = [_holder(f"p{i}", node, wish) for i, wish in enumerate(wishes)]
+    held = [_holder(f"p{i}", node, wish, rng.choice(AMOUNTS)) for i, wish in enumerate(wishes)]
     plain = Cluster([node])
     for placement in held:
         plain.account(placement)
@@ -230,7 +231,9 @@ def test_what_is_free_depends_on_who_holds_and_not_on_how_that_came(
     assert plain.free_gpus(node.name) == max(left, 0)
 
 
-def _holder(key: str, node: Node, wish: int | list[int]) -> Placement:
+def _holder(key: str, node: Node, wish: int | list[int], amount: int) -> Placement:
+    """What is so already may be of any size."""
     if isinstance(wish, int):
-        return Placement(key, node.name, unnamed=wish)
-    return Placement(key, node.name, devices=tuple(wish))
+        return Placement(key, node.name, unnamed=wish, resources=(("cpu", amount),))
+    share = {"exclusive": amount < 2, "milli": amount, "memory_mib": amount}
+    return Placement(key, node.name, devices=tuple(wish), resources=(("odd", amount),), **share)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from gpu_orchestrator.core.columns import Floats, Ints, Small, Table
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import Oversold
 from gpu_orchestrator.core.inventory import Inventory
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
 
 
 class Usage(Table):
@@ -118,11 +119,12 @@ class Usage(Table):
 
     def _take(self, inventory: Inventory, row: int, placement: Placement, sign: int) -> None:
         position, spare, whole = _topology_positions(inventory, row), 0, 0
-        milli = sign * (WHOLE if placement.exclusive else placement.milli)
+        milli = sign * (WHOLE if placement.exclusive else within(placement.milli, WHOLE))
+        shared_mib = within(placement.memory_mib, MOST_MIB)
         for device in placement.devices:
             if (at := position.get(device)) is None:
                 continue  # the device dropped out of the node; its holder comes back with it
-            mib = inventory.memory_mib.item(row, at) if placement.exclusive else placement.memory_mib
+            mib = inventory.memory_mib.item(row, at) if placement.exclusive else shared_mib
             before, holders = self.free_milli.item(row, at), self.holders.item(row, at)
             self.free_milli[row, at] = before - milli
             self.free_mib[row, at] -= sign * mib
@@ -131,7 +133,7 @@ class Usage(Table):
                 spare += max(before - milli, 0) - max(before, 0)
                 whole += (holders + sign == 0) - (holders == 0)
         for name, amount in placement.resources:
-            self.free[row, inventory.kind(name)] -= sign * amount
+            self.free[row, inventory.kind(name)] -= sign * within(amount, MOST_AMOUNT)
         self._set_sums(inventory, row, self.whole.item(row) + whole, self.spare_milli.item(row) + spare)
 
     def _sum(self, inventory: Inventory, row: int) -> None:
