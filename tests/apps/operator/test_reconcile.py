@@ -243,6 +243,8 @@ def test_a_job_that_makes_no_pod_is_told_once() -> None:
 def test_a_job_that_somebody_deleted_is_made_again_without_spending_a_try() -> None:
     known = scheduled()
     assert plan_for(Facts(known, (job(known, "a", deleting=True),))) == Plan()
+    leaving = Facts(known, pods=(pod(phase="Running", node="a"),))
+    assert plan_for(leaving) == Plan(again_at=later(1))  # never beside a pod that still runs
     plan = plan_for(Facts(known), gives("b"))
     assert isinstance(plan.actions[0], CreateJob)
     assert status_of(plan)["retries"] == 0

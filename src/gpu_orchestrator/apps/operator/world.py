@@ -73,7 +73,12 @@ class World:
             self._hear(Asked(chosen, since), told=asker)
         if mine.given:
             return self._given(mine.given)
-        return self.engine.why(chosen.key) or Refusal(len(self.engine.cluster))
+        return self.engine.why(chosen.key) or self._unanswered()
+
+    def _unanswered(self) -> Refusal:
+        """The engine still holds something under this key, or the policy itself failed."""
+        nodes = len(self.engine.cluster)
+        return Refusal(nodes, (("were not asked: its former place is still held", nodes),))
 
     def withdraw(self, asker: str) -> None:
         """The workload wants no place any more, or could not use the one it got."""
