@@ -5,7 +5,7 @@ may be trusted with tasks. Everything above speaks of tasks and workers.
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -47,6 +47,12 @@ class Database:
             protocol=2,
             max_connections=64,
         )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         await self._redis.aclose()
