@@ -11,18 +11,22 @@ NODES  ?= 8
 GPUS   ?= 8
 ARGS   ?=
 
-export PYTHONDONTWRITEBYTECODE := 1
+# Compiled files make every process start in half the time, and tests start hundreds.
+export PYTHONDONTWRITEBYTECODE :=
 
 ##@ Use it
-.PHONY: run cluster
-run: $(VENV)/ready ## Start the most that works today and show it at work (Ctrl-C ends it)
-	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
+.PHONY: run demo cluster
+run: $(VENV)/ready ## The cluster manager on this machine, with simulated GPUs, at work (Ctrl-C ends it) [ARGS="--port 9000"]
+	@$(BIN)/gpu-orchestrator up --simulate 4 $(ARGS)
+
+demo: $(VENV)/ready tools ## The operator at work in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
+	@$(BIN)/python scripts/demo.py $(ARGS)
 
 cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8] (Ctrl-C ends it)
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
 
 ##@ Prove it
-.PHONY: check test-fast test accept bench-tasks bench-vram
+.PHONY: check test-fast test accept
 check: $(VENV)/ready ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -40,7 +44,21 @@ test: $(VENV)/ready check tools ## What every change must pass, with a coverage 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
-bench-tasks: $(VENV)/ready .venv-bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
+##@ Measure it
+.PHONY: bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram
+bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
+	@$(BIN)/python -m benchmarks.operator $(ARGS)
+
+bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
+	@$(BIN)/python -m benchmarks.decide $(ARGS)
+
+bench-kube-parse: $(VENV)/bench/ready ## Reading 5,000 pods: our client against the official one [ARGS=...]
+	@$(BIN)/python -m benchmarks.kube_parse --official-python $(VENV)/bench/bin/python $(ARGS)
+
+bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds per second on a real API server [ARGS=...]
+	@$(BIN)/python -m benchmarks.kube_write $(ARGS)
+
+bench-tasks: $(VENV)/bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
 	@$(BIN)/python -m benchmarks.tasks $(ARGS)
 
 bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--simulate 1xH200:141GiB"]
@@ -67,7 +85,7 @@ clean: ## Remove what `make` made in this folder (the cache of built binaries st
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z%-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The virtual environment, made again whenever the locks or the package's own list change.
 $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
@@ -76,12 +94,12 @@ $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV) || \
 	  { echo "could not make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	@$(BIN)/uv pip sync -q --require-hashes requirements/dev.txt
+	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes requirements/dev.txt
 	@$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-# The peers of the benchmarks, apart from us.
-.venv-bench/ready: requirements/bench.txt $(VENV)/ready
-	@$(PYTHON) -m venv --clear .venv-bench
-	@VIRTUAL_ENV=.venv-bench $(BIN)/uv pip sync -q --require-hashes requirements/bench.txt
+# The peers that benchmarks measure against, apart from our own environment.
+$(VENV)/bench/ready: $(VENV)/ready requirements/bench.txt
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/bench
+	@$(BIN)/uv pip sync -q --require-hashes --python $(VENV)/bench/bin/python requirements/bench.txt
 	@touch $@

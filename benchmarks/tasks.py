@@ -37,7 +37,7 @@ from tests.stores import free_port
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
-BENCH = HERE.parent / ".venv-bench" / "bin"
+BENCH = HERE.parent / ".venv" / "bench" / "bin"
 BATCH = 500
 SLOTS = 64
 PEER_COMMANDS = {

@@ -40,7 +40,7 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(
     environ: dict[str, str], said: str
 ) -> None:
     with pytest.raises(BadSettings, match=re.escape(said)):
-        load(**environ)
+        settings.load(environ, Path("/nowhere"))
 
 
 def test_all_bad_values_are_told_at_once() -> None:

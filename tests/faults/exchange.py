@@ -112,7 +112,8 @@ class Exchange:
         if transport is not None:
             if reset:
                 connection = transport.get_extra_info("socket")
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                if connection is not None:  # None when the component, killed, has closed it already
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             transport.abort()
         return web.Response()
 

@@ -1,1 +1,1 @@
-"""One folder per process; siblings never import each other."""
+"""One folder per process. Siblings never import each other."""

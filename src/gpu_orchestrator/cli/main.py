@@ -7,11 +7,17 @@ from gpu_orchestrator import __version__
 app = App(
     name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
 )
-app.command("gpu_orchestrator.cli.up:up", name="up")
-app.command("gpu_orchestrator.cli.server:server", name="server")
-app.command("gpu_orchestrator.cli.task:app", name="task")
-app.command("gpu_orchestrator.cli.workers:status", name="status")
-app.command("gpu_orchestrator.cli.workers:app", name="worker")
+# Named, not imported: a command's modules are loaded when it runs, so that the others start quickly.
+for name, where in {
+    "up": "up:up",
+    "server": "server:server",
+    "worker": "workers:app",
+    "task": "task:app",
+    "status": "workers:status",
+    "operator": "operator:operator",
+    "doctor": "doctor:doctor",
+}.items():
+    app.command(f"gpu_orchestrator.cli.{where}", name=name)
 
 
 def main() -> None:

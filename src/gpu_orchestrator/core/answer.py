@@ -41,18 +41,24 @@ class Miss:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """`reasons` count nodes by the first thing that keeps each from fitting, most frequent first. `never`
-    says that no node of this cluster could take the request even when empty, ready and healthy."""
+    says that no node of this cluster could take the request even when empty, ready and healthy. `error` is
+    what kept anybody from looking: a policy that broke, or that nobody knows."""
 
     nodes: int
     reasons: tuple[tuple[str, int], ...] = ()
     nearest: Miss | None = None
     never: bool = False
+    error: str = ""
 
     @property
     def message(self) -> str:
+        if self.error:
+            return f"0/{self.nodes} nodes fit: {self.error}"
         if not self.nodes:
             return "0/0 nodes fit: there are no nodes"
-        counted = ", ".join(f"{count} {_agreeing(text, count)}" for text, count in self.reasons)
+        counted = ", ".join(
+            f"{count} {singular(text) if count == 1 else text}" for text, count in self.reasons
+        )
         return f"0/{self.nodes} nodes fit: {counted}"
 
     def __str__(self) -> str:
@@ -62,7 +68,7 @@ class Refusal:
 _SINGULAR = {"have": "has", "are": "is", "offer": "offers", "lack": "lacks", "do": "does"}
 
 
-def _agreeing(text: str, count: int) -> str:
-    """`have fewer …` becomes `has fewer …` for one node."""
+def singular(text: str) -> str:
+    """A reason as it is said of one node: `have fewer …` becomes `has fewer …`."""
     verb, _, rest = text.partition(" ")
-    return f"{_SINGULAR.get(verb, verb)} {rest}".strip() if count == 1 else text
+    return f"{_SINGULAR.get(verb, verb)} {rest}".strip()

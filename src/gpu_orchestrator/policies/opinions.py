@@ -13,12 +13,12 @@ COST_LABEL = "gpu-orchestrator/hourly-cost"
 
 
 def free_gpus(offers: Offers) -> Floats:
-    """GPUs that are free, shares included."""
-    return offers.free_milli / 1000.0
+    """GPUs that are free, shares included; of no interest to a request without GPUs."""
+    return offers.free_milli / 1000.0 if offers.shape.gpus else np.zeros(len(offers))
 
 
 def idle(offers: Offers) -> Floats:
-    """The part of the node that is free: of its GPUs, or for a request without GPUs of its cpu and memory."""
+    """The part of the node that is free: of its GPUs, or for a request without GPUs of what it asks for."""
     return 1.0 - _load(offers)
 
 
@@ -37,14 +37,11 @@ def tight_device(offers: Offers) -> Floats:
 
 
 def cheap(offers: Offers) -> Floats:
-    return offers.has_label(CHEAP_LABEL, "true").astype(float)
-
-
-def low_price(offers: Offers) -> Floats:
-    """Among cheap nodes, 1 for free of charge, towards 0 the dearer; 0 where no price is told."""
+    """0 for nodes that are not cheap; 1 for those that are, and up to 1 more the lower the price they
+    tell."""
     price = np.maximum(offers.label_number(COST_LABEL), 0)
-    told = price < np.inf  # false for NaN, too
-    return np.where(told & offers.has_label(CHEAP_LABEL, "true"), 1.0 / (1.0 + price), 0.0)
+    low_price = np.where(price < np.inf, 1.0 / (1.0 + price), 0.0)  # NaN is not below infinity, either
+    return np.where(offers.has_label(CHEAP_LABEL, "true"), 1.0 + low_price, 0.0)
 
 
 def bandwidth(offers: Offers) -> Floats:
@@ -65,4 +62,5 @@ def keeps_islands(offers: Offers) -> Floats:
 def _load(offers: Offers) -> Floats:
     if offers.shape.gpus:
         return offers.gpu_load
-    return np.maximum(offers.resource_load("cpu"), offers.resource_load("memory"))
+    loads = [offers.resource_load(name) for name, _ in offers.shape.resources]
+    return np.maximum.reduce(loads) if loads else np.zeros(len(offers))

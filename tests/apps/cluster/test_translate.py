@@ -21,6 +21,7 @@ from gpu_orchestrator.apps.cluster.translate import (
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB
 from gpu_orchestrator.policies.registry import UnknownPolicy
 from tests.apps.cluster.hand import device, hello, reading
 
@@ -154,3 +155,13 @@ def test_an_unknown_policy_says_which_there_are() -> None:
 def test_what_an_attempt_holds_is_read_back() -> None:
     spot = Spot((session.Given(1, "GPU-1"),), 4096)
     assert fleet.placement_of("t", "w", fleet.read_spot(fleet.encode(spot))).devices == (1,)
+
+
+def test_a_worker_that_tells_impossible_numbers_is_counted_with_the_largest_possible() -> None:
+    huge = session.Device(0, "u", "nvidia", "A", memory_mib=2**40)
+    told = session.Reading(0, used_mib=2**50, free_mib=-(2**50))
+    greeting = session.Hello("a", "i", (huge,), max_concurrent=2**70)
+    seen = node_of(Seen(greeting, readings=(told,)), Memory(), {0: Reserved()})
+    assert (seen.devices[0].memory_mib, seen.devices[0].taken_mib) == (MOST_MIB, MOST_MIB)
+    assert dict(seen.resources) == {policies.SLOTS: MOST_AMOUNT}
+    assert Cluster([seen]).free_gpus("a") == 1

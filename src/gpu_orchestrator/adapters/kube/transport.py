@@ -6,7 +6,7 @@ No redirects, cookies or compression: an API server on the same network needs no
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.kube import tls
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.credentials import Identity
-from gpu_orchestrator.adapters.kube.errors import BadAnswer, LostAnswer, Unreachable, Untrusted
+from gpu_orchestrator.adapters.kube.errors import BadAnswer, ConfigError, LostAnswer, Unreachable, Untrusted
 
 MAX_BYTES = 64 << 20
 CONNECTIONS = 256
@@ -68,6 +68,7 @@ class HttpTransport:
     """The transport on aiohttp. Make it inside a running event loop."""
 
     def __init__(self, config: Config, *, max_bytes: int = MAX_BYTES, connections: int = CONNECTIONS) -> None:
+        check_headers(config.headers, config.source)
         self._config = config
         self._max_bytes = max_bytes
         self._context: tuple[Identity, ssl.SSLContext | bool] | None = None
@@ -129,6 +130,7 @@ class HttpTransport:
 
     def _headers(self, request: Request, identity: Identity) -> dict[str, str]:
         headers = {"Authorization": identity.authorization} if identity.authorization else {}
+        check_headers(headers.items(), self._config.source)
         if request.body is not None:
             headers["Content-Type"] = request.content_type
         return headers
@@ -172,6 +174,9 @@ class HttpTransport:
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def _unreachable(self, why: object) -> str:
+        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {_CHECK}"
+
     def _translated(self, error: BaseException, timeout_s: float) -> Exception:
         server = f"{self._config.server} ({self._config.source})"
         match error:
@@ -180,22 +185,25 @@ class HttpTransport:
             ):
                 return Untrusted(f"cannot trust {server}: {_tls_reason(error)}")
             case aiohttp.ConnectionTimeoutError():
-                return Unreachable(
-                    f"cannot reach {server}: no connection within {CONNECT_LIMIT_S:.0f} s; {_CHECK}"
-                )
+                return Unreachable(self._unreachable(f"no connection within {CONNECT_LIMIT_S:.0f} s"))
             case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
-                why = error.os_error.strerror or error.os_error
-                return Unreachable(f"cannot reach {server}: {why}; {_CHECK}")
+                return Unreachable(self._unreachable(error.os_error.strerror or error.os_error))
             case aiohttp.ClientHttpProxyError():
-                return Unreachable(
-                    f"cannot reach {server}: its proxy answered {error.status}; "
-                    "check proxy-url and its credentials"
-                )
+                return Unreachable(self._unreachable(f"its proxy answered {error.status}"))
             case aiohttp.InvalidURL():
                 return BadAnswer(f"the address {server} is not a URL; mend the kubeconfig")
             case TimeoutError():
                 return LostAnswer(f"no answer from {server} within {timeout_s:.0f} s")
         return LostAnswer(f"the connection to {server} broke: {str(error) or type(error).__name__}")
+
+
+def check_headers(fields: Iterable[tuple[str, str]], source: str) -> None:
+    """Refuse what cannot be sent, or would be read as something else, before it is sent."""
+    for name, value in fields:
+        if not value.isprintable():
+            raise ConfigError(f"the {name} of {source} holds a line break or control character; mend it")
+        if name == "Authorization" and not value.isascii():
+            raise ConfigError(f"the token of {source} holds a character that no token has; copy it again")
 
 
 _CHECK = "check that the API server runs, the address in the kubeconfig and the network"
@@ -206,7 +214,7 @@ def _tls_reason(error: BaseException) -> str:
     text = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or str(inner)
     if "expired" in text:
         return f"its certificate has expired ({text}); renew the API server's certificate"
-    if "self-signed" in text or "unable to get" in text:
+    if any(words in text for words in ("self-signed", "unable to get", "signature failure")):
         return (
             f"its certificate is of an unknown authority ({text}); set certificate-authority-data to its CA"
         )

@@ -33,7 +33,8 @@ def worker_verdict(shape: Shape, cluster: Cluster, worker: Seen) -> schema.Worke
 
 def score_reasons(shape: Shape, cluster: Cluster, policy: Policy, worker: str) -> list[str]:
     """What each opinion of the policy thinks of the chosen worker, and how much that counts."""
-    offers = Offers(cluster, shape, policy.allocate, np.array([cluster.row(worker)]))
+    only = np.array([cluster.row(worker)])
+    offers = Offers(cluster, Kind(shape, cluster.inventory), policy.allocate, only, {})
     return [
         f"{opinion.__name__.replace('_', ' ')}: {float(opinion(offers)[0]):.2f} × {weight:g}"
         for weight, opinion in policy.strategy.opinions
