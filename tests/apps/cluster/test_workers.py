@@ -113,6 +113,28 @@ async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: New
     keeping.cancel()
 
 
+async def test_when_most_fall_silent_at_once_we_suspect_ourselves_first(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=1)
+    workers = [await site.join(name) for name in "abcd"]
+    name = await site.submit(resources={"gpus": 0})
+    began = asyncio.get_running_loop().time()
+    while await _metric(site, "reaper_pauses_total") < 1:
+        await asyncio.sleep(0.05)
+    assert await _metric(site, "lease_expirations_total") == 0
+    assert (await site.task(name))["attempt"] == 1
+    while await _metric(site, "lease_expirations_total") < 4:
+        await asyncio.sleep(0.05)
+    assert asyncio.get_running_loop().time() - began >= 2, "a lease, and another one for us"
+    assert (await site.task(name))["status"] == "queued"
+    assert len(workers) == 4
+
+
+async def _metric(site: Site, name: str) -> float:
+    async with site.http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
 async def test_a_name_is_one_worker_s(site: Site) -> None:
     await site.join()
     async with hand.joined(site.running.url, TOKEN, hand.hello("w", instance="other")) as second:
