@@ -114,19 +114,22 @@ async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: New
 
 
 async def test_when_most_fall_silent_at_once_we_suspect_ourselves_first(new_site: NewSite) -> None:
-    site = await new_site(worker_lease=1)
+    site = await new_site(worker_lease=3)
     workers = [await site.join(name) for name in "abcd"]
     name = await site.submit(resources={"gpus": 0})
     began = asyncio.get_running_loop().time()
-    while await _metric(site, "reaper_pauses_total") < 1:
-        await asyncio.sleep(0.05)
-    assert await _metric(site, "lease_expirations_total") == 0
-    assert (await site.task(name))["attempt"] == 1
-    while await _metric(site, "lease_expirations_total") < 4:
-        await asyncio.sleep(0.05)
-    assert asyncio.get_running_loop().time() - began >= 2, "a lease, and another one for us"
+    await _reaches(site, "reaper_pauses_total", 1)
+    before = await _metric(site, "lease_expirations_total")
+    assert before <= 2, "of four the first half may be believed"
+    await _reaches(site, "lease_expirations_total", 4)
+    assert asyncio.get_running_loop().time() - began >= 6, "a lease, and another one for us"
     assert (await site.task(name))["status"] == "queued"
     assert len(workers) == 4
+
+
+async def _reaches(site: Site, metric: str, value: float) -> None:
+    while await _metric(site, metric) < value:  # noqa: ASYNC110 - asked over HTTP, there is no event
+        await asyncio.sleep(0.05)
 
 
 async def _metric(site: Site, name: str) -> float:
