@@ -79,7 +79,7 @@ async def test_a_worker_started_anew_is_not_who_it_was(new_site: NewSite) -> Non
 
 
 async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) -> None:
-    site = await new_site(worker_lease=2)
+    site = await new_site(worker_lease=5)
     first, second = await site.join("a"), await site.join("b")
     name = await site.submit(resources={"gpus": 0})
     for worker in (first, second):
@@ -90,7 +90,7 @@ async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) 
     began = asyncio.get_running_loop().time()
     assign = await other.take()
     assert (assign.task, assign.attempt) == (name, 2)
-    assert asyncio.get_running_loop().time() - began < 2
+    assert asyncio.get_running_loop().time() - began < 4, "the lease alone would have lasted longer"
 
 
 async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: NewSite) -> None:

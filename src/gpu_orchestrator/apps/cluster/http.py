@@ -1,22 +1,26 @@
 """Around every request: who asks, how large it is, how long it took; and the one shape of errors."""
 
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 import structlog
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import errors
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 RETRY_AFTER_S = "1"
 LONGEST_CORRELATION = 100
@@ -62,10 +66,12 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 class Gate:
-    """Innermost what every request passes: key, correlation id, measure, errors."""
+    """What every request passes: key, correlation id, measure, errors. `quick` are routes without parameters
+    in their path that are called straight from here: finding one's way through a framework costs as much as
+    taking a task."""
 
-    def __init__(self, app: ASGIApp, manager: Manager) -> None:
-        self._app, self._manager = app, manager
+    def __init__(self, app: Starlette, manager: Manager, quick: Mapping[tuple[str, str], Endpoint]) -> None:
+        self._app, self._manager, self._quick = app, manager, quick
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,6 +81,7 @@ class Gate:
         correlation = _correlation(headers)
         scope["state"]["correlation"] = correlation
         status = 500
+        endpoint: Endpoint | None = None
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -86,13 +93,30 @@ class Gate:
         try:
             if not self._open(scope["path"]):
                 scope["state"]["key"] = self._manager.keys.demand(headers.get("authorization", ""), "admin")
-            await self._app(scope, receive, answer)
+            endpoint = self._quick.get((scope["method"], scope["path"]))
+            if endpoint is None:
+                await self._app(scope, receive, answer)
+            else:
+                await self._call(endpoint, scope, receive, answer)
         except errors.ApiError as error:
             await error_response(error)(scope, receive, answer)
+        except StoreError as error:
+            await (await on_store_error(Request(scope), error))(scope, receive, answer)
         finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
+            route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "unmatched")
             self._manager.metrics.answered(scope["method"], route, status, perf_counter() - began)
         return None
+
+    async def _call(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self._app
+        request = Request(scope, receive)
+        try:
+            response = await endpoint(request)
+        except (errors.ApiError, StoreError):
+            raise
+        except Exception as error:
+            response = await on_any_error(request, error)
+        await response(scope, receive, send)
 
     def _open(self, path: str) -> bool:
         path = path.removeprefix("/api/v1")
