@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import errors
+from gpu_orchestrator.apps.cluster.keys import Scope as KeyScope
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
 
@@ -39,8 +40,7 @@ def error_response(error: errors.ApiError) -> Response:
 
 async def read(request: Request, kind: type[T]) -> T:
     """The body as a value of this kind, or an error that says where it is wrong."""
-    manager: Manager = request.app.state.manager
-    body = await _body(request, int(manager.settings.max_request_mb * 1024 * 1024))
+    body = await body_of(request)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -49,7 +49,10 @@ async def read(request: Request, kind: type[T]) -> T:
         raise errors.BadRequest(f"the body is no JSON: {error}") from error
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def body_of(request: Request) -> bytes:
+    """Not more than is allowed."""
+    manager: Manager = request.app.state.manager
+    most = int(manager.settings.max_request_mb * 1024 * 1024)
     declared = request.headers.get("content-length", "0")
     too_large = errors.TooLarge(
         f"the body is larger than {most} bytes; send less, or raise MAX_REQUEST_MB", limit_bytes=most
@@ -92,7 +95,9 @@ class Gate:
 
         try:
             if not self._open(scope["path"]):
-                scope["state"]["key"] = self._manager.keys.demand(headers.get("authorization", ""), "admin")
+                scope["state"]["key"] = self._manager.keys.demand(
+                    headers.get("authorization", ""), _scope_of(scope["method"], scope["path"])
+                )
             endpoint = self._quick.get((scope["method"], scope["path"]))
             if endpoint is None:
                 await self._app(scope, receive, answer)
@@ -123,6 +128,15 @@ class Gate:
         if path == "/metrics":
             return not self._manager.settings.metrics_auth
         return path == "/health" or path.startswith("/health/")
+
+
+def _scope_of(method: str, path: str) -> KeyScope:
+    """Joining and its heartbeats are for workers; all else is not."""
+    parts = path.removeprefix("/api/v1").strip("/").split("/")
+    joins = method == "POST" and parts[0] == "workers"
+    return (
+        "worker" if joins and (len(parts) == 1 or (len(parts) == 3 and parts[2] == "heartbeat")) else "admin"
+    )
 
 
 def _correlation(headers: Headers) -> str:
