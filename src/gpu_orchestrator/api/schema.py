@@ -97,9 +97,9 @@ def _scalar(kind: inspect.Type) -> Schema:
 
 
 def _integer(kind: inspect.IntType) -> Schema:
-    """A bound that the format has anyway is left out: 2^63-1 would not survive the server's floats."""
+    """2^63-1 would not survive the server's floats, and the format says it anyway."""
     wide = kind.le is None or kind.le > INT32
-    highest = None if kind.le in (INT32, INT64) else kind.le
+    highest = None if kind.le == INT64 else kind.le
     bounds = {"minimum": kind.ge, "maximum": highest}
     return {"type": "integer", "format": "int64" if wide else "int32", **_said(bounds)}
 

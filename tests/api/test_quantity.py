@@ -1,0 +1,79 @@
+"""Quantities are read exactly, rounded up, and refused with a reason."""
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_orchestrator.api import quantity
+from gpu_orchestrator.api.quantity import BadQuantity
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("2", 2),
+        ("+2", 2),
+        ("1.5", Fraction(3, 2)),
+        (".5", Fraction(1, 2)),
+        ("5.", 5),
+        ("100m", Fraction(1, 10)),
+        ("250u", Fraction(1, 4000)),
+        ("1n", Fraction(1, 10**9)),
+        ("1k", 1000),
+        ("1M", 10**6),
+        ("12E", 12 * 10**18),
+        ("16Gi", 16 * 2**30),
+        ("1.5Ki", 1536),
+        ("1Ei", 2**60),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("1e-3", Fraction(1, 1000)),
+        ("1.5e+2", 150),
+    ],
+)
+def test_parses(text: str, expected: Fraction) -> None:
+    assert quantity.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no quantity"),
+        (".", "is no quantity"),
+        ("Gi", "is no quantity"),
+        (" 1", "is no quantity"),
+        ("1 Gi", "is no quantity"),
+        ("1Gi\n", "is no quantity"),
+        ("1,5", "is no quantity"),
+        ("0x10", "is no quantity"),
+        ("1K", "unknown unit 'K'"),
+        ("1gi", "unknown unit 'gi'"),
+        ("1e", "unknown unit 'e'"),
+        ("-1", "is negative"),
+        ("-1Gi", "is negative"),
+        ("1e99999999", "beyond what can be counted"),
+        ("١", "is no quantity"),
+    ],
+)
+def test_refuses(text: str, why: str) -> None:
+    with pytest.raises(BadQuantity, match=re.escape(why)):
+        quantity.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "milli"),
+    [("100m", 1, 100), ("1.0001", 2, 1001), ("2", 2, 2000), ("1n", 1, 1), ("0", 0, 0)],
+)
+def test_rounds_up(text: str, whole: int, milli: int) -> None:
+    assert (quantity.whole(text), quantity.milli(text)) == (whole, milli)
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**63))
+def test_sums_are_the_same_in_every_unit(one: int, other: int) -> None:
+    """Nothing is lost on the way, as it would be with floats."""
+    assert quantity.parse(f"{one}n") + quantity.parse(f"{other}n") == quantity.parse(f"{one + other}n")
+    assert quantity.parse(f"{one}Ki") == one * quantity.parse("1Ki")

@@ -1,0 +1,107 @@
+"""The real API server refuses each wrong value, and its message names the field."""
+
+from typing import Any
+
+import pytest
+
+from controlplane.cluster import Cluster
+from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
+from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
+from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
+from tests.api import server
+
+Json = dict[str, Any]
+VALID: Json = {"modelName": "llama2", "gpuCount": 2}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"gpuCount": 0}, "spec.gpuCount"),
+        ({"gpuCount": 9}, "spec.gpuCount"),
+        ({"gpuCount": "two"}, "spec.gpuCount"),
+        ({"gpuCount": None}, "spec.gpuCount"),
+        ({"modelName": ""}, "spec.modelName"),
+        ({"modelName": "m" * 256}, "spec.modelName"),
+        ({"modelName": None}, "spec.modelName"),
+        ({"priority": "urgent"}, "spec.priority"),
+        ({"schedulingStrategy": "leastload"}, "spec.schedulingStrategy"),
+        ({"retryPolicy": {"maxRetries": 0}}, "spec.retryPolicy.maxRetries"),
+        ({"retryPolicy": {"maxRetries": 11}}, "spec.retryPolicy.maxRetries"),
+        ({"retryPolicy": {"backoffSeconds": 0}}, "spec.retryPolicy.backoffSeconds"),
+        ({"retryPolicy": {"backoffSeconds": 301}}, "spec.retryPolicy.backoffSeconds"),
+        ({"replicas": 0}, "spec.replicas"),
+        ({"replicas": 513}, "spec.replicas"),
+        ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished"),
+        ({"ttlSecondsAfterFinished": 2**31}, "spec.ttlSecondsAfterFinished"),
+        ({"maxRuntimeSeconds": 0}, "spec.maxRuntimeSeconds"),
+        ({"suspend": "yes"}, "spec.suspend"),
+        ({"template": "busybox"}, "spec.template"),
+        ({"template": {"spec": []}}, "spec.template.spec"),
+        ({"claim": {"devices": {"policy": "anyhow"}}}, "spec.claim.devices.policy"),
+        ({"claim": {"devices": {"count": 3}}}, "spec.claim.devices.count"),
+        ({"claim": {"devices": {"share": 500}}}, "spec.claim.devices.share"),
+        ({"claim": {"topology": {"mode": "Maybe"}}}, "spec.claim.topology.mode"),
+    ],
+)
+def test_a_wrong_workload(kinds: Cluster, wrong: Json, field: str) -> None:
+    assert_refused(kinds, GPU_WORKLOADS.path("default"), GPU_WORKLOADS, {**VALID, **wrong}, field)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"devices": {"count": 0}}, "spec.devices.count"),
+        ({"devices": {"count": 65}}, "spec.devices.count"),
+        ({"devices": {"policy": "scattered"}}, "spec.devices.policy"),
+        ({"devices": {"policy": "preferIds"}}, "spec.devices.preferIds"),
+        ({"devices": {"policy": "preferIds", "preferIds": []}}, "spec.devices.preferIds"),
+        ({"devices": {"preferIds": [-1]}}, "spec.devices.preferIds[0]"),
+        ({"devices": {"preferIds": [1, 1]}}, "spec.devices.preferIds[1]"),
+        ({"devices": {"exclusivity": "shared"}}, "spec.devices.exclusivity"),
+        ({"devices": {"memoryMiB": 100}}, "spec.devices.memoryMiB"),
+        ({"devices": {"share": 100}}, "spec.devices.share"),
+        ({"devices": {"exclusivity": "Shared", "share": 0}}, "spec.devices.share"),
+        ({"devices": {"exclusivity": "Shared", "share": 1001}}, "spec.devices.share"),
+        ({"devices": {"exclusivity": "Shared", "migProfile": "1g.10gb"}}, "spec.devices.migProfile"),
+        ({"devices": {"exclusivity": "MIG", "migProfile": "a tenth"}}, "spec.devices.migProfile"),
+        ({"devices": {"exclusivity": "MIG", "memoryMiB": 100}}, "spec.devices.memoryMiB"),
+        ({"devices": {"vendor": "acme"}}, "spec.devices.vendor"),
+        ({"selector": {"matchLabels": {"zone": "a b"}}}, "spec.selector.matchLabels.zone"),
+        ({"topology": {"mode": "required"}}, "spec.topology.mode"),
+        ({"topology": {"minBandwidthGBps": -1}}, "spec.topology.minBandwidthGBps"),
+        ({"gangSize": 2}, "spec.gangSize"),
+        ({"gangRef": "gang", "gangSize": 0}, "spec.gangSize"),
+        ({"gangRef": "No Name"}, "spec.gangRef"),
+        ({"network": {"minPorts": 0}}, "spec.network.minPorts"),
+        ({"storage": {"cuFile": "yes"}}, "spec.storage.cuFile"),
+    ],
+)
+def test_a_wrong_claim(kinds: Cluster, wrong: Json, field: str) -> None:
+    assert_refused(kinds, GPU_CLAIMS.path("default"), GPU_CLAIMS, wrong, field)
+
+
+def test_a_node_status_of_no_node(kinds: Cluster) -> None:
+    assert_refused(kinds, GPU_NODE_STATUSES.path(), GPU_NODE_STATUSES, {}, "spec.nodeName")
+
+
+@pytest.mark.parametrize(
+    "resource", [GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES], ids=lambda resource: resource.kind
+)
+def test_no_spec_at_all(kinds: Cluster, resource: Any) -> None:
+    body = server.manifest(resource, "wrong", {})
+    del body["spec"]
+    path = resource.path("default" if resource.namespaced else "")
+    assert "spec: Required value" in server.refusal(kinds, "POST", path, body)
+
+
+def test_what_is_valid_is_not_refused(kinds: Cluster) -> None:
+    """The tables above prove nothing if everything is refused."""
+    for resource, spec in ((GPU_WORKLOADS, VALID), (GPU_CLAIMS, {})):
+        body = server.manifest(resource, "right", spec)
+        assert server.refusal(kinds, "POST", resource.path("default"), body) == ""
+
+
+def assert_refused(cluster: Cluster, path: str, resource: Any, spec: Json, field: str) -> None:
+    message = server.refusal(cluster, "POST", path, server.manifest(resource, "wrong", spec))
+    assert f"{field}: " in message
