@@ -1,0 +1,125 @@
+"""The cluster as a value: nodes, what is free on them, and the offers remembered per shape.
+
+A try-out works on `copy()`, which costs microseconds and never changes its original. Every change notes
+its row in a journal; remembered offers are mended from there, so a decision looks only at nodes that
+changed since the last one like it. Callers use the methods; filters and opinions read the columns
+`inventory` and `usage`."""
+
+from collections.abc import Iterable, Iterator
+
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.errors import Oversold, Unknown
+from gpu_orchestrator.core.inventory import Inventory
+from gpu_orchestrator.core.journal import Journal
+from gpu_orchestrator.core.memory import Memory
+from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.usage import Usage
+
+
+class Cluster:
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.inventory, self.usage = Inventory(), Usage()
+        self.observed, self.changed = Journal(), Journal()
+        self.memory = Memory()
+        self._shares_inventory = False
+        for node in nodes:
+            self.set_node(node)
+
+    def copy(self) -> "Cluster":
+        """An independent twin. Facts about nodes are shared until one of both observes a node anew."""
+        twin = Cluster.__new__(Cluster)
+        twin.inventory, twin.usage = self.inventory, self.usage.copy()
+        twin.observed, twin.changed = self.observed.copy(), self.changed.copy()
+        twin.memory = self.memory.copy()
+        twin._shares_inventory = self._shares_inventory = True
+        return twin
+
+    def __len__(self) -> int:
+        return len(self.inventory.row_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.inventory.row_of
+
+    def __iter__(self) -> Iterator[Node]:
+        return (self.inventory.node(name) for name in self.inventory.row_of)
+
+    def set_node(self, node: Node) -> bool:
+        """Observe a node; what is held on it stays held. False if nothing changed."""
+        known = self.inventory.row_of.get(node.name)
+        if known is not None and self.inventory.nodes[known] == node:
+            return False
+        self._own_inventory()
+        row = self.inventory.put(node)
+        self.usage.follow(self.inventory, row)
+        self._note(row, observed=True)
+        return True
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node and all that is held on it."""
+        self.row(name)
+        self._own_inventory()
+        row = self.inventory.drop(name)
+        self.usage.drop(row)
+        self._note(row, observed=True)
+
+    def place(self, placement: Placement) -> None:
+        """Take what the placement says; raises `Oversold` rather than give anything twice."""
+        row = self.row(placement.node)
+        if placement.key in self.usage.held[row]:
+            raise Oversold(f"{placement.key} already holds something on {placement.node}; release it first")
+        self._know_kinds(placement)
+        self.usage.check(self.inventory, row, placement)
+        self.usage.add(self.inventory, row, placement)
+        self._note(row)
+
+    def account(self, placement: Placement) -> None:
+        """Take note of what is so already, even where reality has oversold the node; replaces what the key
+        held there."""
+        row = self.row(placement.node)
+        self._know_kinds(placement)
+        if placement.key in self.usage.held[row]:
+            self.usage.remove(self.inventory, row, placement.key)
+        self.usage.add(self.inventory, row, placement)
+        self._note(row)
+
+    def release(self, placement: Placement) -> Placement:
+        """Give back exactly what this key holds on this node; returns what that was."""
+        row = self.row(placement.node)
+        if placement.key not in self.usage.held[row]:
+            raise Unknown(f"{placement.key} holds nothing on {placement.node}")
+        given = self.usage.remove(self.inventory, row, placement.key)
+        self._note(row)
+        return given
+
+    def row(self, name: str) -> int:
+        row = self.inventory.row_of.get(name)
+        if row is None:
+            raise Unknown(f"no node {name} among the {len(self)} of this cluster")
+        return row
+
+    def node(self, name: str) -> Node:
+        self.row(name)
+        return self.inventory.node(name)
+
+    def held_on(self, name: str) -> dict[str, Placement]:
+        """Placements on a node, by key."""
+        return dict(self.usage.held[self.row(name)])
+
+    def free_gpus(self, name: str) -> int:
+        """Healthy devices that nobody holds."""
+        return int(self.usage.whole[self.row(name)])
+
+    def _note(self, row: int, *, observed: bool = False) -> None:
+        self.changed.note(row)
+        if observed:
+            self.observed.note(row)
+
+    def _own_inventory(self) -> None:
+        if self._shares_inventory:
+            self.inventory, self._shares_inventory = self.inventory.copy(), False
+
+    def _know_kinds(self, placement: Placement) -> None:
+        """A placement may take something no node was ever seen to offer: give it a column."""
+        for name, _ in placement.resources:
+            self.inventory.kind(name)
+        self.usage.resize(0, 0, len(self.inventory.kinds_of))

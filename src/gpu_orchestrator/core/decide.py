@@ -1,0 +1,70 @@
+"""The verb: given a request and a cluster, where does it go, or why nowhere?
+
+Called by the engine for every request, and on copies by whoever asks what would be. Same input, same answer.
+"""
+
+from math import isinf
+
+import numpy as np
+
+from gpu_orchestrator.core import explain
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.columns import Floats, where
+from gpu_orchestrator.core.filters import compile_filters
+from gpu_orchestrator.core.offers import Offers
+from gpu_orchestrator.core.policy import Policy, Rng
+from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.core.standing import FITS, current, first_obstacle
+
+
+def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Placement | Refusal:
+    """The best offer of any node, or the reasons why no node makes one. Changes nothing: `cluster.place`
+    does."""
+    standing = current(request.shape, cluster, policy)
+    row = _best(standing.scores, policy, rng)
+    if row is None:
+        return explain.refusal(standing, cluster)
+    return _placement(request, cluster, policy, row)
+
+
+def why_not(shape: Shape, cluster: Cluster, policy: Policy) -> Refusal | None:
+    """Why nothing fits now; None if something does. Uses no chance and so changes no later answer."""
+    standing = current(shape, cluster, policy)
+    return None if (standing.codes == FITS).any() else explain.refusal(standing, cluster)
+
+
+def fits(shape: Shape, cluster: Cluster, name: str) -> bool:
+    """Whether one node could take the shape now."""
+    filters = compile_filters(shape, cluster.inventory)
+    return first_obstacle(filters, cluster, cluster.row(name)) is None
+
+
+def _best(scores: Floats, policy: Policy, rng: Rng) -> int | None:
+    if not len(scores):
+        return None
+    row = int(scores.argmax())
+    best = scores[row]
+    if isinf(best):
+        return None
+    if policy.strategy.ties == "random":
+        equals = where(scores == best)
+        row = int(equals[int(rng.random() * len(equals))])
+    return row
+
+
+def _placement(request: Request, cluster: Cluster, policy: Policy, row: int) -> Placement:
+    shape, node = request.shape, cluster.inventory.nodes[row]
+    chosen = Offers(cluster, shape, policy.allocate, np.array([row])).chosen()
+    assert node is not None  # noqa: S101 - rows that fit have a node
+    return Placement(
+        request.key,
+        node.name,
+        devices=chosen.ids,
+        exclusive=shape.exclusive,
+        milli=shape.milli,
+        memory_mib=shape.memory_mib,
+        resources=shape.resources,
+        host_ports=shape.host_ports,
+        bandwidth_gbps=0 if isinf(chosen.gbps) else int(chosen.gbps),
+    )

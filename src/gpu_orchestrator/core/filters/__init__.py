@@ -1,0 +1,19 @@
+"""Why a node cannot take a request. Each filter looks at many nodes at once and can say in words why one
+fails.
+
+`compile_filters` picks those that a shape needs, in the order in which they explain: facts about nodes first
+(looked at again only when a node is observed anew), then what is free.
+"""
+
+from gpu_orchestrator.core.filters import devices, nodes, room
+from gpu_orchestrator.core.filters.base import Filter
+from gpu_orchestrator.core.inventory import Inventory
+from gpu_orchestrator.core.request import Shape
+
+__all__ = ["Filter", "compile_filters"]
+
+
+def compile_filters(shape: Shape, inventory: Inventory) -> tuple[Filter, ...]:
+    """Facts first, free capacity after; within each, the plainest reason first."""
+    facts: list[Filter] = [*nodes.for_shape(shape), *devices.facts_for(shape, inventory)]
+    return (*facts, *devices.free_for(shape, inventory), *room.for_shape(shape, inventory))

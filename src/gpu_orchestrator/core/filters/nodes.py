@@ -1,0 +1,186 @@
+"""Filters on what a node is: ready, open, tolerated, labelled as asked, wired as asked."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu_orchestrator.core.columns import Bools, Ints
+from gpu_orchestrator.core.filters.base import Filter
+from gpu_orchestrator.core.inventory import Inventory
+from gpu_orchestrator.core.node import Taint
+from gpu_orchestrator.core.request import Expression, Fabric, Shape, Term, Toleration
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.core.cluster import Cluster
+
+
+def for_shape(shape: Shape) -> Iterator[Filter]:
+    yield Ready()
+    yield Schedulable()
+    yield Tolerated(shape.tolerations)
+    if shape.gpus:
+        yield Open()
+    if shape.labels:
+        yield Labelled(shape.labels)
+    if shape.affinity:
+        yield Affine(shape.affinity)
+    if shape.fabric != Fabric():
+        yield Wired(shape.fabric)
+
+
+class Ready(Filter):
+    reason = "not ready"
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        return cluster.inventory.ready[rows]
+
+
+class Schedulable(Filter):
+    reason = "are cordoned"
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        return cluster.inventory.schedulable[rows]
+
+
+class Open(Filter):
+    """Nobody has barred the node's devices; whoever did gave the reason."""
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        passed: Bools = cluster.inventory.barred[rows] == 0
+        return passed
+
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        inventory = cluster.inventory
+        return Counter(inventory.names.values[at] for at in inventory.barred[rows])
+
+
+class Tolerated(Filter):
+    """Every NoSchedule and NoExecute taint is tolerated. Judged once per distinct set of taints."""
+
+    def __init__(self, tolerations: tuple[Toleration, ...]) -> None:
+        self.tolerations = tolerations
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        taints = cluster.inventory.taints[rows]
+        passed = np.ones(len(rows), np.bool_)
+        if taints.any():
+            for at in np.unique(taints[taints > 0]):
+                if self._unbearable(cluster.inventory.names.values[at]):
+                    passed[taints == at] = False
+        return passed
+
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        inventory = cluster.inventory
+        sets = Counter(inventory.names.values[at] for at in inventory.taints[rows])
+        counted: Counter[str] = Counter()
+        for taints, count in sets.items():
+            counted[f"have the taint {self._unbearable(taints)}"] += count
+        return counted
+
+    def _unbearable(self, taints: tuple[Taint, ...]) -> Taint | None:
+        hard = (taint for taint in taints if taint.effect != "PreferNoSchedule")
+        return next((t for t in hard if not any(tolerates(each, t) for each in self.tolerations)), None)
+
+
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key != taint.key:
+        return not toleration.key and toleration.operator == "Exists"
+    return toleration.operator == "Exists" or toleration.value == taint.value
+
+
+class Labelled(Filter):
+    lasting = True
+
+    def __init__(self, labels: tuple[tuple[str, str], ...]) -> None:
+        self.labels = labels
+        self.reason = "do not match the selector " + ",".join(f"{key}={value}" for key, value in labels)
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        passed = np.ones(len(rows), np.bool_)
+        for key, value in self.labels:
+            passed &= cluster.inventory.label(key)[rows] == cluster.inventory.names.number(value)
+        return passed
+
+
+class Affine(Filter):
+    """Required node affinity: any one term, all conditions of it."""
+
+    lasting = True
+    reason = "do not match the node affinity"
+
+    def __init__(self, terms: tuple[Term, ...]) -> None:
+        self.terms = terms
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        passed = np.zeros(len(rows), np.bool_)
+        for term in self.terms:
+            if term.labels or term.fields:
+                passed |= _term_holds(term, cluster.inventory, rows)
+        return passed
+
+
+def _term_holds(term: Term, inventory: Inventory, rows: Ints) -> Bools:
+    passed = np.ones(len(rows), np.bool_)
+    for expression in term.labels:
+        passed &= _label_holds(expression, inventory, rows)
+    for expression in term.fields:
+        passed &= _name_holds(expression, inventory, rows)
+    return passed
+
+
+def _label_holds(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
+    values = inventory.label(expression.key)[rows]
+    match expression.operator:
+        case "Exists":
+            held: Bools = values > 0
+        case "DoesNotExist":
+            held = values == 0
+        case "In" | "NotIn":
+            wanted = [inventory.names.number(value) for value in expression.values]
+            held = np.isin(values, wanted, invert=expression.operator == "NotIn")
+        case "Gt" | "Lt":
+            held = _compared(expression, inventory, rows)
+    return held
+
+
+def _compared(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
+    """Whole numbers only, as in Kubernetes; whatever is none does not match."""
+    try:
+        bound = int(expression.values[0])
+    except (IndexError, ValueError):
+        return np.zeros(len(rows), np.bool_)
+    numbers = inventory.label_as_number(expression.key)[rows]
+    compared = numbers > bound if expression.operator == "Gt" else numbers < bound
+    held: Bools = compared & (numbers == np.floor(numbers))
+    return held
+
+
+def _name_holds(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
+    """`metadata.name` is the only field there is; any other matches nothing."""
+    named = np.zeros(inventory.size, np.bool_)
+    if expression.key == "metadata.name":
+        named[[inventory.row_of[name] for name in expression.values if name in inventory.row_of]] = True
+    held: Bools = named[rows]
+    return ~held if expression.operator == "NotIn" and expression.key == "metadata.name" else held
+
+
+class Wired(Filter):
+    lasting = True
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.ports = max(fabric.min_ports, 1 if fabric.rdma else 0)
+        self.cufile = fabric.cufile
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        passed: Bools = cluster.inventory.rdma_ports[rows] >= self.ports
+        return passed & cluster.inventory.cufile[rows] if self.cufile else passed
+
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        few = cluster.inventory.rdma_ports[rows] < self.ports
+        port = "have no RDMA port" if self.ports == 1 else f"have fewer than {self.ports} RDMA ports"
+        counted = {port: int(few.sum()), "have no cuFile storage": int((~few).sum())}
+        return {text: count for text, count in counted.items() if count}

@@ -1,0 +1,92 @@
+"""Filters on everything that is not a device: cpu, memory, pods, extended resources, host ports."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu_orchestrator.core.columns import Bools, Ints, all_in_row, some
+from gpu_orchestrator.core.filters.base import Filter
+from gpu_orchestrator.core.inventory import Inventory
+from gpu_orchestrator.core.request import HostPort, Shape
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.core.cluster import Cluster
+
+
+def for_shape(shape: Shape, inventory: Inventory) -> Iterator[Filter]:
+    if shape.resources:
+        yield Enough(shape.resources, inventory)
+    for port in shape.host_ports:
+        yield PortFree(port)
+
+
+class Enough(Filter):
+    """Enough of every resource asked for; one look for all of them."""
+
+    fact = False
+
+    def __init__(self, asked: tuple[tuple[str, int], ...], inventory: Inventory) -> None:
+        self.names = [name for name, _ in asked]
+        self.kinds = [inventory.kind(name) for name in self.names]
+        self.amounts = np.array([amount for _, amount in asked], np.int64)
+        self.floor = self._floor(1 + max(self.kinds))
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        usage = cluster.usage
+        if usage.kinds < len(self.floor):
+            return np.zeros(len(rows), np.bool_)
+        if usage.kinds > len(self.floor):
+            self.floor = self._floor(usage.kinds)
+        return all_in_row(some(usage.free, rows) >= self.floor)
+
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        first_short = (self.free(cluster, rows) < self.amounts).argmax(axis=1)
+        counts = np.bincount(first_short, minlength=len(self.names))
+        return {f"have too little {name}": int(n) for name, n in zip(self.names, counts, strict=True) if n}
+
+    def lack(self, cluster: "Cluster", row: int) -> str:
+        free = np.maximum(self.free(cluster, np.array([row]))[0], 0)
+        short = [
+            f"{asked - has} {name} ({has} of {asked})"
+            for name, has, asked in zip(self.names, free.tolist(), self.amounts.tolist(), strict=True)
+            if has < asked
+        ]
+        return f"lacks {' and '.join(short)}"
+
+    def free(self, cluster: "Cluster", rows: Ints) -> Ints:
+        """What is free of each resource asked for, one row per node."""
+        return _columns(cluster.usage.free, rows, self.kinds)
+
+    def capacity(self, inventory: Inventory, rows: Ints) -> Ints:
+        return _columns(inventory.capacity, rows, self.kinds)
+
+    def _floor(self, kinds: int) -> Ints:
+        """What must be free of every kind of resource; for what is not asked, anything, even less than
+        nothing."""
+        floor = np.full(kinds, np.iinfo(np.int64).min)
+        floor[self.kinds] = self.amounts
+        return floor
+
+
+def _columns(amounts: Ints, rows: Ints, kinds: list[int]) -> Ints:
+    """Some columns of some rows; zeroes for a resource that no node was ever seen to have."""
+    if max(kinds) < amounts.shape[1]:
+        return amounts[rows][:, kinds]
+    known = [kind if kind < amounts.shape[1] else 0 for kind in kinds]
+    return amounts[rows][:, known]  # column 0 belongs to no resource and stays zero
+
+
+class PortFree(Filter):
+    fact = False
+
+    def __init__(self, port: HostPort) -> None:
+        self.port = port
+        self.reason = f"have host port {port.port} taken"
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        return np.fromiter((not self._taken(cluster, row) for row in rows), np.bool_, len(rows))
+
+    def _taken(self, cluster: "Cluster", row: int) -> bool:
+        held = cluster.usage.held[row].values() if row < len(cluster.usage.held) else ()
+        return any(self.port.clashes(port) for placement in held for port in placement.host_ports)

@@ -1,0 +1,170 @@
+"""What the nodes are, in columns: facts that change only when a node is observed anew.
+
+Kept by the cluster, read by filters and opinions. Free capacity is not here but in `usage`.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from gpu_orchestrator.core.columns import Bools, Floats, Ints, Names, Small, Table
+from gpu_orchestrator.core.node import Node
+
+
+class Inventory(Table):
+    alive: Bools
+    ready: Bools
+    schedulable: Bools
+    barred: Small
+    taints: Small
+    models: Small
+    topology: Small
+    gpus: Small
+    healthy: Small
+    rdma_ports: Small
+    cufile: Bools
+    usable: Bools
+    model: Small
+    vendor: Small
+    memory_mib: Small
+    open_mib: Small
+    capacity: Ints
+    rows: ClassVar[dict[str, type]] = {
+        "alive": np.bool_,
+        "ready": np.bool_,
+        "schedulable": np.bool_,
+        "barred": np.int32,
+        "taints": np.int32,
+        "models": np.int32,
+        "topology": np.int32,
+        "gpus": np.int32,
+        "healthy": np.int32,
+        "rdma_ports": np.int32,
+        "cufile": np.bool_,
+    }
+    grids: ClassVar[dict[str, type]] = {
+        "usable": np.bool_,
+        "model": np.int32,
+        "vendor": np.int32,
+        "memory_mib": np.int32,
+        "open_mib": np.int32,
+    }
+    amounts: ClassVar[dict[str, type]] = {"capacity": np.int64}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names, self.kinds_of = Names(), Names()
+        self.nodes: list[Node | None] = []
+        self.row_of: dict[str, int] = {}
+        self.left: list[int] = []
+        self.labels: dict[str, Small] = {}
+        self.numbers: dict[str, Floats] = {}
+
+    def copy(self) -> "Inventory":
+        twin = Inventory.__new__(Inventory)
+        twin.copy_columns_of(self)
+        twin.names, twin.kinds_of = self.names, self.kinds_of
+        twin.nodes, twin.row_of, twin.left = self.nodes.copy(), self.row_of.copy(), self.left.copy()
+        twin.labels = {key: column.copy() for key, column in self.labels.items()}
+        twin.numbers = {key: column.copy() for key, column in self.numbers.items()}
+        return twin
+
+    def put(self, node: Node) -> int:
+        """Write a node's facts into its row, or into a new one; the columns may grow."""
+        for name, _ in node.resources:
+            self.kind(name)
+        row = self.row_of.get(node.name)
+        if row is None:
+            row = self._new_row(node.name)
+        self.resize(0, len(node.devices), len(self.kinds_of))
+        self.nodes[row] = node
+        self._write(row, node)
+        return row
+
+    def drop(self, name: str) -> int:
+        row = self.row_of.pop(name)
+        self.nodes[row] = None
+        self.left.append(row)
+        self.alive[row] = False
+        return row
+
+    def kind(self, resource: str) -> int:
+        """The column of a resource; asking makes it."""
+        return self.kinds_of.number(resource)
+
+    def label(self, key: str) -> Small:
+        """Each node's value of one label, as a number; 0 where it has none. Made when first asked for."""
+        if key not in self.labels:
+            column = np.zeros(self.size, np.int32)
+            for name, row in self.row_of.items():
+                column[row] = self._label_number(self.node(name), key)
+            self.labels[key] = column
+        return self.labels[key]
+
+    def label_as_number(self, key: str) -> Floats:
+        """Each node's value of one label as a number; NaN where it has none or says something else."""
+        if key not in self.numbers:
+            self.numbers[key] = np.array([_as_number(self.names.values[at]) for at in self.label(key)])
+        return self.numbers[key]
+
+    def node(self, name: str) -> Node:
+        node = self.nodes[self.row_of[name]]
+        assert node is not None  # noqa: S101 - rows with a name have a node
+        return node
+
+    def _new_row(self, name: str) -> int:
+        if self.left:
+            row = self.left.pop()
+        else:
+            row = len(self.nodes)
+            self.nodes.append(None)
+            if row >= self.size:
+                self._make_room(max(16, 2 * self.size))
+        self.row_of[name] = row
+        return row
+
+    def _make_room(self, size: int) -> None:
+        self.resize(size, self.width, self.kinds)
+        for key, column in self.labels.items():
+            self.labels[key] = np.concatenate([column, np.zeros(size - len(column), np.int32)])
+        self.numbers.clear()
+
+    def _write(self, row: int, node: Node) -> None:
+        number = self.names.number
+        self.alive[row], self.ready[row], self.schedulable[row] = True, node.ready, node.schedulable
+        self.barred[row] = number(node.barred) if node.barred else 0
+        self.taints[row] = number(node.taints) if node.taints else 0
+        self.topology[row] = number(node.topology)
+        self.rdma_ports[row], self.cufile[row] = node.rdma_ports, node.cufile
+        self.capacity[row] = 0
+        for name, amount in node.resources:
+            self.capacity[row, self.kind(name)] = amount
+        for key, column in self.labels.items():
+            column[row] = self._label_number(node, key)
+        for key, numbers in self.numbers.items():
+            numbers[row] = _as_number(self.names.values[self.labels[key][row]])
+        self._write_devices(row, node)
+
+    def _write_devices(self, row: int, node: Node) -> None:
+        number, devices, count = self.names.number, node.devices, len(node.devices)
+        for column in (self.usable, self.model, self.vendor, self.memory_mib, self.open_mib):
+            column[row] = 0
+        self.gpus[row], self.healthy[row] = count, sum(device.healthy for device in devices)
+        self.models[row] = number("/".join(sorted({device.model for device in devices if device.model})))
+        if count:
+            self.usable[row, :count] = [device.healthy for device in devices]
+            self.model[row, :count] = [number(device.model) for device in devices]
+            self.vendor[row, :count] = [number(device.vendor) for device in devices]
+            self.memory_mib[row, :count] = [device.memory_mib for device in devices]
+            self.open_mib[row, :count] = [device.memory_mib - device.taken_mib for device in devices]
+
+    def _label_number(self, node: Node, key: str) -> int:
+        value = next((value for name, value in node.labels if name == key), None)
+        return 0 if value is None else self.names.number(value)
+
+
+def _as_number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, str) else float("nan")
+    except ValueError:
+        return float("nan")

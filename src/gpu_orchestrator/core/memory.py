@@ -1,0 +1,47 @@
+"""Remembered standings, the least recently used forgotten first. A copy shares them until one side mends
+one."""
+
+from typing import TYPE_CHECKING
+
+from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.request import Shape
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.core.standing import Standing
+
+KEEP = 128
+"""Shapes remembered per cluster value; each costs about 12 bytes per node."""
+
+Key = tuple[Shape, Policy]
+
+
+class Memory:
+    def __init__(self) -> None:
+        self._kept: dict[Key, Standing] = {}
+        self._owner = object()
+
+    def copy(self) -> "Memory":
+        """After this neither side owns what both see, so each copies a standing before it mends it."""
+        twin = Memory()
+        twin._kept = self._kept.copy()
+        self._owner = object()
+        return twin
+
+    def recall(self, key: Key) -> "Standing | None":
+        standing = self._kept.pop(key, None)
+        if standing is None:
+            return None
+        if standing.owner is not self._owner:
+            standing = standing.copy()
+            standing.owner = self._owner
+        self._kept[key] = standing
+        return standing
+
+    def keep(self, key: Key, standing: "Standing") -> None:
+        standing.owner = self._owner
+        self._kept[key] = standing
+        if len(self._kept) > KEEP:
+            del self._kept[next(iter(self._kept))]
+
+    def clear(self) -> None:
+        self._kept.clear()

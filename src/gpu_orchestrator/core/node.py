@@ -1,0 +1,103 @@
+"""A node (or worker) as observed: its devices, how they are linked, what else it offers, and who may come.
+
+`node(...)` builds one with defaults; the cluster notices by equality when nothing changed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_orchestrator.core import topology
+from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.errors import InvalidRequest
+from gpu_orchestrator.core.request import pairs
+from gpu_orchestrator.core.topology import Topology
+
+NO_DEVICES = Topology()
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`barred` is a reason why no device of this node may be given now, whatever is free; empty when there
+    is none."""
+
+    name: str
+    devices: tuple[Device, ...] = ()
+    topology: Topology = NO_DEVICES
+    resources: tuple[tuple[str, int], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    taints: tuple[Taint, ...] = ()
+    ready: bool = True
+    schedulable: bool = True
+    barred: str = ""
+    rdma_ports: int = 0
+    cufile: bool = False
+
+    def __post_init__(self) -> None:
+        ids = tuple(device.id for device in self.devices)
+        if ids != self.topology.ids:
+            raise InvalidRequest(
+                f"node {self.name} has devices {ids}, its topology speaks of {self.topology.ids}"
+            )
+
+
+def node(
+    name: str,
+    gpus: int | Iterable[Device] = 0,
+    *,
+    links: Mapping[tuple[int, int], int] | None = None,
+    gbps: Mapping[int, int] | None = None,
+    resources: Mapping[str, int] | None = None,
+    labels: Mapping[str, str] | None = None,
+    taints: Iterable[Taint] = (),
+    vendor: str = "nvidia",
+    model: str = "",
+    memory_mib: int = 0,
+    **rest: Any,
+) -> Node:
+    """`gpus` is a number (devices 0, 1, … all alike) or the devices themselves. Linked by `links` (pairs
+    of ids to GB/s), or by each device's island and its best bandwidth `gbps` (id to GB/s)."""
+    devices = _devices(gpus, Device(0, vendor=vendor, model=model, memory_mib=memory_mib))
+    return Node(
+        name,
+        devices=devices,
+        topology=_topology(devices, links, gbps),
+        resources=pairs(resources or {}),
+        labels=tuple(sorted((labels or {}).items())),
+        taints=tuple(taints),
+        **rest,
+    )
+
+
+def _devices(gpus: int | Iterable[Device], like: Device) -> tuple[Device, ...]:
+    if isinstance(gpus, int):
+        return tuple(
+            Device(i, vendor=like.vendor, model=like.model, memory_mib=like.memory_mib) for i in range(gpus)
+        )
+    devices = tuple(sorted(gpus, key=lambda device: device.id))
+    if len({device.id for device in devices}) != len(devices):
+        raise InvalidRequest(f"two devices have the same id: {[device.id for device in devices]}")
+    return devices
+
+
+def _topology(
+    devices: tuple[Device, ...],
+    links: Mapping[tuple[int, int], int] | None,
+    gbps: Mapping[int, int] | None,
+) -> Topology:
+    ids = [device.id for device in devices]
+    numa = {device.id: device.numa for device in devices}
+    islands = {device.id: device.island for device in devices if device.island >= 0}
+    if links is None and (gbps or islands):
+        return topology.from_islands(ids, islands=islands, gbps=gbps or {}, numa=numa)
+    return topology.from_links(ids, links or {}, islands=islands, numa=numa)

@@ -1,0 +1,174 @@
+"""What is asked for: how many devices of what kind, on what sort of node, with what else.
+
+A `Shape` is everything that decides where a request fits; requests with equal shapes are interchangeable
+to the cluster, which is why answers are kept per shape. The rest of a `Request` says whose it is and how
+urgent."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.errors import InvalidRequest
+
+Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+Mode = Literal["Required", "Preferred", "Ignore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One condition on a label (or, in `Term.fields`, on `metadata.name`), with Kubernetes' meaning."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """All conditions must hold; a term without any matches nothing. A request's terms are alternatives."""
+
+    labels: tuple[Expression, ...] = ()
+    fields: tuple[Expression, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """An empty key with `Exists` tolerates every taint; an empty effect means every effect."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - how Kubernetes writes it
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    port: int
+    protocol: str = "TCP"
+    ip: str = EVERY_ADDRESS
+
+    def clashes(self, other: "HostPort") -> bool:
+        same = self.port == other.port and self.protocol == other.protocol
+        return same and (self.ip == other.ip or EVERY_ADDRESS in (self.ip, other.ip))
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What the node's network and storage must be able to do."""
+
+    rdma: bool = False
+    min_ports: int = 0
+    cufile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Everything that decides where a request fits.
+
+    Exclusive: `gpus` wholly free devices, each with at least `memory_mib`. Shared: of each of `gpus` devices,
+    `milli` thousandths and `memory_mib` of memory. `models` empty means any model.
+    """
+
+    gpus: int = 1
+    exclusive: bool = True
+    milli: int = WHOLE
+    memory_mib: int = 0
+    vendor: str = ""
+    models: tuple[str, ...] = ()
+    prefer_ids: tuple[int, ...] = ()
+    mode: Mode = "Preferred"
+    min_bandwidth_gbps: int = 0
+    resources: tuple[tuple[str, int], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    affinity: tuple[Term, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    host_ports: tuple[HostPort, ...] = ()
+    fabric: Fabric = Fabric()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in _COMPARED)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def needs_bandwidth(self) -> bool:
+        """Whether nodes are refused for slow links."""
+        return self.mode == "Required" and self.min_bandwidth_gbps > 0 and self.gpus > 1
+
+    @property
+    def asked_gbps(self) -> int:
+        return 0 if self.mode == "Ignore" else self.min_bandwidth_gbps
+
+
+_COMPARED = tuple(name for name in Shape.__dataclass_fields__ if name != "_hash")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`key` names one wish for ever (a pod's UID, a task's id). Strategy and allocator by name, empty for
+    the default."""
+
+    key: str
+    shape: Shape
+    priority: int = 0
+    tenant: str = ""
+    strategy: str = ""
+    allocator: str = ""
+
+
+def request(
+    key: str,
+    gpus: int = 1,
+    *,
+    share: int | None = None,
+    memory_mib: int = 0,
+    shared: bool | None = None,
+    resources: Mapping[str, int] | None = None,
+    labels: Mapping[str, str] | None = None,
+    priority: int = 0,
+    tenant: str = "",
+    strategy: str = "",
+    allocator: str = "",
+    **shape: Any,
+) -> Request:
+    """A request in one call. A `share` (or `shared=True` with memory alone) makes it Shared, else it is
+    Exclusive."""
+    is_shared = share is not None if shared is None else shared
+    asked = Shape(
+        gpus=gpus,
+        exclusive=not is_shared,
+        milli=(share or 0) if is_shared else WHOLE,
+        memory_mib=memory_mib,
+        resources=pairs(resources or {}),
+        labels=tuple(sorted((labels or {}).items())),
+        **shape,
+    )
+    return Request(key, asked, priority, tenant, strategy, allocator)
+
+
+def pairs(amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Resources in the one order and form in which equal wishes are equal values: sorted, without zeroes."""
+    return tuple(sorted((name, amount) for name, amount in dict(amounts).items() if amount))
+
+
+def _check(shape: Shape) -> None:
+    if shape.gpus < 0:
+        raise InvalidRequest(f"{shape.gpus} GPUs were asked for; ask for 0 or more")
+    if not shape.exclusive and not 0 <= shape.milli <= WHOLE:
+        raise InvalidRequest(f"a share of {shape.milli} milli-GPU was asked for; a share is 1 to {WHOLE}")
+    if not shape.exclusive and shape.gpus and not (shape.milli or shape.memory_mib):
+        raise InvalidRequest(
+            "a shared device was asked for without share or memory; give at least one of them"
+        )
+    if shape.memory_mib < 0 or shape.min_bandwidth_gbps < 0:
+        raise InvalidRequest("memory and bandwidth cannot be negative")
+    for name, amount in shape.resources:
+        if amount < 0:
+            raise InvalidRequest(f"{amount} of {name} was asked for; an amount cannot be negative")

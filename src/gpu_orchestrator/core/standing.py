@@ -1,0 +1,125 @@
+"""How every node stands to one shape under one policy: the first filter it fails, or its score.
+
+Made once per shape and mended from the cluster's journals, so that a decision costs what changed since the
+last one like it.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.columns import Codes, Floats, Ints, where
+from gpu_orchestrator.core.errors import InvalidRequest
+from gpu_orchestrator.core.filters import Filter, compile_filters
+from gpu_orchestrator.core.offers import Offers
+from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.request import Shape
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.core.cluster import Cluster
+
+FITS, GONE = 0, -1
+
+
+class Standing:
+    """`codes`: 0 fits, n the n-th filter fails, -1 no such node. `scores`: -inf unless it fits."""
+
+    def __init__(self, shape: Shape, policy: Policy, filters: tuple[Filter, ...]) -> None:
+        self.shape, self.policy, self.filters = shape, policy, filters
+        self.fact_codes = self.codes = np.zeros(0, np.int16)
+        self.scores: Floats = np.zeros(0)
+        self.observed_mark = self.changed_mark = 0
+        self.refusal: Refusal | None = None
+        self.owner: object = None
+
+    def copy(self) -> "Standing":
+        twin = Standing(self.shape, self.policy, self.filters)
+        twin.fact_codes, twin.codes, twin.scores = (
+            self.fact_codes.copy(),
+            self.codes.copy(),
+            self.scores.copy(),
+        )
+        twin.observed_mark, twin.changed_mark = self.observed_mark, self.changed_mark
+        twin.refusal = self.refusal
+        return twin
+
+    def mend(self, cluster: "Cluster") -> None:
+        """Look again at the nodes that changed since the last time."""
+        if self.changed_mark == cluster.changed.mark:
+            return
+        observed = cluster.observed.since(self.observed_mark)
+        changed = cluster.changed.since(self.changed_mark)
+        if observed is None or changed is None or len(self.codes) != cluster.inventory.size:
+            self._start_over(cluster)
+        else:
+            self._look_at(cluster, np.array(observed, np.int64), np.array(changed, np.int64))
+        self.observed_mark, self.changed_mark = cluster.observed.mark, cluster.changed.mark
+        self.refusal = None
+
+    def _start_over(self, cluster: "Cluster") -> None:
+        size = cluster.inventory.size
+        self.fact_codes, self.codes = np.zeros(size, np.int16), np.zeros(size, np.int16)
+        self.scores = np.full(size, -np.inf)
+        rows = np.arange(size)
+        self._look_at(cluster, rows, rows)
+
+    def _look_at(self, cluster: "Cluster", observed: Ints, changed: Ints) -> None:
+        if len(observed):
+            codes = np.where(cluster.inventory.alive[observed], FITS, GONE).astype(np.int16)
+            self.fact_codes[observed] = first_failing(self.filters, cluster, observed, codes, facts=True)
+        codes = first_failing(self.filters, cluster, changed, self.fact_codes[changed], facts=False)
+        self.codes[changed] = codes
+        self.scores[changed] = -np.inf
+        rows = changed[codes == FITS]
+        if len(rows):
+            self.scores[rows] = _scores(Offers(cluster, self.shape, self.policy.allocate, rows), self.policy)
+
+    def eligible(self) -> Ints:
+        """Rows of nodes that could take the shape as far as facts about nodes go, whatever is free."""
+        return where(self.fact_codes == FITS)
+
+
+def current(shape: Shape, cluster: "Cluster", policy: Policy) -> Standing:
+    """The standing of all nodes now, remembered if possible."""
+    key = (shape, policy)
+    standing = cluster.memory.recall(key)
+    if standing is None:
+        standing = Standing(shape, policy, compile_filters(shape, cluster.inventory))
+        cluster.memory.keep(key, standing)
+    standing.mend(cluster)
+    return standing
+
+
+def first_failing(
+    filters: tuple[Filter, ...],
+    cluster: "Cluster",
+    rows: Ints,
+    codes: Codes,
+    *,
+    facts: bool,
+) -> Codes:
+    """For each row the number of the first filter it fails, where `codes` does not say one already."""
+    left = where(codes == FITS)
+    for number, each in enumerate(filters, 1):
+        if each.fact is facts and len(left):
+            passed = each.passes(cluster, rows[left])
+            if not passed.all():
+                codes[left[~passed]] = number
+                left = left[passed]
+    return codes
+
+
+def first_obstacle(filters: tuple[Filter, ...], cluster: "Cluster", row: int) -> Filter | None:
+    """The first filter that one node fails; None if it fits."""
+    only = np.array([row])
+    return next((each for each in filters if not each.passes(cluster, only)[0]), None)
+
+
+def _scores(offers: Offers, policy: Policy) -> Floats:
+    total = np.zeros(len(offers))
+    for weight, opinion in policy.strategy.opinions:
+        total += weight * opinion(offers)
+    if not np.isfinite(total).all():
+        raise InvalidRequest(f"strategy {policy.strategy.name} scored an offer with what is no finite number")
+    return total

@@ -1,0 +1,127 @@
+"""What of each node is taken and by whom, in columns. A placement adds itself and is taken out again exactly.
+
+`held` keeps, per row, the placements by key; a row's dict is replaced and never changed, so copies may
+share it."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.columns import Floats, Ints, Small, Table
+from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.errors import Oversold
+from gpu_orchestrator.core.inventory import Inventory
+
+
+class Usage(Table):
+    """`whole` counts healthy devices nobody holds; `spare_milli` sums what is free of the healthy ones;
+    `gpu_load` is the part of the node's GPUs that is not."""
+
+    whole: Small
+    spare_milli: Small
+    gpu_load: Floats
+    free_milli: Small
+    free_mib: Small
+    holders: Small
+    free: Ints
+    rows: ClassVar[dict[str, type]] = {"whole": np.int32, "spare_milli": np.int32, "gpu_load": np.float64}
+    grids: ClassVar[dict[str, type]] = {"free_milli": np.int32, "free_mib": np.int32, "holders": np.int32}
+    amounts: ClassVar[dict[str, type]] = {"free": np.int64}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[dict[str, Placement]] = []
+
+    def copy(self) -> "Usage":
+        twin = Usage.__new__(Usage)
+        twin.copy_columns_of(self)
+        twin.held = self.held.copy()
+        return twin
+
+    def follow(self, inventory: Inventory, row: int) -> None:
+        """Count a row anew after its node changed; what is held stays held."""
+        self.resize(inventory.size, inventory.width, inventory.kinds)
+        self.held.extend({} for _ in range(len(inventory.nodes) - len(self.held)))
+        self.free_milli[row] = np.where(np.arange(self.width) < inventory.gpus[row], WHOLE, 0)
+        self.free_mib[row] = inventory.open_mib[row]
+        self.free[row] = 0
+        self.free[row, : inventory.kinds] = inventory.capacity[row]
+        self.holders[row] = 0
+        for placement in self.held[row].values():
+            self._take(inventory, row, placement, 1)
+        self._sum(inventory, row)
+
+    def drop(self, row: int) -> None:
+        self.held[row] = {}
+
+    def add(self, inventory: Inventory, row: int, placement: Placement) -> None:
+        named = self._stand_in(inventory, row, placement)
+        self.held[row] = {**self.held[row], placement.key: named}
+        self._take(inventory, row, named, 1)
+        self._sum(inventory, row)
+
+    def remove(self, inventory: Inventory, row: int, key: str) -> Placement:
+        rest = self.held[row].copy()
+        placement = rest.pop(key)
+        self.held[row] = rest
+        self._take(inventory, row, placement, -1)
+        self._sum(inventory, row)
+        return placement
+
+    def check(self, inventory: Inventory, row: int, placement: Placement) -> None:
+        """Raise unless the placement fits beside what is held."""
+        position = _topology_positions(inventory, row)
+        for device in placement.devices:
+            if device not in position:
+                raise Oversold(
+                    f"{placement.key} was given device {device} of {placement.node}, which has no such device"
+                )
+            if not self._has_room(row, position[device], placement):
+                raise Oversold(
+                    f"{placement.key} was given device {device} of {placement.node}, which is taken"
+                )
+        for name, amount in placement.resources:
+            if (free := int(self.free[row, inventory.kind(name)])) < amount:
+                raise Oversold(
+                    f"{placement.key} takes {amount} {name} of {placement.node}, which has {free} free"
+                )
+
+    def _has_room(self, row: int, position: int, placement: Placement) -> bool:
+        if placement.exclusive:
+            return bool(self.holders[row, position] == 0)
+        enough = self.free_milli[row, position] >= placement.milli
+        return bool(enough and self.free_mib[row, position] >= placement.memory_mib)
+
+    def _take(self, inventory: Inventory, row: int, placement: Placement, sign: int) -> None:
+        position = _topology_positions(inventory, row)
+        for device in placement.devices:
+            if (at := position.get(device)) is None:
+                continue  # the device dropped out of the node; its holder comes back with it
+            mib = inventory.memory_mib[row, at] if placement.exclusive else placement.memory_mib
+            self.free_milli[row, at] -= sign * (WHOLE if placement.exclusive else placement.milli)
+            self.free_mib[row, at] -= sign * mib
+            self.holders[row, at] += sign
+        for name, amount in placement.resources:
+            self.free[row, inventory.kind(name)] -= sign * amount
+
+    def _sum(self, inventory: Inventory, row: int) -> None:
+        usable, gpus = inventory.usable[row], int(inventory.gpus[row])
+        spare = int(np.maximum(self.free_milli[row], 0) @ usable)
+        self.whole[row] = np.count_nonzero(usable & (self.holders[row] == 0))
+        self.spare_milli[row] = spare
+        self.gpu_load[row] = 1.0 - spare / (gpus * WHOLE) if gpus else 0.0
+
+    def _stand_in(self, inventory: Inventory, row: int, placement: Placement) -> Placement:
+        """Devices for GPUs of which only the number is known: free ones first, then, if reality has
+        oversold the node, the least used."""
+        if not placement.unnamed:
+            return placement
+        ids = sorted(_topology_positions(inventory, row).items(), key=lambda item: self.holders[row, item[1]])
+        return replace(placement, devices=tuple(device for device, _ in ids[: placement.unnamed]))
+
+
+def _topology_positions(inventory: Inventory, row: int) -> dict[int, int]:
+    node = inventory.nodes[row]
+    return node.topology.position if node else {}

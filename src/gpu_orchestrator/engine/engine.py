@@ -1,0 +1,281 @@
+"""The engine: hears an event, remembers it, decides what can be decided, and says what is to be done.
+
+                       ┌────────────── woken ◀── parked ◀──┐ refused
+    Asked ──▶ active ──┴─▶ decide ─────────────────────────┤
+                ▲                                          ▼ Place
+                └── rested ◀── resting ◀── PlaceFailed ── in flight ── Placed ──▶ held ── Gone
+
+A request is in exactly one of these places until it is held or gone. Used by the scheduler, the task
+dispatcher and the simulator: they differ in where events come from and who performs the actions.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Literal
+
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.decide import decide, why_not
+from gpu_orchestrator.core.errors import CoreError
+from gpu_orchestrator.core.policy import Policy, Rng
+from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.engine.backoff import Backoff
+from gpu_orchestrator.engine.cache import Cache
+from gpu_orchestrator.engine.events import (
+    Action,
+    Asked,
+    Event,
+    Gone,
+    Held,
+    NodeGone,
+    NodeSeen,
+    Place,
+    Placed,
+    PlaceFailed,
+    Refuse,
+    Tick,
+)
+from gpu_orchestrator.engine.line import Line, Turns, Waiting
+from gpu_orchestrator.engine.order import Order, PriorityThenTime
+from gpu_orchestrator.engine.parking import Parking
+
+State = Literal["active", "parked", "resting", "in flight", "held"]
+
+
+class Engine:
+    """`policy_of` may raise for a request it does not understand: then `handle` raises and has taken nothing
+    in. `max_in_flight` bounds what is decided and not yet done, so that what arrives later can still go
+    first; `max_decisions` bounds one call, so that a host stays responsive: `deadline` then says "now"."""
+
+    def __init__(
+        self,
+        policy_of: Callable[[Request], Policy],
+        rng: Rng,
+        *,
+        order: Order | None = None,
+        backoff: Backoff | None = None,
+        max_in_flight: int = 1_000_000,
+        max_decisions: int = 1_000_000,
+    ) -> None:
+        self._policy_of, self._rng = policy_of, rng
+        self._order = order or PriorityThenTime()
+        self._backoff = backoff or Backoff()
+        self._max_in_flight, self._max_decisions = max_in_flight, max_decisions
+        self._cache = Cache()
+        self._turns = Turns()
+        self._active = Line(self._turns)
+        self._parking = Parking(self._turns)
+        self._resting: list[tuple[float, int, Waiting]] = []
+        self._waiting: dict[str, Waiting] = {}
+        self._in_flight: dict[str, Waiting] = {}
+        self._left: dict[str, Asked | None] = {}
+        self._numbers = count()
+
+    @property
+    def cluster(self) -> Cluster:
+        """What the engine believes; copy it to try something out."""
+        return self._cache.cluster
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come."""
+        actions: list[Action] = []
+        self._hear(event, now, actions)
+        self._wake_rested(now)
+        self._decide_what_can_be(now, actions)
+        return actions
+
+    def deadline(self, now: float) -> float | None:
+        """When to call again at the latest, if nothing happens before; None for "when something happens"."""
+        if len(self._active) and len(self._in_flight) < self._max_in_flight:
+            return now
+        self._skip_departed()
+        return max(self._resting[0][0], now) if self._resting else None
+
+    def why(self, key: str) -> Refusal | None:
+        """Why a waiting request does not fit as things are now; None if it does, or does not wait."""
+        waiting = self._waiting.get(key)
+        return None if waiting is None else why_not(waiting.request.shape, self.cluster, waiting.policy)
+
+    def state_of(self, key: str) -> State | None:
+        """Where a request is; None if the engine does not know it."""
+        if key in self._in_flight:
+            return "in flight"
+        if (waiting := self._waiting.get(key)) is None:
+            return "held" if self._cache.holds(key) else None
+        if waiting.rests_until is not None:
+            return "resting"
+        return "active" if waiting.line is self._active else "parked"
+
+    def counts(self) -> dict[State, int]:
+        """How many requests are in each place."""
+        resting = len(self._waiting) - len(self._active) - len(self._parking)
+        return {
+            "active": len(self._active),
+            "parked": len(self._parking),
+            "resting": resting,
+            "in flight": len(self._in_flight),
+            "held": len(self._cache) - len(self._cache.assumed),
+        }
+
+    def _hear(self, event: Event, now: float, actions: list[Action]) -> None:
+        match event:
+            case NodeSeen(node):
+                if self._cache.set_node(node):
+                    self._helped(node.name, observed=True)
+            case NodeGone(name):
+                self._cache.remove_node(name)
+            case Asked():
+                self._ask(event, now, actions)
+            case Gone(key):
+                self._leave(key)
+            case Held(placement):
+                self._hold(placement)
+            case Placed(key):
+                self._placed(key, now, actions)
+            case PlaceFailed(key):
+                self._place_failed(key, now, actions)
+            case Tick():
+                pass
+
+    def _ask(self, event: Asked, now: float, actions: list[Action]) -> None:
+        request, key = event.request, event.request.key
+        if key in self._in_flight:
+            if key in self._left:
+                self._left[key] = event  # left and came back while its placing is under way: after that
+            return
+        known = self._waiting.get(key)
+        if self._cache.holds(key) or (known is not None and known.request == request):
+            return
+        waiting = self._enter(request, known.since if known else now if event.since is None else event.since)
+        if known is not None:
+            self._dequeue(known)
+        self._waiting[key] = waiting
+        if not self._join_sleepers(waiting, actions):
+            self._active.push(waiting)
+
+    def _enter(self, request: Request, since: float) -> Waiting:
+        order = self._order
+        return Waiting(
+            request,
+            self._policy_of(request),
+            since,
+            next(self._numbers),
+            order.lane(request),
+            order.flow(request),
+            order.rank(request, since),
+        )
+
+    def _join_sleepers(self, waiting: Waiting, actions: list[Action]) -> bool:
+        """Who asks for what is known not to fit needs no decision of its own."""
+        if (group := self._parking.asleep(waiting)) is None:
+            return False
+        self._parking.join(group, waiting)
+        actions.append(Refuse(waiting.request, group.refusal))
+        return True
+
+    def _leave(self, key: str) -> None:
+        if key in self._in_flight:
+            self._left[key] = None
+        elif (waiting := self._waiting.get(key)) is not None:
+            self._dequeue(waiting)
+        else:
+            self._helped(self._cache.release(key))
+
+    def _hold(self, placement: Placement) -> None:
+        key = placement.key
+        self._in_flight.pop(key, None)
+        self._left.pop(key, None)
+        if (waiting := self._waiting.get(key)) is not None:
+            self._dequeue(waiting)
+        self._helped(self._cache.hold(placement))
+
+    def _placed(self, key: str, now: float, actions: list[Action]) -> None:
+        if self._in_flight.pop(key, None) is None:
+            return
+        self._cache.confirm(key)
+        if key in self._left:
+            self._helped(self._cache.release(key))
+            self._come_back(key, now, actions)
+
+    def _place_failed(self, key: str, now: float, actions: list[Action]) -> None:
+        waiting = self._in_flight.pop(key, None)
+        if waiting is None:
+            return
+        freed = self._cache.forget(key)
+        if key in self._left:
+            self._come_back(key, now, actions)
+        else:
+            self._waiting[key] = waiting
+            self._rest(waiting, now)
+        self._helped(freed)
+
+    def _come_back(self, key: str, now: float, actions: list[Action]) -> None:
+        asked_again = self._left.pop(key)
+        if asked_again is not None:
+            self._ask(asked_again, now, actions)
+
+    def _dequeue(self, waiting: Waiting) -> None:
+        del self._waiting[waiting.request.key]
+        waiting.rests_until = None
+        if waiting.line is self._active:
+            self._active.remove(waiting)
+            self._call_next(waiting)
+        elif waiting.line is not None:
+            self._parking.leave(waiting)
+
+    def _helped(self, node: str | None, *, observed: bool = False) -> None:
+        """Something became free on a node: wake whoever fits there now."""
+        if node is not None:
+            for group in self._parking.helped_by(self.cluster, node, observed=observed):
+                self._activate(self._parking.wake(group))
+
+    def _call_next(self, waiting: Waiting) -> None:
+        self._activate(self._parking.next_like(waiting))
+
+    def _activate(self, waiting: Waiting | None) -> None:
+        if waiting is not None:
+            self._active.push(waiting)
+
+    def _rest(self, waiting: Waiting, now: float) -> None:
+        waiting.rests_until = now + self._backoff.delay(waiting.attempts)
+        waiting.attempts += 1
+        heappush(self._resting, (waiting.rests_until, next(self._numbers), waiting))
+
+    def _wake_rested(self, now: float) -> None:
+        self._skip_departed()
+        while self._resting and self._resting[0][0] <= now:
+            waiting = heappop(self._resting)[2]
+            waiting.rests_until = None
+            self._active.push(waiting)
+            self._skip_departed()
+
+    def _skip_departed(self) -> None:
+        while self._resting and self._resting[0][2].rests_until != self._resting[0][0]:
+            heappop(self._resting)
+
+    def _decide_what_can_be(self, now: float, actions: list[Action]) -> None:
+        for _ in range(self._max_decisions):
+            if len(self._in_flight) >= self._max_in_flight or (waiting := self._active.pop()) is None:
+                return
+            if not self._join_sleepers(waiting, actions):
+                actions.append(self._decide(waiting, now))
+
+    def _decide(self, waiting: Waiting, now: float) -> Action:
+        request = waiting.request
+        try:
+            answer = decide(request, self.cluster, waiting.policy, self._rng)
+        except (
+            CoreError
+        ) as error:  # a policy from outside broke its promise: others go on, this one is not lost
+            self._rest(waiting, now)
+            self._call_next(waiting)
+            return Refuse(request, Refusal(len(self.cluster), ((str(error), len(self.cluster)),)))
+        if isinstance(answer, Refusal):
+            self._parking.sleep(waiting, answer, self.cluster)
+            return Refuse(request, answer)
+        self._cache.assume(answer)
+        self._in_flight[request.key] = self._waiting.pop(request.key)
+        self._turns.charge(waiting.flow, self._order.cost(request))
+        self._call_next(waiting)
+        return Place(request, answer)

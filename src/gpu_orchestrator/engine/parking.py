@@ -1,0 +1,159 @@
+"""Requests that do not fit now, grouped by what they ask for: who asks the same gets the same answer.
+
+A group sleeps until a node could take its shape. Then its first request alone becomes active; each that is
+placed calls the next, and the first that is refused sends the group back to sleep. So ten thousand equal
+requests cost one decision per event that could help them, and an event that cannot help costs one comparison.
+"""
+
+from dataclasses import dataclass, field
+
+from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.columns import where
+from gpu_orchestrator.core.filters import Filter
+from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.request import Shape
+from gpu_orchestrator.core.standing import current, first_obstacle
+from gpu_orchestrator.engine.line import Line, Turns, Waiting
+from gpu_orchestrator.engine.needs import Needs
+
+FEW = 256
+"""A group that only so many nodes could ever take is looked up by node; the others are compared with every
+node."""
+
+Key = tuple[Shape, Policy]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    key: Key
+    line: Line
+    refusal: Refusal
+    slot: int
+    filters: tuple[Filter, ...] = ()
+    rows: set[int] = field(default_factory=set)
+    asleep: bool = True
+
+
+class Parking:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._groups: dict[Key, Group] = {}
+        self._needs = Needs()
+        self._slots: list[Group | None] = []
+        self._unused: list[int] = []
+        self._few: set[int] = set()
+        self._by_row: dict[int, set[int]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(group.line) for group in self._groups.values())
+
+    def asleep(self, waiting: Waiting) -> Group | None:
+        """The group this request belongs to, if it is known not to fit now."""
+        group = self._groups.get((waiting.request.shape, waiting.policy))
+        return group if group is not None and group.asleep else None
+
+    def sleep(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
+        """This request was refused just now: it and all that ask the same wait until a node could take
+        them."""
+        key = (waiting.request.shape, waiting.policy)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key, Line(self._turns), refusal, self._new_slot())
+            self._slots[group.slot] = group
+        group.refusal, group.asleep = refusal, True
+        group.line.push(waiting)
+        self._unwatch(group)
+        self._watch(group, cluster)
+
+    def join(self, group: Group, waiting: Waiting) -> None:
+        group.line.push(waiting)
+
+    def helped_by(self, cluster: Cluster, name: str, *, observed: bool) -> list[Group]:
+        """Sleeping groups that this node could take now. `observed`: the node itself changed, not only its
+        room."""
+        if not self._groups:
+            return []
+        row = cluster.row(name)
+        if observed:
+            self._notice(row)
+        met = self._needs.met_by(cluster, row)
+        near = self._by_row.get(row, set())
+        slots = [slot for slot in where(met).tolist() if slot not in self._few or slot in near]
+        return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
+
+    def wake(self, group: Group) -> Waiting | None:
+        """The next request of a group that may fit; None when there is no more, and the group is
+        forgotten."""
+        if group.asleep:
+            group.asleep = False
+            self._unwatch(group)
+        first = group.line.pop()
+        if not group.line:
+            self._drop(group)
+        return first
+
+    def next_like(self, waiting: Waiting) -> Waiting | None:
+        """The next of the same group, if that is awake."""
+        group = self._groups.get((waiting.request.shape, waiting.policy))
+        return self.wake(group) if group is not None and not group.asleep else None
+
+    def leave(self, waiting: Waiting) -> None:
+        """A parked request waits no longer."""
+        group = self._groups[waiting.request.shape, waiting.policy]
+        group.line.remove(waiting)
+        if not group.line:
+            self._drop(group)
+
+    def _fits(self, group: Group, cluster: Cluster, row: int) -> bool:
+        obstacle = first_obstacle(group.filters, cluster, row)
+        if obstacle is not None and obstacle.fact and group.slot in self._few:
+            self._look_away(group, row)  # not this node, as long as it stays what it is
+        return obstacle is None
+
+    def _watch(self, group: Group, cluster: Cluster) -> None:
+        """See to it that the group is found when a node could help it."""
+        shape, policy = group.key
+        standing = current(shape, cluster, policy)
+        group.filters = standing.filters
+        self._needs.set(group.slot, shape, cluster)
+        rows = standing.eligible()
+        if len(rows) <= FEW:
+            self._few.add(group.slot)
+            for row in rows.tolist():
+                self._look_at(group, row)
+
+    def _unwatch(self, group: Group) -> None:
+        self._needs.clear(group.slot)
+        self._few.discard(group.slot)
+        for row in list(group.rows):
+            self._look_away(group, row)
+
+    def _notice(self, row: int) -> None:
+        """A node changed: it may have become one of the few for any group."""
+        for slot in self._few:
+            if (group := self._slots[slot]) is not None:
+                self._look_at(group, row)
+
+    def _look_at(self, group: Group, row: int) -> None:
+        group.rows.add(row)
+        self._by_row.setdefault(row, set()).add(group.slot)
+
+    def _look_away(self, group: Group, row: int) -> None:
+        group.rows.discard(row)
+        slots = self._by_row[row]
+        slots.discard(group.slot)
+        if not slots:
+            del self._by_row[row]
+
+    def _drop(self, group: Group) -> None:
+        self._unwatch(group)
+        del self._groups[group.key]
+        self._slots[group.slot] = None
+        self._unused.append(group.slot)
+
+    def _new_slot(self) -> int:
+        if self._unused:
+            return self._unused.pop()
+        self._slots.append(None)
+        return len(self._slots) - 1

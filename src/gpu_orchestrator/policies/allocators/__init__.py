@@ -1,0 +1,1 @@
+"""Which devices a node would offer. One small file each."""

@@ -1,0 +1,20 @@
+"""Devices that talk fastest to each other: best weakest link first, then ids next to each other, then low
+ids."""
+
+from gpu_orchestrator.core.policy import Choice
+from gpu_orchestrator.core.topology import first_set
+
+
+def contiguous(choice: Choice) -> tuple[int, ...]:
+    free, count = choice.positions, choice.gpus
+    for start, end in _narrowest_first(choice):
+        if found := first_set(choice.topology, free[start:end], count, choice.best_gbps):
+            return found
+    return free[:count]
+
+
+def _narrowest_first(choice: Choice) -> list[tuple[int, int]]:
+    """Stretches of the free devices that hold enough, those with the ids closest together first."""
+    ids = [choice.topology.ids[at] for at in choice.positions]
+    stretches = [(a, b) for b in range(choice.gpus, len(ids) + 1) for a in range(b - choice.gpus + 1)]
+    return sorted(stretches, key=lambda each: (ids[each[1] - 1] - ids[each[0]], each))

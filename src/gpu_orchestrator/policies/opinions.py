@@ -1,0 +1,68 @@
+"""What can be thought of an offer. Each opinion gives every offer a number, higher is better, mostly 0 to 1.
+
+Strategies weigh them; a weight ten times as large settles the matter before the smaller ones are heard.
+"""
+
+import numpy as np
+
+from gpu_orchestrator.core.columns import Floats
+from gpu_orchestrator.core.offers import Offers
+
+CHEAP_LABEL = "gpu-orchestrator/cheap-node"
+COST_LABEL = "gpu-orchestrator/hourly-cost"
+
+
+def free_gpus(offers: Offers) -> Floats:
+    """GPUs that are free, shares included."""
+    return offers.free_milli / 1000.0
+
+
+def idle(offers: Offers) -> Floats:
+    """The part of the node that is free: of its GPUs, or for a request without GPUs of its cpu and memory."""
+    return 1.0 - _load(offers)
+
+
+def full(offers: Offers) -> Floats:
+    return _load(offers)
+
+
+def without_gpus(offers: Offers) -> Floats:
+    """For requests that need none: 1 for nodes that have none."""
+    return (offers.gpus == 0).astype(float) if not offers.shape.gpus else np.zeros(len(offers))
+
+
+def tight_device(offers: Offers) -> Floats:
+    """How little of the fullest sufficient device a share would leave over."""
+    return 1.0 - offers.left_on_tightest / 1000.0
+
+
+def cheap(offers: Offers) -> Floats:
+    return offers.has_label(CHEAP_LABEL, "true").astype(float)
+
+
+def low_price(offers: Offers) -> Floats:
+    """Among cheap nodes, 1 for free of charge, towards 0 the dearer; 0 where no price is told."""
+    price = np.maximum(offers.label_number(COST_LABEL), 0)
+    told = price < np.inf  # false for NaN, too
+    return np.where(told & offers.has_label(CHEAP_LABEL, "true"), 1.0 / (1.0 + price), 0.0)
+
+
+def bandwidth(offers: Offers) -> Floats:
+    """Weakest link of what is offered, as a part of 2,000 GB/s; single devices have none to be judged by."""
+    if offers.shape.gpus < 2:
+        return np.zeros(len(offers))
+    return np.minimum(offers.bandwidth_gbps / 2000.0, 1.0)
+
+
+def keeps_islands(offers: Offers) -> Floats:
+    """1 if the offer uses up the islands it takes from, less the more of them is left over and thus broken
+    up."""
+    if not offers.shape.gpus:
+        return np.zeros(len(offers))
+    return 1.0 / (1.0 + offers.left_in_islands)
+
+
+def _load(offers: Offers) -> Floats:
+    if offers.shape.gpus:
+        return offers.gpu_load
+    return np.maximum(offers.resource_load("cpu"), offers.resource_load("memory"))

@@ -1,0 +1,90 @@
+"""Which strategies and allocators there are, by name. Ours are one line each; others add theirs from outside.
+
+Reading installed packages' metadata is IO, so whoever starts a process does that and hands the result in:
+`Registry.with_plugins((e.name, e.load) for e in entry_points(group=GROUP))`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from gpu_orchestrator.core.policy import Allocator, Policy, Strategy
+from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.policies.allocators.contiguous import contiguous
+from gpu_orchestrator.policies.allocators.packed import packed
+from gpu_orchestrator.policies.allocators.prefer_ids import prefer_ids
+from gpu_orchestrator.policies.allocators.spread import spread
+from gpu_orchestrator.policies.strategies import bin_pack, cost_optimized, least_loaded, random, topology
+
+T = TypeVar("T")
+
+GROUP = "gpu_orchestrator.strategies"
+"""Entry point group in which a package names its strategies."""
+
+STRATEGIES: dict[str, Strategy] = {
+    "leastLoaded": least_loaded.strategy,
+    "random": random.strategy,
+    "costOptimized": cost_optimized.strategy,
+    "binPack": bin_pack.strategy,
+    "topology": topology.strategy,
+}
+ALLOCATORS: dict[str, Allocator] = {
+    "contiguous": contiguous,
+    "spread": spread,
+    "preferIds": prefer_ids,
+    "packed": packed,
+}
+
+
+class UnknownPolicy(Exception):  # noqa: N818
+    """No strategy or allocator of that name."""
+
+
+class BadPlugin(Exception):  # noqa: N818
+    """A strategy from outside cannot be used."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    strategies: Mapping[str, Strategy] = field(default_factory=STRATEGIES.copy)
+    allocators: Mapping[str, Allocator] = field(default_factory=ALLOCATORS.copy)
+    default_strategy: str = "leastLoaded"
+    default_allocator: str = "contiguous"
+    _policies: dict[tuple[str, str], Policy] = field(default_factory=dict, repr=False)
+
+    def with_plugins(self, plugins: Iterable[tuple[str, Callable[[], Any]]]) -> "Registry":
+        """A registry that knows these too. `plugins` are names and what loads them."""
+        strategies = dict(self.strategies)
+        for name, load in plugins:
+            if name in strategies:
+                raise BadPlugin(f"strategy {name!r} is there already; give the new one another name")
+            strategies[name] = _loaded(name, load)
+        return Registry(strategies, self.allocators, self.default_strategy, self.default_allocator)
+
+    def policy(self, strategy: str = "", allocator: str = "") -> Policy:
+        """The policy of these names; empty means the default."""
+        names = (strategy or self.default_strategy, allocator or self.default_allocator)
+        if names not in self._policies:
+            chosen = _find("strategy", names[0], self.strategies)
+            self._policies[names] = Policy(chosen, _find("allocator", names[1], self.allocators))
+        return self._policies[names]
+
+    def policy_of(self, request: Request) -> Policy:
+        return self.policy(request.strategy, request.allocator)
+
+
+def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name in known:
+        return known[name]
+    near = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), near, n=1)
+    hint = f"; did you mean {near[close[0]]!r}?" if close else ";"
+    raise UnknownPolicy(f"unknown {kind} {name!r}{hint} known: {', '.join(sorted(known))}")
+
+
+def _loaded(name: str, load: Callable[[], Any]) -> Strategy:
+    strategy = load()
+    if not isinstance(strategy, Strategy):
+        raise BadPlugin(f"strategy {name!r} is a {type(strategy).__name__}; it must be a Strategy")
+    return strategy

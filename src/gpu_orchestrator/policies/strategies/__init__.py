@@ -1,0 +1,1 @@
+"""Which offer is best. One small file each."""

@@ -1,0 +1,14 @@
+"""How many cases a property is tried on: `@cases(100)` in `make test`, twenty-five times as many in `make
+accept`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+factor = 1
+
+
+def cases(count: int) -> Callable[[Any], Any]:
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=count * factor, deadline=None, suppress_health_check=checks)

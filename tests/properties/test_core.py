@@ -1,0 +1,223 @@
+"""What must hold of the core whatever is asked of whatever cluster, in whatever order."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.policies.registry import Registry
+from tests.properties import oracle
+from tests.properties.cases import cases
+from tests.properties.worlds import Ask, Free, Lose, See, asked, clusters, nodes, shapes, steps
+
+REGISTRY = Registry()
+World = dict[str, tuple[Node, list[Placement]]]
+
+
+@cases(250)
+@given(clusters, steps)
+def test_every_answer_is_right_and_nothing_is_ever_held_twice(
+    start: list[Node], play: list[See | Lose | Ask | Free]
+) -> None:
+    cluster = Cluster(start)
+    world: World = {node.name: (node, []) for node in start}
+    for number, step in enumerate(play):
+        match step:
+            case See(node):
+                held = world.get(node.name, (node, []))[1]
+                if _keeps_devices(node, held):
+                    cluster.set_node(node)
+                    world[node.name] = (node, held)
+            case Lose(name) if name in world:
+                cluster.remove_node(name)
+                del world[name]
+            case Free(which) if found := sorted((p.key, n) for n, (_, held) in world.items() for p in held):
+                key, name = found[which % len(found)]
+                gone = next(p for p in world[name][1] if p.key == key)
+                cluster.release(gone)
+                world[name][1].remove(gone)
+            case Ask():
+                _ask(asked(f"r{number}", step), cluster, world, seed=number)
+            case _:
+                pass
+        _check_sums(cluster, world)
+
+
+def _ask(request: Request, cluster: Cluster, world: World, seed: int) -> None:
+    policy = REGISTRY.policy_of(request)
+    answer = decide(request, cluster, policy, random.Random(seed))
+    anew = cluster.copy()
+    anew.memory.clear()
+    assert decide(request, anew, policy, random.Random(seed)) == answer, (
+        "a remembered answer differs from a new one"
+    )
+    if isinstance(answer, Placement):
+        _check_placement(request, answer, world)
+        cluster.place(answer)
+        world[answer.node][1].append(answer)
+    else:
+        _check_refusal(request.shape, answer, world)
+
+
+def _check_placement(request: Request, answer: Placement, world: World) -> None:
+    shape, (node, held) = request.shape, world[answer.node]
+    assert oracle.fits(shape, node, held)
+    if shape.gpus:
+        sets = oracle.possible_sets(shape, node, held)
+        assert answer.devices in sets
+        best = max(oracle.weakest(node, each) for each in sets)
+        link = oracle.weakest(node, answer.devices)
+        if request.allocator in ("", "contiguous") or (request.allocator == "packed" and shape.asked_gbps):
+            assert link == best, "another set has a better weakest link"
+        if shape.asked_gbps:
+            assert link >= min(best, shape.asked_gbps), "the bandwidth rule could have been kept"
+
+
+def _check_refusal(shape: Shape, answer: Refusal, world: World) -> None:
+    assert not any(oracle.fits(shape, node, held) for node, held in world.values())
+    assert sum(count for _, count in answer.reasons) == len(world) == answer.nodes
+    assert answer.never == (not any(oracle.could_ever_fit(shape, node) for node, _ in world.values()))
+    assert (answer.nearest is None) == (not world)
+    if answer.nearest:
+        assert answer.nearest.node in world
+        assert answer.nearest.lacks
+
+
+def _check_sums(cluster: Cluster, world: World) -> None:
+    assert {node.name for node in cluster} == set(world)
+    for name, (node, held) in world.items():
+        assert cluster.held_on(name) == {p.key: p for p in held}
+        for device in node.devices:
+            mine = [p for p in held if device.id in p.devices]
+            assert len(mine) <= 1 or not any(p.exclusive for p in mine)
+            assert sum(p.milli for p in mine) <= 1000
+            assert all(p.exclusive for p in mine) or sum(p.memory_mib for p in mine) <= device.memory_mib
+        for resource, _ in node.resources:
+            assert cluster.usage.free[cluster.row(name), cluster.inventory.kind(resource)] == oracle.free(
+                node, held, resource
+            )
+
+
+def _keeps_devices(node: Node, held: list[Placement]) -> bool:
+    """Whether what is held still fits the node as it is now; reality may oversell, but then nothing is
+    promised."""
+    before: list[Placement] = []
+    for placement in held:
+        shape = Shape(
+            gpus=len(placement.devices),
+            exclusive=placement.exclusive,
+            milli=placement.milli,
+            memory_mib=placement.memory_mib,
+        )
+        well = replace(node, devices=tuple(replace(device, healthy=True) for device in node.devices))
+        room = all(oracle.free(node, before, name) >= amount for name, amount in placement.resources)
+        if not room or (
+            placement.devices and placement.devices not in oracle.possible_sets(shape, well, before)
+        ):
+            return False
+        before.append(placement)
+    return True
+
+
+@cases(150)
+@given(clusters, st.lists(shapes(), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_placing_and_releasing_leaves_no_trace(
+    start: list[Node], wanted: list[Shape], rng: random.Random
+) -> None:
+    cluster = Cluster(start)
+    before, placed = _columns(cluster), []
+    for number, shape in enumerate(wanted):
+        answer = decide(Request(f"r{number}", shape), cluster, REGISTRY.policy(), rng)
+        if isinstance(answer, Placement):
+            cluster.place(answer)
+            placed.append(answer)
+    rng.shuffle(placed)
+    for placement in placed:
+        cluster.release(placement)
+    assert _columns(cluster) == before
+
+
+@cases(150)
+@given(clusters, steps, steps)
+def test_a_copy_and_its_original_never_change_each_other(
+    start: list[Node], on_copy: list[See | Lose | Ask | Free], on_original: list[See | Lose | Ask | Free]
+) -> None:
+    original, alone = Cluster(start), Cluster(start)
+    _play(original, [step for step in on_original if isinstance(step, Ask)])
+    _play(alone, [step for step in on_original if isinstance(step, Ask)])
+    copy = original.copy()
+    seen = _columns(original)
+    _play(copy, on_copy)
+    assert _columns(original) == seen
+    as_copied = _columns(copy)
+    answers = _play(original, on_original)
+    assert _columns(copy) == as_copied
+    assert answers == _play(alone, on_original), "having been copied changed an answer"
+
+
+def _play(cluster: Cluster, play: list[See | Lose | Ask | Free] | list[Ask]) -> list[Placement | Refusal]:
+    answers: list[Placement | Refusal] = []
+    for step in play:
+        match step:
+            case See(node):
+                cluster.set_node(node)
+            case Lose(name) if name in cluster:
+                cluster.remove_node(name)
+            case Ask():
+                key = f"r{sum(len(cluster.held_on(node.name)) for node in cluster)}-{len(answers)}"
+                request = asked(key, step)
+                answers.append(decide(request, cluster, REGISTRY.policy_of(request), random.Random(1)))
+                if isinstance(placement := answers[-1], Placement) and key not in cluster.held_on(
+                    placement.node
+                ):
+                    cluster.place(placement)
+            case _:
+                pass
+    return answers
+
+
+def _columns(cluster: Cluster) -> dict[str, object]:
+    """Everything that can be known of a cluster, as plain values."""
+    inventory, usage = cluster.inventory, cluster.usage
+    seen: dict[str, object] = {}
+    for node in cluster:
+        row = cluster.row(node.name)
+        numbers = [
+            usage.whole,
+            usage.spare_milli,
+            usage.gpu_load,
+            usage.free_milli,
+            usage.free_mib,
+            usage.holders,
+        ]
+        free = {name: int(usage.free[row, inventory.kind(name)]) for name, _ in node.resources}
+        grid = [np.atleast_1d(column[row])[: max(len(node.devices), 1)].tolist() for column in numbers]
+        seen[node.name] = (node, cluster.held_on(node.name), grid, free)
+    return seen
+
+
+@cases(100)
+@given(nodes(), st.integers(1, 4), st.data())
+def test_what_is_so_already_is_counted_even_where_it_oversells(
+    node: Node, gpus: int, data: st.DataObject
+) -> None:
+    """GPUs of which only the number is known: as many are not free, and all come back."""
+    cluster = Cluster([node])
+    before, free = _columns(cluster), cluster.free_gpus(node.name)
+    well = Counter(device.healthy for device in node.devices)
+    pods = [Placement(f"p{i}", node.name, unnamed=gpus) for i in range(data.draw(st.integers(1, 3)))]
+    for pod in pods:
+        cluster.account(pod)
+    assert cluster.free_gpus(node.name) >= max(free - gpus * len(pods), 0)
+    assert cluster.free_gpus(node.name) <= max(free - min(gpus * len(pods) - well[False], free), 0)
+    for pod in pods:
+        cluster.release(pod)
+    assert _columns(cluster) == before
