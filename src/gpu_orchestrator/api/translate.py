@@ -1,0 +1,227 @@
+"""From what the API server says to what the core decides over: nodes, what pods hold, what a pod asks for.
+
+Amounts are whole numbers: cpu in thousandths, everything else in its own unit (bytes, pods, pieces). GPUs
+are devices, not amounts, so `nvidia.com/gpu` and its like never appear among the resources here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from gpu_orchestrator.api import names, quantity
+from gpu_orchestrator.api.kubernetes import Node as WireNode
+from gpu_orchestrator.api.kubernetes import Pod, PodSpec
+from gpu_orchestrator.api.pod import Container, NodeSelectorTerm, Requirement, Requirements
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.node import Node, Taint, node
+from gpu_orchestrator.core.request import EVERY_ADDRESS, Expression, HostPort, Shape, Term, Toleration, pairs
+
+Amounts = dict[str, int]
+
+MODEL_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
+MEMORY_LABELS = ("nvidia.com/gpu.memory",)
+TERMINAL = ("Succeeded", "Failed")
+# A node may be tainted with the name of its GPU resource, to keep everybody else away.
+GPU_TAINTS = tuple(Toleration(resource, "Exists") for resource in names.GPU_RESOURCES)
+
+
+class Described(
+    msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB", "bandwidth_gbps": "bandwidthGBps"}
+):
+    """A node's devices in the words of the annotation `gpu.scheduling/devices`."""
+
+    model: str = ""
+    memory_mib: int = 0
+    bandwidth_gbps: int = 0
+    islands: tuple[tuple[int, ...], ...] = ()
+
+
+def gpu_resource(seen: WireNode) -> str:
+    """The extended resource by which a node gives out its GPUs; empty where it has none. A node with devices
+    of two vendors is used for those of the vendor that we know first."""
+    given = seen.status.allocatable
+    return next((name for name in names.GPU_RESOURCES if quantity.whole(given.get(name, "0"))), "")
+
+
+def is_ready(seen: WireNode) -> bool:
+    return any(each.type == "Ready" and each.status == "True" for each in seen.status.conditions)
+
+
+def node_of(seen: WireNode) -> Node:
+    """A node as the core sees it."""
+    return node(
+        seen.metadata.name,
+        **_devices(seen),
+        resources=_without_gpus(amounts(seen.status.allocatable)),
+        labels=seen.metadata.labels,
+        taints=[Taint(taint.key, taint.value, taint.effect) for taint in seen.spec.taints],
+        ready=is_ready(seen),
+        schedulable=not seen.spec.unschedulable,
+    )
+
+
+def _devices(seen: WireNode) -> dict[str, Any]:
+    resource, told, labels = gpu_resource(seen), _described(seen), seen.metadata.labels
+    island_of = {device: at for at, island in enumerate(told.islands) for device in island}
+    devices = [
+        Device(
+            number,
+            vendor=names.VENDOR_OF[resource],
+            model=told.model or _first(labels, MODEL_LABELS),
+            memory_mib=told.memory_mib or _number(_first(labels, MEMORY_LABELS)),
+            island=island_of.get(number, -1),
+        )
+        for number in range(quantity.whole(seen.status.allocatable[resource]) if resource else 0)
+    ]
+    return {"gpus": devices, "gbps": dict.fromkeys(island_of, told.bandwidth_gbps)}
+
+
+def _described(seen: WireNode) -> Described:
+    """What a person wrote about the devices. What cannot be read counts as not written: the number of devices
+    comes from the node itself, so only the links between them stay unknown."""
+    text = seen.metadata.annotations.get(names.NODE_DEVICES, "{}")
+    try:
+        return msgspec.json.decode(text, type=Described)
+    except msgspec.DecodeError:
+        return Described()
+
+
+def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
+    return next((labels[key] for key in keys if key in labels), "")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def held(pod: Pod) -> Placement | None:
+    """What a pod takes from its node; None for one that has no node, or has ended."""
+    if not pod.spec.node_name or pod.status.phase in TERMINAL:
+        return None
+    return Placement(
+        pod.metadata.uid,
+        pod.spec.node_name,
+        unnamed=gpus_asked(pod.spec) or _gpus_given(pod),
+        resources=pairs(asked(pod.spec)),
+        host_ports=host_ports(pod.spec),
+    )
+
+
+def _gpus_given(pod: Pod) -> int:
+    """Devices that the gpu-scheduler gave the pod, which asks for none by name: `node-a:0,1`."""
+    _, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
+    return len(ids.split(",")) if ids else 0
+
+
+def shape(spec: PodSpec, gpus: int, *, vendor: str = "", avoid: Iterable[str] = ()) -> Shape:
+    """What decides where a pod with so many GPUs fits. `avoid` names nodes that it shall not go to."""
+    return Shape(
+        gpus=gpus,
+        vendor=vendor,
+        resources=pairs(asked(spec)),
+        labels=tuple(sorted(spec.node_selector.items())),
+        affinity=_affinity(spec, tuple(sorted(avoid))),
+        tolerations=(*map(_toleration, spec.tolerations), *GPU_TAINTS),
+        host_ports=host_ports(spec),
+    )
+
+
+def _toleration(wire: Any) -> Toleration:
+    return Toleration(wire.key, wire.operator or "Equal", wire.value, wire.effect)
+
+
+def _affinity(spec: PodSpec, avoid: tuple[str, ...]) -> tuple[Term, ...]:
+    required = spec.affinity.node_affinity.required
+    terms = tuple(_term(term) for term in required.node_selector_terms) if required else ()
+    if not avoid:
+        return terms
+    elsewhere = Expression("metadata.name", "NotIn", avoid)
+    return tuple(Term(term.labels, (*term.fields, elsewhere)) for term in terms or (Term(),))
+
+
+def _term(wire: NodeSelectorTerm) -> Term:
+    return Term(
+        tuple(_expression(each) for each in wire.match_expressions),
+        tuple(_expression(each) for each in wire.match_fields),
+    )
+
+
+def _expression(wire: Requirement) -> Expression:
+    return Expression(wire.key, cast("Any", wire.operator), tuple(wire.values))
+
+
+def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
+    return tuple(
+        HostPort(port.host_port, port.protocol, port.host_ip or EVERY_ADDRESS)
+        for container in (*spec.containers, *_sidecars(spec))
+        for port in container.ports
+        if port.host_port
+    )
+
+
+def gpus_asked(spec: PodSpec) -> int:
+    """Whole GPUs of any vendor that a pod's containers request."""
+    wanted = _all_asked(spec)
+    return sum(wanted.get(name, 0) for name in names.GPU_RESOURCES)
+
+
+def asked(spec: PodSpec) -> Amounts:
+    """What a pod takes from its node besides GPUs, itself included (`pods`)."""
+    return {**_without_gpus(_all_asked(spec)), "pods": 1}
+
+
+def _without_gpus(all_of: Amounts) -> Amounts:
+    return {name: amount for name, amount in all_of.items() if name not in names.VENDOR_OF}
+
+
+def _all_asked(spec: PodSpec) -> Amounts:
+    """As the kubelet counts: containers and sidecars together, or an init container beside the sidecars that
+    run before it, whichever is more; what the pod says as a whole goes first; overhead on top."""
+    running, peak = _sum(map(_of_container, spec.containers)), Amounts()
+    started = Amounts()
+    for container in spec.init_containers:
+        own = _of_container(container)
+        if container.restart_policy == "Always":
+            started = _sum((started, own))
+            peak = _most(peak, started)
+        else:
+            peak = _most(peak, _sum((started, own)))
+    total = _most(_sum((running, started)), peak)
+    if spec.resources:
+        total |= amounts(_requests(spec.resources))
+    return _sum((total, amounts(spec.overhead)))
+
+
+def _sidecars(spec: PodSpec) -> list[Container]:
+    return [container for container in spec.init_containers if container.restart_policy == "Always"]
+
+
+def _of_container(container: Container) -> Amounts:
+    return amounts(_requests(container.resources))
+
+
+def _requests(resources: Requirements) -> dict[str, str]:
+    """A limit without a request is a request, too."""
+    return {**resources.limits, **resources.requests}
+
+
+def amounts(quantities: Mapping[str, str]) -> Amounts:
+    read = {
+        name: quantity.milli(text) if name == "cpu" else quantity.whole(text)
+        for name, text in quantities.items()
+    }
+    return {name: amount for name, amount in read.items() if amount}
+
+
+def _sum(parts: Iterable[Amounts]) -> Amounts:
+    total = Amounts()
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def _most(one: Amounts, other: Amounts) -> Amounts:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}

@@ -1,0 +1,1 @@
+"""One folder per process. Siblings never import each other."""

@@ -1,0 +1,28 @@
+"""Any text as a label value or part of an object's name: what does not fit is replaced, what was lost is
+hashed."""
+
+import hashlib
+import re
+
+LONGEST = 63
+
+
+def safe(text: str) -> str:
+    """A valid label value that reads like the text. One that had to be cut, or has nothing left to read, ends
+    in a hash, so that different texts stay different."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
+    if readable and len(readable) <= LONGEST:
+        return readable
+    short = readable[: LONGEST - 9].rstrip("-._")
+    return f"{short}-{_hash(text)}" if short else f"x-{_hash(text)}"
+
+
+def name_with(stem: str, ending: str) -> str:
+    """An object name within 63 characters and without dots, which a pod's host name may not have. Unlike
+    `safe`, the ending must tell names apart."""
+    readable = stem.replace(".", "-")
+    return readable[: LONGEST - len(ending)].rstrip("-") + ending
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,79 @@
+"""What is to be done about one workload now. Pure: looks at what is there and answers with a `Plan`.
+
+Level-based: the same facts give the same plan, whatever event brought us here and whatever was done before a
+restart. Status says which try is under way; the Job of that try has a name that can be computed; any other
+Job of the workload that still runs is stale. A try is counted before its Job is removed, and a Job exists
+before the status speaks of it, so that a crash between any two writes is followed by the same writes.
+"""
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.gpuworkload import FINAL
+from gpu_orchestrator.apps.operator import mirror, seek, status, tries
+from gpu_orchestrator.apps.operator.facts import Ask, Facts
+from gpu_orchestrator.apps.operator.plan import Action, AddFinalizer, DeleteJob, Plan, RemoveFinalizer, SetTtl
+from gpu_orchestrator.core.policy import Rng
+
+
+def reconcile(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
+    workload = facts.workload
+    if workload.metadata.deletion_timestamp:
+        return _delete(facts)
+    if workload.status.phase in FINAL:
+        return _settle(facts)
+    plan = _advance(facts, now, ask, rng)
+    if names.WORKLOAD_FINALIZER in workload.metadata.finalizers:
+        return plan
+    return replace(plan, actions=(AddFinalizer(), *plan.actions))
+
+
+def _delete(facts: Facts) -> Plan:
+    """Jobs first, with their pods; the workload goes when they are gone."""
+    if facts.jobs:
+        return Plan(tuple(DeleteJob(job, as_seen=False) for job in facts.jobs if not job.is_deleting))
+    held = names.WORKLOAD_FINALIZER in facts.workload.metadata.finalizers
+    return Plan((RemoveFinalizer(),) if held else ())
+
+
+def _settle(facts: Facts) -> Plan:
+    """The end is written down. Only now may the cluster remove the Jobs: one that vanished earlier would be
+    run again."""
+    ttl = facts.workload.spec.ttl_seconds_after_finished
+    actions: list[Action] = [
+        DeleteJob(job) for job in facts.jobs if not job.is_finished and not job.is_deleting
+    ]
+    if ttl is not None:
+        actions += [
+            SetTtl(job, ttl)
+            for job in facts.jobs
+            if job.is_finished and not job.is_deleting and job.spec.ttl_seconds_after_finished is None
+        ]
+    return Plan(tuple(actions))
+
+
+def _advance(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
+    job = facts.current
+    if job and job.is_complete:
+        return mirror.succeed(facts, job, now)
+    if job and job.failure:
+        return mirror.job_failed(facts, job, now, rng)
+    if facts.workload.spec.suspend:
+        return _suspend(facts, now)
+    if stale := facts.stale:  # two tries must never run at once: the next begins when this one is gone
+        return Plan(tuple(DeleteJob(each) for each in stale if not each.is_deleting))
+    if job is None:
+        return seek.seek(facts, now, ask, rng)
+    if job.is_deleting:
+        return Plan()
+    return mirror.mirror(facts, job, now, rng)
+
+
+def _suspend(facts: Facts, now: datetime) -> Plan:
+    """A suspended workload holds nothing and loses no try."""
+    active = [job for job in facts.jobs if not job.is_finished and not job.is_deleting]
+    message = "suspended; set spec.suspend to false to let it run"
+    return Plan(
+        tuple(DeleteJob(job) for job in active), tries.held(facts.workload, now, status.SUSPENDED, message)
+    )

@@ -1,0 +1,123 @@
+"""A workload's next status from its last. Each function is one step of its life; none changes anything.
+
+    ┌──────────────◄── retry, resume ───────────────┐
+    ▼                                               │
+pending ──► scheduled ──► running ──► succeeded     │
+    │           │            └──────► failed        │
+    └───────────┴──── tries left ───────────────────┘
+"""
+
+from datetime import datetime
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpu_orchestrator.api import conditions
+from gpu_orchestrator.api.conditions import Condition, Truth
+from gpu_orchestrator.api.gpuworkload import COMPLETE, RUNNING, SCHEDULED, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.apps.operator import moments
+
+# Reasons of the condition Scheduled while a workload is Pending. The first two tell what it waits for: room,
+# which any change may bring, or time, which nothing shortens.
+UNSCHEDULABLE = "Unschedulable"
+BACKING_OFF = "BackingOff"
+SUSPENDED = "Suspended"
+NEEDS_SCHEDULER = "NeedsGpuScheduler"
+UNKNOWN_STRATEGY = "UnknownStrategy"
+
+
+def pending(
+    workload: GPUWorkload, now: datetime, reason: str, message: str, **changed: Any
+) -> GPUWorkloadStatus:
+    """It has no node. `changed` are further fields, such as the count of tries."""
+    return _next(
+        workload,
+        now,
+        {SCHEDULED: ("False", reason), RUNNING: ("False", reason)},
+        phase="Pending",
+        message=message,
+        assigned_node="",
+        job_name="",
+        **{"next_retry_time": "", **changed},
+    )
+
+
+def scheduled(workload: GPUWorkload, now: datetime, *, node: str, job_name: str) -> GPUWorkloadStatus:
+    return _next(
+        workload,
+        now,
+        {SCHEDULED: ("True", "Placed"), RUNNING: ("False", "Starting")},
+        phase="Scheduled",
+        message=f"placed on {node}, its pod is about to start",
+        assigned_node=node,
+        job_name=job_name,
+        next_retry_time="",
+        last_schedule_time=moments.text(now),
+    )
+
+
+def running(workload: GPUWorkload, now: datetime, *, node: str, job_name: str) -> GPUWorkloadStatus:
+    return _next(
+        workload,
+        now,
+        {SCHEDULED: ("True", "Placed"), RUNNING: ("True", "PodRunning")},
+        phase="Running",
+        message=f"running on {node}",
+        assigned_node=node,
+        job_name=job_name,
+        next_retry_time="",
+        start_time=workload.status.start_time or moments.text(now),
+        last_schedule_time=workload.status.last_schedule_time or moments.text(now),
+    )
+
+
+def succeeded(workload: GPUWorkload, now: datetime, *, message: str, **changed: Any) -> GPUWorkloadStatus:
+    states: dict[str, tuple[Truth, str]] = {
+        SCHEDULED: ("True", "Placed"),
+        RUNNING: ("False", "Finished"),
+        COMPLETE: ("True", "JobSucceeded"),
+    }
+    return _next(workload, now, states, phase="Succeeded", message=message, next_retry_time="", **changed)
+
+
+def failed(
+    workload: GPUWorkload, now: datetime, reason: str, message: str, **changed: Any
+) -> GPUWorkloadStatus:
+    states: dict[str, tuple[Truth, str]] = {
+        SCHEDULED: ("True" if conditions.holds(workload.status.conditions, SCHEDULED) else "False", reason),
+        RUNNING: ("False", reason),
+        COMPLETE: ("False", reason),
+    }
+    done = {"completion_time": moments.text(now), "next_retry_time": "", **changed}
+    return _next(workload, now, states, phase="Failed", message=message, **done)
+
+
+def waits_for_room(status: GPUWorkloadStatus) -> bool:
+    return _waits_for(status) == UNSCHEDULABLE
+
+
+def backs_off(status: GPUWorkloadStatus) -> bool:
+    return _waits_for(status) == BACKING_OFF
+
+
+def _waits_for(status: GPUWorkloadStatus) -> str:
+    found = conditions.find(status.conditions, SCHEDULED)
+    return found.reason if found and status.phase == "Pending" else ""
+
+
+def _next(
+    workload: GPUWorkload, now: datetime, states: dict[str, tuple[Truth, str]], **changed: Any
+) -> GPUWorkloadStatus:
+    old, generation = workload.status, workload.metadata.generation
+    kept = {each.type: each for each in old.conditions}
+    for kind, (truth, reason) in states.items():
+        new = Condition(kind, truth, reason, changed["message"], moments.text(now), generation)
+        kept[kind] = _since(kept.get(kind), new)
+    return replace(old, conditions=list(kept.values()), observed_generation=generation, **changed)
+
+
+def _since(old: Condition | None, new: Condition) -> Condition:
+    """A condition keeps the time at which its truth last changed."""
+    if old is None or old.status != new.status:
+        return new
+    return replace(new, last_transition_time=old.last_transition_time or new.last_transition_time)

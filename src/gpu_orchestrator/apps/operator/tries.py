@@ -1,0 +1,76 @@
+"""How a try ends that did not succeed: with a wait before the next, for good, or held for another reason."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpu_orchestrator.api import conditions, names
+from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.apps.operator import moments, retry, status
+from gpu_orchestrator.apps.operator.facts import Facts
+from gpu_orchestrator.apps.operator.plan import Note, Plan
+from gpu_orchestrator.core.policy import Rng
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a try failed, in words; the event that tells it; what the next one waits for."""
+
+    text: str
+    event: str
+    waits_for: str
+
+
+def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
+    """One try is over. Plan the next, or give up."""
+    workload = facts.workload
+    policy, spent = workload.spec.retry_policy, workload.status.retry_count + 1
+    again_at = retry.next_try(policy, spent, now, rng)
+    told = Note("Warning", failure.event, failure.text)
+    if again_at is None:
+        text = f"{failure.text}; gave up after {spent} tries"
+        plan = fail(
+            facts, now, names.MAX_RETRIES_EXCEEDED, text, names.MAX_RETRIES_EXCEEDED, retry_count=spent
+        )
+        return replace(plan, notes=(told, *plan.notes))
+    wait_s = (again_at - now).total_seconds()
+    new = status.pending(
+        workload,
+        now,
+        failure.waits_for,
+        failure.text,
+        retry_count=spent,
+        next_retry_time=moments.text(again_at),
+        last_schedule_time=moments.text(now),
+    )
+    again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
+    return Plan(status=new, notes=(told, again), again_at=again_at)
+
+
+def fail(
+    facts: Facts, now: datetime, reason: str, text: str, event: str, *, retry_count: int | None = None
+) -> Plan:
+    count = facts.workload.status.retry_count if retry_count is None else retry_count
+    new = status.failed(facts.workload, now, reason, text, retry_count=count)
+    return Plan(status=new, notes=(Note("Warning", event, text),))
+
+
+def refused_by_server(facts: Facts, now: datetime, rng: Rng, why: str, *, for_good: bool) -> Plan:
+    """The API server did not accept the Job: its template is wrong for good, or something like a quota may
+    let it in later."""
+    if for_good:
+        return fail(facts, now, "InvalidTemplate", why, names.FAILED_SCHEDULING)
+    return spend(facts, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
+
+
+def held(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPUWorkloadStatus | None:
+    """Pending for something other than room: written once, not at every look."""
+    old = workload.status
+    said = conditions.find(old.conditions, SCHEDULED)
+    if (
+        old.phase == "Pending"
+        and said
+        and said.reason == reason
+        and old.observed_generation == workload.metadata.generation
+    ):
+        return None
+    return status.pending(workload, now, reason, message)
