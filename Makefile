@@ -45,8 +45,8 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 fmt: $(VENV)/ready ## Format and mend what can be mended by itself
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-crds: $(VENV)/ready ## Write config/crd anew from the wire types
-	@$(BIN)/python -m gpu_orchestrator.cli.crds config/crd
+crds: $(VENV)/ready ## Write config/crd and its reference anew from the wire types
+	@$(BIN)/python -m gpu_orchestrator.cli.crds config/crd docs/reference
 
 tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 6 minutes, once)
 	@$(BIN)/python -m controlplane build

@@ -14,6 +14,7 @@ from msgspec import structs
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import crds
 from gpu_orchestrator.api.crds import Kind
+from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.wire import Resource
 from tests.api import server, values
 from tests.scale import Scale
@@ -58,6 +59,13 @@ def test_the_smallest_object_gets_the_same_defaults_on_both_sides(
     theirs = msgspec.convert(stored, kind.resource.type)
     assert theirs.spec == ours.spec
     assert theirs.status == ours.status
+
+
+def test_a_whole_number_written_as_a_float_comes_back_as_an_integer(kinds: Cluster, namespace: str) -> None:
+    """Our decoder is stricter than the server, which takes 2.0 for an integer."""
+    body = server.manifest(GPU_WORKLOADS, "float", {"modelName": "m", "gpuCount": 2.0})
+    stored = kinds.api.request("POST", f"{GPU_WORKLOADS.path(namespace)}?dryRun=All", body)
+    assert msgspec.convert(stored, GPUWorkload).spec.gpu_count == 2
 
 
 def comes_back(

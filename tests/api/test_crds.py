@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import crds, schema
+from gpu_orchestrator.api import crds, reference, schema
 from gpu_orchestrator.api.crds import Kind
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
@@ -18,6 +18,7 @@ def test_the_files_are_what_the_types_say() -> None:
     """If this fails, run `make crds`."""
     written = {path.name: path.read_text() for path in (ROOT / "config/crd").glob("*.yaml")}
     assert written == crds.files()
+    assert (ROOT / "docs/reference/crds.md").read_text() == reference.markdown()
 
 
 @each_kind

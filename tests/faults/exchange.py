@@ -84,7 +84,7 @@ class Exchange:
 
     async def relay(self, source: aiohttp.ClientResponse) -> web.StreamResponse:
         """Passes the server's answer on as it comes, without waiting for its end."""
-        target = await self._begin(source)
+        target = await self._begin(source, source.content_length)
         async for chunk in source.content.iter_any():
             await target.write(chunk)
         await target.write_eof()
@@ -107,6 +107,7 @@ class Exchange:
 
         Without a reset, what has been written before still arrives.
         """
+        self.tell()
         transport = self.request.transport
         if transport is not None:
             if reset:
@@ -123,13 +124,12 @@ class Exchange:
             del headers["Authorization"]
         return headers
 
-    async def _begin(self, source: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _begin(self, source: aiohttp.ClientResponse, length: int | None = None) -> web.StreamResponse:
         target = web.StreamResponse(status=source.status, reason=source.reason)
         for name, value in source.headers.items():
             if name.lower() not in HOP_BY_HOP:
                 target.headers.add(name, value)
-        if source.content_length is not None:
-            target.content_length = source.content_length
+        target.content_length = length
         await target.prepare(self.request)
         return target
 

@@ -57,5 +57,9 @@ class Call:
     then: Fault | None = None
     at: Literal["request", "answer", "done"] = "request"
 
+    def __post_init__(self) -> None:
+        if self.at == "answer" and not isinstance(self.then, DropAnswer | None):
+            raise ValueError(f"the server has answered: then can be DropAnswer() or nothing, not {self.then}")
+
 
 Fault: TypeAlias = Answer | DropAnswer | Cut | Delay | Call | StreamFault

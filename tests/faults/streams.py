@@ -133,6 +133,8 @@ async def lines(chunks: AsyncIterator[bytes]) -> Frames:
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             yield line + b"\n"
+    if rest:
+        yield rest
 
 
 async def numbered(frames: Frames) -> AsyncIterator[tuple[int, bytes]]:

@@ -217,6 +217,26 @@ async def test_passes_frames_larger_than_any_buffer(
         assert json.loads(await answer.read()) == large
 
 
+async def test_passes_a_list_that_a_fault_of_watches_meets(
+    proxy: Proxy, client: aiohttp.ClientSession
+) -> None:
+    proxy.on("*", "*", do=RepeatEvents(match=lambda _: False))
+    async with client.get(MAPS) as answer:
+        assert (await answer.json())["path"] == MAPS
+
+
+async def test_drops_the_answer_of_a_watch(proxy: Proxy, client: aiohttp.ClientSession) -> None:
+    trigger = proxy.on("watch", "configmaps", times=None, do=DropAnswer())
+    with pytest.raises(aiohttp.ClientError):
+        await client.get(WATCH)
+    await trigger.struck()
+
+
+def test_refuses_a_call_that_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="the server has answered"):
+        Call(print, at="answer", then=Answer(500))
+
+
 async def test_holds_a_watch_until_released(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:

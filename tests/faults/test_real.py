@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+from typing import Literal
 
 import aiohttp
 import pytest
 
 from controlplane.cluster import Cluster
 from tests.faults.component import component
-from tests.faults.proxy import Answer, Call, CutWatch, DropAnswer, DropEvents, Proxy
+from tests.faults.proxy import Answer, Call, Cut, CutWatch, DropAnswer, DropEvents, Fault, Proxy
 
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
 
@@ -32,6 +35,27 @@ def test_a_token_keeps_its_identity(cluster: Cluster, namespace: str) -> None:
         path = "jsonpath={.status.userInfo.username}"
         who = cluster.kubectl("auth", "whoami", "-o", path, kubeconfig=proxy.kubeconfig)
     assert who == f"system:serviceaccount:{namespace}:someone"
+
+
+@pytest.mark.parametrize(
+    ("at", "then", "written"),
+    [
+        pytest.param("request", Cut(), False, id="not forwarded"),
+        pytest.param("answer", DropAnswer(), True, id="applied and never heard of"),
+    ],
+)
+def test_a_component_is_killed_at_its_write(
+    cluster: Cluster, namespace: str, at: Literal["request", "answer"], then: Fault, written: bool
+) -> None:
+    running: list[subprocess.Popen[bytes]] = []
+    with Proxy(cluster.kubeconfig) as proxy:
+        trigger = proxy.on("create", "configmaps", do=Call(lambda _: running[0].kill(), at=at, then=then))
+        command = [str(cluster.tools["kubectl"]), "--kubeconfig", str(proxy.kubeconfig)]
+        running.append(subprocess.Popen([*command, "create", "configmap", "x", "-n", namespace]))
+        trigger.wait(20)
+        assert running[0].wait(20) == -signal.SIGKILL
+    made = cluster.kubectl("get", "configmap", "-n", namespace, "-o", "name").split()
+    assert ("configmap/x" in made) is written
 
 
 async def test_an_answer_is_lost_and_the_object_is_there(cluster: Cluster, namespace: str) -> None:

@@ -1,6 +1,6 @@
 """The CustomResourceDefinitions of our three kinds, made from their wire types. Text out; others write files.
 
-`python -m gpu_orchestrator.cli.crds config/crd` puts them into files, which `make crds` does.
+`make crds` puts them into files.
 """
 
 from dataclasses import dataclass

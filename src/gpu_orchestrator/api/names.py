@@ -48,7 +48,9 @@ POD_UID = "gpu.scheduling/pod-uid"
 CHEAP_NODE = "gpu-orchestrator/cheap-node"
 HOSTNAME = "kubernetes.io/hostname"
 
-# Annotations of a device lease: labels stop at 63 characters.
+LONGEST_LABEL = 63
+
+# Annotations of a device lease, whose values may be longer than a label's.
 LEASE_POD = "gpu.scheduling/pod"
 LEASE_NAMESPACE = "gpu.scheduling/namespace"
 LEASE_NODE = "gpu.scheduling/node"
@@ -105,6 +107,9 @@ def agent_lease(node: str) -> str:
 
 
 def job(workload: str, uid: str, retry: int = 0) -> str:
-    """A workload's Job, by a name that can be computed again: creating it twice creates it once."""
-    name = f"{workload}-job-{uid[:8]}"
-    return f"{name}-r{retry}" if retry else name
+    """A workload's Job, by a name that can be computed again: creating it twice creates it once.
+
+    A long workload name is cut, since a Job's name becomes a label of its pods.
+    """
+    tail = f"-job-{uid[:8]}" + (f"-r{retry}" if retry else "")
+    return workload[: LONGEST_LABEL - len(tail)].rstrip("-.") + tail

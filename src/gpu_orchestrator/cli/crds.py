@@ -1,19 +1,24 @@
-"""Writes the CustomResourceDefinitions into a folder: `python -m gpu_orchestrator.cli.crds config/crd`."""
+"""Writes what is made from the wire types: the CRDs into one folder, their reference into another."""
 
 import sys
 from pathlib import Path
 
-from gpu_orchestrator.api import crds
+from gpu_orchestrator.api import crds, reference
 
 
-def main(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def main(definitions: Path, references: Path) -> None:
     for name, text in crds.files().items():
-        (folder / name).write_text(text)
-        print(folder / name)
+        _write(definitions / name, text)
+    _write(references / "crds.md", reference.markdown())
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(path)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("say which folder to write to: python -m gpu_orchestrator.cli.crds config/crd")
-    main(Path(sys.argv[1]))
+    if len(sys.argv) != 3:
+        sys.exit("name two folders: python -m gpu_orchestrator.cli.crds config/crd docs/reference")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

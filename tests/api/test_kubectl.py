@@ -1,0 +1,94 @@
+"""What a person sees with kubectl: install, apply the examples, get, explain, and be refused."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from controlplane.cluster import Cluster
+from controlplane.errors import ClusterError
+from tests.test_house import ROOT
+
+EXAMPLES = str(ROOT / "examples")
+
+
+@pytest.fixture
+def applied(kinds: Cluster, namespace: str) -> Iterator[str]:
+    """A namespace with the examples in it."""
+    kinds.kubectl("apply", "-n", namespace, "-f", EXAMPLES)
+    yield namespace
+    kinds.kubectl("delete", "gns", "node-a")
+
+
+def test_install(cluster: Cluster) -> None:
+    said = cluster.kubectl("apply", "-k", str(ROOT / "config/crd"), "--dry-run=server")
+    assert {line.split()[0].rpartition("/")[2] for line in said.splitlines()} == {
+        "gpuclaims.gpu.scheduling",
+        "gpunodestatuses.gpu.scheduling",
+        "gpuworkloads.gpu.warp.dev",
+    }
+
+
+def test_columns(kinds: Cluster, applied: str) -> None:
+    assert heads(kinds, applied, "gpuw") == ["NAME", "MODEL", "GPUS", "PHASE", "NODE", "AGE"]
+    assert heads(kinds, applied, "gclaim") == ["NAME", "REQ", "POLICY", "TOPOLOGY", "ALLOCATED"]
+    assert heads(kinds, applied, "gns") == ["NAME", "NODE", "DEVICES"]
+
+
+def test_wide_columns(kinds: Cluster, applied: str) -> None:
+    wide = heads(kinds, applied, "gpuw", "-o", "wide")
+    assert wide[-4:] == ["STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
+    wide = heads(kinds, applied, "gns", "-o", "wide")
+    assert wide[-4:] == ["HEALTHY", "IN USE", "MODEL", "DRIVER"]
+
+
+def test_values_in_the_columns(kinds: Cluster, applied: str) -> None:
+    sample = f"{EXAMPLES}/gpunodestatus-sample.yaml"
+    kinds.kubectl("apply", "--server-side", "--subresource=status", "-f", sample)
+    assert row(kinds, applied, "gns/node-a", "-o", "wide")[1:] == [
+        "node-a",
+        "2",
+        "2",
+        "1",
+        "NVIDIA-A100-SXM4-80GB",
+        "570.133.20",
+    ]
+    assert row(kinds, applied, "gclaim/two-connected-gpus")[1:] == ["2", "contiguous", "Required"]
+    kinds.kubectl(
+        "patch", "gpuw/my-model", "-n", applied, "--subresource=status", "--type=merge",
+        "-p", '{"status": {"phase": "Running", "assignedNode": "node-a"}}',
+    )  # fmt: skip
+    assert row(kinds, applied, "gpuw/my-model")[1:5] == ["llama2", "2", "Running", "node-a"]
+
+
+def test_explain(kinds: Cluster) -> None:
+    said = kinds.kubectl("explain", "gpuworkload.spec.retryPolicy")
+    assert "maxRetries\t<integer>\n    Tries after which the workload is Failed." in said
+    assert "backoffSeconds\t<integer>\n    Wait before the first new try" in said
+
+
+def test_a_refusal_names_the_field(kinds: Cluster, applied: str) -> None:
+    with pytest.raises(ClusterError, match=r"spec\.gpuCount: Invalid value: 9: .* less than or equal to 8"):
+        kinds.kubectl(
+            "patch", "gpuw/my-model", "-n", applied, "--type=merge", "-p", '{"spec": {"gpuCount": 9}}'
+        )
+    with pytest.raises(ClusterError, match=r"spec\.devices cannot be changed; create another GpuClaim"):
+        kinds.kubectl(
+            "patch", "gclaim/two-connected-gpus", "-n", applied, "--type=merge",
+            "-p", '{"spec": {"devices": {"count": 4}}}',
+        )  # fmt: skip
+
+
+def test_a_mistyped_field_is_refused(kinds: Cluster, namespace: str) -> None:
+    wrong = (ROOT / "examples/gpuworkload-sample.yaml").read_text().replace("gpuCount", "gpucount")
+    with pytest.raises(ClusterError, match=r'unknown field "spec\.gpucount"'):
+        kinds.kubectl("apply", "-n", namespace, "-f", "-", stdin=wrong)
+
+
+def heads(cluster: Cluster, namespace: str, *what: str) -> list[str]:
+    # Two blanks or more stand between columns; one stands inside "IN USE".
+    first = cluster.kubectl("get", "-n", namespace, *what).splitlines()[0]
+    return [head.strip() for head in first.split("  ") if head.strip()]
+
+
+def row(cluster: Cluster, namespace: str, *what: str) -> list[str]:
+    return cluster.kubectl("get", "-n", namespace, "--no-headers", *what).split()
