@@ -11,12 +11,13 @@ from contextlib import suppress
 import pytest
 
 from controlplane.cluster import Cluster
+from controlplane.process import Process
 from gpu_orchestrator.adapters.kube import config, errors
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api.wire import ObjectMeta
 from tests.adapters.kube.objects import CONFIG_MAPS, ConfigMap
 from tests.conftest import NewCluster
-from tests.faults.proxy import Answer, CutWatch, Gone, HoldWatch, Proxy, RepeatEvents
+from tests.faults.proxy import Answer, Cut, CutWatch, Fault, Gone, HoldWatch, Proxy, RepeatEvents
 from tests.scale import Scale
 from tests.scenarios.follower import following
 
@@ -85,7 +86,13 @@ async def test_gone_repeats_and_refusals(cluster: Cluster, client: Client, names
     with Proxy(cluster.kubeconfig) as proxy:
         await make(client, namespace, "a", "b")
         async with following(proxy.kubeconfig, namespace) as follower:
-            faults = (Gone(), RepeatEvents(), Answer(503), Answer(429, retry_after=1), Gone(as_event=True))
+            faults: tuple[Fault, ...] = (
+                Gone(),
+                RepeatEvents(),
+                Answer(503),
+                Answer(429, retry_after=1),
+                Gone(as_event=True),
+            )
             for number, fault in enumerate(faults):
                 trigger = proxy.on("watch", "configmaps", do=fault)
                 proxy.cut_watches()
@@ -126,7 +133,13 @@ async def test_selectors_are_the_servers_work(cluster: Cluster, client: Client, 
     assert follower.watch.counts.events == 2
 
 
-async def test_restart_and_compaction(new_cluster: NewCluster) -> None:
+def restart(server: Process, scale: Scale) -> None:
+    """In the small scale without a goodbye: an API server takes ten seconds to say it."""
+    scale(test=server.kill, accept=server.stop)()
+    server.start()
+
+
+async def test_restart_and_compaction(new_cluster: NewCluster, scale: Scale) -> None:
     """What was deleted while the server was away is told, also when its history is gone."""
     cluster = new_cluster()
     server = cluster.parts["kube-apiserver"]
@@ -134,17 +147,17 @@ async def test_restart_and_compaction(new_cluster: NewCluster) -> None:
         await make(client, "default", *(f"x{number}" for number in range(20)))
         with Proxy(cluster.kubeconfig) as proxy:
             async with following(proxy.kubeconfig, "default") as follower:
-                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(restart, server, scale)
                 await client.delete(CONFIG_MAPS, "x0", "default")
                 await follower.agrees_with(client, "default")
 
-                cut_off = proxy.on("watch", "configmaps", times=None, do=Answer(503))
+                cut_off = proxy.on("watch", "configmaps", times=None, do=Cut())
                 proxy.cut_watches()
                 await cut_off.struck()
                 await client.delete(CONFIG_MAPS, "x1", "default")
                 await make(client, "default", "y")
                 await asyncio.to_thread(cluster.compact)
-                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(restart, server, scale)
                 lists = follower.watch.counts.lists
                 proxy.heal()
                 await follower.agrees_with(client, "default")
@@ -162,49 +175,53 @@ async def test_churn_while_everything_breaks(new_cluster: NewCluster, scale: Sca
             Client.open(config.load(cluster.kubeconfig)) as client,
             following(proxy.kubeconfig, "default", **options) as follower,
         ):
-            churn = asyncio.create_task(churn_all(client, count))
+            made = asyncio.Event()
+            churn = asyncio.create_task(churn_all(client, count, over := asyncio.Event(), made))
+            await made.wait()
             rng = random.Random(7)
             for step in range(scale(test=6, accept=20)):
-                fault = (
-                    CutWatch(rng.randrange(9)),
-                    HoldWatch(rng.randrange(9)),
-                    Gone(),
-                    Gone(as_event=True),
-                )[step % 4]
-                proxy.on("watch", "configmaps", do=fault)
+                after = rng.randrange(1, 9)
+                faults = (CutWatch(after), HoldWatch(after), Gone(), Gone(as_event=True, after_events=after))
+                trigger = proxy.on("watch", "configmaps", do=faults[step % 4])
                 proxy.cut_watches()
-                await asyncio.sleep(rng.uniform(0.2, 1.0))
+                await trigger.struck()
             await asyncio.to_thread(cluster.compact)
-            await asyncio.to_thread(cluster.parts["kube-apiserver"].restart)
-            await churn
-            proxy.heal()
+            await asyncio.to_thread(restart, cluster.parts["kube-apiserver"], scale)
+            over.set()
+            changes = await churn
             await follower.agrees_with(client, "default", within_s=60)
+    assert changes > 2 * count
     assert len(follower.known) > count // 4
     assert len(follower.deleted_uids) > 0
 
 
-async def churn_all(client: Client, count: int) -> None:
-    lanes = 8
-    await asyncio.gather(
-        *(churn_some(client, range(lane, count, lanes), random.Random(lane)) for lane in range(lanes))
-    )
+async def churn_all(client: Client, count: int, over: asyncio.Event, made: asyncio.Event) -> int:
+    """Create all, say so, then change, delete or make again one after the other until told to stop."""
+    names = [f"x{number}" for number in range(count)]
+    await asyncio.gather(*(lane(client, names[start::8]) for start in range(8)))
+    made.set()
+    lanes = (churn_some(client, names[start::8], random.Random(start), over) for start in range(8))
+    return count + sum(await asyncio.gather(*lanes))
 
 
-async def churn_some(client: Client, numbers: range, rng: random.Random) -> None:
-    """Create all; then change, delete or make again each, in a random order."""
-    for number in numbers:
-        await try_until_done(client.create, CONFIG_MAPS, named(f"x{number}", "default"))
-    for number in rng.sample([*numbers, *numbers], 2 * len(numbers)):
-        name = f"x{number}"
+async def lane(client: Client, names: list[str]) -> None:
+    for name in names:
+        await try_until_done(client.create, CONFIG_MAPS, named(name, "default"))
+
+
+async def churn_some(client: Client, names: list[str], rng: random.Random, over: asyncio.Event) -> int:
+    changes = 0
+    while not over.is_set() or changes < len(names):
+        name, changes = rng.choice(names), changes + 1
         match rng.randrange(3):
             case 0:
                 await try_until_done(client.delete, CONFIG_MAPS, name, "default")
             case 1:
-                await try_until_done(
-                    client.patch, CONFIG_MAPS, name, {"data": {"n": str(rng.random())}}, "default"
-                )
+                body = {"data": {"n": str(rng.random())}}
+                await try_until_done(client.patch, CONFIG_MAPS, name, body, "default")
             case 2:
                 await try_until_done(client.create, CONFIG_MAPS, named(name, "default"))
+    return changes
 
 
 async def try_until_done(action: object, *words: object) -> None:

@@ -160,6 +160,17 @@ async def test_streams_that_end_at_once_are_not_hammered() -> None:
     assert len(watched.targets) < 300
 
 
+async def test_quiet_turns_follow_each_other_at_once() -> None:
+    """Else a change after a long silence would be seen late."""
+    loop = asyncio.get_running_loop()
+    quiet: list[Line] = [[30.0]] * 20
+    async with watching(LISTED, *quiet, [event("ADDED", config_map("b", version=6)), HANG]) as watched:
+        await watched.watch.synced()
+        began = loop.time()
+        await watched.until("+a", "+b")
+        assert loop.time() - began < 20 * 30 + 1
+
+
 async def test_renews_credentials_after_401() -> None:
     async with watching(LISTED, refusal(401), [event("ADDED", config_map("b", version=6)), HANG]) as watched:
         await watched.until("+a", "+b", within_s=10)

@@ -43,6 +43,7 @@ GRACE_S = 10.0
 INITIAL_SILENCE_S = 15.0
 INITIAL_LIMIT_S = 600
 REFUSALS = 3
+SHORT_S = 0.5
 
 log = structlog.get_logger()
 
@@ -83,6 +84,7 @@ class Watch(Generic[T]):
         self._synced = asyncio.Event()
         self._streams_lists = True
         self._version = ""
+        self._heard = False
         self._gathering: dict[str, T] | None = None
 
     def on_change(self, handler: Handler[T]) -> None:
@@ -109,20 +111,23 @@ class Watch(Generic[T]):
         backoff, failed, refused = Backoff(base_s=0.2, cap_s=8.0), 0, 0
         loop = asyncio.get_running_loop()
         while True:
-            began, at_least_s = loop.time(), 0.0
+            began, self._heard, at_least_s = loop.time(), False, 0.0
             try:
                 await self._turn()
-                # A server that ends every stream at once, as when it shuts down, must not be hammered.
-                failed, refused = (failed + 1 if loop.time() - began < 0.5 else 0), 0
                 self.last_error = None
+                self._heard |= loop.time() - began > SHORT_S  # a quiet turn that ended as agreed
             except errors.Gone as error:
                 self._list_again(error)
             except errors.KubeError as error:
-                failed, at_least_s = failed + 1, getattr(error, "delay_s", 0.0)
+                at_least_s = getattr(error, "delay_s", 0.0)
                 refused += isinstance(error, errors.ApiError)
                 self._note(error)
-                if refused % REFUSALS == 0 and isinstance(error, errors.ApiError):
-                    self._list_again(error)
+            # A stream that ends at once and told nothing, as from a server that shuts down, is a failure too:
+            # neither that nor a 410 to every try may become a storm of requests.
+            failed, refused = (0, 0) if self._heard else (failed + 1, refused)
+            if refused >= REFUSALS:
+                refused = 0
+                self._list_again(self.last_error)
             if failed:
                 await asyncio.sleep(backoff.delay_s(failed, at_least_s))
 
@@ -147,6 +152,7 @@ class Watch(Generic[T]):
             version = page.metadata.resource_version
             self._gathering.update({key(obj): obj for obj in page.items or ()})
         self._complete(version)
+        self._heard = True
 
     async def _streamed_list(self) -> None:
         """The list as a watch: first all that is there, then a marked bookmark, then changes as ever."""
@@ -195,6 +201,7 @@ class Watch(Generic[T]):
                 initial = self._gathering is not None
                 for frame in frames.feed(chunk):
                     self._take(frame)
+                    self._heard = True
                 if initial:
                     left_s = INITIAL_SILENCE_S if self._gathering is not None else self._turn_s[1]
                     limit.reschedule(loop.time() + left_s)
@@ -239,7 +246,7 @@ class Watch(Generic[T]):
         self._synced.set()
         self._tell(changes)
 
-    def _list_again(self, error: errors.KubeError) -> None:
+    def _list_again(self, error: errors.KubeError | None) -> None:
         log.info("listing again", resource=self._resource.plural, error=str(error))
         self._version, self._gathering = "", None
 
