@@ -1,117 +1,38 @@
-"""Small clusters and requests of every kind, for hypothesis to draw from."""
+"""Small clusters, requests and changes of every kind, made from a seed.
 
-from dataclasses import dataclass
+Hypothesis draws the seed and the sizes, and so finds the smallest size at which a seed still fails; a
+thousand such worlds take about a second, where drawing each field through hypothesis would take minutes and
+yield mostly refusals.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.node import Node, Taint, node
-from gpu_orchestrator.core.request import Expression, Fabric, HostPort, Request, Shape, Term, Toleration
+from gpu_orchestrator.core.request import (
+    Expression,
+    Fabric,
+    HostPort,
+    Operator,
+    Request,
+    Shape,
+    Term,
+    Toleration,
+)
 
 NAMES = ("a", "b", "c", "d")
-ZONES = ("east", "west")
-BANDWIDTHS = (0, 0, 100, 300, 600)
-
-
-seldom = st.integers(0, 7).map(lambda n: n == 7)
-mostly = seldom.map(lambda flag: not flag)
-
-
-@st.composite
-def nodes(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> Node:
-    alike = draw(st.booleans())
-    count = draw(st.integers(0, 4))
-    kinds = [_device(draw, 0 if alike else i) for i in range(1 if alike else count)]
-    devices = [
-        Device(i, vendor=k.vendor, model=k.model, memory_mib=k.memory_mib, healthy=draw(mostly), numa=i % 2)
-        for i in range(count)
-        for k in [kinds[0 if alike else i]]
-    ]
-    pairs = [(a, b) for a in range(count) for b in range(a)]
-    return node(
-        draw(st.sampled_from(names)),
-        devices,
-        links={pair: draw(st.sampled_from(BANDWIDTHS)) for pair in pairs},
-        resources={"cpu": draw(st.integers(0, 4)), "odd": draw(st.integers(0, 1))},
-        labels=draw(_labels),
-        taints=draw(_taints),
-        ready=draw(mostly),
-        schedulable=draw(mostly),
-        barred="are barred" if draw(seldom) else "",
-        rdma_ports=draw(st.integers(0, 2)),
-        cufile=draw(st.booleans()),
-    )
-
-
-def _device(draw: st.DrawFn, at: int) -> Device:
-    vendor, model = draw(st.sampled_from([("nvidia", "A"), ("nvidia", "B"), ("amd", "M")]))
-    return Device(at, vendor=vendor, model=model, memory_mib=draw(st.sampled_from([0, 16, 80])))
-
-
-_labels = st.fixed_dictionaries(
-    {}, optional={"zone": st.sampled_from(ZONES), "size": st.sampled_from(["1", "5", "x"])}
-)
-_taints: st.SearchStrategy[list[Taint]] = st.lists(
-    st.builds(
-        Taint, st.just("gpu"), st.sampled_from(["", "x"]), st.sampled_from(["NoSchedule", "PreferNoSchedule"])
-    ),
-    max_size=1,
-) | st.just([])
-_expressions = st.one_of(
-    st.builds(Expression, st.just("zone"), st.sampled_from(["In", "NotIn"]), st.just(("east",))),
-    st.builds(Expression, st.sampled_from(["zone", "size"]), st.sampled_from(["Exists", "DoesNotExist"])),
-    st.builds(Expression, st.just("size"), st.sampled_from(["Gt", "Lt"]), st.just(("3",))),
-)
-_names = st.builds(
-    Expression,
-    st.just("metadata.name"),
-    st.sampled_from(["In", "NotIn"]),
-    st.sampled_from([("a",), ("b", "c")]),
-)
-_terms = st.builds(
-    Term, st.lists(_expressions, max_size=2).map(tuple), st.just(()) | _names.map(lambda each: (each,))
-)
-_tolerations = st.sampled_from(
-    [(), (Toleration(operator="Exists"),), (Toleration("gpu", "Equal", "x"),), (Toleration("gpu", "Exists"),)]
-)
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> Shape:
-    exclusive = draw(st.booleans())
-    milli = 1000 if exclusive else draw(st.sampled_from([0, 200, 500, 1000]))
-    memory = draw(st.sampled_from([0, 0, 8, 40])) if exclusive or milli else draw(st.sampled_from([8, 40]))
-    plain = draw(st.booleans())
-    return Shape(
-        gpus=draw(st.integers(0, 3)),
-        exclusive=exclusive,
-        milli=milli,
-        memory_mib=memory,
-        mode=draw(st.sampled_from(["Required", "Preferred", "Ignore"])),
-        min_bandwidth_gbps=draw(st.sampled_from([0, 300])),
-        prefer_ids=draw(st.sampled_from([(), (2, 1)])),
-        resources=draw(st.sampled_from([(), (("cpu", 1),), (("cpu", 2), ("odd", 1)), (("unheard", 1),)])),
-        tolerations=draw(_tolerations),
-        **({} if plain else _pickiness(draw)),
-    )
-
-
-def _pickiness(draw: st.DrawFn) -> dict[str, Any]:
-    return {
-        "vendor": draw(st.sampled_from(["", "", "amd"])),
-        "models": draw(st.sampled_from([(), (), ("A",), ("A", "M")])),
-        "labels": draw(st.sampled_from([(), (), (("zone", "east"),)])),
-        "affinity": tuple(draw(st.lists(_terms, max_size=2))),
-        "host_ports": draw(st.sampled_from([(), (), (HostPort(80),), (HostPort(80, ip="10.0.0.1"),)])),
-        "fabric": draw(
-            st.sampled_from([Fabric(), Fabric(), Fabric(rdma=True), Fabric(min_ports=2, cufile=True)])
-        ),
-    }
+STRATEGIES = ("leastLoaded", "random", "costOptimized", "binPack", "topology")
+ALLOCATORS = ("contiguous", "spread", "preferIds", "packed")
 
 
 @dataclass(frozen=True)
 class See:
+    """A node comes, or is seen changed."""
+
     node: Node
 
 
@@ -134,23 +55,143 @@ class Free:
     which: int
 
 
-STRATEGIES = ("leastLoaded", "random", "costOptimized", "binPack", "topology")
-ALLOCATORS = ("contiguous", "spread", "preferIds", "packed")
+Step = See | Lose | Ask | Free
 
-# A few shapes that come again, so that remembered answers are used and mended.
-steps = st.lists(shapes(), min_size=1, max_size=4).flatmap(
-    lambda few: st.lists(
-        st.one_of(
-            st.builds(See, nodes()),
-            st.builds(Lose, st.sampled_from(NAMES)),
-            st.builds(Free, st.integers(0, 9)),
-            *[st.builds(Ask, st.sampled_from(few), st.sampled_from(STRATEGIES), st.sampled_from(ALLOCATORS))]
-            * 3,
-        ),
-        max_size=14,
+
+@dataclass(frozen=True)
+class World:
+    """Where it begins and what happens then. Shown by its seed and sizes, which make it again."""
+
+    seed: int
+    size: int
+    length: int
+
+    @property
+    def nodes(self) -> list[Node]:
+        rng = Random(self.seed)
+        return [a_node(rng, name) for name in NAMES[: self.size]]
+
+    @property
+    def steps(self) -> list[Step]:
+        """A few shapes come again and again, so that remembered answers are used and mended."""
+        rng = Random(self.seed + 1)
+        shapes = [a_shape(rng) for _ in range(4)]
+        return [_step(rng, shapes) for _ in range(self.length)]
+
+
+worlds = st.builds(World, seed=st.integers(0, 2**32), size=st.integers(1, 4), length=st.integers(0, 25))
+
+
+def _step(rng: Random, shapes: list[Shape]) -> Step:
+    kind = rng.random()
+    if kind < 0.6:
+        return Ask(rng.choice(shapes), rng.choice(STRATEGIES), rng.choice(ALLOCATORS))
+    if kind < 0.85:
+        return Free(rng.randrange(100))
+    return See(a_node(rng, rng.choice(NAMES))) if kind < 0.97 else Lose(rng.choice(NAMES))
+
+
+def a_node(rng: Random, name: str) -> Node:
+    count, alike = rng.choice([0, 2, 4, 4, 5, 6]), _kind(rng)
+    devices = [_device(rng, i, alike if rng.random() < 0.8 else _kind(rng)) for i in range(count)]
+    wires = rng.choice([(0,), (600,), (0, 600), (100, 300, 600)])
+    return node(
+        name,
+        devices,
+        links={(a, b): rng.choice(wires) for a in range(count) for b in range(a)},
+        resources={"cpu": rng.randint(2, 8), "odd": rng.randint(0, 1)},
+        labels=_some_of(rng, {"zone": rng.choice(["east", "west"]), "size": rng.choice(["1", "5", "x"])}),
+        taints=[Taint("gpu", rng.choice(["", "x"]), _effect(rng))] if rng.random() < 0.2 else [],
+        ready=rng.random() < 0.9,
+        schedulable=rng.random() < 0.9,
+        barred="are barred" if rng.random() < 0.05 else "",
+        rdma_ports=rng.randint(0, 2),
+        cufile=rng.random() < 0.5,
     )
-)
-clusters = st.lists(nodes(), min_size=1, max_size=4, unique_by=lambda each: each.name)
+
+
+def _kind(rng: Random) -> Device:
+    vendor, model = rng.choice([("nvidia", "A"), ("nvidia", "B"), ("amd", "M")])
+    return Device(0, vendor=vendor, model=model, memory_mib=rng.choice([0, 16, 80, 80]))
+
+
+def _device(rng: Random, number: int, kind: Device) -> Device:
+    return Device(
+        number,
+        vendor=kind.vendor,
+        model=kind.model,
+        memory_mib=kind.memory_mib,
+        healthy=rng.random() < 0.9,
+        numa=number % 2,
+    )
+
+
+def _effect(rng: Random) -> str:
+    return rng.choice(["NoSchedule", "NoExecute", "PreferNoSchedule"])
+
+
+def _some_of(rng: Random, labels: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in labels.items() if rng.random() < 0.7}
+
+
+def a_shape(rng: Random) -> Shape:
+    exclusive = rng.random() < 0.5
+    milli = 1000 if exclusive else rng.choice([0, 200, 400, 500, 1000])
+    memory = rng.choice([8, 40] if not milli else [0, 0, 8, 40])
+    wishes = _wishes(rng) if rng.random() < 0.4 else {}
+    plain = Shape(
+        gpus=rng.choice([0, 1, 1, 1, 2, 2, 3, 4]),
+        exclusive=exclusive,
+        milli=milli,
+        memory_mib=memory,
+        mode=rng.choice(["Required", "Preferred", "Ignore"]),
+        min_bandwidth_gbps=rng.choice([0, 0, 300]),
+        prefer_ids=rng.choice([(), (2, 1), (5, 0)]),
+        resources=rng.choice([(), (), (("cpu", 1),), (("cpu", 2), ("odd", 1))]),
+        tolerations=rng.choice(_TOLERATIONS),
+    )
+    return replace(plain, **wishes)
+
+
+_TOLERATIONS: list[tuple[Toleration, ...]] = [
+    (),
+    (Toleration(operator="Exists"),),
+    (Toleration("gpu", "Equal", "x"),),
+    (Toleration("gpu", "Exists", effect="NoSchedule"),),
+]
+
+
+def _wishes(rng: Random) -> dict[str, Any]:
+    """One or two of what only some ask for."""
+    wishes = {
+        "vendor": rng.choice(["nvidia", "amd"]),
+        "models": rng.choice([("A",), ("A", "M"), ("Z",)]),
+        "labels": (("zone", rng.choice(["east", "west"])),),
+        "affinity": tuple(_term(rng) for _ in range(rng.randint(1, 2))),
+        "host_ports": rng.choice([(HostPort(80),), (HostPort(80, ip="10.0.0.1"),), (HostPort(80, "UDP"),)]),
+        "fabric": rng.choice([Fabric(rdma=True), Fabric(min_ports=2), Fabric(cufile=True)]),
+        "resources": (("unheard", 1),),
+    }
+    return {name: wishes[name] for name in rng.sample(sorted(wishes), rng.randint(1, 2))}
+
+
+def _term(rng: Random) -> Term:
+    return Term(
+        labels=tuple(_expression(rng) for _ in range(rng.randint(0, 2))),
+        fields=(_name(rng),) if rng.random() < 0.3 else (),
+    )
+
+
+def _expression(rng: Random) -> Expression:
+    operator: Operator = rng.choice(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"])
+    if operator in ("Gt", "Lt"):
+        return Expression("size", operator, ("3",))
+    return Expression("zone", operator, ("east",) if operator in ("In", "NotIn") else ())
+
+
+def _name(rng: Random) -> Expression:
+    operator: Operator = rng.choice(["In", "NotIn"])
+    return Expression("metadata.name", operator, rng.choice([("a",), ("b", "c")]))
 
 
 def asked(key: str, step: Ask, priority: int = 0, tenant: str = "") -> Request:

@@ -107,6 +107,11 @@ class Engine:
             return "resting"
         return "active" if waiting.line is self._active else "parked"
 
+    def waiting(self, key: str) -> Request | None:
+        """The request that waits under this key, in whatever state."""
+        waiting = self._waiting.get(key)
+        return None if waiting is None else waiting.request
+
     def counts(self) -> dict[State, int]:
         """How many requests are in each place."""
         resting = len(self._waiting) - len(self._active) - len(self._parking)

@@ -30,15 +30,16 @@ class Enough(Filter):
         self.names = [name for name, _ in asked]
         self.kinds = [inventory.kind(name) for name in self.names]
         self.amounts = np.array([amount for _, amount in asked], np.int64)
-        self.floor = self._floor(1 + max(self.kinds))
+        self.floors: dict[int, Ints] = {}
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        usage = cluster.usage
-        if usage.kinds < len(self.floor):
+        kinds = cluster.usage.kinds
+        if kinds <= max(self.kinds):
             return np.zeros(len(rows), np.bool_)
-        if usage.kinds > len(self.floor):
-            self.floor = self._floor(usage.kinds)
-        return all_in_row(some(usage.free, rows) >= self.floor)
+        floor = self.floors.get(kinds)
+        if floor is None:
+            floor = self.floors[kinds] = self._floor(kinds)
+        return all_in_row(some(cluster.usage.free, rows) >= floor)
 
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
         first_short = (self.free(cluster, rows) < self.amounts).argmax(axis=1)

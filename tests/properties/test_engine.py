@@ -1,0 +1,186 @@
+"""What must hold of the engine under any order of events and any outcome."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.events import (
+    Asked,
+    Event,
+    Gone,
+    Held,
+    NodeGone,
+    NodeSeen,
+    Place,
+    Placed,
+    PlaceFailed,
+    Refuse,
+    Tick,
+)
+from gpu_orchestrator.engine.order import FairBands, PriorityThenTime
+from gpu_orchestrator.policies.registry import Registry
+from tests.properties.cases import cases
+from tests.properties.worlds import ALLOCATORS, NAMES, STRATEGIES, a_node, a_shape
+
+REGISTRY = Registry()
+
+
+# What each event makes of a request in each phase; none where it is not named. "left": gone while its placing is
+# under way; "back": asked for again after that.
+PHASES: dict[type[Event], dict[str, str]] = {
+    Asked: {"none": "waiting", "left": "back"},
+    Gone: {"waiting": "none", "held": "none", "flying": "left", "back": "left"},
+    Placed: {"flying": "held", "left": "none", "back": "waiting"},
+    PlaceFailed: {"flying": "waiting", "left": "none", "back": "waiting"},
+}
+STATES: dict[str, set[str | None]] = {
+    "none": {None},
+    "waiting": {"active", "parked", "resting"},
+    "held": {"held"},
+}
+
+
+IN_FLIGHT: set[str | None] = {"in flight"}
+
+
+@dataclass
+class Model:
+    """The phase every request must be in, told from events and actions alone."""
+
+    phases: dict[str, str] = field(default_factory=dict)
+    now: float = 0.0
+
+    def expect(self, event: Event) -> None:
+        match event:
+            case Held(placement):
+                self.phases[placement.key] = "held"
+            case Asked(request):
+                self._move(request.key, event)
+            case Gone(key) | Placed(key) | PlaceFailed(key):
+                self._move(key, event)
+            case _:
+                pass
+
+    def _move(self, key: str, event: Event) -> None:
+        phase = self.phases.get(key, "none")
+        self.phases[key] = PHASES[type(event)].get(phase, phase)
+
+    def keys(self, *phases: str) -> list[str]:
+        return sorted(key for key, phase in self.phases.items() if phase in phases)
+
+
+@cases(300)
+@given(
+    seed=st.integers(0, 2**32),
+    length=st.integers(1, 60),
+    at_once=st.sampled_from([1, 3, 1000]),
+    per_call=st.sampled_from([1, 1000]),
+    order=st.sampled_from([PriorityThenTime(), FairBands()]),
+)
+def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
+    seed: int, length: int, at_once: int, per_call: int, order: PriorityThenTime | FairBands
+) -> None:
+    rng, model = Random(seed), Model()
+    engine = Engine(REGISTRY.policy_of, Random(1), order=order, max_in_flight=at_once, max_decisions=per_call)
+    shapes = [a_shape(rng) for _ in range(3)]
+    for number in range(length):
+        _tell(engine, model, _some_event(rng, model, shapes, number))
+    _finish(engine, model)
+
+
+def _some_event(rng: Random, model: Model, shapes: list[Shape], number: int) -> Event:
+    known = sorted(model.phases) or ["nobody"]
+    flying = model.keys("flying", "left", "back") or known
+    match rng.choice("nnnxaaaaaagghppppfft"):
+        case "n":
+            return NodeSeen(a_node(rng, rng.choice(NAMES)))
+        case "x":
+            return NodeGone(rng.choice(NAMES))
+        case "a":
+            key = rng.choice(known) if rng.random() < 0.2 else f"r{number}"
+            return Asked(_request(rng, key, shapes))
+        case "g":
+            return Gone(rng.choice(known))
+        case "h":
+            key = rng.choice([f"other{rng.randrange(3)}", rng.choice(known)])
+            taken = {"resources": (("cpu", 1),), "unnamed": rng.randint(0, 2)}
+            return Held(Placement(key, rng.choice(NAMES), **taken))  # type: ignore[arg-type]
+        case "p":
+            return Placed(rng.choice(flying))
+        case "f":
+            return PlaceFailed(rng.choice(flying))
+        case _:
+            return Tick()
+
+
+def _request(rng: Random, key: str, shapes: list[Shape]) -> Request:
+    return Request(
+        key,
+        rng.choice(shapes),
+        priority=rng.choice([0, 50, 80, 100]),
+        tenant=rng.choice("uv"),
+        strategy=rng.choice(STRATEGIES),
+        allocator=rng.choice(ALLOCATORS),
+    )
+
+
+def _tell(engine: Engine, model: Model, event: Event) -> None:
+    model.now += 0.7
+    model.expect(event)
+    for action in engine.handle(event, model.now):
+        key = action.request.key
+        assert model.phases[key] == "waiting", "placed twice, or placed or refused what nobody wants"
+        match action:
+            case Place(_, placement):
+                assert placement.key == key
+                model.phases[key] = "flying"
+            case Refuse(_, refusal):
+                assert refusal.message.startswith("0/")
+    _check_nobody_is_lost(engine, model)
+    _check_who_fits_is_awake(engine, model)
+
+
+def _check_nobody_is_lost(engine: Engine, model: Model) -> None:
+    counted = Counter(engine.state_of(key) for key in model.phases)
+    for key, phase in model.phases.items():
+        assert engine.state_of(key) in STATES.get(phase, IN_FLIGHT), (key, phase)
+    assert engine.counts() == {state: counted[state] for state in engine.counts()}
+    due = engine.deadline(model.now)
+    assert due is not None or not counted["resting"]
+
+
+def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
+    """Parked requests do not fit, unless one that asks the same goes first and will call them."""
+    waiting = {key: r for key in model.keys("waiting") if (r := engine.waiting(key)) is not None}
+    awake = {(r.shape, r.strategy, r.allocator) for k, r in waiting.items() if engine.state_of(k) == "active"}
+    cluster = engine.cluster.copy()
+    cluster.memory.clear()
+    for key, request in waiting.items():
+        parked = engine.state_of(key) == "parked"
+        if parked and (request.shape, request.strategy, request.allocator) not in awake:
+            answer = decide(request, cluster, REGISTRY.policy_of(request), Random(1))
+            assert isinstance(answer, Refusal), f"{key} sleeps though it would fit: {answer}"
+            assert engine.why(key) == answer
+
+
+def _finish(engine: Engine, model: Model) -> None:
+    """Once everything under way succeeds and time passes, nothing is left to do but wait for room."""
+    for _ in range(200):
+        flying = model.keys("flying", "left", "back")
+        if flying:
+            _tell(engine, model, Placed(flying[0]))
+        elif (due := engine.deadline(model.now)) is not None:
+            model.now = max(model.now, due)
+            _tell(engine, model, Tick())
+        else:
+            break
+    counts = engine.counts()
+    assert counts["active"] == counts["resting"] == counts["in flight"] == 0
+    assert counts["parked"] == len(model.keys("waiting"))
