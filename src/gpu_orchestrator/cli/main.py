@@ -3,10 +3,13 @@
 from cyclopts import App
 
 from gpu_orchestrator import __version__
+from gpu_orchestrator.cli.operator import operator
 
 app = App(
     name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
 )
+
+app.command(operator)
 
 
 def main() -> None:

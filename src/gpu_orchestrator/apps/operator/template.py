@@ -42,7 +42,7 @@ class Template:
 
 
 def read(workload: GPUWorkload) -> Template:
-    plain = _with_containers(workload.spec.template)
+    plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
     pod = _typed(plain).spec
     _check(workload, plain["spec"], pod)
     return Template(plain, pod, _gpu_resource_of(workload, pod))
@@ -94,8 +94,6 @@ def _pinned(affinity: Json, node: str) -> Json:
 
 def _with_containers(template: Json) -> Json:
     plain: Json = _quantities_as_text(template)
-    if not isinstance(plain.get("spec") or {}, dict):
-        raise InvalidTemplate("spec.template.spec is no object; write a pod template such as a Job has")
     spec = plain["spec"] = plain.get("spec") or {}
     spec["containers"] = spec.get("containers") or [deepcopy(PLACEHOLDER)]
     return plain

@@ -1,0 +1,154 @@
+"""Does what a plan says, in an order in which a crash after any write leads to the same end.
+
+Every write is guarded by what was read (version or UID) or can be repeated without harm. The server's answer
+is handed to `keep_*`, so that nobody decides by a cache that has not seen it yet.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpu_orchestrator.adapters.kube import errors
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.events import Recorder, about
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.api.wire import Json
+from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator.job import JOBS, Job
+from gpu_orchestrator.apps.operator.plan import (
+    Action,
+    AddFinalizer,
+    CreateJob,
+    DeleteJob,
+    Plan,
+    RemoveFinalizer,
+    SetTtl,
+)
+
+
+class JobRefused(Exception):
+    """The API server does not accept the Job. `for_good`: nor will it later."""
+
+    def __init__(self, why: str, *, for_good: bool) -> None:
+        super().__init__(why)
+        self.for_good = for_good
+
+
+class Overtaken(Exception):
+    """Things are not as the plan took them to be: look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What is needed to perform a plan."""
+
+    client: Client
+    recorder: Recorder
+    keep_workload: Callable[[GPUWorkload], None]
+    keep_job: Callable[[Job], None]
+
+    async def perform(self, workload: GPUWorkload, plan: Plan) -> GPUWorkload:
+        """The workload as it is afterwards."""
+        for action in plan.actions:
+            workload = await self._act(workload, action)
+        if plan.status is not None:
+            workload = await self._write_status(workload, plan.status)
+        for note in plan.notes:
+            self.recorder.record(note.kind, about(GPU_WORKLOADS, workload), note.reason, note.text)
+        return workload
+
+    async def _act(self, workload: GPUWorkload, action: Action) -> GPUWorkload:
+        match action:
+            case AddFinalizer():
+                held = [*workload.metadata.finalizers, names.WORKLOAD_FINALIZER]
+                return await self._set_finalizers(workload, held)
+            case RemoveFinalizer():
+                rest = [each for each in workload.metadata.finalizers if each != names.WORKLOAD_FINALIZER]
+                return await self._set_finalizers(workload, rest)
+            case CreateJob(manifest):
+                await self._create(workload, manifest)
+            case DeleteJob(job, as_seen):
+                await self._delete(job, as_seen)
+            case SetTtl(job, seconds):
+                await self._set_ttl(job, seconds)
+        return workload
+
+    async def _set_finalizers(self, workload: GPUWorkload, finalizers: list[str]) -> GPUWorkload:
+        """Guarded by the version: the list is written whole, and others may have theirs in it."""
+        return await self._patch(workload, {"metadata": {"finalizers": finalizers}})
+
+    async def _write_status(self, workload: GPUWorkload, status: GPUWorkloadStatus) -> GPUWorkload:
+        return await self._patch(workload, {"status": difference(workload.status, status)}, "status")
+
+    async def _patch(self, workload: GPUWorkload, body: Json, subresource: str = "") -> GPUWorkload:
+        meta = workload.metadata
+        body.setdefault("metadata", {})["resourceVersion"] = meta.resource_version
+        try:
+            answer = await self.client.patch(
+                GPU_WORKLOADS, meta.name, body, meta.namespace, subresource=subresource
+            )
+        except errors.Conflict as error:
+            raise Overtaken(str(error)) from error
+        self.keep_workload(answer)
+        return answer
+
+    async def _create(self, workload: GPUWorkload, manifest: Json) -> None:
+        try:
+            made = await self.client.create(JOBS, manifest, idempotent=True)
+        except errors.AlreadyExists as error:
+            await self._find(workload, manifest, error)
+        except (errors.Invalid, errors.BadRequest) as error:
+            raise JobRefused(str(error), for_good=True) from error
+        except errors.Forbidden as error:
+            raise JobRefused(str(error), for_good=False) from error
+        else:
+            self.keep_job(made)
+
+    async def _find(self, workload: GPUWorkload, manifest: Json, error: errors.AlreadyExists) -> None:
+        """Good news: it was made before a crash, or our cache is behind. Where it goes, it says itself."""
+        meta = manifest["metadata"]
+        try:
+            found = await self.client.get(JOBS, meta["name"], meta["namespace"])
+        except errors.NotFound:
+            raise Overtaken(str(error)) from error
+        if jobs.owner_uid(found) != workload.metadata.uid:
+            why = f"a Job {meta['name']} is there already and belongs to somebody else; delete or rename it"
+            raise JobRefused(why, for_good=False) from error
+        self.keep_job(found)
+        raise Overtaken(f"Job {meta['name']} is there already") from error
+
+    async def _delete(self, job: Job, as_seen: bool) -> None:
+        meta = job.metadata
+        try:
+            await self.client.delete(
+                JOBS,
+                meta.name,
+                meta.namespace,
+                uid=meta.uid,
+                resource_version=meta.resource_version if as_seen else "",
+                propagation="Foreground",
+            )
+        except errors.NotFound:
+            return
+        except errors.Conflict as error:
+            raise Overtaken(str(error)) from error
+
+    async def _set_ttl(self, job: Job, seconds: int) -> None:
+        meta = job.metadata
+        body = {"metadata": {"uid": meta.uid}, "spec": {"ttlSecondsAfterFinished": seconds}}
+        try:
+            self.keep_job(await self.client.patch(JOBS, meta.name, body, meta.namespace))
+        except errors.NotFound:
+            return
+        except errors.Conflict as error:
+            raise Overtaken(str(error)) from error
+
+
+def difference(old: GPUWorkloadStatus, new: GPUWorkloadStatus) -> dict[str, Any]:
+    """A merge patch from one status to the other: what is not said any more becomes null."""
+    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    return {**changed, **dict.fromkeys(name for name in before if name not in after)}

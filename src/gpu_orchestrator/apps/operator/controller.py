@@ -1,0 +1,230 @@
+"""Brings news to `reconcile` and its plans to `apply`: watches, queue, and the passes between them.
+
+watches ──► world (what is free) ──found──┐
+   └──────► queue of workload keys ◄──────┴── again_at
+               └──► facts ──► reconcile ──► plan ──► apply ──► our own writes, seen at once
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import structlog
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import NotFound
+from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.api import translate
+from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
+from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
+from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.operator import apply, moments, seek, tries
+from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator.facts import Facts, Given
+from gpu_orchestrator.apps.operator.fresh import Fresh
+from gpu_orchestrator.apps.operator.job import JOBS, SELECTOR, Job
+from gpu_orchestrator.apps.operator.metrics import Metrics
+from gpu_orchestrator.apps.operator.plan import Plan
+from gpu_orchestrator.apps.operator.reconcile import reconcile
+from gpu_orchestrator.apps.operator.world import World, job_key
+from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.policy import Rng
+from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.policies.registry import Registry
+
+NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+WORKERS = 32
+PREEMPTED = "PreemptionByScheduler"
+
+log = structlog.get_logger()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Controller:
+    """`namespace`: serve only workloads there; nodes and pods are counted everywhere."""
+
+    def __init__(
+        self,
+        client: Client,
+        recorder: Recorder,
+        metrics: Metrics,
+        *,
+        namespace: str = "",
+        registry: Registry | None = None,
+        rng: Rng | None = None,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._metrics, self._now = metrics, now
+        self._rng = rng or random.SystemRandom()
+        self.queue: WorkQueue[str] = WorkQueue()
+        self.workloads = Watch(client, GPU_WORKLOADS, namespace=namespace)
+        self.jobs = Watch(
+            client,
+            JOBS,
+            namespace=namespace,
+            labels=SELECTOR,
+            indices={"owner": lambda job: [jobs.owner_uid(job)]},
+        )
+        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices={"job": lambda pod: [job_key(pod)]})
+        self.nodes = Watch(client, NODES)
+        self.world = World(registry or Registry(), self._rng, clock=time.monotonic, found=self.queue.add)
+        self._fresh_workloads, self._fresh_jobs = Fresh(self.workloads), Fresh(self.jobs)
+        self._hands = apply.Hands(client, recorder, self._fresh_workloads.keep, self._keep_job)
+        self._evicted: dict[str, str] = {}
+        self._stopping = False
+        self._listen()
+
+    def _listen(self) -> None:
+        self.nodes.on_change(self.world.see_node)
+        self.pods.on_change(self.world.see_pod)
+        self.pods.on_change(self._pod_changed)
+        self.jobs.on_change(self.world.see_job)
+        self.jobs.on_change(self._job_changed)
+        self.workloads.on_change(self._metrics.count_phases)
+        self.workloads.on_change(self._workload_changed)
+
+    @property
+    def watches(self) -> tuple[Watch[Node], Watch[Pod], Watch[Job], Watch[GPUWorkload]]:
+        return self.nodes, self.pods, self.jobs, self.workloads
+
+    async def synced(self) -> None:
+        for watch in self.watches:
+            await watch.synced()
+
+    async def work(self) -> None:
+        """Reconcile until `stop` is called; then finish what is in hand."""
+        await self.synced()
+        for workload in sorted(self.workloads.store, key=_order):
+            self.queue.add(key(workload))
+        await self.queue.run(self._pass, workers=WORKERS)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.queue.close()
+
+    def _workload_changed(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
+        if workload := new or old:
+            self.queue.add(key(workload))
+
+    def _job_changed(self, old: Job | None, new: Job | None) -> None:
+        if job := new or old:
+            owners = job.metadata.owner_references
+            owner = next((each for each in owners if each.kind == GPU_WORKLOADS.kind), None)
+            if owner:
+                self.queue.add(f"{job.metadata.namespace}/{owner.name}")
+            if new is None:
+                self._evicted.pop(job.metadata.uid, None)
+
+    def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        pod = new or old
+        if pod is None or not (job := self.jobs.store.get(job_key(pod))):
+            return
+        for each in pod.status.conditions:
+            if each.type == "DisruptionTarget" and each.status == "True":
+                self._evicted[job.metadata.uid] = each.reason
+        self._job_changed(None, job)
+
+    def _keep_job(self, job: Job) -> None:
+        self._fresh_jobs.keep(job)
+        self.world.see_job(None, job)
+
+    async def _pass(self, name: str) -> None:
+        if self._stopping:
+            return
+        started, result = time.monotonic(), "error"
+        try:
+            result = await self._reconcile(name)
+        finally:
+            self._metrics.reconcile.labels(result).observe(time.monotonic() - started)
+
+    async def _reconcile(self, name: str) -> str:
+        facts = self._facts(name)
+        if facts is None:
+            self.world.withdraw(name)
+            return "gone"
+        plan, asked = self._plan(name, facts)
+        if not asked:
+            self.world.withdraw(name)
+        try:
+            await self._perform(name, facts, plan)
+        except apply.JobRefused as error:
+            self.world.withdraw(name)
+            text = str(error)
+            refused = tries.refused_by_server(facts, self._now(), self._rng, text, for_good=error.for_good)
+            await self._perform(name, facts, refused)
+            return "refused"
+        except (apply.Overtaken, NotFound) as error:
+            self.world.withdraw(name)
+            self.queue.add(name)
+            log.debug("looking again", workload=name, why=str(error))
+            return "again"
+        except BaseException:
+            self.world.withdraw(name)
+            raise
+        return "idle" if plan.is_empty else "done"
+
+    def _plan(self, name: str, facts: Facts) -> tuple[Plan, bool]:
+        """The plan, and whether a place was asked for on the way."""
+        created = moments.read(facts.workload.metadata.creation_timestamp)
+        since = created.timestamp() if created else 0.0
+        asked: list[bool] = []
+
+        def ask(wishes: Sequence[Request]) -> Given | Refusal:
+            asked.append(True)
+            return self.world.ask(name, wishes, since)
+
+        return reconcile(facts, self._now(), ask, self._rng), bool(asked)
+
+    async def _perform(self, name: str, facts: Facts, plan: Plan) -> None:
+        await self._hands.perform(facts.workload, plan)
+        if plan.status is not None:
+            self._metrics.tell(facts.workload, plan.status)
+            log.info(
+                "status written",
+                workload=name,
+                phase=plan.status.phase,
+                node=plan.status.assigned_node,
+                why=plan.status.message,
+            )
+        if plan.again_at is not None:
+            self.queue.add_after(name, max(0.0, (plan.again_at - self._now()).total_seconds()))
+
+    def _facts(self, name: str) -> Facts | None:
+        workload = self._fresh_workloads.get(name)
+        if workload is None:
+            return None
+        current = jobs.key_of(workload, workload.status.retry_count)
+        mine = self._fresh_jobs.by("owner", workload.metadata.uid, [current])
+        own = tuple(job for job in mine if jobs.owner_uid(job) == workload.metadata.uid)
+        job = next((each for each in own if key(each) == current), None)
+        return Facts(
+            workload,
+            own,
+            tuple(self.pods.store.by("job", current)),
+            self._trouble(job) if job else "",
+            job is not None and self._evicted.get(job.metadata.uid) == PREEMPTED,
+        )
+
+    def _trouble(self, job: Job) -> str:
+        """What befell the Job from outside, if anything did."""
+        node = self.nodes.store.get(job.node)
+        if node is None:
+            return f"node {job.node} is gone"
+        if not translate.is_ready(node):
+            return f"node {job.node} is not ready"
+        return {
+            PREEMPTED: f"its pod had to make room on {job.node} for a pod of higher priority",
+            "DeletionByTaintManager": f"its pod was evicted from {job.node} because of a taint",
+            "EvictionByEvictionAPI": f"its pod was evicted from {job.node}",
+        }.get(self._evicted.get(job.metadata.uid, ""), "")
+
+
+def _order(workload: GPUWorkload) -> tuple[int, str]:
+    """After a restart those are looked at first that come first: by priority, then by age."""
+    return -seek.PRIORITIES[workload.spec.priority], workload.metadata.creation_timestamp

@@ -1,0 +1,65 @@
+"""The operator's metrics, in a registry of their own."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gpu_orchestrator.api.gpuworkload import GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.apps.operator import moments
+
+PHASES = ("Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded")
+PENDING_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14_400, 86_400)
+RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        name = "warp_gpuworkload_"
+        self.scheduled = Counter(
+            f"{name}scheduled", "Workloads that were given a node.", ["strategy"], registry=registry
+        )
+        self.failed = Counter(f"{name}failed", "Tries that failed.", ["reason"], registry=registry)
+        self.retries = Counter(f"{name}retries", "Further tries that were planned.", registry=registry)
+        self.reconcile = Histogram(
+            f"{name}reconcile_duration_seconds",
+            "How long one pass took, with its writes.",
+            ["result"],
+            registry=registry,
+            buckets=RECONCILE_BUCKETS,
+        )
+        self.phase = Gauge(f"{name}phase", "Workloads in each phase.", ["phase"], registry=registry)
+        self.pending = Histogram(
+            f"{name}pending_seconds",
+            "From a workload's creation until it had a node.",
+            registry=registry,
+            buckets=PENDING_BUCKETS,
+        )
+        for phase in PHASES:
+            self.phase.labels(phase)
+
+    def count_phases(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
+        """A handler of the watch."""
+        for workload, step in ((old, -1), (new, 1)):
+            if workload is not None:
+                self.phase.labels(workload.status.phase or "Pending").inc(step)
+
+    def tell(self, workload: GPUWorkload, new: GPUWorkloadStatus) -> None:
+        """A new status was written."""
+        old = workload.status
+        if new.phase in ("Scheduled", "Running") and new.job_name != old.job_name:
+            self.scheduled.labels(workload.spec.scheduling_strategy).inc()
+            self._observe_wait(workload, new)
+        if new.retry_count > old.retry_count or (new.phase == "Failed" and old.phase != "Failed"):
+            self.failed.labels(_reason(new)).inc()
+        if new.retry_count > old.retry_count and new.phase == "Pending":
+            self.retries.inc()
+
+    def _observe_wait(self, workload: GPUWorkload, new: GPUWorkloadStatus) -> None:
+        created = moments.read(workload.metadata.creation_timestamp)
+        placed = moments.read(new.last_schedule_time)
+        if created and placed and not workload.status.start_time:
+            self.pending.observe(max(0.0, (placed - created).total_seconds()))
+
+
+def _reason(status: GPUWorkloadStatus) -> str:
+    """The reason of the condition that tells why it does not run."""
+    return next((each.reason for each in status.conditions if each.type == "Running"), "")

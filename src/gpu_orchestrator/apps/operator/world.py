@@ -1,0 +1,189 @@
+"""What is free and who waits for it: the engine, fed from the watches, asked by workloads.
+
+What a Job takes counts from the moment its place is decided: first as the engine's own assumption, then as
+the Job that the API server has, and once its pod is bound as that pod. So nothing is forgotten between a
+decision and its pod, and after a restart the Jobs themselves say it all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from gpu_orchestrator.api import translate
+from gpu_orchestrator.api.kubernetes import Node, Pod
+from gpu_orchestrator.api.quantity import BadQuantity
+from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.operator.facts import Given
+from gpu_orchestrator.apps.operator.job import Job
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.policy import Rng
+from gpu_orchestrator.core.request import Request, pairs
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.events import (
+    Asked,
+    Event,
+    Gone,
+    Held,
+    NodeGone,
+    NodeSeen,
+    Place,
+    PlaceFailed,
+    Refuse,
+)
+from gpu_orchestrator.policies.registry import Registry
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Wish:
+    """What a workload asked for, and what it was given and has not yet made a Job of."""
+
+    request: Request
+    given: Placement | None = None
+
+
+class World:
+    """`found` is called with a workload's key when a place was found for it while it waited."""
+
+    def __init__(
+        self, registry: Registry, rng: Rng, *, clock: Callable[[], float], found: Callable[[str], None]
+    ) -> None:
+        self.engine = Engine(registry.policy_of, rng)
+        self._registry, self._rng, self._clock, self._found = registry, rng, clock, found
+        self._resources: dict[str, str] = {}
+        self._wishes: dict[str, Wish] = {}
+        self._asker: dict[str, str] = {}
+        self._bound: dict[str, set[str]] = {}
+        self._jobs: dict[str, Job] = {}
+
+    def ask(self, asker: str, wishes: Sequence[Request], since: float) -> Given | Refusal:
+        """A place for the first wish that fits now; else the last one goes on waiting."""
+        mine = self._wishes.get(asker)
+        if mine and mine.given and mine.request in wishes:
+            return self._given(mine.given)
+        chosen = next((each for each in wishes[:-1] if self._fits(each)), wishes[-1])
+        if mine is None or mine.request != chosen:
+            self.withdraw(asker)
+            self._registry.policy_of(chosen)  # raises before anything is remembered
+            mine = self._wishes[asker] = Wish(chosen)
+            self._asker[chosen.key] = asker
+            self._hear(Asked(chosen, since), told=asker)
+        if mine.given:
+            return self._given(mine.given)
+        return self.engine.why(chosen.key) or Refusal(len(self.engine.cluster))
+
+    def withdraw(self, asker: str) -> None:
+        """The workload wants no place any more, or could not use the one it got."""
+        mine = self._wishes.pop(asker, None)
+        if mine is None:
+            return
+        self._asker.pop(mine.request.key, None)
+        if mine.given:
+            self._hear(PlaceFailed(mine.request.key))
+        if mine.request.key not in self._jobs:
+            self._hear(Gone(mine.request.key))
+
+    def see_node(self, old: Node | None, new: Node | None) -> None:
+        if new is None:
+            if old is not None:
+                self._resources.pop(old.metadata.name, None)
+                self._hear(NodeGone(old.metadata.name))
+            return
+        try:
+            seen = translate.node_of(new)
+        except BadQuantity as error:
+            log.error("node cannot be counted", node=new.metadata.name, error=str(error))
+            return
+        self._resources[new.metadata.name] = translate.gpu_resource(new)
+        self._hear(NodeSeen(seen))
+
+    def see_pod(self, old: Pod | None, new: Pod | None) -> None:
+        pod = new or old
+        if pod is None:
+            return
+        placement = self._held_by(new) if new else None
+        job = job_key(pod)
+        if placement is not None:
+            self._hear(Held(placement))
+            if job:
+                self._bound.setdefault(job, set()).add(pod.metadata.uid)
+                self._count_job(job)
+            return
+        if job and pod.metadata.uid in self._bound.get(job, ()):
+            self._bound[job].discard(pod.metadata.uid)
+            if not self._bound[job]:
+                del self._bound[job]
+            self._count_job(job)  # before the pod's share is free: the Job may not have ended
+        self._hear(Gone(pod.metadata.uid))
+
+    def see_job(self, old: Job | None, new: Job | None) -> None:
+        job = new or old
+        if job is None:
+            return
+        name = key(job)
+        if new is None or new.is_finished:
+            self._jobs.pop(name, None)
+        else:
+            self._jobs[name] = new
+            self._keep(name)
+        self._count_job(name)
+
+    def _keep(self, name: str) -> None:
+        """The Job is there, so what was given for it is used."""
+        asker = self._asker.pop(name, None)
+        if asker is not None:
+            self._wishes.pop(asker, None)
+
+    def _count_job(self, name: str) -> None:
+        """A Job that has not ended and has no bound pod takes its place by itself."""
+        job = self._jobs.get(name)
+        if job is not None and job.node and name not in self._bound:
+            self._hear(Held(_placement(name, job)))
+        elif name not in self._asker:
+            self._hear(Gone(name))
+
+    def _held_by(self, pod: Pod) -> Placement | None:
+        try:
+            return translate.held(pod)
+        except BadQuantity as error:
+            log.error("pod cannot be counted", pod=key(pod), error=str(error))
+            return None
+
+    def _fits(self, request: Request) -> bool:
+        policy = self._registry.policy_of(request)
+        return isinstance(decide(request, self.engine.cluster, policy, self._rng), Placement)
+
+    def _given(self, placement: Placement) -> Given:
+        return Given(placement.node, self._resources.get(placement.node, ""))
+
+    def _hear(self, event: Event, *, told: str = "") -> None:
+        """`told`: who asks just now and needs no call."""
+        for action in self.engine.handle(event, self._clock()):
+            match action:
+                case Place(request, placement):
+                    asker = self._asker[request.key]
+                    self._wishes[asker].given = placement
+                    if asker != told:
+                        self._found(asker)
+                case Refuse():
+                    pass  # whoever asked learns it by `why`; who waits, waits on
+
+
+def job_key(pod: Pod) -> str:
+    """The Job that a pod belongs to; empty if to none."""
+    owner = next((each for each in pod.metadata.owner_references if each.kind == "Job"), None)
+    return f"{pod.metadata.namespace}/{owner.name}" if owner else ""
+
+
+def _placement(name: str, job: Job) -> Placement:
+    spec = job.spec.template.spec
+    return Placement(
+        name,
+        job.node,
+        unnamed=translate.gpus_asked(spec),
+        resources=pairs(translate.asked(spec)),
+        host_ports=translate.host_ports(spec),
+    )

@@ -1,0 +1,61 @@
+"""`gpu-orchestrator operator`: runs GPUWorkloads as Jobs on the nodes it finds for them."""
+
+import sys
+from typing import Annotated
+
+import structlog
+import uvloop
+from cyclopts import Parameter
+
+from gpu_orchestrator.adapters import logs
+from gpu_orchestrator.adapters.kube.election import Lost
+from gpu_orchestrator.adapters.kube.errors import KubeError
+from gpu_orchestrator.adapters.serving import BadAddress
+from gpu_orchestrator.api import names
+from gpu_orchestrator.apps.operator.run import Options, run
+
+
+def operator(
+    *,
+    kubeconfig: str = "",
+    namespace: str = "",
+    leader_elect: bool = True,
+    leader_election_namespace: str = names.NAMESPACE,
+    metrics_bind_address: str = ":8080",
+    health_probe_bind_address: str = ":8081",
+    v: Annotated[int, Parameter(name="--v")] = 0,
+) -> None:
+    """Find a node for each GPUWorkload and run it there as a Job.
+
+    Parameters
+    ----------
+    kubeconfig
+        Which cluster to speak to; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
+    namespace
+        Serve workloads of this namespace only; by default of all.
+    leader_elect
+        Of several operators only one works at a time; the others stand by.
+    leader_election_namespace
+        Where the Lease lives by which they agree who works.
+    metrics_bind_address
+        Where /metrics is served (host:port); 0 for nowhere.
+    health_probe_bind_address
+        Where /healthz and /readyz are served; 0 for nowhere.
+    v
+        0 tells what happens, 1 also why.
+    """
+    logs.configure(v)
+    options = Options(
+        kubeconfig=kubeconfig,
+        namespace=namespace,
+        leader_elect=leader_elect,
+        lease_namespace=leader_election_namespace,
+        metrics_address=metrics_bind_address,
+        probe_address=health_probe_bind_address,
+    )
+    try:
+        uvloop.run(run(options))
+    except* (KubeError, Lost, BadAddress) as group:
+        for error in group.exceptions:
+            structlog.get_logger().error("operator ended", error=str(error))
+        sys.exit(1)
