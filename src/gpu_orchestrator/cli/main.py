@@ -4,12 +4,14 @@ from cyclopts import App
 
 from gpu_orchestrator import __version__
 from gpu_orchestrator.cli.operator import operator
+from gpu_orchestrator.cli.scheduler import scheduler
 
 app = App(
     name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
 )
 
 app.command(operator)
+app.command(scheduler)
 
 
 def main() -> None:
