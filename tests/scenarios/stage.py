@@ -1,5 +1,5 @@
-"""A stage for the gpu-scheduler: CRDs and namespace in a cluster, real scheduler processes, pods and claims in
-one line each, and waiting for what must come true."""
+"""A stage for the gpu-scheduler: CRDs and namespace in a cluster, real scheduler processes, pods and claims
+in one line each, and waiting for what must come true."""
 
 import http.client
 import json
@@ -21,12 +21,11 @@ from gpu_orchestrator.api import crds, names
 T = TypeVar("T")
 
 SYSTEM = names.NAMESPACE
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
 CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
 
 
-def pod(name: str, *, scheduler: str = names.SCHEDULER, **spec: Any) -> Json:
+def pod(name: str, **spec: Any) -> Json:
     """Annotations are given by their last word: `claim=`, `claim_template=`, `gpus=`, `strategy=`."""
     asks = {word: spec.pop(word) for word in ("claim", "claim_template", "gpus", "strategy") if word in spec}
     annotations = {f"gpu.scheduling/{word.replace('_', '-')}": str(asked) for word, asked in asks.items()}
@@ -36,7 +35,7 @@ def pod(name: str, *, scheduler: str = names.SCHEDULER, **spec: Any) -> Json:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": meta | spec.pop("meta", {}),
-        "spec": {"schedulerName": scheduler, "containers": [container], **spec},
+        "spec": {"containers": [container], **spec},
     }
 
 
@@ -72,7 +71,7 @@ def _is_served(cluster: Cluster) -> bool:
         return False
 
 
-def until(what: Callable[[], T], said: str, within_s: float = 30.0) -> T:
+def until(what: Callable[[], T | None], said: str, within_s: float = 30.0) -> T:
     """Wait until something holds; gives what it gave."""
     deadline = time.monotonic() + within_s
     while not (found := what()):
@@ -88,8 +87,15 @@ class Stage:
     cluster: Cluster
     namespace: str
     folder: Path
+    system: str = SYSTEM
     scheduler_name: str = names.SCHEDULER
     running: list[Process] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    static: bool = False
+
+    @property
+    def leases_path(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.system}/leases"
 
     @property
     def pods_path(self) -> str:
@@ -101,6 +107,7 @@ class Stage:
         told = {
             "kubeconfig": str(kubeconfig or self.cluster.kubeconfig),
             "schedulerName": self.scheduler_name,
+            "namespace": self.system,
             "metricsBindAddress": "0",
             "healthProbeBindAddress": f"127.0.0.1:{probes}",
             **settings,
@@ -113,8 +120,23 @@ class Stage:
         started.start()
         return started
 
+    def gpu_nodes(self, count: int = 1, *, prefix: str = "", **shape: Any) -> list[str]:
+        """Nodes that only this stage's pods look for."""
+        labels = {"stage": self.namespace, **shape.pop("labels", {})}
+        shape |= {"static": self.static, "prefix": prefix or self.namespace}
+        made = self.cluster.gpu_nodes(count, labels=labels, **shape)
+        self.nodes += made
+        return made
+
     def create(self, *objects: Json, threads: int = 8) -> list[Json]:
-        """Pods and claims into this namespace."""
+        """Pods and claims into this namespace. Pods are for this stage's scheduler and nodes."""
+        for each in objects:
+            if each["kind"] == "Pod":
+                each["spec"].setdefault("schedulerName", self.scheduler_name)
+                each["spec"]["nodeSelector"] = {
+                    "stage": self.namespace,
+                    **each["spec"].get("nodeSelector", {}),
+                }
         return self.cluster.api.in_parallel(self._create, objects, threads=threads)
 
     def _create(self, body: Json) -> Json:
@@ -137,13 +159,30 @@ class Stage:
 
     def delete(self, *pods: str, force: bool = False) -> None:
         body = {"gracePeriodSeconds": 0} if force else None
-        for name in pods:
-            self.cluster.api.request("DELETE", f"{self.pods_path}/{name}", body)
+        paths = [{"path": f"{self.pods_path}/{name}"} for name in pods]
+        self.cluster.api.in_parallel(
+            lambda each: self.cluster.api.request("DELETE", each["path"], body), paths, threads=4
+        )
 
     def leases(self) -> dict[str, Json]:
         """Device leases by name, whoever holds them."""
-        found = self.cluster.api.request("GET", f"{LEASES}?labelSelector=gpu.scheduling/managed=true")
+        found = self.cluster.api.request(
+            "GET", f"{self.leases_path}?labelSelector=gpu.scheduling/managed=true"
+        )
         return {each["metadata"]["name"]: each for each in found["items"]}
+
+    def holds_exactly(self) -> bool:
+        """Whether the leases speak of the devices of bound pods, all of them and nothing else."""
+        named = {
+            (f"gpu-{each['spec']['nodeName']}-{device}", each["metadata"]["uid"])
+            for each in self.pods().values()
+            if each["spec"].get("nodeName")
+            for device in each["metadata"]["annotations"]["gpu.scheduling/allocated"]
+            .rpartition(":")[2]
+            .split(",")
+        }
+        held = {(name, uid) for name, lease in self.leases().items() for uid in holders(lease)}
+        return named == held
 
     def bound(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """What was given to each pod that has a node: `node:ids`."""
@@ -203,9 +242,12 @@ class Stage:
     def sign_of_life(self, node: str) -> None:
         name, now = f"gpu-agent-{node}", time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
         body = {"metadata": {"name": name}, "spec": {"holderIdentity": node, "renewTime": now}}
-        _create(self.cluster, LEASES, body)
+        _create(self.cluster, self.leases_path, body)
         self.cluster.api.request(
-            "PATCH", f"{LEASES}/{name}", {"spec": body["spec"]}, content_type="application/merge-patch+json"
+            "PATCH",
+            f"{self.leases_path}/{name}",
+            {"spec": body["spec"]},
+            content_type="application/merge-patch+json",
         )
 
     def last_words(self) -> str:
@@ -216,6 +258,8 @@ class Stage:
     def close(self) -> None:
         for each in self.running:
             each.stop()
+        for node in self.nodes:
+            self.cluster.api.request("DELETE", f"/api/v1/nodes/{node}")
         for each in self.running:
             lines = each.log.read_text().splitlines() if each.log.exists() else []
             broken = [line for line in lines if "Traceback" in line or '"exception"' in line]
@@ -229,6 +273,12 @@ def devices(count: int, *, uuids: bool = True, **more: Any) -> list[Json]:
     return [{"id": n, **({"uuid": f"GPU-{mark}-{n}"} if uuids else {}), **alike} for n in range(count)]
 
 
+def holders(lease: Json) -> set[str]:
+    """UIDs of all who hold a device."""
+    told = lease["metadata"].get("annotations", {}).get("gpu.scheduling/holders")
+    return {each["uid"] for each in json.loads(told)} if told else {lease["spec"]["holderIdentity"]}
+
+
 def _answers(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
@@ -238,7 +288,3 @@ def _answers(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def dumps(value: Any) -> str:
-    return json.dumps(value)

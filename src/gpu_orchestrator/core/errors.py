@@ -11,13 +11,13 @@ class CoreError(Exception):
     """Base of all errors of the core."""
 
 
-class InvalidRequest(CoreError):
+class InvalidRequest(CoreError):  # noqa: N818 - named for what is wrong, like its siblings
     """Asked for something that cannot be meant."""
 
 
-class Oversold(CoreError):
+class Oversold(CoreError):  # noqa: N818
     """Somebody else has what this placement would take."""
 
 
-class Unknown(CoreError):
+class Unknown(CoreError):  # noqa: N818
     """No such node, or nobody of that key holds anything there."""

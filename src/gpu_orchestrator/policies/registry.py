@@ -37,11 +37,11 @@ ALLOCATORS: dict[str, Allocator] = {
 }
 
 
-class UnknownPolicy(Exception):
+class UnknownPolicy(Exception):  # noqa: N818
     """No strategy or allocator of that name."""
 
 
-class BadPlugin(Exception):
+class BadPlugin(Exception):  # noqa: N818
     """A strategy from outside cannot be used."""
 
 
