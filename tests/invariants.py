@@ -1,10 +1,10 @@
 """What must hold at every revision, checked by replaying the history of pods, leases and claims.
 
-I1 no device has two exclusive holders · I2 shares and memory of a device add up to no more than it has, and no
-exclusive holder stands beside a shared one · I4 a bound pod has exactly as many devices as it asked for, on its
-own node · I5 a device is held for a live pod, or for `spare_s` at most · I6 no bind without the leases, and none
-of them goes while the pod lives; a claim serves one live pod, and says the node that pod is on · I7 what an
-ended pod held is free within `free_s`.
+I1 no device has two exclusive holders. I2 shares and memory of a device add up to no more than it has, and no
+exclusive holder stands beside a shared one. I4 a bound pod has exactly as many devices as it asked for, on
+its own node. I5 a device is held for a live pod, or for `spare_s` at most. I6 no bind without the leases, and
+none of them goes while the pod lives; a claim serves one live pod, and says the node that pod is on. I7 what
+an ended pod held is free within `free_s`.
 """
 
 from dataclasses import dataclass, field
@@ -72,8 +72,8 @@ class World:
             held.pop(uid, None)
         for claim in [name for name, server in self.serving.items() if server == uid]:
             del self.serving[claim]
-        for lease, holders in self.holders.items():
-            if uid in holders:
+        for lease, uids in self.holders.items():
+            if uid in uids:
                 self.idle_since[lease, uid] = change.at
 
     def _bound(self, change: Change, pod: Json) -> None:

@@ -14,7 +14,7 @@ from tests.scenarios.stage import Stage
 
 @pytest.fixture
 def stage(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    """A stage of the test's own in the shared cluster: its namespace, its leases, its nodes, its scheduler."""
+    """A stage of the test's own in the shared cluster: its namespace, leases, nodes and scheduler."""
     stages.install(cluster)
     made = Stage(cluster, namespace, tmp_path, namespace, f"scheduler-{uuid4().hex[:6]}")
     yield made
