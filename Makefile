@@ -14,9 +14,11 @@ ARGS   ?=
 export PYTHONDONTWRITEBYTECODE := 1
 
 ##@ Use it
-.PHONY: run cluster
-run: $(VENV)/ready ## Start the most that works today and show it at work (Ctrl-C ends it)
-	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
+.PHONY: run demo cluster
+run: demo ## Start the most that works today and show it at work (Ctrl-C ends it)
+
+demo: $(VENV)/ready tools ## The operator at work in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
+	@$(BIN)/python scripts/demo.py $(ARGS)
 
 cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8] (Ctrl-C ends it)
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
@@ -40,6 +42,22 @@ test: $(VENV)/ready check tools ## What every change must pass, with a coverage 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
+##@ Measure it
+.PHONY: bench-operator
+bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
+	@$(BIN)/python -m benchmarks.operator $(ARGS)
+
+.PHONY: bench-decide
+bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
+	@$(BIN)/python -m benchmarks.decide $(ARGS)
+
+.PHONY: bench-kube-parse bench-kube-write
+bench-kube-parse: $(VENV)/bench/ready ## Reading 5,000 pods: our client against the official one [ARGS=...]
+	@$(BIN)/python -m benchmarks.kube_parse --official-python $(VENV)/bench/bin/python $(ARGS)
+
+bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds per second on a real API server [ARGS=...]
+	@$(BIN)/python -m benchmarks.kube_write $(ARGS)
+
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help
 fmt: $(VENV)/ready ## Format and mend what can be mended by itself
@@ -61,7 +79,7 @@ clean: ## Remove what `make` made in this folder (the cache of built binaries st
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z%-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The virtual environment, made again whenever the locks or the package's own list change.
 $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
@@ -72,4 +90,10 @@ $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@$(BIN)/uv pip sync -q --require-hashes requirements/dev.txt
 	@$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The peers that benchmarks measure against, apart from our own environment.
+$(VENV)/bench/ready: $(VENV)/ready requirements/bench.txt
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/bench
+	@$(BIN)/uv pip sync -q --require-hashes --python $(VENV)/bench/bin/python requirements/bench.txt
 	@touch $@

@@ -1,17 +1,160 @@
-"""How long one decision takes, how many the engine makes, and the weight of a large cluster. `make
-bench-decide`.
+"""How long a decision takes, how many the engine makes, what a large cluster weighs: `make bench-decide`.
 
 Half-full clusters of nodes with eight GPUs; ten request shapes in turn; every decision is placed, and
-releases keep the cluster half full, so each decision finds the cluster changed by the ones before.
+releases keep the cluster half full, so each decision finds the cluster changed by the ones before. Ends with
+one line of JSON.
 """
 
+import argparse
+import gc
+import json
+import os
+import random
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.node import Node, node
+from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Expression, Request, Term, request
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.events import Asked, Gone, NodeSeen, Place, Placed
+from gpu_orchestrator.policies.registry import STRATEGIES, Registry
 
 SIZES = (500, 1213, 5000, 20_000)
 ISLANDS = {(a, b): 600 for half in (range(4), range(4, 8)) for a in half for b in half if a < b}
 GIB = 1 << 30
+REGISTRY = Registry()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of nodes")
+    parser.add_argument("--decisions", type=int, default=4000, help="decisions timed per strategy and size")
+    args = parser.parse_args()
+    times = {n: {name: decision_times(n, name, args.decisions) for name in STRATEGIES} for n in args.sizes}
+    alone, beside = engine_rates(min(5000, max(args.sizes)), backlog=10_000)
+    result: dict[str, Any] = {
+        "median_us": {n: {name: _us(median(each)) for name, each in row.items()} for n, row in times.items()},
+        "p99_us": {
+            n: {name: _us(quantiles(each, n=100)[98]) for name, each in row.items()}
+            for n, row in times.items()
+        },
+        "copy_us": {n: _us(copy_time(n)) for n in args.sizes},
+        "engine_per_s": round(alone),
+        "engine_with_backlog_per_s": round(beside),
+        "memory_mb": {max(args.sizes): round(memory_mb(max(args.sizes)), 1)},
+        "load": [round(each, 2) for each in os.getloadavg()],
+    }
+    show(result)
+    print(json.dumps(result))
+
+
+def decision_times(nodes: int, strategy: str, decisions: int) -> list[float]:
+    """Seconds of each decision, on a half-full cluster that stays half full."""
+    policy, rng = REGISTRY.policy(strategy), random.Random(1)
+    cluster, held = half_full(nodes, rng)
+    stream = numbered(ten_shapes())
+    for _ in range(20 * len(ten_shapes())):  # every shape is known before the clock runs
+        _turn(cluster, held, next(stream), policy, rng)
+    gc.collect()
+    return [_turn(cluster, held, next(stream), policy, rng) for _ in range(decisions)]
+
+
+def _turn(
+    cluster: Cluster, held: list[Placement], asked: Request, policy: Policy, rng: random.Random
+) -> float:
+    """Decide and place one, then release as many GPUs again. Only the decision is timed."""
+    start = perf_counter()
+    answer = decide(asked, cluster, policy, rng)
+    took = perf_counter() - start
+    if isinstance(answer, Placement):
+        cluster.place(answer)
+        held.append(answer)
+        owed = _milli(answer)
+        while owed > 0 and held:
+            owed -= _milli(released := _swap_out(held, rng))
+            cluster.release(released)
+    return took
+
+
+def half_full(nodes: int, rng: random.Random) -> tuple[Cluster, list[Placement]]:
+    cluster, stream, policy = big_cluster(nodes), numbered(ten_shapes(), "first"), REGISTRY.policy("random")
+    held: list[Placement] = []
+    used, half = 0, nodes * 8 * 1000 // 2
+    while used < half:
+        answer = decide(next(stream), cluster, policy, rng)
+        if isinstance(answer, Placement):
+            cluster.place(answer)
+            held.append(answer)
+            used += _milli(answer)
+    return cluster, held
+
+
+def engine_rates(nodes: int, *, backlog: int, slices: int = 20) -> tuple[float, float]:
+    """Requests per second from asked to placed, confirmed and gone, without IO: alone, and beside a backlog
+    of as many that never fit. Both in turns, slice by slice, so that what disturbs one disturbs the other."""
+    plain, laden = _Run(nodes), _Run(nodes)
+    for i in range(backlog):
+        laden.engine.handle(Asked(request(f"never-{i}", 16 + i % 100)), 0.0)
+    rates = [(plain.rate(), laden.rate()) for _ in range(slices)]
+    return median(each[0] for each in rates), median(each[1] for each in rates)
+
+
+class _Run:
+    """One engine under a steady stream of requests."""
+
+    def __init__(self, nodes: int) -> None:
+        self.engine = Engine(REGISTRY.policy_of, random.Random(1))
+        self.stream, self.rng, self.nodes = numbered(ten_shapes()), random.Random(2), nodes
+        self.held: list[str] = []
+        for i in range(nodes):
+            self.engine.handle(NodeSeen(_node(i)), 0.0)
+        self.rate(2 * nodes)
+
+    def rate(self, requests: int = 1000) -> float:
+        start = perf_counter()
+        for _ in range(requests):
+            self._one()
+        return requests / (perf_counter() - start)
+
+    def _one(self) -> None:
+        for action in self.engine.handle(Asked(next(self.stream)), 0.0):
+            if isinstance(action, Place):
+                self.engine.handle(Placed(action.request.key), 0.0)
+                self.held.append(action.request.key)
+        if len(self.held) > self.nodes:
+            self.engine.handle(Gone(self.held.pop(self.rng.randrange(len(self.held)))), 0.0)
+
+
+def copy_time(nodes: int) -> float:
+    """Seconds a copy of a half-full cluster takes."""
+    cluster, _ = half_full(nodes, random.Random(1))
+    times = []
+    for _ in range(50):
+        start = perf_counter()
+        cluster.copy()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def memory_mb(nodes: int) -> float:
+    """Python and numpy memory of a half-full cluster with ten remembered shapes."""
+    tracemalloc.start()
+    kept = half_full(nodes, random.Random(1))
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del kept
+    return size / 1e6
 
 
 def big_cluster(nodes: int) -> Cluster:
@@ -43,3 +186,47 @@ def ten_shapes() -> list[Request]:
         request("label", 2, labels={"zone": "zone-0"}, resources=small),
         request("linked", 2, mode="Required", min_bandwidth_gbps=600, resources=small),
     ]
+
+
+def numbered(shapes: list[Request], prefix: str = "r") -> Iterator[Request]:
+    """The shapes in turn for ever, each under a key of its own."""
+    number = 0
+    while True:
+        yield replace(shapes[number % len(shapes)], key=f"{prefix}{number}")
+        number += 1
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table(title="decision time, median / p99 in µs")
+    table.add_column("nodes", justify="right")
+    for name in STRATEGIES:
+        table.add_column(name, justify="right")
+    for nodes, row in result["median_us"].items():
+        cells = [f"{row[name]:.0f} / {result['p99_us'][nodes][name]:.0f}" for name in STRATEGIES]
+        table.add_row(f"{nodes:,}", *cells)
+    console = Console()
+    console.print(table)
+    rates = (
+        f"{result['engine_per_s']:,} requests/s, {result['engine_with_backlog_per_s']:,} beside 10,000 parked"
+    )
+    console.print(f"engine without IO: {rates}")
+    console.print(f"copy in µs by nodes {result['copy_us']}")
+    console.print(f"memory in MB by nodes {result['memory_mb']}; load {result['load']}")
+
+
+def _swap_out(held: list[Placement], rng: random.Random) -> Placement:
+    at = rng.randrange(len(held))
+    held[at], held[-1] = held[-1], held[at]
+    return held.pop()
+
+
+def _milli(placement: Placement) -> int:
+    return len(placement.devices) * placement.milli
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 1)
+
+
+if __name__ == "__main__":
+    main()

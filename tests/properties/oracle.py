@@ -17,7 +17,8 @@ Held = list[Placement]
 def possible_sets(shape: Shape, node: Node, held: Held) -> list[tuple[int, ...]]:
     """Every set of devices that may be given."""
     free = [device.id for device in node.devices if device_has_room(shape, device, held)]
-    sets = list(combinations(free, shape.gpus))
+    maker = {device.id: device.vendor for device in node.devices}
+    sets = [each for each in combinations(free, shape.gpus) if len({maker[i] for i in each}) <= 1]
     if shape.mode == "Required" and shape.gpus > 1:
         sets = [each for each in sets if weakest(node, each) >= shape.min_bandwidth_gbps]
     return sets
@@ -39,7 +40,9 @@ def fits(shape: Shape, node: Node, held: Held) -> bool:
 def could_ever_fit(shape: Shape, node: Node) -> bool:
     """When empty, ready and healthy."""
     well = [device for device in node.devices if is_of_kind(shape, device)]
-    sets = combinations([device.id for device in well], shape.gpus)
+    vendors = {device.vendor for device in well} or {""}
+    alike = [[device.id for device in well if device.vendor == vendor] for vendor in vendors]
+    sets = [each for ids in alike for each in combinations(ids, shape.gpus)]
     strict = shape.mode == "Required" and shape.gpus > 1
     linked = any(not strict or weakest(node, each) >= shape.min_bandwidth_gbps for each in sets)
     room = all(dict(node.resources).get(name, 0) >= amount for name, amount in shape.resources)

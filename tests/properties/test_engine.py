@@ -32,8 +32,8 @@ from tests.properties.worlds import ALLOCATORS, NAMES, STRATEGIES, a_node, a_sha
 REGISTRY = Registry()
 
 
-# What each event makes of a request in each phase; none where it is not named. "left": gone while its placing is
-# under way; "back": asked for again after that.
+# What each event makes of a request in each phase; nothing if it is not named. "left": gone while its placing
+# is under way; "back": asked for again after that.
 PHASES: dict[type[Event], dict[str, str]] = {
     Asked: {"none": "waiting", "left": "back"},
     Gone: {"waiting": "none", "held": "none", "flying": "left", "back": "left"},

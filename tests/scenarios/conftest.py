@@ -1,15 +1,60 @@
-"""The stages of the gpu-scheduler's scenarios."""
+"""Fixtures of the scenarios: the operator with a cluster for all of its tests, stages for the gpu-scheduler."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from controlplane.cluster import Cluster
+from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.toolbox import Toolbox
 from tests.conftest import NewCluster
 from tests.scenarios import stage as stages
+from tests.scenarios.operating import ACCOUNT, ROOT, SYSTEM, Operator, Site
 from tests.scenarios.stage import Stage
+
+NewOperator = Callable[..., Operator]
+
+
+@pytest.fixture(scope="session")
+def operator_cluster(toolbox: Toolbox) -> Iterator[Cluster]:
+    """A cluster with all that `kubectl apply -k config/default` brings but the operator itself, which the
+    tests start as a process. Its own, because the operator counts every node there is."""
+    with Cluster.start(parts=OPTIONAL, toolbox=toolbox) as cluster:
+        cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
+        cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM, "--cascade=foreground")
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def account(operator_cluster: Cluster) -> Path:
+    """The shipped ServiceAccount, as a kubeconfig."""
+    return operator_cluster.service_account_kubeconfig(SYSTEM, ACCOUNT)
+
+
+@pytest.fixture
+def site(operator_cluster: Cluster) -> Iterator[Site]:
+    made = Site(operator_cluster)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def operator(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """One operator for the tests of a module that do not disturb it."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    with Operator(account, "--no-leader-elect", log=log) as running:
+        yield running
+
+
+@pytest.fixture
+def new_operator(account: Path, tmp_path: Path) -> NewOperator:
+    """`new_operator(*flags, kubeconfig=...)`: one of the test's own, not yet started."""
+
+    def make(*flags: str, kubeconfig: Path | None = None) -> Operator:
+        return Operator(kubeconfig or account, *flags, log=tmp_path / "operator.log")
+
+    return make
 
 
 @pytest.fixture

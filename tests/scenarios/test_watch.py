@@ -190,7 +190,7 @@ async def test_churn_while_everything_breaks(new_cluster: NewCluster, scale: Sca
             over.set()
             changes = await churn
             await follower.agrees_with(client, "default", within_s=60)
-    assert changes > 2 * count
+    assert changes >= 2 * count
     assert len(follower.known) > count // 4
     assert len(follower.deleted_uids) > 0
 

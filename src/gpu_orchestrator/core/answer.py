@@ -52,7 +52,9 @@ class Refusal:
     def message(self) -> str:
         if not self.nodes:
             return "0/0 nodes fit: there are no nodes"
-        counted = ", ".join(f"{count} {_agreeing(text, count)}" for text, count in self.reasons)
+        counted = ", ".join(
+            f"{count} {singular(text) if count == 1 else text}" for text, count in self.reasons
+        )
         return f"0/{self.nodes} nodes fit: {counted}"
 
     def __str__(self) -> str:
@@ -62,7 +64,7 @@ class Refusal:
 _SINGULAR = {"have": "has", "are": "is", "offer": "offers", "lack": "lacks", "do": "does"}
 
 
-def _agreeing(text: str, count: int) -> str:
-    """`have fewer …` becomes `has fewer …` for one node."""
+def singular(text: str) -> str:
+    """A reason as it is said of one node: `have fewer …` becomes `has fewer …`."""
     verb, _, rest = text.partition(" ")
-    return f"{_SINGULAR.get(verb, verb)} {rest}".strip() if count == 1 else text
+    return f"{_SINGULAR.get(verb, verb)} {rest}".strip()

@@ -4,6 +4,8 @@ A table lists its columns by kind: one value per node (`rows`), one per device (
 resource (`amounts`). Rows of nodes that left are used again.
 """
 
+from collections.abc import Iterator
+from math import prod
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -18,43 +20,53 @@ Codes = NDArray[np.int16]
 
 
 class Table:
+    """All columns lie in one block of memory, so that copying a table is one memcpy. (As many blocks as
+    columns would be cheaper to write here, but the allocator gives them back to the system and faults them in
+    again every time.)"""
+
     rows: ClassVar[dict[str, type]] = {}
     grids: ClassVar[dict[str, type]] = {}
     amounts: ClassVar[dict[str, type]] = {}
 
     def __init__(self) -> None:
         self.size, self.width, self.kinds = 0, 1, 1
-        self._reshape()
+        self._bind(np.zeros(0, np.uint8))
 
     def resize(self, size: int, width: int, kinds: int) -> None:
         """Make room for so many nodes, devices on each, and kinds of resources; never shrinks."""
         wanted = (max(size, self.size), max(width, self.width), max(kinds, self.kinds))
-        if wanted != (self.size, self.width, self.kinds):
-            self.size, self.width, self.kinds = wanted
-            self._reshape()
+        if wanted == (self.size, self.width, self.kinds):
+            return
+        old = {name: getattr(self, name) for name, _, _ in self._layout()}
+        self.size, self.width, self.kinds = wanted
+        self._bind(np.zeros(sum(_bytes(shape, dtype) for _, shape, dtype in self._layout()), np.uint8))
+        for name, column in old.items():
+            getattr(self, name)[tuple(slice(length) for length in column.shape)] = column
 
     def copy_columns_of(self, other: "Table") -> None:
         self.size, self.width, self.kinds = other.size, other.width, other.kinds
-        for name in (*self.rows, *self.grids, *self.amounts):
-            setattr(self, name, getattr(other, name).copy())
+        self._bind(other._block.copy())
 
-    def nbytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name in (*self.rows, *self.grids, *self.amounts))
+    def _bind(self, block: NDArray[np.uint8]) -> None:
+        """Let every column be its part of the block."""
+        self._block = block
+        offset = 0
+        for name, shape, dtype in self._layout():
+            setattr(self, name, np.ndarray(shape, dtype, buffer=block, offset=offset))
+            offset += _bytes(shape, dtype)
 
-    def _reshape(self) -> None:
+    def _layout(self) -> Iterator[tuple[str, tuple[int, ...], type]]:
         for name, dtype in self.rows.items():
-            self._grow(name, (self.size,), dtype)
+            yield name, (self.size,), dtype
         for name, dtype in self.grids.items():
-            self._grow(name, (self.size, self.width), dtype)
+            yield name, (self.size, self.width), dtype
         for name, dtype in self.amounts.items():
-            self._grow(name, (self.size, self.kinds), dtype)
+            yield name, (self.size, self.kinds), dtype
 
-    def _grow(self, name: str, shape: tuple[int, ...], dtype: type) -> None:
-        new: NDArray[Any] = np.zeros(shape, dtype)
-        old = getattr(self, name, None)
-        if old is not None:
-            new[tuple(slice(length) for length in old.shape)] = old
-        setattr(self, name, new)
+
+def _bytes(shape: tuple[int, ...], dtype: type) -> int:
+    """Size of a column, rounded up so that the next one begins where any number may."""
+    return -(-prod(shape) * np.dtype(dtype).itemsize // 64) * 64
 
 
 # Decisions look at a handful of rows at a time, where a numpy call costs more than its work. These are the

@@ -25,7 +25,7 @@ def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Plac
     row = _best(standing.scores, policy, rng)
     if row is None:
         return explain.refusal(standing, cluster)
-    return _placement(request, cluster, policy, row)
+    return _placement(request, standing.offers(cluster, np.array([row])))
 
 
 def why_not(shape: Shape, cluster: Cluster, policy: Policy) -> Refusal | None:
@@ -53,13 +53,11 @@ def _best(scores: Floats, policy: Policy, rng: Rng) -> int | None:
     return row
 
 
-def _placement(request: Request, cluster: Cluster, policy: Policy, row: int) -> Placement:
-    shape, node = request.shape, cluster.inventory.nodes[row]
-    chosen = Offers(cluster, shape, policy.allocate, np.array([row])).chosen()
-    assert node is not None  # noqa: S101 - rows that fit have a node
+def _placement(request: Request, offer: Offers) -> Placement:
+    shape, chosen = request.shape, offer.chosen()
     return Placement(
         request.key,
-        node.name,
+        offer.names[0],
         devices=chosen.ids,
         exclusive=shape.exclusive,
         milli=shape.milli,

@@ -11,13 +11,13 @@ class CoreError(Exception):
     """Base of all errors of the core."""
 
 
-class InvalidRequest(CoreError):  # noqa: N818 - named for what is wrong, like its siblings
+class InvalidRequest(CoreError):
     """Asked for something that cannot be meant."""
 
 
-class Oversold(CoreError):  # noqa: N818
+class Oversold(CoreError):
     """Somebody else has what this placement would take."""
 
 
-class Unknown(CoreError):  # noqa: N818
+class Unknown(CoreError):
     """No such node, or nobody of that key holds anything there."""

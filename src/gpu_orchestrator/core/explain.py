@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_orchestrator.core.answer import Miss, Refusal
-from gpu_orchestrator.core.columns import Bools, Floats, Ints, all_in_row, where
+from gpu_orchestrator.core.columns import Bools, Floats, Ints, all_in_row, count_in_row, where
 from gpu_orchestrator.core.filters import Filter, devices, room
 from gpu_orchestrator.core.standing import GONE, Standing
 from gpu_orchestrator.core.topology import best_link
@@ -24,7 +24,7 @@ def refusal(standing: Standing, cluster: "Cluster") -> Refusal:
             nodes=len(cluster),
             reasons=_counted(standing, cluster),
             nearest=_nearest(standing, cluster),
-            never=not _could_ever(standing, cluster).any(),
+            never=_never(standing, cluster),
         )
     return standing.refusal
 
@@ -77,22 +77,25 @@ def _shortage(standing: Standing, cluster: "Cluster", rows: Ints) -> Floats:
     return missing
 
 
-def _could_ever(standing: Standing, cluster: "Cluster") -> Bools:
-    """Which nodes would take the request if they were empty, ready and healthy."""
-    rows = where(standing.codes != GONE)
-    for each in standing.filters:
-        rows = rows[_passes_when_empty(each, cluster, rows)]
-    return np.ones(len(rows), np.bool_)
+def _never(standing: Standing, cluster: "Cluster") -> bool:
+    """Whether no node would take the request even if it were empty, ready and healthy. Such facts change only
+    when a node is observed anew, so until then the answer stands."""
+    if standing.never is None or standing.never[0] != cluster.observed.mark:
+        rows = where(standing.codes != GONE)
+        for each in standing.filters:
+            rows = rows[_passes_when_empty(each, cluster, rows)]
+        standing.never = cluster.observed.mark, not len(rows)
+    return standing.never[1]
 
 
 def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:
     inventory = cluster.inventory
     match each:
         case devices.FreeDevices():
-            enough: Bools = each.kind.matching(inventory, rows).sum(axis=1) >= each.gpus
+            enough: Bools = count_in_row(_fit_for_use(each.kind, cluster, rows)) >= each.gpus
             return enough
         case devices.Linked():
-            masks = devices.masks_of(each.kind.matching(inventory, rows))
+            masks = devices.masks_of(_fit_for_use(each.kind, cluster, rows))
             layouts = [inventory.names.values[at] for at in inventory.topology[rows]]
             links = [best_link(t, mask, each.gpus) for t, mask in zip(layouts, masks, strict=True)]
             return np.array(links, float) >= each.gbps
@@ -100,3 +103,8 @@ def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:
             return all_in_row(each.capacity(inventory, rows) >= each.amounts)
         case _:
             return each.passes(cluster, rows) if each.lasting else np.ones(len(rows), np.bool_)
+
+
+def _fit_for_use(kind: devices.Kind, cluster: "Cluster", rows: Ints) -> Bools:
+    """The devices that could be given together if all were free and healthy."""
+    return kind.of_one_vendor(cluster.inventory, rows, kind.matching(cluster.inventory, rows))

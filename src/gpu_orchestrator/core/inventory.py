@@ -10,6 +10,8 @@ import numpy as np
 from gpu_orchestrator.core.columns import Bools, Floats, Ints, Names, Small, Table
 from gpu_orchestrator.core.node import Node
 
+MOST_LABELS = 256
+
 
 class Inventory(Table):
     alive: Bools
@@ -23,6 +25,7 @@ class Inventory(Table):
     healthy: Small
     rdma_ports: Small
     cufile: Bools
+    mixed: Bools
     usable: Bools
     model: Small
     vendor: Small
@@ -41,6 +44,7 @@ class Inventory(Table):
         "healthy": np.int32,
         "rdma_ports": np.int32,
         "cufile": np.bool_,
+        "mixed": np.bool_,
     }
     grids: ClassVar[dict[str, type]] = {
         "usable": np.bool_,
@@ -57,6 +61,7 @@ class Inventory(Table):
         self.nodes: list[Node | None] = []
         self.row_of: dict[str, int] = {}
         self.left: list[int] = []
+        self.has_mixed = False
         self.labels: dict[str, Small] = {}
         self.numbers: dict[str, Floats] = {}
 
@@ -65,6 +70,7 @@ class Inventory(Table):
         twin.copy_columns_of(self)
         twin.names, twin.kinds_of = self.names, self.kinds_of
         twin.nodes, twin.row_of, twin.left = self.nodes.copy(), self.row_of.copy(), self.left.copy()
+        twin.has_mixed = self.has_mixed
         twin.labels = {key: column.copy() for key, column in self.labels.items()}
         twin.numbers = {key: column.copy() for key, column in self.numbers.items()}
         return twin
@@ -85,7 +91,8 @@ class Inventory(Table):
         row = self.row_of.pop(name)
         self.nodes[row] = None
         self.left.append(row)
-        self.alive[row] = False
+        self.alive[row] = self.mixed[row] = False
+        self.has_mixed = self.has_mixed and bool(self.mixed.any())
         return row
 
     def kind(self, resource: str) -> int:
@@ -95,6 +102,7 @@ class Inventory(Table):
     def label(self, key: str) -> Small:
         """Each node's value of one label, as a number; 0 where it has none. Made when first asked for."""
         if key not in self.labels:
+            self._forget_a_label()
             column = np.zeros(self.size, np.int32)
             for name, row in self.row_of.items():
                 column[row] = self._label_number(self.node(name), key)
@@ -111,6 +119,13 @@ class Inventory(Table):
         node = self.nodes[self.row_of[name]]
         assert node is not None  # noqa: S101 - rows with a name have a node
         return node
+
+    def _forget_a_label(self) -> None:
+        """Whoever asks for ever new labels must not fill the memory: the oldest column can be made again."""
+        if len(self.labels) >= MOST_LABELS:
+            oldest = next(iter(self.labels))
+            del self.labels[oldest]
+            self.numbers.pop(oldest, None)
 
     def _new_row(self, name: str) -> int:
         if self.left:
@@ -151,6 +166,10 @@ class Inventory(Table):
             column[row] = 0
         self.gpus[row], self.healthy[row] = count, sum(device.healthy for device in devices)
         self.models[row] = number("/".join(sorted({device.model for device in devices if device.model})))
+        was_mixed = self.mixed.item(row)
+        self.mixed[row] = len({device.vendor for device in devices}) > 1
+        if was_mixed or self.mixed[row]:
+            self.has_mixed = bool(self.mixed.any())
         if count:
             self.usable[row, :count] = [device.healthy for device in devices]
             self.model[row, :count] = [number(device.model) for device in devices]

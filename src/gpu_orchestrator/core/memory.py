@@ -43,5 +43,8 @@ class Memory:
         if len(self._kept) > KEEP:
             del self._kept[next(iter(self._kept))]
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def clear(self) -> None:
         self._kept.clear()

@@ -3,7 +3,8 @@
 Everything is an array with one value per offer, computed when first asked for.
 """
 
-from functools import lru_cache
+from collections.abc import Iterable
+from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 
 
 class Offers:
-    def __init__(self, cluster: "Cluster", shape: Shape, allocate: Allocator, rows: Ints) -> None:
+    """`known` remembers device sets already chosen for this shape by this allocator: nodes in one state are
+    many."""
+
+    def __init__(
+        self, cluster: "Cluster", shape: Shape, allocate: Allocator, rows: Ints, known: "Known | None" = None
+    ) -> None:
         self.cluster, self.shape, self.allocate, self.rows = cluster, shape, allocate, rows
+        self.known = {} if known is None else known
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,7 +96,11 @@ class Offers:
     @lazy
     def sets(self) -> list["DeviceSet"]:
         """The devices each node would give."""
-        return [_offered(self.allocate, choice) for choice in self.choices]
+        known = self.known
+        if len(known) > MOST_KNOWN:
+            known.clear()
+        states = self._states()
+        return [known.get(state) or self._choose(state) for state in states]
 
     @property
     def bandwidth_gbps(self) -> Floats:
@@ -101,30 +112,40 @@ class Offers:
         """Free devices left over in the islands the offer takes from; the fewer, the fewer are broken up."""
         return np.array([each.left_in_islands for each in self.sets])
 
-    @lazy
-    def choices(self) -> list[Choice]:
-        """What the allocator chooses from on each node."""
-        inventory, shape = self.cluster.inventory, self.shape
-        gpus, asked, prefer, values = shape.gpus, shape.asked_gbps, shape.prefer_ids, inventory.names.values
-        layouts, masks = inventory.topology[self.rows].tolist(), masks_of(self.free_devices)
-        return [
-            Choice(values[layout], mask, gpus, asked, prefer, room)
-            for layout, mask, room in zip(layouts, masks, self._rooms(), strict=True)
-        ]
-
     def chosen(self) -> "DeviceSet":
         """The devices of the first offer, after making sure that the allocator kept the rules."""
         if not self.shape.gpus:
             return DeviceSet((), (), inf, 0.0)
-        _check(self.shape, self.choices[0], self.sets[0])
-        return self.sets[0]
+        chosen = self.sets[0]
+        if self.shape.needs_bandwidth and chosen.gbps < self.shape.min_bandwidth_gbps:
+            due = f"{self.shape.min_bandwidth_gbps} are required and to be had"
+            raise InvalidRequest(f"the allocator offered {chosen.gbps:g} GB/s where {due}")
+        return chosen
 
-    def _rooms(self) -> list[tuple[tuple[int, int], ...]]:
+    def _states(self) -> "list[State]":
+        """All that decides which devices a node gives: how it is wired, what is free and, for shares, how
+        much."""
+        layouts = self.cluster.inventory.topology[self.rows].tolist()
+        masks = masks_of(self.free_devices)
         if self.shape.exclusive:
-            return [()] * len(self)
+            return list(zip(layouts, masks, _NO_ROOM, strict=False))
         usage = self.cluster.usage
-        milli, mib = usage.free_milli[self.rows].tolist(), usage.free_mib[self.rows].tolist()
-        return [tuple(zip(a, b, strict=True)) for a, b in zip(milli, mib, strict=True)]
+        milli, mib = some(usage.free_milli, self.rows).tolist(), some(usage.free_mib, self.rows).tolist()
+        rooms = [tuple(zip(a, b, strict=True)) for a, b in zip(milli, mib, strict=True)]
+        return list(zip(layouts, masks, rooms, strict=True))
+
+    def _choose(self, state: "State") -> "DeviceSet":
+        layout, free, room = state
+        shape, topology = self.shape, self.cluster.inventory.names.values[layout]
+        choice = Choice(topology, free, shape.gpus, shape.asked_gbps, shape.prefer_ids, room)
+        chosen = self.known[state] = _device_set(choice, self.allocate(choice))
+        return chosen
+
+
+State = tuple[int, int, tuple[tuple[int, int], ...]]
+Known = dict[State, "DeviceSet"]
+MOST_KNOWN = 1 << 14
+_NO_ROOM: Iterable[tuple[tuple[int, int], ...]] = repeat(())
 
 
 class DeviceSet(NamedTuple):
@@ -134,10 +155,9 @@ class DeviceSet(NamedTuple):
     left_in_islands: float
 
 
-@lru_cache(maxsize=1 << 16)
-def _offered(allocate: Allocator, choice: Choice) -> DeviceSet:
-    """Remembered: nodes in the same state are many."""
-    positions, topology = allocate(choice), choice.topology
+def _device_set(choice: Choice, positions: tuple[int, ...]) -> DeviceSet:
+    _check(choice, positions)
+    topology = choice.topology
     ids = tuple(topology.ids[at] for at in positions)
     return DeviceSet(positions, ids, weakest_link(topology, positions), _left_over(choice, positions))
 
@@ -149,11 +169,8 @@ def _left_over(choice: Choice, positions: tuple[int, ...]) -> float:
     return float(sum(1 for at, island in enumerate(islands) if rest >> at & 1 and island in touched))
 
 
-def _check(shape: Shape, choice: Choice, chosen: DeviceSet) -> None:
-    taken = mask_of(chosen.positions)
-    if len(chosen.positions) != shape.gpus or taken.bit_count() != shape.gpus or taken & ~choice.free:
-        due = f"{shape.gpus} different ones of {choice.positions} were due"
-        raise InvalidRequest(f"the allocator offered positions {chosen.positions}; {due}")
-    if shape.needs_bandwidth and chosen.gbps < shape.min_bandwidth_gbps:
-        due = f"{shape.min_bandwidth_gbps} are required and to be had"
-        raise InvalidRequest(f"the allocator offered {chosen.gbps:g} GB/s where {due}")
+def _check(choice: Choice, positions: tuple[int, ...]) -> None:
+    taken = mask_of(positions)
+    if len(positions) != choice.gpus or taken.bit_count() != choice.gpus or taken & ~choice.free:
+        due = f"{choice.gpus} different ones of {choice.positions} were due"
+        raise InvalidRequest(f"the allocator offered positions {positions}; {due}")

@@ -12,7 +12,7 @@ from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.columns import Codes, Floats, Ints, where
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.filters import Filter, compile_filters
-from gpu_orchestrator.core.offers import Offers
+from gpu_orchestrator.core.offers import Known, Offers
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 
@@ -31,6 +31,8 @@ class Standing:
         self.scores: Floats = np.zeros(0)
         self.observed_mark = self.changed_mark = 0
         self.refusal: Refusal | None = None
+        self.known: Known = {}
+        self.never: tuple[int, bool] | None = None
         self.owner: object = None
 
     def copy(self) -> "Standing":
@@ -41,7 +43,7 @@ class Standing:
             self.scores.copy(),
         )
         twin.observed_mark, twin.changed_mark = self.observed_mark, self.changed_mark
-        twin.refusal = self.refusal
+        twin.refusal, twin.never, twin.known = self.refusal, self.never, self.known
         return twin
 
     def mend(self, cluster: "Cluster") -> None:
@@ -73,7 +75,10 @@ class Standing:
         self.scores[changed] = -np.inf
         rows = changed[codes == FITS]
         if len(rows):
-            self.scores[rows] = _scores(Offers(cluster, self.shape, self.policy.allocate, rows), self.policy)
+            self.scores[rows] = _scores(self.offers(cluster, rows), self.policy)
+
+    def offers(self, cluster: "Cluster", rows: Ints) -> Offers:
+        return Offers(cluster, self.shape, self.policy.allocate, rows, self.known)
 
     def eligible(self) -> Ints:
         """Rows of nodes that could take the shape as far as facts about nodes go, whatever is free."""

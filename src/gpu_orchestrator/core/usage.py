@@ -1,7 +1,8 @@
 """What of each node is taken and by whom, in columns. A placement adds itself and is taken out again exactly.
 
-`held` keeps, per row, the placements by key; a row's dict is replaced and never changed, so copies may
-share it."""
+`held` keeps, per row, the placements by key; a row's dict is replaced and never changed, so that copies may
+share it.
+"""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -49,9 +50,8 @@ class Usage(Table):
         self.free[row] = 0
         self.free[row, : inventory.kinds] = inventory.capacity[row]
         self.holders[row] = 0
-        for placement in self.held[row].values():
-            self._take(inventory, row, placement, 1)
         self._sum(inventory, row)
+        self._count_held(inventory, row)
 
     def drop(self, row: int) -> None:
         self.held[row] = {}
@@ -60,14 +60,12 @@ class Usage(Table):
         named = self._stand_in(inventory, row, placement)
         self.held[row] = {**self.held[row], placement.key: named}
         self._take(inventory, row, named, 1)
-        self._sum(inventory, row)
 
     def remove(self, inventory: Inventory, row: int, key: str) -> Placement:
         rest = self.held[row].copy()
         placement = rest.pop(key)
         self.held[row] = rest
         self._take(inventory, row, placement, -1)
-        self._sum(inventory, row)
         return placement
 
     def check(self, inventory: Inventory, row: int, placement: Placement) -> None:
@@ -88,29 +86,49 @@ class Usage(Table):
                     f"{placement.key} takes {amount} {name} of {placement.node}, which has {free} free"
                 )
 
+    def _count_held(self, inventory: Inventory, row: int) -> None:
+        """Those with devices of their own first, then find stand-ins among what is left for the others: a
+        node may show its devices only after it runs pods that use them."""
+        held = self.held[row].copy()
+        for key, placement in sorted(held.items(), key=lambda item: item[1].unnamed > 0):
+            held[key] = self._stand_in(inventory, row, placement)
+            self._take(inventory, row, held[key], 1)
+        self.held[row] = held
+
     def _has_room(self, row: int, position: int, placement: Placement) -> bool:
         if placement.exclusive:
             return bool(self.holders[row, position] == 0)
-        enough = self.free_milli[row, position] >= placement.milli
-        return bool(enough and self.free_mib[row, position] >= placement.memory_mib)
+        milli = not placement.milli or self.free_milli[row, position] >= placement.milli
+        memory = not placement.memory_mib or self.free_mib[row, position] >= placement.memory_mib
+        return bool(milli and memory)
 
     def _take(self, inventory: Inventory, row: int, placement: Placement, sign: int) -> None:
-        position = _topology_positions(inventory, row)
+        position, spare, whole = _topology_positions(inventory, row), 0, 0
+        milli = sign * (WHOLE if placement.exclusive else placement.milli)
         for device in placement.devices:
             if (at := position.get(device)) is None:
                 continue  # the device dropped out of the node; its holder comes back with it
-            mib = inventory.memory_mib[row, at] if placement.exclusive else placement.memory_mib
-            self.free_milli[row, at] -= sign * (WHOLE if placement.exclusive else placement.milli)
+            mib = inventory.memory_mib.item(row, at) if placement.exclusive else placement.memory_mib
+            before, holders = self.free_milli.item(row, at), self.holders.item(row, at)
+            self.free_milli[row, at] = before - milli
             self.free_mib[row, at] -= sign * mib
-            self.holders[row, at] += sign
+            self.holders[row, at] = holders + sign
+            if inventory.usable.item(row, at):
+                spare += max(before - milli, 0) - max(before, 0)
+                whole += (holders + sign == 0) - (holders == 0)
         for name, amount in placement.resources:
             self.free[row, inventory.kind(name)] -= sign * amount
+        self._set_sums(inventory, row, self.whole.item(row) + whole, self.spare_milli.item(row) + spare)
 
     def _sum(self, inventory: Inventory, row: int) -> None:
-        usable, gpus = inventory.usable[row], int(inventory.gpus[row])
-        spare = int(np.maximum(self.free_milli[row], 0) @ usable)
-        self.whole[row] = np.count_nonzero(usable & (self.holders[row] == 0))
-        self.spare_milli[row] = spare
+        """Count what is free of a row from its devices."""
+        usable = inventory.usable[row]
+        whole = int(np.count_nonzero(usable & (self.holders[row] == 0)))
+        self._set_sums(inventory, row, whole, int(np.maximum(self.free_milli[row], 0) @ usable))
+
+    def _set_sums(self, inventory: Inventory, row: int, whole: int, spare: int) -> None:
+        gpus = inventory.gpus.item(row)
+        self.whole[row], self.spare_milli[row] = whole, spare
         self.gpu_load[row] = 1.0 - spare / (gpus * WHOLE) if gpus else 0.0
 
     def _stand_in(self, inventory: Inventory, row: int, placement: Placement) -> Placement:

@@ -1,13 +1,14 @@
 """What parked shapes need, as one table, so that "could this node help anyone?" is one comparison for all of
 them.
 
-A necessary condition only: whoever passes is looked at closely.
+A necessary condition only: whoever passes is looked at closely. One column per parked shape, one row per kind
+of thing.
 """
 
 import numpy as np
 
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import Bools, Ints
+from gpu_orchestrator.core.columns import Ints, where
 from gpu_orchestrator.core.request import Shape
 
 NOTHING = np.iinfo(np.int64).min
@@ -17,39 +18,55 @@ WHOLE_DEVICES, MILLI, FIRST_RESOURCE = 0, 1, 2
 
 class Needs:
     def __init__(self) -> None:
-        self._table: Ints = np.full((16, FIRST_RESOURCE), IMPOSSIBLE, np.int64)
+        self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
+        self._least: tuple[int, int] | None = None
 
     def set(self, slot: int, shape: Shape, cluster: Cluster) -> None:
         kinds = [(FIRST_RESOURCE + cluster.inventory.kind(name), amount) for name, amount in shape.resources]
-        self._make_room(slot + 1, 1 + max((kind for kind, _ in kinds), default=0))
-        row = self._table[slot]
-        row[:] = NOTHING
+        self._make_room(1 + max((kind for kind, _ in kinds), default=0), slot + 1)
+        self._least = None
+        needs = self._table[:, slot]
+        needs[:] = NOTHING
         if shape.exclusive:
-            row[WHOLE_DEVICES] = shape.gpus
+            needs[WHOLE_DEVICES] = shape.gpus
         else:
-            row[MILLI] = shape.gpus * shape.milli
+            needs[MILLI] = shape.gpus * shape.milli
         for kind, amount in kinds:
-            row[kind] = amount
+            needs[kind] = amount
 
     def clear(self, slot: int) -> None:
-        self._table[slot] = IMPOSSIBLE
+        self._least = None
+        if slot < self._table.shape[1]:
+            self._table[:, slot] = IMPOSSIBLE
 
-    def met_by(self, cluster: Cluster, row: int) -> Bools:
-        """For each slot whether this node has, by the numbers, enough."""
-        usage, width = cluster.usage, self._table.shape[1]
-        has = np.zeros(max(width, FIRST_RESOURCE + usage.kinds), np.int64)
-        has[WHOLE_DEVICES], has[MILLI] = usage.whole[row], usage.spare_milli[row]
-        has[FIRST_RESOURCE : FIRST_RESOURCE + usage.kinds] = usage.free[row]
-        met: Bools = np.logical_and.reduce(self._table <= has[:width], axis=1)
-        return met
+    def met_by(self, cluster: Cluster, row: int) -> list[int]:
+        """Slots for which this node has, by the numbers, enough. Devices first: they decide most often."""
+        usage, table = cluster.usage, self._table
+        whole, milli = usage.whole.item(row), usage.spare_milli.item(row)
+        if self._least is None:
+            self._least = _least(table[WHOLE_DEVICES]), _least(table[MILLI])
+        if whole < self._least[0] and milli < self._least[1]:
+            return []
+        slots = where((table[WHOLE_DEVICES] <= whole) & (table[MILLI] <= milli))
+        kinds = table.shape[0] - FIRST_RESOURCE
+        has = np.zeros(kinds, np.int64)
+        known = min(kinds, usage.kinds)
+        has[:known] = usage.free[row, :known]
+        enough = np.logical_and.reduce(table[FIRST_RESOURCE:, slots] <= has[:, None], axis=0)
+        found: list[int] = slots[enough].tolist()
+        return found
 
-    def _make_room(self, slots: int, width: int) -> None:
+    def _make_room(self, kinds: int, slots: int) -> None:
         old = self._table
-        if slots <= old.shape[0] and width <= old.shape[1]:
+        if kinds <= old.shape[0] and slots <= old.shape[1]:
             return
-        rows = old.shape[0] if slots <= old.shape[0] else max(slots, 2 * old.shape[0])
-        self._table = np.full((rows, max(width, old.shape[1])), IMPOSSIBLE, np.int64)
+        width = old.shape[1] if slots <= old.shape[1] else max(slots, 2 * old.shape[1])
+        self._table = np.full((max(kinds, old.shape[0]), width), IMPOSSIBLE, np.int64)
         self._table[: old.shape[0], : old.shape[1]] = old
-        if width > old.shape[1]:
-            used = old[:, 0] != IMPOSSIBLE
-            self._table[: old.shape[0], old.shape[1] :][used] = NOTHING
+        used = where(old[WHOLE_DEVICES] != IMPOSSIBLE)
+        self._table[old.shape[0] :, used] = NOTHING
+
+
+def _least(needs: Ints) -> int:
+    """The least that anyone needs who needs any: whoever has less helps nobody."""
+    return int(needs[needs != NOTHING].min(initial=IMPOSSIBLE))

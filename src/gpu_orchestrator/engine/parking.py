@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import where
 from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
@@ -79,7 +78,7 @@ class Parking:
             self._notice(row)
         met = self._needs.met_by(cluster, row)
         near = self._by_row.get(row, set())
-        slots = [slot for slot in where(met).tolist() if slot not in self._few or slot in near]
+        slots = [slot for slot in met if slot not in self._few or slot in near]
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
 
     def wake(self, group: Group) -> Waiting | None:

@@ -13,12 +13,12 @@ COST_LABEL = "gpu-orchestrator/hourly-cost"
 
 
 def free_gpus(offers: Offers) -> Floats:
-    """GPUs that are free, shares included."""
-    return offers.free_milli / 1000.0
+    """GPUs that are free, shares included; of no interest to a request without GPUs."""
+    return offers.free_milli / 1000.0 if offers.shape.gpus else np.zeros(len(offers))
 
 
 def idle(offers: Offers) -> Floats:
-    """The part of the node that is free: of its GPUs, or for a request without GPUs of its cpu and memory."""
+    """The part of the node that is free: of its GPUs, or for a request without GPUs of what it asks for."""
     return 1.0 - _load(offers)
 
 
@@ -65,4 +65,5 @@ def keeps_islands(offers: Offers) -> Floats:
 def _load(offers: Offers) -> Floats:
     if offers.shape.gpus:
         return offers.gpu_load
-    return np.maximum(offers.resource_load("cpu"), offers.resource_load("memory"))
+    loads = [offers.resource_load(name) for name, _ in offers.shape.resources]
+    return np.maximum.reduce(loads) if loads else np.zeros(len(offers))

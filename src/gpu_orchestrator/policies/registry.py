@@ -37,11 +37,11 @@ ALLOCATORS: dict[str, Allocator] = {
 }
 
 
-class UnknownPolicy(Exception):  # noqa: N818
+class UnknownPolicy(Exception):
     """No strategy or allocator of that name."""
 
 
-class BadPlugin(Exception):  # noqa: N818
+class BadPlugin(Exception):
     """A strategy from outside cannot be used."""
 
 

@@ -7,21 +7,22 @@ Errors are those of `errors.py`. Requests are tried again as `retry.py` says.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote, urlencode
 
 import msgspec
 
 from gpu_orchestrator.adapters.kube import codec, errors
+from gpu_orchestrator.adapters.kube.addresses import collection, target
 from gpu_orchestrator.adapters.kube.codec import Body
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.errors import Asked
+from gpu_orchestrator.adapters.kube.lean import LeanTransport
 from gpu_orchestrator.adapters.kube.retry import Retry
-from gpu_orchestrator.adapters.kube.transport import HttpTransport, Request, Stream, Transport
+from gpu_orchestrator.adapters.kube.transport import Request, Stream, Transport
 from gpu_orchestrator.api.wire import Object, Resource
 
 T = TypeVar("T", bound=Object)
@@ -62,9 +63,11 @@ class Client:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: Config) -> AsyncIterator["Client"]:
+    async def open(
+        cls, config: Config, kind: Callable[[Config], Transport] = LeanTransport
+    ) -> AsyncIterator["Client"]:
         """A client on its own transport, closed at the end."""
-        transport = HttpTransport(config)
+        transport = kind(config)
         try:
             yield cls(transport)
         finally:
@@ -251,36 +254,6 @@ class Client:
                 body = b"".join([chunk async for chunk in stream.chunks])
                 raise errors.from_answer(asked, stream.status, body, stream.headers.get("Retry-After"))
             yield stream
-
-
-def target(
-    resource: Resource[Any],
-    name: str,
-    namespace: str = "",
-    subresource: str = "",
-    query: Mapping[str, Any] | None = None,
-) -> str:
-    """The address of one object. A name cannot lead to another address, whoever wrote it."""
-    if resource.namespaced and not namespace:
-        raise ValueError(f"{resource.kind} {name!r} lives in a namespace; none was given")
-    path = resource.path(_segment(namespace) if namespace else "", _segment(name), subresource)
-    return path + _query(query or {})
-
-
-def collection(resource: Resource[Any], namespace: str = "", query: Mapping[str, Any] | None = None) -> str:
-    """The address of all objects of a kind, in one namespace or everywhere."""
-    return resource.path(_segment(namespace) if namespace else "") + _query(query or {})
-
-
-def _segment(name: str) -> str:
-    if not name or name in (".", "..") or "/" in name or "%" in name:
-        raise ValueError(f"no object can be called {name!r}; give the name of one object")
-    return quote(name, safe=":")
-
-
-def _query(query: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in query.items() if value not in ("", None)}
-    return f"?{urlencode(given)}" if given else ""
 
 
 def _asked(verb: str, resource: Resource[Any], name: str, namespace: str, subresource: str = "") -> Asked:

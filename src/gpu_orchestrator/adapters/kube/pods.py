@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_orchestrator.adapters.kube import codec
-from gpu_orchestrator.adapters.kube.client import Client, target
+from gpu_orchestrator.adapters.kube.addresses import target
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Asked, NotFound
 from gpu_orchestrator.adapters.kube.transport import Request
 from gpu_orchestrator.api.wire import Object, ObjectMeta, Resource

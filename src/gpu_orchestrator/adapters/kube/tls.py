@@ -21,9 +21,7 @@ class Trust:
 
 
 def context(trust: Trust, certificate_pem: bytes = b"", key_pem: bytes = b"") -> ssl.SSLContext:
-    made = ssl.create_default_context()
-    if trust.ca_pem:
-        made = _own_authorities(trust)
+    made = _own_authorities(trust) if trust.ca_pem else ssl.create_default_context()
     # Authorities made by older tools lack extensions that strict mode (default from Python 3.13) demands.
     made.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if trust.skip_verify:

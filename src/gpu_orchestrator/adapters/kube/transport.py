@@ -172,6 +172,9 @@ class HttpTransport:
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def _unreachable(self, why: object) -> str:
+        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {_CHECK}"
+
     def _translated(self, error: BaseException, timeout_s: float) -> Exception:
         server = f"{self._config.server} ({self._config.source})"
         match error:
@@ -180,17 +183,11 @@ class HttpTransport:
             ):
                 return Untrusted(f"cannot trust {server}: {_tls_reason(error)}")
             case aiohttp.ConnectionTimeoutError():
-                return Unreachable(
-                    f"cannot reach {server}: no connection within {CONNECT_LIMIT_S:.0f} s; {_CHECK}"
-                )
+                return Unreachable(self._unreachable(f"no connection within {CONNECT_LIMIT_S:.0f} s"))
             case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
-                why = error.os_error.strerror or error.os_error
-                return Unreachable(f"cannot reach {server}: {why}; {_CHECK}")
+                return Unreachable(self._unreachable(error.os_error.strerror or error.os_error))
             case aiohttp.ClientHttpProxyError():
-                return Unreachable(
-                    f"cannot reach {server}: its proxy answered {error.status}; "
-                    "check proxy-url and its credentials"
-                )
+                return Unreachable(self._unreachable(f"its proxy answered {error.status}"))
             case aiohttp.InvalidURL():
                 return BadAnswer(f"the address {server} is not a URL; mend the kubeconfig")
             case TimeoutError():
@@ -206,7 +203,7 @@ def _tls_reason(error: BaseException) -> str:
     text = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or str(inner)
     if "expired" in text:
         return f"its certificate has expired ({text}); renew the API server's certificate"
-    if "self-signed" in text or "unable to get" in text:
+    if any(words in text for words in ("self-signed", "unable to get", "signature failure")):
         return (
             f"its certificate is of an unknown authority ({text}); set certificate-authority-data to its CA"
         )

@@ -27,9 +27,11 @@ import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.kube import codec, errors
-from gpu_orchestrator.adapters.kube.client import Client, collection
+from gpu_orchestrator.adapters.kube.addresses import collection
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.frames import Frame, Frames
 from gpu_orchestrator.adapters.kube.retry import Backoff
+from gpu_orchestrator.adapters.kube.sharing import share
 from gpu_orchestrator.adapters.kube.store import Change, Index, Store
 from gpu_orchestrator.adapters.kube.transport import Request
 from gpu_orchestrator.api.wire import Object, Resource, key
@@ -150,7 +152,9 @@ class Watch(Generic[T]):
         )
         async for page in pages:
             version = page.metadata.resource_version
-            self._gathering.update({key(obj): obj for obj in page.items or ()})
+            for obj in page.items or ():
+                share(obj)
+                self._gathering[key(obj)] = obj
         self._complete(version)
         self._heard = True
 
@@ -221,6 +225,7 @@ class Watch(Generic[T]):
         except errors.BadAnswer as error:
             self._keep_bad(error, frame.object)
             return
+        share(obj)
         if self._gathering is not None:
             _gather(self._gathering, frame.type, obj)
             return

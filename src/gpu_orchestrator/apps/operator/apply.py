@@ -150,5 +150,6 @@ class Hands:
 def difference(old: GPUWorkloadStatus, new: GPUWorkloadStatus) -> dict[str, Any]:
     """A merge patch from one status to the other: what is not said any more becomes null."""
     before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    after["retryCount"] = new.retry_count  # a column: people should see 0, not nothing
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     return {**changed, **dict.fromkeys(name for name in before if name not in after)}

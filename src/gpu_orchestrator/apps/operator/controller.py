@@ -152,13 +152,7 @@ class Controller:
         if not asked:
             self.world.withdraw(name)
         try:
-            await self._perform(name, facts, plan)
-        except apply.JobRefused as error:
-            self.world.withdraw(name)
-            text = str(error)
-            refused = tries.refused_by_server(facts, self._now(), self._rng, text, for_good=error.for_good)
-            await self._perform(name, facts, refused)
-            return "refused"
+            return await self._attempt(name, facts, plan)
         except (apply.Overtaken, NotFound) as error:
             self.world.withdraw(name)
             self.queue.add(name)
@@ -167,6 +161,16 @@ class Controller:
         except BaseException:
             self.world.withdraw(name)
             raise
+
+    async def _attempt(self, name: str, facts: Facts, plan: Plan) -> str:
+        try:
+            await self._perform(name, facts, plan)
+        except apply.JobRefused as error:
+            self.world.withdraw(name)
+            facts = self._facts(name) or facts  # it may have its finalizer by now
+            told = tries.refused_by_server(facts, self._now(), self._rng, str(error), for_good=error.for_good)
+            await self._perform(name, facts, told)
+            return "refused"
         return "idle" if plan.is_empty else "done"
 
     def _plan(self, name: str, facts: Facts) -> tuple[Plan, bool]:

@@ -36,9 +36,9 @@ def job_failed(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     if failure and failure.reason == "DeadlineExceeded":
         limit = facts.workload.spec.max_runtime_seconds
         text = f"Job {job.metadata.name} ran longer than maxRuntimeSeconds ({limit}) on {job.node}"
-        return tries.fail(facts, now, "DeadlineExceeded", text, names.JOB_FAILED)
-    reason = names.PREEMPTED if facts.preempted else names.JOB_FAILED
-    return tries.spend(facts, now, rng, tries.Failure(text, reason, status.BACKING_OFF))
+        return tries.fail(facts, now, "DeadlineExceeded", tries.Failure(text, names.JOB_FAILED, job=job))
+    event = names.PREEMPTED if facts.preempted else names.JOB_FAILED
+    return tries.spend(facts, now, rng, tries.Failure(text, event, status.BACKING_OFF, job))
 
 
 def mirror(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:

@@ -24,7 +24,7 @@ def seek(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
     try:
         wanted = template.read(workload)
     except InvalidTemplate as error:
-        return tries.fail(facts, now, "InvalidTemplate", str(error), names.FAILED_SCHEDULING)
+        return tries.fail(facts, now, "InvalidTemplate", tries.Failure(str(error), names.FAILED_SCHEDULING))
     again_at = moments.read(workload.status.next_retry_time)
     if status.backs_off(workload.status) and again_at and now < again_at:
         return Plan(again_at=again_at)

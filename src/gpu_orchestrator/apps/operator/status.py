@@ -81,14 +81,16 @@ def succeeded(workload: GPUWorkload, now: datetime, *, message: str, **changed: 
 
 
 def failed(
-    workload: GPUWorkload, now: datetime, reason: str, message: str, **changed: Any
+    workload: GPUWorkload, now: datetime, reason: str, message: str, *, placed: bool, **changed: Any
 ) -> GPUWorkloadStatus:
+    """`placed`: it had a node when it failed."""
     states: dict[str, tuple[Truth, str]] = {
-        SCHEDULED: ("True" if conditions.holds(workload.status.conditions, SCHEDULED) else "False", reason),
+        SCHEDULED: ("True" if placed else "False", reason),
         RUNNING: ("False", reason),
         COMPLETE: ("False", reason),
     }
-    done = {"completion_time": moments.text(now), "next_retry_time": "", **changed}
+    nowhere = {} if placed else {"assigned_node": "", "job_name": ""}
+    done = {"completion_time": moments.text(now), "next_retry_time": "", **nowhere, **changed}
     return _next(workload, now, states, phase="Failed", message=message, **done)
 
 

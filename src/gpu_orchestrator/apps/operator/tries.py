@@ -2,22 +2,25 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from gpu_orchestrator.api import conditions, names
 from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus
 from gpu_orchestrator.apps.operator import moments, retry, status
 from gpu_orchestrator.apps.operator.facts import Facts
+from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Note, Plan
 from gpu_orchestrator.core.policy import Rng
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a try failed, in words; the event that tells it; what the next one waits for."""
+    """Why a try failed, in words; the event that tells it; what the next one waits for; the Job that ran."""
 
     text: str
     event: str
-    waits_for: str
+    waits_for: str = ""
+    job: Job | None = None
 
 
 def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
@@ -28,9 +31,8 @@ def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
     told = Note("Warning", failure.event, failure.text)
     if again_at is None:
         text = f"{failure.text}; gave up after {spent} tries"
-        plan = fail(
-            facts, now, names.MAX_RETRIES_EXCEEDED, text, names.MAX_RETRIES_EXCEEDED, retry_count=spent
-        )
+        last = replace(failure, text=text, event=names.MAX_RETRIES_EXCEEDED)
+        plan = fail(facts, now, names.MAX_RETRIES_EXCEEDED, last, retry_count=spent)
         return replace(plan, notes=(told, *plan.notes))
     wait_s = (again_at - now).total_seconds()
     new = status.pending(
@@ -47,18 +49,30 @@ def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
 
 
 def fail(
-    facts: Facts, now: datetime, reason: str, text: str, event: str, *, retry_count: int | None = None
+    facts: Facts, now: datetime, reason: str, failure: Failure, *, retry_count: int | None = None
 ) -> Plan:
-    count = facts.workload.status.retry_count if retry_count is None else retry_count
-    new = status.failed(facts.workload, now, reason, text, retry_count=count)
-    return Plan(status=new, notes=(Note("Warning", event, text),))
+    """It is over, whatever tries were left."""
+    old, job, changed = facts.workload.status, failure.job, dict[str, Any]()
+    if job is not None:
+        started = old.start_time or job.status.start_time
+        changed = {"assigned_node": job.node, "job_name": job.metadata.name, "start_time": started}
+    new = status.failed(
+        facts.workload,
+        now,
+        reason,
+        failure.text,
+        placed=job is not None,
+        retry_count=old.retry_count if retry_count is None else retry_count,
+        **changed,
+    )
+    return Plan(status=new, notes=(Note("Warning", failure.event, failure.text),))
 
 
 def refused_by_server(facts: Facts, now: datetime, rng: Rng, why: str, *, for_good: bool) -> Plan:
     """The API server did not accept the Job: its template is wrong for good, or something like a quota may
     let it in later."""
     if for_good:
-        return fail(facts, now, "InvalidTemplate", why, names.FAILED_SCHEDULING)
+        return fail(facts, now, "InvalidTemplate", Failure(why, names.FAILED_SCHEDULING))
     return spend(facts, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from gpu_orchestrator.core.answer import singular
 from gpu_orchestrator.core.columns import Bools, Ints
 
 if TYPE_CHECKING:
@@ -28,8 +29,4 @@ class Filter:
 
     def lack(self, cluster: "Cluster", row: int) -> str:
         """What this one node lacks, in words that follow its name."""
-        return next(iter(self.reasons(cluster, _only(row))))
-
-
-def _only(row: int) -> Ints:
-    return np.array([row])
+        return singular(next(iter(self.reasons(cluster, np.array([row])))))

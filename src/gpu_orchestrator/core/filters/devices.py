@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Bools, Ints, any_in_row, count_in_row, some
+from gpu_orchestrator.core.columns import Bools, Ints, any_in_row, count_in_row, some, where
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.filters.base import Filter
 from gpu_orchestrator.core.inventory import Inventory
@@ -52,7 +52,24 @@ class Kind:
             free = free & (some(usage.free_milli, rows) >= shape.milli)
         if shape.memory_mib:
             free = free & (some(usage.free_mib, rows) >= shape.memory_mib)
-        return free
+        return self.of_one_vendor(inventory, rows, free)
+
+    def of_one_vendor(self, inventory: Inventory, rows: Ints, grid: Bools) -> Bools:
+        """Devices of different makers cannot work on one thing: where a node has several, keep those of the
+        one that could offer the best set. Such nodes are rare, so they are looked at one by one."""
+        if self.shape.gpus > 1 and not self.vendor and inventory.has_mixed:
+            for at in where(inventory.mixed[rows]).tolist():
+                grid[at] = self._best_vendor(inventory, int(rows[at]), grid[at])
+        return grid
+
+    def _best_vendor(self, inventory: Inventory, row: int, devices: Bools) -> Bools:
+        vendor, layout = inventory.vendor[row], inventory.names.values[inventory.topology[row]]
+        camps = [devices & (vendor == each) for each in dict.fromkeys(vendor[devices].tolist())]
+
+        def worth(camp: Bools) -> tuple[float, int]:
+            return best_link(layout, masks_of(camp[None])[0], self.shape.gpus), int(camp.sum())
+
+        return max(camps, key=worth, default=devices)
 
     def of_model(self, inventory: Inventory, rows: Ints) -> Bools:
         model = some(inventory.model, rows)
@@ -160,7 +177,7 @@ class FreeDevices(Filter):
         self.reason = _few(kind.shape)
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        if self.kind.any_whole:
+        if self.kind.any_whole and not cluster.inventory.has_mixed:
             enough: Bools = cluster.usage.whole[rows] >= self.gpus
             return enough
         passed: Bools = count_in_row(self.kind.free(cluster, rows)) >= self.gpus

@@ -44,7 +44,7 @@ class Enough(Filter):
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
         first_short = (self.free(cluster, rows) < self.amounts).argmax(axis=1)
         counts = np.bincount(first_short, minlength=len(self.names))
-        return {f"have too little {name}": int(n) for name, n in zip(self.names, counts, strict=True) if n}
+        return {_short_of(name): int(n) for name, n in zip(self.names, counts, strict=True) if n}
 
     def lack(self, cluster: "Cluster", row: int) -> str:
         free = np.maximum(self.free(cluster, np.array([row]))[0], 0)
@@ -68,6 +68,10 @@ class Enough(Filter):
         floor = np.full(kinds, np.iinfo(np.int64).min)
         floor[self.kinds] = self.amounts
         return floor
+
+
+def _short_of(name: str) -> str:
+    return "have no room for another pod" if name == "pods" else f"have too little {name}"
 
 
 def _columns(amounts: Ints, rows: Ints, kinds: list[int]) -> Ints:

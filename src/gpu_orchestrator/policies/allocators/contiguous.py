@@ -1,6 +1,8 @@
 """Devices that talk fastest to each other: best weakest link first, then ids next to each other, then low
 ids."""
 
+from math import inf
+
 from gpu_orchestrator.core.policy import Choice
 from gpu_orchestrator.core.topology import first_set
 
@@ -15,6 +17,7 @@ def contiguous(choice: Choice) -> tuple[int, ...]:
 
 def _narrowest_first(choice: Choice) -> list[tuple[int, int]]:
     """Stretches of the free devices that hold enough, those with the ids closest together first."""
-    ids = [choice.topology.ids[at] for at in choice.positions]
-    stretches = [(a, b) for b in range(choice.gpus, len(ids) + 1) for a in range(b - choice.gpus + 1)]
+    ids, gpus = [choice.topology.ids[at] for at in choice.positions], choice.gpus
+    longest = len(ids) if 0 < choice.best_gbps < inf else gpus  # where any will do, the shortest are enough
+    stretches = [(a, a + n) for n in range(gpus, longest + 1) for a in range(len(ids) - n + 1)]
     return sorted(stretches, key=lambda each: (ids[each[1] - 1] - ids[each[0]], each))

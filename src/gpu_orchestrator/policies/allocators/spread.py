@@ -3,24 +3,32 @@
 With a bandwidth rule, as far as the rule can be kept.
 """
 
+from collections import Counter
+
 from gpu_orchestrator.core.policy import Choice
 from gpu_orchestrator.core.topology import first_set
 
 
 def spread(choice: Choice) -> tuple[int, ...]:
-    order = _one_of_each_in_turn(choice)
+    order = _farthest_first(choice)
     return first_set(choice.topology, order, choice.gpus, choice.floor_gbps) or order[: choice.gpus]
 
 
-def _one_of_each_in_turn(choice: Choice) -> tuple[int, ...]:
-    """Positions such that each prefix touches as many places as it can."""
-    places: dict[tuple[int, int], int] = {}
-    turns = []
-    for position in sorted(choice.positions, key=lambda at: (_used(choice, at), at)):
-        place = (choice.topology.islands[position], choice.topology.numa[position])
-        places[place] = places.get(place, 0) + 1
-        turns.append((places[place], _used(choice, position), position))
-    return tuple(position for _, _, position in sorted(turns))
+def _farthest_first(choice: Choice) -> tuple[int, ...]:
+    """Each next one from where the fewest were taken so far, then the emptiest, then the lowest."""
+    islands, numa = choice.topology.islands, choice.topology.numa
+    taken: Counter[tuple[str, int]] = Counter()
+    order: list[int] = []
+    rest = list(choice.positions)
+
+    def rank(at: int) -> tuple[int, tuple[int, int], int]:
+        return taken["island", islands[at]] + taken["numa", numa[at]], _used(choice, at), at
+
+    while rest:
+        order.append(min(rest, key=rank))
+        rest.remove(order[-1])
+        taken.update([("island", islands[order[-1]]), ("numa", numa[order[-1]])])
+    return tuple(order)
 
 
 def _used(choice: Choice, position: int) -> tuple[int, int]:

@@ -1,0 +1,24 @@
+# One image for every component; which one runs is its first argument: operator, ...
+FROM python:3.13-slim AS wheel
+WORKDIR /src
+RUN python -m venv /tools
+COPY requirements/dev.txt requirements/
+RUN /tools/bin/pip install --no-cache-dir --require-hashes -r requirements/dev.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN /tools/bin/hatchling build -t wheel -d /wheel
+
+FROM python:3.13-slim AS install
+COPY requirements/runtime.txt .
+COPY --from=wheel /wheel /wheel
+RUN python -m venv /opt/gpu-orchestrator \
+ && /opt/gpu-orchestrator/bin/pip install --no-cache-dir --require-hashes -r runtime.txt \
+ && /opt/gpu-orchestrator/bin/pip install --no-cache-dir --no-deps /wheel/*.whl \
+ && /opt/gpu-orchestrator/bin/python -m compileall -q /opt/gpu-orchestrator
+
+FROM python:3.13-slim
+COPY --from=install /opt/gpu-orchestrator /opt/gpu-orchestrator
+ENV PATH=/opt/gpu-orchestrator/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+ENTRYPOINT ["gpu-orchestrator"]
+CMD ["operator"]

@@ -1,0 +1,167 @@
+"""How fast the client writes to a real API server: creates, patches and binds. `make bench-kube-write`.
+
+One process, many connections, a ServiceAccount's token, as a component in a cluster has it. The API server
+and etcd run on the same cores, so what the client leaves them decides how many requests they take.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import uvloop
+
+from benchmarks.table import show
+from controlplane.cluster import Cluster
+from gpu_orchestrator.adapters.kube import config, pods
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.codec import blind
+from gpu_orchestrator.adapters.kube.lean import LeanTransport
+from gpu_orchestrator.adapters.kube.transport import HttpTransport
+from gpu_orchestrator.api.kubernetes import PODS, Pod
+from gpu_orchestrator.api.wire import Json
+
+NAMESPACE = "default"
+ACCOUNT = "writer"
+BLIND_PODS = blind(PODS)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    name: str
+    transport: str
+    per_s: float
+    client_us: float
+    server_us: float
+
+
+TRANSPORTS = {"ours": LeanTransport, "aiohttp": HttpTransport}
+
+
+def main() -> None:
+    options = _options()
+    with Cluster.start() as cluster:
+        _prepare(cluster)
+        found = config.load(cluster.service_account_kubeconfig(NAMESPACE, ACCOUNT))
+        rounds = [
+            uvloop.run(_play(cluster, found, transport, f"{transport}-{number}", options))
+            for number in range(options.rounds)
+            for transport in TRANSPORTS
+        ]
+    _report([one for measured in rounds for one in measured], options)
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pods", type=int, default=1000, help="of each round")
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+def _prepare(cluster: Cluster) -> None:
+    for account in ("default", ACCOUNT):
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+        cluster.api.request("POST", path, {"metadata": {"name": account}})
+    subject = f"--serviceaccount={NAMESPACE}:{ACCOUNT}"
+    cluster.kubectl("create", "clusterrolebinding", "writer", "--clusterrole=cluster-admin", subject)
+
+
+async def _play(
+    cluster: Cluster, found: config.Config, transport: str, prefix: str, options: Any
+) -> list[Measured]:
+    names = [f"{prefix}-{number}" for number in range(options.pods)]
+    async with Client.open(found, TRANSPORTS[transport]) as client:
+        warm = [partial(_create, client, f"warm-{prefix}-{number}") for number in range(options.in_flight)]
+        await _many(warm, options.in_flight)
+        bench = _Bench(cluster, transport, options.in_flight)
+        creates = await bench.measure("creates", [partial(_create, client, name) for name in names])
+        patches = await bench.measure("patches", [partial(_patch, client, name) for name in names])
+        listing = await client.list(PODS, NAMESPACE, labels="patched=yes", fields="spec.nodeName=")
+        binds = await bench.measure("binds", [partial(_bind, client, pod) for pod in listing.items])
+        return [creates, patches, binds]
+
+
+async def _create(client: Client, name: str) -> None:
+    spec: Json = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "none"}]}
+    await client.create(BLIND_PODS, {"metadata": {"name": name}, "spec": spec}, NAMESPACE)
+
+
+async def _patch(client: Client, name: str) -> None:
+    await client.patch(BLIND_PODS, name, {"metadata": {"labels": {"patched": "yes"}}}, NAMESPACE)
+
+
+async def _bind(client: Client, pod: Pod) -> None:
+    annotations = {"gpu.scheduling/allocated": "gpu-node-0:0,1"}
+    await pods.bind(client, pod, "gpu-node-0", annotations=annotations)
+
+
+Action = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    cluster: Cluster
+    transport: str
+    in_flight: int
+
+    async def measure(self, name: str, actions: list[Action]) -> Measured:
+        server, ours, start = self._server_cpu_s(), time.process_time(), time.perf_counter()
+        await _many(actions, self.in_flight)
+        took, used = time.perf_counter() - start, time.process_time() - ours
+        server = self._server_cpu_s() - server
+        count = len(actions)
+        return Measured(name, self.transport, count / took, 1e6 * used / count, 1e6 * server / count)
+
+    def _server_cpu_s(self) -> float:
+        return sum(self.cluster.parts[name].cpu_s for name in ("kube-apiserver", "etcd"))
+
+
+async def _many(actions: Iterable[Action], in_flight: int) -> None:
+    """All of them, so many at a time."""
+    waiting = iter(actions)
+
+    async def lane() -> None:
+        for action in waiting:
+            await action()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(lane())
+
+
+def _report(measured: list[Measured], options: Any) -> None:
+    rows, figures = [], Figures("kube-write", options.pods, options.in_flight)
+    for name in ("creates", "patches", "binds"):
+        for transport in TRANSPORTS:
+            runs = [one for one in measured if (one.name, one.transport) == (name, transport)]
+            per_s = median(one.per_s for one in runs)
+            client, server = median(one.client_us for one in runs), median(one.server_us for one in runs)
+            rows.append((name, transport, f"{per_s:.0f}", f"{client:.0f}", f"{server:.0f}"))
+            figures.note(name, transport, per_s, client)
+    title = (
+        f"{options.pods} of each, {options.rounds} rounds, {options.in_flight} in flight, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+    show(title, ("writes", "transport", "per second", "client CPU µs each", "servers' CPU µs each"), rows)
+    print(json.dumps(figures.values))
+
+
+class Figures:
+    def __init__(self, benchmark: str, pods: int, in_flight: int) -> None:
+        self.values: Json = {"benchmark": benchmark, "pods": pods, "in_flight": in_flight}
+
+    def note(self, name: str, transport: str, per_s: float, client_us: float) -> None:
+        prefix = name if transport == "ours" else f"{transport}_{name}"
+        self.values[f"{prefix}_per_s"] = round(per_s)
+        self.values[f"{prefix}_cpu_us"] = round(client_us)
+
+
+if __name__ == "__main__":
+    main()

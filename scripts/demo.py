@@ -1,0 +1,188 @@
+"""`make demo`: a local cluster with GPU nodes, the operator at work in it, the samples' life on the screen.
+
+Everything is real but the machines: the nodes and what runs on them are simulated. It stays up for kubectl
+until Ctrl-C and leaves nothing behind.
+"""
+
+# ruff: noqa: TID251 - no pure room, this
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from controlplane.cluster import OPTIONAL, Cluster  # noqa: E402
+from controlplane.errors import ControlPlaneError  # noqa: E402
+from controlplane.nodes import RUN_FOR  # noqa: E402
+
+SYSTEM, OPERATOR = "gpu-orchestrator-system", "gpu-orchestrator-controller-manager"
+WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+STYLES = {
+    "Running": "green",
+    "Succeeded": "bold green",
+    "Failed": "red",
+    "Pending": "yellow",
+    "Scheduled": "cyan",
+}
+RUNS_S = 6
+HINTS = """
+In another terminal:
+
+  export KUBECONFIG={kubeconfig}
+  alias kubectl={kubectl}
+  kubectl get gpuw -o wide --watch
+  kubectl describe gpuw my-model
+  kubectl delete gpuw --all; kubectl apply -f {examples}/gpuworkload-sample.yaml
+
+The operator's log is in {log}. Ctrl-C ends it all and leaves nothing behind.
+"""
+
+console = Console()
+Json = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=20)
+    parser.add_argument("--gpus", type=int, default=8)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Cluster.start(parts=OPTIONAL) as cluster:
+            _play(cluster, options.nodes, options.gpus)
+    except KeyboardInterrupt:
+        console.print("demo: stopped; nothing is left behind")
+    except ControlPlaneError as error:
+        console.print(f"demo: {error}", style="red", markup=False)
+        return 1
+    return 0
+
+
+def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
+    console.print(f"demo: {nodes} nodes with {gpus} GPUs each, a quarter of them cheap …")
+    cheap = nodes // 4
+    cluster.gpu_nodes(nodes - cheap, gpus=gpus)
+    cluster.gpu_nodes(cheap, prefix="cheap-node", gpus=gpus, labels={"gpu-orchestrator/cheap-node": "true"})
+    console.print("demo: definitions, rights and priorities (kubectl apply -k config/default) …")
+    cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
+    # The operator runs as a process of this machine, where its image need not be built first.
+    cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM)
+    log = cluster.folder / "operator.log"
+    with operator(cluster, log):
+        console.print("demo: the operator runs under its ServiceAccount; the samples are applied …")
+        cluster.kubectl("apply", "-f", "-", stdin=samples())
+        names = {
+            "kubeconfig": cluster.kubeconfig,
+            "kubectl": cluster.tools["kubectl"],
+            "examples": ROOT / "examples",
+            "log": log,
+        }
+        console.print(HINTS.format(**names), markup=False, highlight=False, soft_wrap=True)
+        if console.is_terminal:
+            _show_live(cluster)
+        else:
+            _tell(cluster)
+
+
+@contextmanager
+def operator(cluster: Cluster, log: Path) -> Iterator[None]:
+    kubeconfig = cluster.service_account_kubeconfig(SYSTEM, OPERATOR, valid_s=86_400)
+    command = [
+        str(Path(sys.executable).parent / "gpu-orchestrator"),
+        "operator",
+        f"--kubeconfig={kubeconfig}",
+        "--metrics-bind-address=0",
+        "--health-probe-bind-address=0",
+    ]
+    with log.open("wb") as stderr:
+        # A session of its own: Ctrl-C is for us, who then end it in order.
+        process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def samples() -> str:
+    """The samples, each to run for some seconds so that there is something to see."""
+    objects = list(yaml.safe_load_all((ROOT / "examples" / "gpuworkload-sample.yaml").read_text()))
+    for each in objects:
+        template = each["spec"].setdefault("template", {})
+        template.setdefault("metadata", {})["annotations"] = {RUN_FOR: f"{RUNS_S}s"}
+    return yaml.safe_dump_all(objects)
+
+
+def _show_live(cluster: Cluster) -> None:
+    with Live(console=console, refresh_per_second=4) as live:
+        while True:
+            workloads, events = _look(cluster)
+            live.update(Group(_workloads(workloads), _events(events)))
+            time.sleep(0.25)
+
+
+def _tell(cluster: Cluster) -> None:
+    """For a pipe: a line for each change."""
+    told: dict[str, str] = {}
+    while True:
+        for each in _look(cluster)[0]:
+            name, status = each["metadata"]["name"], each.get("status", {})
+            line = f"{name}: {status.get('phase', 'new')}: {status.get('message', '')}"
+            if told.get(name) != line:
+                told[name] = line
+                console.print(line, markup=False, soft_wrap=True)
+        time.sleep(0.1)
+
+
+def _look(cluster: Cluster) -> tuple[list[Json], list[Json]]:
+    workloads = cluster.api.request("GET", WORKLOADS)["items"]
+    events = [
+        event
+        for event in cluster.api.request("GET", EVENTS)["items"]
+        if event["regarding"].get("kind") == "GPUWorkload" and event.get("eventTime")
+    ]
+    return workloads, sorted(events, key=lambda event: str(event["eventTime"]))
+
+
+def _workloads(workloads: list[Json]) -> Table:
+    table = Table(title="GPUWorkloads", title_justify="left", expand=True)
+    for column in ("name", "GPUs", "strategy", "priority", "phase", "node"):
+        table.add_column(column, no_wrap=True)
+    for each in workloads:
+        spec, status = each["spec"], each.get("status", {})
+        phase = status.get("phase", "")
+        table.add_row(
+            each["metadata"]["name"],
+            str(spec["gpuCount"]),
+            spec["schedulingStrategy"],
+            spec["priority"],
+            f"[{STYLES.get(phase, 'dim')}]{phase}[/]",
+            status.get("assignedNode") or status.get("message", ""),
+        )
+    return table
+
+
+def _events(events: list[Json]) -> Table:
+    table = Table(title="what happened", title_justify="left", expand=True, show_header=False)
+    for event in events[-8:]:
+        moment = str(event["eventTime"])[11:19]
+        table.add_row(moment, event["regarding"]["name"], event["reason"], event["note"])
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Installs the operator into the cluster that kubectl speaks to. Run it again to update; nothing is done twice.
+#
+#   scripts/deploy.sh [NAMESPACE] [--image IMAGE] [--dry-run] [--no-wait]
+#
+#   NAMESPACE   where the operator lives (default: gpu-orchestrator-system)
+#   --image     the operator's image (default: gpu-orchestrator:latest)
+#   --dry-run   ask the API server whether it would accept everything, and change nothing
+#   --no-wait   do not wait until the operator is ready
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+namespace=gpu-orchestrator-system
+image=gpu-orchestrator:latest
+dry_run=""
+wait=yes
+
+die() { echo "deploy: $*" >&2; exit 1; }
+usage() { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+while (($#)); do
+  case $1 in
+    --image) [[ ${2:-} ]] || die "--image needs the name of an image"; image=$2; shift ;;
+    --image=*) image=${1#*=} ;;
+    --dry-run) dry_run=--dry-run=server ;;
+    --no-wait) wait="" ;;
+    -h | --help) usage; exit 0 ;;
+    -*) die "unknown option $1; see $0 --help" ;;
+    *) namespace=$1 ;;
+  esac
+  shift
+done
+
+[[ $namespace =~ ^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$ ]] || die "'$namespace' cannot be the name of a namespace"
+command -v kubectl >/dev/null || die "kubectl was not found; install it: https://kubernetes.io/docs/tasks/tools/"
+found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
+  die "no cluster answers: $(tail -n 1 <<<"$found"); check the current context: kubectl config current-context"
+
+manifests() {
+  kubectl kustomize "$here/$1" |
+    sed -e "s|gpu-orchestrator-system|$namespace|g" -e "s|image: gpu-orchestrator:latest|image: $image|"
+}
+
+if [[ $dry_run ]]; then
+  # A namespace that is not there yet cannot be asked about, so its own things are checked on this side.
+  manifests config/crd | kubectl apply --server-side "$dry_run" -f -
+  manifests config/default | kubectl apply --dry-run=client -f -
+  echo "deploy: nothing was changed"
+  exit 0
+fi
+
+manifests config/crd | kubectl apply --server-side --force-conflicts -f -
+kubectl wait --for=condition=Established --timeout=60s crd/gpuworkloads.gpu.warp.dev
+manifests config/default | kubectl apply --server-side --force-conflicts -f -
+if [[ $wait ]]; then
+  kubectl rollout status "deployment/gpu-orchestrator-controller-manager" -n "$namespace" --timeout=180s ||
+    die "the operator did not become ready; look at: kubectl get pods,events -n $namespace"
+fi
+echo "deploy: the operator is installed in namespace $namespace; try: kubectl apply -f examples/gpuworkload-sample.yaml"

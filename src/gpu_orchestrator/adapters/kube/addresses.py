@@ -1,0 +1,37 @@
+"""Where things are on the API server: paths with their queries, escaped. A name cannot lead elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from gpu_orchestrator.api.wire import Resource
+
+
+def target(
+    resource: Resource[Any],
+    name: str,
+    namespace: str = "",
+    subresource: str = "",
+    query: Mapping[str, Any] | None = None,
+) -> str:
+    """The address of one object. A name cannot lead to another address, whoever wrote it."""
+    if resource.namespaced and not namespace:
+        raise ValueError(f"{resource.kind} {name!r} lives in a namespace; none was given")
+    path = resource.path(_segment(namespace) if namespace else "", _segment(name), subresource)
+    return path + _query(query or {})
+
+
+def collection(resource: Resource[Any], namespace: str = "", query: Mapping[str, Any] | None = None) -> str:
+    """The address of all objects of a kind, in one namespace or everywhere."""
+    return resource.path(_segment(namespace) if namespace else "") + _query(query or {})
+
+
+def _segment(name: str) -> str:
+    if not name or name in (".", "..") or "/" in name or "%" in name:
+        raise ValueError(f"no object can be called {name!r}; give the name of one object")
+    return quote(name, safe=":")
+
+
+def _query(query: Mapping[str, Any]) -> str:
+    given = {name: value for name, value in query.items() if value not in ("", None)}
+    return f"?{urlencode(given)}" if given else ""

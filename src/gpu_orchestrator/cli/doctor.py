@@ -1,0 +1,136 @@
+"""`gpu-orchestrator doctor`: can this identity reach the cluster, are our kinds there, may it do what we do?
+
+One line for each finding; the exit code is 1 when something is wrong. Changes nothing.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpu_orchestrator.adapters.kube import config, reviews
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import KubeError
+from gpu_orchestrator.adapters.kube.reviews import Access
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
+from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
+from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
+
+ANSWER_LIMIT_S = 10.0
+
+Component = Literal["operator", "scheduler", "agent"]
+KINDS = (GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES)
+
+# What each component does, as `group resource: verbs`.
+RIGHTS: dict[Component, tuple[tuple[str, str, str], ...]] = {
+    "operator": (
+        ("", "nodes", "list watch"),
+        ("", "pods", "list watch"),
+        (names.WARP_GROUP, "gpuworkloads", "list watch patch"),
+        (names.WARP_GROUP, "gpuworkloads/status", "patch"),
+        ("batch", "jobs", "list watch create delete"),
+        ("coordination.k8s.io", "leases", "get create patch"),
+        ("events.k8s.io", "events", "create patch"),
+    ),
+    "scheduler": (
+        ("", "nodes", "list watch"),
+        ("", "pods", "list watch"),
+        ("", "pods/binding", "create"),
+        ("", "pods/eviction", "create"),
+        (names.SCHEDULING_GROUP, "gpuclaims", "list watch patch"),
+        (names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
+        (names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
+        ("coordination.k8s.io", "leases", "get list watch create patch delete"),
+        ("events.k8s.io", "events", "create patch"),
+    ),
+    "agent": (
+        ("", "pods", "list watch"),
+        (names.SCHEDULING_GROUP, "gpunodestatuses", "get create patch"),
+        (names.SCHEDULING_GROUP, "gpunodestatuses/status", "patch"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    is_good: bool
+    text: str
+
+
+def doctor(*, kubeconfig: Path | None = None, context: str = "", component: Component | None = None) -> None:
+    """Check the way to the cluster, our kinds and our rights.
+
+    Parameters
+    ----------
+    kubeconfig
+        The kubeconfig to use; otherwise KUBECONFIG, the pod's own files or ~/.kube/config.
+    context
+        Its context, if not the current one.
+    component
+        Check the rights of this component alone.
+    """
+    wrong = asyncio.run(_tell_all(kubeconfig, context, component))
+    sys.exit(1 if wrong else 0)
+
+
+async def _tell_all(kubeconfig: Path | None, context: str, component: Component | None) -> int:
+    wrong = 0
+    try:
+        async for finding in _findings(kubeconfig, context, component):
+            wrong += not finding.is_good
+            _tell(finding)
+    except KubeError as error:
+        wrong += 1
+        _tell(Finding(False, str(error)))
+    return wrong
+
+
+def _tell(finding: Finding) -> None:
+    mark, stream = ("ok    ", sys.stdout) if finding.is_good else ("failed", sys.stderr)
+    print(f"{mark}  {finding.text}", file=stream, flush=True)
+
+
+async def _findings(
+    kubeconfig: Path | None, context: str, component: Component | None
+) -> AsyncIterator[Finding]:
+    found = config.load(kubeconfig, context)
+    yield Finding(True, f"configuration: {found.source}")
+    async with Client.open(found) as opened:
+        client = opened.hurried(timeout_s=ANSWER_LIMIT_S)
+        yield Finding(True, f"server: {found.server}, {await reviews.version(client)}")
+        for kind in KINDS:
+            yield await _installed(client, kind.group, kind.version, kind.plural)
+        for access in _wanted(component):
+            if not await reviews.may_i(client, access):
+                yield Finding(False, _missing(access))
+
+
+async def _installed(client: Client, group: str, version: str, plural: str) -> Finding:
+    name = f"{plural}.{group}/{version}"
+    if plural in await reviews.served(client, group, version):
+        return Finding(True, f"kind: {name}")
+    return Finding(
+        False, f"the server does not serve {name}; install its definition: kubectl apply -k config/crd"
+    )
+
+
+def _wanted(component: Component | None) -> Iterator[Access]:
+    chosen = [component] if component else list(RIGHTS)
+    wanted = {
+        Access(verb, resource, group): None
+        for name in chosen
+        for group, resource, verbs in RIGHTS[name]
+        for verb in verbs.split()
+    }
+    yield from wanted
+
+
+def _missing(access: Access) -> str:
+    group = f" of API group {access.group}" if access.group else ""
+    return (
+        f"this identity may not {access}; grant verb '{access.verb}' on '{access.resource}'{group} "
+        "in a ClusterRole (see config/rbac)"
+    )

@@ -1,0 +1,98 @@
+"""Answers come out whole, however the network cuts them; what is not an answer is refused."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_orchestrator.adapters.kube.errors import BadAnswer
+from gpu_orchestrator.adapters.kube.http1 import Parser
+from gpu_orchestrator.adapters.kube.transport import Answer
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+ANSWERS = {
+    "length": OK + b"Content-Length: 11\r\n\r\n" + b"hello\r\nyou\n",
+    "empty": OK + b"Content-Length: 0\r\n\r\n",
+    "chunks": OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"6\r\nhello\r\r\n5;x=y\r\n\nyou\n\r\n0\r\n\r\n",
+    "trailer": OK + b"transfer-encoding: chunked\r\n\r\n" + b"B\r\nhello\r\nyou\n\r\n0\r\nA: b\r\n\r\n",
+}
+
+
+def play(raw: bytes, cuts: list[int], max_bytes: int = 100) -> tuple[list[Answer], Parser]:
+    parser = Parser(max_bytes)
+    places = [0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
+    found = [parser.feed(raw[start:end]) for start, end in pairwise(places) if start < end]
+    return [answer for answer in found if answer is not None], parser
+
+
+@given(name=st.sampled_from(sorted(ANSWERS)), cuts=st.lists(st.integers(0, 300), max_size=30))
+def test_cut_anywhere(name: str, cuts: list[int]) -> None:
+    answers, parser = play(ANSWERS[name], cuts)
+    (answer,) = answers
+    assert answer.status == 200
+    assert answer.body == (b"" if name == "empty" else b"hello\r\nyou\n")
+    assert parser.stays_open
+
+
+def test_without_a_length_the_answer_ends_with_the_connection() -> None:
+    answers, parser = play(OK + b"\r\nhello", [3, 60])
+    assert answers == []
+    assert not parser.stays_open
+    ended = parser.end()
+    assert ended is not None
+    assert ended.body == b"hello"
+
+
+@pytest.mark.parametrize("name", ["length", "chunks"])
+def test_an_end_before_the_end_is_no_answer(name: str) -> None:
+    answers, parser = play(ANSWERS[name][:-3], [])
+    assert answers == []
+    assert parser.end() is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "stays"),
+    [
+        pytest.param(OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n", False, id="told to close"),
+        pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", False, id="old protocol"),
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", True, id="no content"),
+    ],
+)
+def test_whether_the_connection_stays_open(raw: bytes, stays: bool) -> None:
+    answers, parser = play(raw, [])
+    assert len(answers) == 1
+    assert parser.stays_open is stays
+
+
+def test_headers_of_refusals() -> None:
+    raw = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\nContent-Length: 0\r\n\r\n"
+    ((answer,), _) = play(raw, [])
+    assert answer.status == 429
+    assert answer.headers.get("Retry-After") == "7"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "not an HTTP answer", id="another protocol"),
+        pytest.param(OK + b"Content-Length: -1\r\n\r\n", "its length is '-1'", id="negative length"),
+        pytest.param(OK + b"Content-Length: 101\r\n\r\n", "larger than", id="long by its own account"),
+        pytest.param(OK + b"\r\n" + b"x" * 101, "larger than", id="long without a length"),
+        pytest.param(
+            OK
+            + b"Transfer-Encoding: chunked\r\n\r\n33\r\n"
+            + b"x" * 51
+            + b"\r\n33\r\n"
+            + b"x" * 51
+            + b"\r\n",
+            "larger than",
+            id="long in chunks",
+        ),
+        pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", "says its length", id="no number"),
+        pytest.param(b"x" * (65 << 10), "head of an answer", id="endless head"),
+    ],
+)
+def test_refused(raw: bytes, said: str) -> None:
+    with pytest.raises(BadAnswer, match=said):
+        play(raw, [])

@@ -1,0 +1,199 @@
+"""From the API server's words to the core's values."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.api import translate
+from gpu_orchestrator.api.kubernetes import Node, Pod, PodSpec
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.request import Expression, HostPort, Term
+
+
+def node(**fields: Any) -> Node:
+    allocatable = {"cpu": "8", "memory": "1Gi", "pods": "110", **fields.get("gives", {})}
+    plain = {
+        "metadata": {
+            "name": "a",
+            "labels": fields.get("labels", {}),
+            "annotations": fields.get("annotations", {}),
+        },
+        "spec": fields.get("spec", {}),
+        "status": {"allocatable": allocatable, "conditions": fields.get("conditions", [])},
+    }
+    return msgspec.convert(plain, Node)
+
+
+def spec(**fields: Any) -> PodSpec:
+    return msgspec.convert(fields, PodSpec)
+
+
+def container(
+    name: str = "main", *, restart: str = "", limits: Any = None, **requests: str
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "restartPolicy": restart,
+        "resources": {"requests": requests, "limits": limits or {}},
+    }
+
+
+def test_a_node_with_gpus() -> None:
+    seen = node(
+        gives={"nvidia.com/gpu": "2"},
+        labels={"nvidia.com/gpu.product": "A100", "nvidia.com/gpu.memory": "81920"},
+        conditions=[{"type": "Ready", "status": "True"}],
+    )
+    made = translate.node_of(seen)
+    assert [(d.id, d.vendor, d.model, d.memory_mib) for d in made.devices] == [
+        (0, "nvidia", "A100", 81920),
+        (1, "nvidia", "A100", 81920),
+    ]
+    assert dict(made.resources) == {"cpu": 8000, "memory": 1 << 30, "pods": 110}
+    assert made.ready
+    assert made.schedulable
+
+
+@pytest.mark.parametrize(
+    ("gives", "resource", "count"),
+    [
+        pytest.param({}, "", 0, id="none"),
+        pytest.param({"nvidia.com/gpu": "0"}, "", 0, id="none healthy"),
+        pytest.param({"amd.com/gpu": "4"}, "amd.com/gpu", 4, id="amd"),
+        pytest.param({"gpu.intel.com/xe": "1"}, "gpu.intel.com/xe", 1, id="intel"),
+        pytest.param(
+            {"gpu.intel.com/i915": "1", "nvidia.com/gpu": "8"}, "nvidia.com/gpu", 8, id="two vendors"
+        ),
+    ],
+)
+def test_the_gpus_of_each_vendor(gives: dict[str, str], resource: str, count: int) -> None:
+    assert translate.gpu_resource(node(gives=gives)) == resource
+    assert len(translate.node_of(node(gives=gives)).devices) == count
+
+
+def test_a_node_that_is_not_ready_cordoned_and_tainted() -> None:
+    made = translate.node_of(
+        node(spec={"unschedulable": True, "taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]})
+    )
+    assert not made.ready
+    assert not made.schedulable
+    assert [str(taint) for taint in made.taints] == ["k=v:NoExecute"]
+
+
+def test_islands_as_a_person_described_them() -> None:
+    told = '{"model": "H100", "bandwidthGBps": 900, "islands": [[0, 1], [2, 3]]}'
+    made = translate.node_of(
+        node(gives={"nvidia.com/gpu": "4"}, annotations={"gpu.scheduling/devices": told})
+    )
+    assert made.topology.islands == (0, 0, 1, 1)
+    assert made.topology.bandwidth[0][1] == 900
+    assert made.topology.bandwidth[1][2] == 0
+
+
+def test_a_description_that_cannot_be_read_leaves_the_devices() -> None:
+    made = translate.node_of(node(gives={"nvidia.com/gpu": "4"}, annotations={"gpu.scheduling/devices": "{"}))
+    assert len(made.devices) == 4
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        pytest.param(spec(), {"pods": 1}, id="nothing"),
+        pytest.param(
+            spec(containers=[container("a", cpu="1500m"), container("b", cpu="1", memory="1Ki")]),
+            {"cpu": 2500, "memory": 1024, "pods": 1},
+            id="containers add up",
+        ),
+        pytest.param(
+            spec(containers=[container(cpu="1")], initContainers=[container("i", cpu="3")]),
+            {"cpu": 3000, "pods": 1},
+            id="an init container runs alone",
+        ),
+        pytest.param(
+            spec(
+                containers=[container(cpu="1")],
+                initContainers=[container("s", restart="Always", cpu="2"), container("i", cpu="2")],
+            ),
+            {"cpu": 4000, "pods": 1},
+            id="a sidecar runs beside what comes after it",
+        ),
+        pytest.param(
+            spec(containers=[container(limits={"memory": "1Ki"})]), {"memory": 1024, "pods": 1}, id="limit"
+        ),
+        pytest.param(
+            spec(containers=[container(cpu="1")], overhead={"cpu": "250m"}),
+            {"cpu": 1250, "pods": 1},
+            id="overhead",
+        ),
+        pytest.param(
+            spec(containers=[container(cpu="1")], resources={"requests": {"cpu": "5"}}),
+            {"cpu": 5000, "pods": 1},
+            id="of the pod as a whole",
+        ),
+    ],
+)
+def test_what_a_pod_asks_for(pod: PodSpec, expected: dict[str, int]) -> None:
+    assert translate.asked(pod) == expected
+
+
+def test_gpus_are_counted_apart() -> None:
+    pod = spec(containers=[container(limits={"nvidia.com/gpu": "2", "example.com/fpga": "1"})])
+    assert translate.gpus_asked(pod) == 2
+    assert translate.asked(pod) == {"example.com/fpga": 1, "pods": 1}
+
+
+def bound(*, phase: str = "Running", node_name: str = "a", allocated: str = "", **fields: Any) -> Pod:
+    meta: dict[str, Any] = {"name": "p", "uid": "u"}
+    if allocated:
+        meta["annotations"] = {"gpu.scheduling/allocated": allocated}
+    plain = {"metadata": meta, "spec": {"nodeName": node_name, **fields}, "status": {"phase": phase}}
+    return msgspec.convert(plain, Pod)
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        pytest.param(bound(node_name=""), None, id="no node"),
+        pytest.param(bound(phase="Succeeded"), None, id="ended well"),
+        pytest.param(bound(phase="Failed"), None, id="ended badly"),
+        pytest.param(bound(), Placement("u", "a", resources=(("pods", 1),)), id="no GPU"),
+        pytest.param(
+            bound(containers=[container(limits={"amd.com/gpu": "3"})]),
+            Placement("u", "a", unnamed=3, resources=(("pods", 1),)),
+            id="by a device plugin",
+        ),
+        pytest.param(
+            bound(allocated="a:0,5"), Placement("u", "a", unnamed=2, resources=(("pods", 1),)), id="by claim"
+        ),
+        pytest.param(
+            bound(containers=[{"name": "x", "ports": [{"hostPort": 80}, {"hostPort": 0}]}]),
+            Placement("u", "a", resources=(("pods", 1),), host_ports=(HostPort(80),)),
+            id="a host port",
+        ),
+    ],
+)
+def test_what_a_pod_holds(pod: Pod, expected: Placement | None) -> None:
+    assert translate.held(pod) == expected
+
+
+def test_where_a_pod_may_go() -> None:
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}
+                ]
+            }
+        }
+    }
+    pod = spec(
+        nodeSelector={"disk": "ssd"}, affinity=affinity, tolerations=[{"key": "k", "operator": "Exists"}]
+    )
+    shape = translate.shape(pod, 2, vendor="amd", avoid={"b"})
+    assert (shape.gpus, shape.vendor, shape.labels) == (2, "amd", (("disk", "ssd"),))
+    assert shape.affinity == (
+        Term((Expression("zone", "In", ("x",)),), (Expression("metadata.name", "NotIn", ("b",)),)),
+    )
+    assert "k" in {each.key for each in shape.tolerations}
+    assert "nvidia.com/gpu" in {each.key for each in shape.tolerations}

@@ -1,0 +1,152 @@
+"""Workloads, Jobs and pods with defaults for all but the point of a test, and a world to play them in."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.kubernetes import Node, Pod
+from gpu_orchestrator.apps.operator import apply
+from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
+from gpu_orchestrator.apps.operator.job import Job
+from gpu_orchestrator.apps.operator.plan import Plan
+from gpu_orchestrator.apps.operator.reconcile import reconcile
+from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.request import Request
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+UID = "0a1b2c3d-0000-0000-0000-000000000000"
+REFUSAL = Refusal(2, (("have fewer than 4 free GPUs", 2),))
+
+
+def workload(name: str = "bert", *, meta: dict[str, Any] | None = None, **fields: Any) -> GPUWorkload:
+    """`fields` are those of the spec in camelCase, and `status`."""
+    status = fields.pop("status", {})
+    plain = {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": UID,
+            "generation": 1,
+            "finalizers": [names.WORKLOAD_FINALIZER],
+            "creationTimestamp": "2026-01-01T12:00:00Z",
+            **(meta or {}),
+        },
+        "spec": {"modelName": "bert-large", "gpuCount": 4, **fields},
+        "status": status,
+    }
+    return msgspec.convert(plain, GPUWorkload)
+
+
+def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) -> Job:
+    """`state`: `conditions` as {type: reason}, `deleting`, `ttl`, `status`."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(owner.spec.gpu_count)}}}
+    meta = {
+        "name": jobs.name_of(owner, retry),
+        "namespace": owner.metadata.namespace,
+        "uid": f"job-{retry}",
+        "ownerReferences": [
+            {
+                "apiVersion": "gpu.warp.dev/v1alpha1",
+                "kind": "GPUWorkload",
+                "name": owner.metadata.name,
+                "uid": UID,
+            }
+        ],
+    }
+    if state.get("deleting"):
+        meta["deletionTimestamp"] = "2026-01-01T12:00:00Z"
+    conditions = [
+        {"type": kind, "status": "True", "reason": reason, "message": f"because of {reason}"}
+        for kind, reason in state.get("conditions", {}).items()
+    ]
+    spec = {"template": {"spec": {"affinity": {"nodeAffinity": affinity}, "containers": [container]}}}
+    if "ttl" in state:
+        spec["ttlSecondsAfterFinished"] = state["ttl"]
+    plain = {"metadata": meta, "spec": spec, "status": {"conditions": conditions, **state.get("status", {})}}
+    return msgspec.convert(plain, Job)
+
+
+def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
+    """`owner` is the name of its Job; `unschedulable_since` a moment; `gpus` a number."""
+    meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
+    if owner:
+        meta["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "job-0"}]
+    conditions = []
+    if since := more.get("unschedulable_since"):
+        conditions.append(
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/1 nodes are available",
+                "lastTransitionTime": since.isoformat(),
+            }
+        )
+    limits = {"nvidia.com/gpu": str(more.get("gpus", 0))}
+    spec = {"nodeName": node, "containers": [{"name": "main", "resources": {"limits": limits}}]}
+    plain = {"metadata": meta, "spec": spec, "status": {"phase": phase, "conditions": conditions}}
+    return msgspec.convert(plain, Pod)
+
+
+def node(name: str, gpus: int = 4, *, ready: bool = True, **more: Any) -> Node:
+    """`labels`, `resource`, `taints`, `unschedulable`."""
+    plain = {
+        "metadata": {
+            "name": name,
+            "labels": more.get("labels", {}),
+            "annotations": more.get("annotations", {}),
+        },
+        "spec": {"unschedulable": more.get("unschedulable", False), "taints": more.get("taints", [])},
+        "status": {
+            "allocatable": {
+                "cpu": "96",
+                "memory": "1Ti",
+                "pods": "110",
+                more.get("resource", "nvidia.com/gpu"): str(gpus),
+            },
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        },
+    }
+    return msgspec.convert(plain, Node)
+
+
+def gives(node_name: str, resource: str = "nvidia.com/gpu") -> Ask:
+    return lambda wishes: Given(node_name, resource)
+
+
+def refuses(wishes: Sequence[Request]) -> Refusal:
+    return REFUSAL
+
+
+def never(wishes: Sequence[Request]) -> Given | Refusal:
+    raise AssertionError("nobody should seek a place here")
+
+
+def plan_for(facts: Facts, ask: Ask = never, *, at: datetime = NOW, seed: int = 1) -> Plan:
+    return reconcile(facts, at, ask, random.Random(seed))
+
+
+def after(facts: Facts, plan: Plan) -> GPUWorkload:
+    """The workload as the API server has it when the plan's status was written."""
+    old = facts.workload
+    if plan.status is None:
+        return old
+    status = msgspec.to_builtins(old.status)
+    for name, value in apply.difference(old.status, plan.status).items():
+        if value is None:
+            del status[name]
+        else:
+            status[name] = value
+    return msgspec.structs.replace(old, status=msgspec.convert(status, type(old.status)))
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)

@@ -1,0 +1,114 @@
+"""What the user wrote, under what we set; and what cannot be meant is refused with what to do."""
+
+from typing import Any
+
+import pytest
+
+from gpu_orchestrator.apps.operator import template
+from gpu_orchestrator.apps.operator.template import InvalidTemplate
+from tests.apps.operator.builders import workload
+
+MAIN: dict[str, Any] = {"name": "main", "image": "trainer"}
+
+
+def filled(spec: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    owner = workload(**fields) if spec is None else workload(template={"spec": spec}, **fields)
+    return template.fill(owner, template.read(owner), node="a", resource="nvidia.com/gpu")
+
+
+def test_without_a_template_a_placeholder_tells_what_it_got() -> None:
+    pod = filled()["spec"]
+    (main,) = pod["containers"]
+    assert main["image"] == template.IMAGE
+    assert {"name": "MODEL_NAME", "value": "bert-large"} in main["env"]
+    assert {"name": "GPU_COUNT", "value": "4"} in main["env"]
+    assert main["resources"] == {"requests": {"nvidia.com/gpu": "4"}, "limits": {"nvidia.com/gpu": "4"}}
+    assert pod["restartPolicy"] == "Never"
+    assert pod["priorityClassName"] == "gpu-normal"
+
+
+def test_labels_are_on_the_pods() -> None:
+    owner = workload(modelName="meta/模型", template={"metadata": {"labels": {"mine": "x", "app": "other"}}})
+    pod = template.fill(owner, template.read(owner), node="a", resource="amd.com/gpu")
+    assert pod["metadata"]["labels"] == {
+        "mine": "x",
+        "app": "meta",
+        "gpu.warp.dev/workload": "bert",
+        "gpu.warp.dev/controller": "gpu-orchestrator",
+    }
+
+
+def test_the_users_own_stays_and_ours_goes_above() -> None:
+    main = {
+        **MAIN,
+        "env": [{"name": "GPU_COUNT", "value": "99"}, {"name": "LR", "value": "0.1"}],
+        "resources": {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 4}},
+    }
+    pod = filled({"containers": [{"name": "logs", "image": "tail"}, main], "restartPolicy": "OnFailure"})[
+        "spec"
+    ]
+    made = pod["containers"][1]
+    assert pod["containers"][0] == {"name": "logs", "image": "tail"}
+    assert [each["name"] for each in made["env"]] == ["MODEL_NAME", "GPU_COUNT", "LR"]
+    assert made["env"][1]["value"] == "4"
+    assert made["resources"]["requests"] == {"cpu": "4", "nvidia.com/gpu": "4"}
+    assert pod["restartPolicy"] == "OnFailure"
+
+
+def test_every_term_of_the_users_affinity_is_pinned() -> None:
+    """Terms are alternatives: one without the node would let the pod go elsewhere."""
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [each]}]} for each in "xy"]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}
+    made = filled({"containers": [MAIN], "affinity": {"nodeAffinity": required, "podAffinity": {}}})
+    terms = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["matchFields"][0]["values"] for term in terms["nodeSelectorTerms"]] == [["a"], ["a"]]
+    assert [term["matchExpressions"] for term in terms["nodeSelectorTerms"]] == [
+        zone["matchExpressions"] for zone in zones
+    ]
+
+
+def test_the_named_gpu_resource_is_the_one_that_is_sought() -> None:
+    main = {**MAIN, "resources": {"limits": {"amd.com/gpu": "4"}}}
+    assert template.read(workload(template={"spec": {"containers": [main]}})).resource == "amd.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param({"nodeName": "b"}, "nodeName is 'b'; leave it out", id="node"),
+        pytest.param({"schedulerName": "gpu-scheduler"}, "schedulerName is 'gpu-scheduler'", id="scheduler"),
+        pytest.param({"restartPolicy": "Always"}, "restartPolicy is 'Always'; a Job needs", id="restart"),
+        pytest.param({"priorityClassName": "mine"}, "set spec.priority instead", id="priority"),
+        pytest.param({"containers": [MAIN, MAIN]}, "two containers called 'main'", id="same name"),
+        pytest.param(
+            {"containers": [{**MAIN, "resources": {"limits": {"nvidia.com/gpu": 2}}}]},
+            "asks for 2 nvidia.com/gpu, spec.gpuCount is 4",
+            id="other count",
+        ),
+        pytest.param(
+            {"containers": [MAIN, {"name": "side", "resources": {"limits": {"nvidia.com/gpu": 4}}}]},
+            "container 'side' asks for nvidia.com/gpu; only the main container may",
+            id="side container with GPUs",
+        ),
+        pytest.param(
+            {"containers": [{**MAIN, "resources": {"requests": {"memory": "many"}}}]},
+            "'many' is no quantity",
+            id="quantity",
+        ),
+        pytest.param({"containers": "main"}, "`spec.template.spec.containers`", id="wrong type"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidTemplate) as told:
+        template.read(workload(template={"spec": {"containers": [MAIN], **spec}}))
+    assert words in str(told.value)
+    assert "spec.template" in str(told.value)
+
+
+def test_filling_changes_nothing_that_was_read() -> None:
+    owner = workload(template={"spec": {"containers": [MAIN]}})
+    wanted = template.read(owner)
+    assert template.fill(owner, wanted, node="a", resource="x") != template.fill(
+        owner, wanted, node="b", resource="x"
+    )
+    assert template.read(owner) == wanted

@@ -1,0 +1,197 @@
+"""What is free and who waits for it, from what the watches say."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from gpu_orchestrator.api import translate
+from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator import seek, template
+from gpu_orchestrator.apps.operator.facts import Facts, Given
+from gpu_orchestrator.apps.operator.world import World
+from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
+from tests.apps.operator.builders import job, node, pod, workload
+
+NVIDIA = "nvidia.com/gpu"
+
+
+class Stage:
+    """A world and those for whom it found a place while they waited."""
+
+    def __init__(self, *nodes: str, gpus: int = 4, seed: int = 1) -> None:
+        self.found: list[str] = []
+        self.world = World(Registry(), random.Random(seed), clock=lambda: 0.0, found=self.found.append)
+        for name in nodes:
+            self.world.see_node(None, node(name, gpus))
+
+    def ask(self, name: str, *, since: float = 0.0, **fields: Any) -> Given | Refusal:
+        return self.world.ask(f"team/{name}", wishes(name, **fields), since)
+
+    def free(self, name: str) -> int:
+        return self.world.engine.cluster.free_gpus(name)
+
+
+def wishes(name: str, **fields: Any) -> list[Request]:
+    facts = Facts(workload(name, **fields))
+    return seek.wishes(facts, template.read(facts.workload))
+
+
+def test_a_decision_is_held_then_its_job_then_its_pod_and_never_twice() -> None:
+    stage = Stage("a")
+    assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
+    assert stage.free("a") == 2
+    made = job(workload("x", gpuCount=2), "a")
+    stage.world.see_job(None, made)
+    assert stage.free("a") == 2
+    waiting = pod(made.metadata.name, gpus=2)
+    stage.world.see_pod(None, waiting)
+    assert stage.free("a") == 2
+    bound = pod(made.metadata.name, gpus=2, node="a")
+    stage.world.see_pod(waiting, bound)
+    assert stage.free("a") == 2
+    stage.world.see_pod(bound, None)  # ended; the Job does not say so yet
+    assert stage.free("a") == 2
+    stage.world.see_job(made, job(workload("x", gpuCount=2), "a", conditions={"Complete": ""}))
+    assert stage.free("a") == 4
+
+
+def test_a_job_found_after_a_restart_takes_its_place() -> None:
+    stage = Stage("a")
+    stage.world.see_job(None, job(workload("x"), "a"))
+    assert isinstance(stage.ask("y"), Refusal)
+
+
+def test_what_comes_before_its_node_is_counted_when_the_node_comes() -> None:
+    stage = Stage()
+    stage.world.see_pod(None, pod(uid="p", gpus=3, node="a"))
+    stage.world.see_node(None, node("a", 4))
+    assert stage.free("a") == 1
+
+
+def test_one_who_waits_is_found_a_place_when_another_ends() -> None:
+    stage = Stage("a", "b")
+    assert stage.ask("x") == Given("a", NVIDIA)
+    assert stage.ask("y") == Given("b", NVIDIA)
+    refused = stage.ask("z")
+    assert isinstance(refused, Refusal)
+    assert refused.message == "0/2 nodes fit: 2 have fewer than 4 free GPUs"
+    stage.world.withdraw("team/x")
+    assert stage.found == ["team/z"]
+    assert stage.ask("z") == Given("a", NVIDIA)
+
+
+def test_the_higher_priority_goes_first_then_the_older() -> None:
+    stage = Stage("a")
+    stage.ask("x")
+    stage.ask("young", since=3.0)
+    stage.ask("old", since=1.0)
+    stage.ask("high", since=9.0, priority="high")
+    for name in ("x", "high", "old"):
+        stage.world.withdraw(f"team/{name}")
+    assert stage.found == ["team/high", "team/old", "team/young"]
+
+
+def test_a_withdrawn_wish_is_not_served() -> None:
+    stage = Stage("a")
+    stage.ask("x")
+    stage.ask("y")
+    stage.world.withdraw("team/y")
+    stage.world.withdraw("team/x")
+    assert stage.found == []
+    assert stage.free("a") == 4
+
+
+def test_an_edited_wish_replaces_the_old_one() -> None:
+    stage = Stage("a")
+    assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
+    assert stage.ask("x", gpuCount=3) == Given("a", NVIDIA)
+    assert stage.free("a") == 1
+
+
+def test_asking_again_gives_the_same_place() -> None:
+    stage = Stage("a", "b")
+    assert stage.ask("x") == stage.ask("x")
+    assert stage.free("a") + stage.free("b") == 4
+
+
+def test_a_job_that_went_elsewhere_frees_what_was_set_aside() -> None:
+    """AlreadyExists: an earlier process had made it, for another node."""
+    stage = Stage("a", "b")
+    assert stage.ask("x") == Given("a", NVIDIA)
+    stage.world.see_job(None, job(workload("x"), "b"))
+    assert (stage.free("a"), stage.free("b")) == (4, 0)
+
+
+def test_another_node_is_tried_after_a_failure_where_there_is_one() -> None:
+    stage = Stage("a", "b")
+    owner = workload("x", status={"retryCount": 1})
+    failed = Facts(owner, (job(owner, "a", conditions={"Failed": "BackoffLimitExceeded"}),))
+    wanted = seek.wishes(failed, template.read(owner))
+    assert stage.world.ask("team/x", wanted, 0.0) == Given("b", NVIDIA)
+    stage.world.withdraw("team/x")
+    stage.world.see_node(None, node("b", 0))
+    assert stage.world.ask("team/x", wanted, 0.0) == Given("a", NVIDIA)
+
+
+def test_an_unknown_strategy_raises_and_leaves_nothing_behind() -> None:
+    world = World(Registry(strategies={}), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
+    with pytest.raises(UnknownPolicy):
+        world.ask("team/x", wishes("x"), 0.0)
+    world.withdraw("team/x")
+    assert world.engine.counts()["active"] == 0
+
+
+def test_random_is_uniform() -> None:
+    """Chi-square over 1,000 placements on 10 nodes: below 27.9 in 999 of 1,000 fair runs."""
+    stage = Stage(*(f"n{i}" for i in range(10)), gpus=4, seed=7)
+    chosen: Counter[str] = Counter()
+    for number in range(1000):
+        given = stage.ask(f"w{number}", schedulingStrategy="random")
+        assert isinstance(given, Given)
+        chosen[given.node] += 1
+        stage.world.withdraw(f"team/w{number}")
+    assert sum((count - 100) ** 2 / 100 for count in chosen.values()) < 27.9
+    assert len(chosen) == 10
+
+
+def test_least_loaded_spreads() -> None:
+    stage = Stage("a", "b", "c")
+    chosen = [stage.ask(f"w{number}", gpuCount=1) for number in range(6)]
+    assert Counter(each.node for each in chosen if isinstance(each, Given)) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_cost_optimized_prefers_cheap_nodes_and_falls_back() -> None:
+    stage = Stage("a")
+    stage.world.see_node(None, node("cheap", 4, labels={"gpu-orchestrator/cheap-node": "true"}))
+    chosen = [stage.ask(f"w{number}", schedulingStrategy="costOptimized") for number in range(2)]
+    assert chosen == [Given("cheap", NVIDIA), Given("a", NVIDIA)]
+
+
+def test_other_vendors_gpus_go_by_their_own_name() -> None:
+    stage = Stage()
+    stage.world.see_node(None, node("a", 4, resource="amd.com/gpu"))
+    assert stage.ask("x") == Given("a", "amd.com/gpu")
+
+
+def test_a_thousand_waiting_cost_a_pod_event_nothing() -> None:
+    """A pod that ends where nobody fits calls for no decision for those who wait."""
+    stage = Stage("a")
+    stage.ask("x", gpuCount=2)
+    for number in range(1000):
+        stage.ask(f"w{number}")
+    before = stage.world.engine.cluster.changed.mark
+    held = pod(uid="p", node="a", gpus=1)
+    stage.world.see_pod(None, held)
+    stage.world.see_pod(held, None)
+    assert stage.found == []
+    assert stage.world.engine.cluster.changed.mark - before == 2
+
+
+def test_a_job_placement_counts_what_its_template_asks() -> None:
+    spec = job(workload("x", gpuCount=3), "a").spec.template.spec
+    assert translate.gpus_asked(spec) == 3
+    assert jobs.key_of(workload("x"), 0) == "team/x-job-0a1b2c3d"

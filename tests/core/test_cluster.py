@@ -1,0 +1,189 @@
+"""The cluster as a value: what is taken is taken once, comes back whole, and a copy is its own."""
+
+import random
+
+import pytest
+
+from gpu_orchestrator.core import memory
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.errors import InvalidRequest, Oversold, Unknown
+from gpu_orchestrator.core.inventory import MOST_LABELS
+from gpu_orchestrator.core.journal import KEEP
+from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.policies.registry import Registry
+from tests.builders import cluster, node, placed, request, shared, takes, whole
+
+POLICY = Registry().policy()
+
+
+def ask(to: Cluster, gpus: int = 1) -> Placement | Refusal:
+    return decide(request("pod", gpus), to, POLICY, random.Random(1))
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        pytest.param(whole("q", "a", 0), "q was given device 0 of a, which is taken", id="whole on whole"),
+        pytest.param(
+            shared("q", "a", 0, milli=1), "q was given device 0 of a, which is taken", id="share on whole"
+        ),
+        pytest.param(whole("q", "a", 1), "q was given device 1 of a, which is taken", id="whole on share"),
+        pytest.param(
+            shared("q", "a", 1, milli=600),
+            "q was given device 1 of a, which is taken",
+            id="too large a share",
+        ),
+        pytest.param(
+            shared("q", "a", 1, memory_mib=50),
+            "q was given device 1 of a, which is taken",
+            id="too much memory",
+        ),
+        pytest.param(
+            whole("q", "a", 7), "q was given device 7 of a, which has no such device", id="no device"
+        ),
+        pytest.param(takes("q", "a", {"cpu": 5}), "q takes 5 cpu of a, which has 4 free", id="too much cpu"),
+        pytest.param(takes("q", "a", {"odd": 1}), "q takes 1 odd of a, which has 0 free", id="unheard of"),
+        pytest.param(whole("w", "a", 2), "w already holds something on a; release it first", id="same key"),
+    ],
+)
+def test_nothing_is_given_twice(second: Placement, message: str) -> None:
+    held = [whole("w", "a", 0), shared("s", "a", 1, milli=500, memory_mib=40)]
+    busy = cluster(node("a", 3, memory_mib=80, resources={"cpu": 4}), held=held)
+    with pytest.raises(Oversold, match=message):
+        busy.place(second)
+    assert set(busy.held_on("a")) == {"w", "s"}
+
+
+def test_what_is_released_can_be_given_again() -> None:
+    one = cluster(node("a", 1), held=[whole("p", "a", 0)])
+    assert isinstance(ask(one), Refusal)
+    assert one.release(whole("p", "a", 0)) == whole("p", "a", 0)
+    assert placed(ask(one)) == ("a", (0,))
+    with pytest.raises(Unknown, match="p holds nothing on a"):
+        one.release(whole("p", "a", 0))
+    with pytest.raises(Unknown, match="no node b among the 1 of this cluster"):
+        one.place(whole("p", "b", 0))
+
+
+def test_a_node_seen_again_keeps_what_is_held() -> None:
+    seen = cluster(node("a", 2), held=[whole("p", "a", 0)])
+    assert not seen.set_node(node("a", 2)), "nothing changed"
+    assert seen.set_node(node("a", 3))
+    assert seen.free_gpus("a") == 2
+    assert placed(ask(seen, 2)) == ("a", (1, 2))
+
+
+def test_a_device_that_drops_out_comes_back_with_its_holder() -> None:
+    seen = cluster(node("a", 2), held=[whole("p", "a", 1)])
+    seen.set_node(node("a", 1))
+    assert seen.free_gpus("a") == 1
+    seen.set_node(node("a", 2))
+    assert seen.free_gpus("a") == 1
+    assert placed(ask(seen)) == ("a", (0,))
+
+
+def test_ids_may_have_gaps() -> None:
+    gaps = cluster(node("a", [Device(3), Device(7)]), held=[whole("p", "a", 3)])
+    assert placed(ask(gaps)) == ("a", (7,))
+
+
+def test_a_node_that_left_offers_nothing_and_its_row_is_used_again() -> None:
+    moving = cluster(node("a", 2), node("b", 1), held=[whole("p", "a", 0)])
+    moving.remove_node("a")
+    assert len(moving) == 1
+    assert "a" not in moving
+    assert placed(ask(moving)) == ("b", (0,))
+    moving.set_node(node("c", 4))
+    assert placed(ask(moving, 4)) == ("c", (0, 1, 2, 3))
+    assert moving.held_on("c") == {}
+
+
+def test_a_copy_is_its_own() -> None:
+    original = cluster(node("a", 2), node("b", 1))
+    assert placed(ask(original, 2)) == ("a", (0, 1))
+    copy = original.copy()
+    copy.place(whole("p", "a", 0))
+    copy.set_node(node("z", 8))
+    copy.remove_node("b")
+    assert placed(ask(copy, 2)) == ("z", (0, 1))
+    assert placed(ask(original, 2)) == ("a", (0, 1))
+    assert [each.name for each in original] == ["a", "b"]
+    original.place(whole("q", "a", 1))
+    assert copy.held_on("a") == {"p": whole("p", "a", 0)}
+
+
+def test_what_is_so_already_is_counted_even_if_it_oversells() -> None:
+    """Two pods of a device plugin, three GPUs, two devices: nothing is free until both are gone."""
+    real = cluster(node("a", 2))
+    first, second = Placement("p", "a", unnamed=2), Placement("q", "a", unnamed=1)
+    real.account(first)
+    real.account(second)
+    real.account(second)
+    assert real.free_gpus("a") == 0
+    real.release(first)
+    assert real.free_gpus("a") == 1
+    real.release(second)
+    assert real.free_gpus("a") == 2
+
+
+def test_gpus_known_by_number_are_counted_on_a_node_that_shows_its_devices_late() -> None:
+    late = cluster(node("a", 0))
+    late.account(Placement("p", "a", unnamed=2))
+    late.account(whole("q", "a", 0))
+    late.set_node(node("a", 4))
+    assert late.free_gpus("a") == 1
+    late.release(Placement("p", "a", unnamed=2))
+    assert late.free_gpus("a") == 3
+
+
+def test_answers_stay_right_when_more_changed_than_the_journal_remembers() -> None:
+    many = cluster(node("a", 1), node("b", 1))
+    assert placed(ask(many))[0] == "a"
+    for _ in range(KEEP + 1):
+        many.place(whole("p", "b", 0))
+        many.release(whole("p", "b", 0))
+    many.place(whole("q", "a", 0))
+    assert placed(ask(many))[0] == "b"
+
+
+def test_the_number_of_remembered_shapes_is_bounded() -> None:
+    one = cluster(node("a", 1, resources={"cpu": 1_000_000}))
+    for cpu in range(1, 3 * memory.KEEP):
+        decide(request("pod", resources={"cpu": cpu}), one, POLICY, random.Random(1))
+    assert len(one.memory) == memory.KEEP
+
+
+def test_the_number_of_remembered_labels_is_bounded_and_answers_stay_right() -> None:
+    labels = {f"key-{i}": "1" for i in range(0, MOST_LABELS + 50, 2)}
+    many = cluster(node("a", 1, labels=labels))
+    for i in [*range(MOST_LABELS + 50), *range(MOST_LABELS + 50)]:
+        answer = decide(request("p", labels={f"key-{i}": "1"}), many, POLICY, random.Random(1))
+        assert isinstance(answer, Placement) is (i % 2 == 0)
+    many.set_node(node("a", 1, labels={**labels, "key-1": "1"}))
+    assert isinstance(decide(request("p", labels={"key-1": "1"}), many, POLICY, random.Random(1)), Placement)
+    assert len(many.inventory.labels) <= MOST_LABELS
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(lambda: request("p", -1), "-1 GPUs were asked for; ask for 0 or more", id="negative"),
+        pytest.param(lambda: request("p", share=1001), "a share is 1 to 1000", id="share above a whole"),
+        pytest.param(lambda: request("p", shared=True), "without share or memory", id="share of nothing"),
+        pytest.param(lambda: request("p", memory_mib=-1), "cannot be negative", id="negative memory"),
+        pytest.param(
+            lambda: request("p", resources={"cpu": -1}), "-1 of cpu was asked for", id="negative cpu"
+        ),
+        pytest.param(
+            lambda: node("a", [Device(1), Device(1)]), "two devices have the same id", id="twin ids"
+        ),
+        pytest.param(lambda: Node("a", (Device(0),)), "its topology speaks of", id="topology of another"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_a_reason(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(InvalidRequest, match=message):
+        make()

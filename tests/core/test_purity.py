@@ -1,0 +1,43 @@
+"""The pure rooms stay pure: no clock, no chance, no log, no IO, by any way of importing them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOMS = Path(__file__).parents[2] / "src/gpu_orchestrator"
+ALLOWED = {
+    "collections",
+    "dataclasses",
+    "difflib",
+    "functools",
+    "gpu_orchestrator",
+    "heapq",
+    "itertools",
+    "math",
+    "numpy",
+    "typing",
+}
+FILES = sorted(path for room in ("core", "policies", "engine") for path in (ROOMS / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOMS)))
+def test_imports_nothing_that_could_tell_two_calls_apart(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imported = {name.split(".")[0] for node in ast.walk(tree) for name in _imports(node)}
+    assert imported <= ALLOWED
+    assert not [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "random" and _is_numpy(node.value)
+    ]
+
+
+def _imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
+def _is_numpy(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("np", "numpy")

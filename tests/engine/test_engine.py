@@ -1,0 +1,293 @@
+"""What the engine does with events, one story each. Time is a number we give it."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.policy import Policy, Strategy
+from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.events import (
+    Action,
+    Asked,
+    Event,
+    Gone,
+    Held,
+    NodeGone,
+    NodeSeen,
+    Place,
+    Placed,
+    PlaceFailed,
+    Refuse,
+    Tick,
+)
+from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
+from tests.builders import node, request, whole
+
+REGISTRY = Registry()
+
+
+class World:
+    """An engine, a clock, and short ways to say things to it."""
+
+    def __init__(self, *nodes: Node, **options: Any) -> None:
+        self.engine = Engine(options.pop("policy_of", REGISTRY.policy_of), random.Random(1), **options)
+        self.now = 0.0
+        for each in nodes:
+            self.tell(NodeSeen(each))
+
+    def tell(self, event: Event, after_s: float = 0.0) -> list[Action]:
+        self.now += after_s
+        return self.engine.handle(event, self.now)
+
+    def ask(self, *requests: Request) -> list[Action]:
+        return [action for each in requests for action in self.tell(Asked(each))]
+
+
+def placed(actions: list[Action]) -> list[str]:
+    """Keys of what is to be placed, in order; nothing else may be among the actions but refusals."""
+    return [action.request.key for action in actions if isinstance(action, Place)]
+
+
+def refused(actions: list[Action]) -> list[str]:
+    return [action.request.key for action in actions if isinstance(action, Refuse)]
+
+
+def test_a_request_that_fits_is_placed_at_once_and_held_once_that_is_done() -> None:
+    world = World(node("a", 2))
+    assert world.ask(request("p")) == [Place(request("p"), whole("p", "a", 0))]
+    assert world.engine.state_of("p") == "in flight"
+    assert world.tell(Placed("p")) == []
+    assert world.engine.state_of("p") == "held"
+    assert world.engine.deadline(world.now) is None
+
+
+def test_what_is_set_aside_is_not_given_to_the_next() -> None:
+    world = World(node("a", 1))
+    actions = world.ask(request("p"), request("q"))
+    assert (placed(actions), refused(actions)) == (["p"], ["q"])
+    assert isinstance(actions[1], Refuse)
+    assert actions[1].refusal.message == "0/1 nodes fit: 1 has no wholly free GPU"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(Gone("p"), id="somebody ended"),
+        pytest.param(NodeSeen(node("b", 1)), id="a node came"),
+        pytest.param(NodeSeen(node("a", 2)), id="a node grew"),
+    ],
+)
+def test_what_could_help_wakes_the_parked_at_once(event: Event) -> None:
+    world = World(node("a", 1))
+    world.ask(request("p"))
+    world.tell(Placed("p"))
+    world.ask(request("q"))
+    assert world.engine.state_of("q") == "parked"
+    assert placed(world.tell(event)) == ["q"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(Tick(), id="time"),
+        pytest.param(NodeSeen(node("b", 1)), id="too small a node"),
+        pytest.param(NodeSeen(node("b", 8, ready=False)), id="a node that is not ready"),
+        pytest.param(Gone("small"), id="too little became free"),
+        pytest.param(Gone("nobody"), id="nobody ended"),
+        pytest.param(NodeGone("a"), id="a node left"),
+    ],
+)
+def test_what_cannot_help_wakes_nobody(event: Event) -> None:
+    world = World(node("a", 2))
+    world.ask(request("small"), request("large", 2))
+    world.tell(Placed("small"))
+    world.ask(request("other", 1))
+    world.tell(Placed("other"))
+    assert world.tell(event) == []
+    assert world.engine.state_of("large") == "parked"
+
+
+def test_a_node_that_became_ready_without_room_is_remembered_for_later() -> None:
+    """It could not help when it was seen, but a release on it can."""
+    world = World(node("a", 1, ready=False))
+    world.tell(Held(whole("p", "a", 0)))
+    world.ask(request("q"))
+    assert world.tell(NodeSeen(node("a", 1))) == []
+    assert placed(world.tell(Gone("p"))) == ["q"]
+
+
+def test_a_failed_placing_rests_one_second_then_two_then_at_most_ten() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p"))
+    for delay in (1, 2, 4, 8, 10, 10):
+        assert world.tell(PlaceFailed("p")) == []
+        assert world.engine.deadline(world.now) == world.now + delay
+        assert world.tell(Tick(), after_s=delay - 0.01) == []
+        assert placed(world.tell(Tick(), after_s=0.01)) == ["p"]
+
+
+def test_what_a_failed_placing_gave_back_goes_to_the_next() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p"), request("q", resources={}))
+    assert placed(world.tell(PlaceFailed("p"))) == ["q"]
+    assert world.engine.state_of("p") == "resting"
+    assert refused(world.tell(Tick(), after_s=1)) == ["p"]
+
+
+def test_higher_priority_first_then_who_came_first() -> None:
+    world = World(max_in_flight=1)
+    world.ask(request("late"), request("later"), request("urgent", priority=9))
+    assert world.engine.counts()["parked"] == 3
+    order = []
+    actions = world.tell(NodeSeen(node("a", 8)))
+    while placed(actions):
+        order += placed(actions)
+        actions = world.tell(Placed(order[-1]))
+    assert order == ["urgent", "late", "later"]
+
+
+def test_no_more_is_in_flight_than_allowed_so_that_the_urgent_can_pass() -> None:
+    world = World(node("a", 8), max_in_flight=2)
+    assert placed(world.ask(request("p"), request("q"), request("r"))) == ["p", "q"]
+    assert world.ask(request("urgent", priority=1)) == []
+    assert placed(world.tell(Placed("p"))) == ["urgent"]
+    assert placed(world.tell(PlaceFailed("q"))) == ["r"]
+
+
+def test_one_call_decides_no_more_than_allowed_and_asks_to_be_called_again() -> None:
+    world = World(max_decisions=1)
+    world.ask(request("p"), request("q", 2))
+    assert placed(world.tell(NodeSeen(node("a", 8)))) == ["p"]
+    assert world.engine.deadline(world.now) == world.now
+    assert placed(world.tell(Tick())) == ["q"]
+    assert world.engine.deadline(world.now) is None
+
+
+def test_of_many_that_ask_the_same_only_as_many_are_woken_as_fit() -> None:
+    """A thousand wait for one GPU each. One decision finds that out, and each release costs two, not a
+    thousand."""
+    decided = 0
+
+    def counting(asked: Request) -> Policy:
+        return policy
+
+    def opinion(offers: Any) -> Any:
+        nonlocal decided
+        decided += 1
+        return np.zeros(len(offers))
+
+    policy = Policy(Strategy("counting", ((1.0, opinion),)), REGISTRY.policy().allocate)
+    world = World(node("a", 1), policy_of=counting)
+    world.ask(*(request(f"p{i:04}") for i in range(1000)))
+    assert (world.engine.counts()["in flight"], world.engine.counts()["parked"]) == (1, 999)
+    decided = 0
+    assert placed(world.tell(PlaceFailed("p0000"))) == ["p0001"]
+    world.tell(Placed("p0001"))
+    assert placed(world.tell(Gone("p0001"))) == ["p0002"]
+    assert decided <= 4
+
+
+def test_one_that_leaves_the_queue_calls_the_next_like_it() -> None:
+    """q was woken for both and is held up by the limit; when it leaves, r must not sleep on."""
+    world = World(node("a", 1), max_in_flight=2)
+    world.ask(request("p"), request("q"), request("r"), request("no-gpu", 0))
+    world.tell(NodeSeen(node("b", 1)))
+    assert (world.engine.state_of("q"), world.engine.state_of("r")) == ("active", "parked")
+    world.tell(Gone("q"))
+    assert placed(world.tell(Placed("p"))) == ["r"]
+
+
+def test_leaving_while_placing_is_under_way_gives_everything_back() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p"), request("q"))
+    assert world.tell(Gone("p")) == []
+    assert placed(world.tell(Placed("p"))) == ["q"]
+    assert world.engine.state_of("p") is None
+
+
+@pytest.mark.parametrize("outcome", [Placed("p"), PlaceFailed("p")])
+def test_coming_back_while_placing_is_under_way_is_a_new_request(outcome: Event) -> None:
+    world = World(node("a", 1), node("b", 2))
+    world.ask(request("p"))
+    world.tell(Gone("p"))
+    assert world.ask(request("p", 2)) == []
+    actions = world.tell(outcome)
+    assert placed(actions) == ["p"]
+    assert isinstance(actions[0], Place)
+    assert actions[0].placement.node == "b"
+    assert len(actions[0].placement.devices) == 2
+
+
+def test_truth_from_outside_wins() -> None:
+    """We wanted p on device 0; in truth it is on device 1, and so it is not ours to place any more."""
+    world = World(node("a", 2))
+    world.ask(request("p"))
+    world.tell(Held(whole("p", "a", 1)))
+    assert world.engine.cluster.held_on("a") == {"p": whole("p", "a", 1)}
+    assert world.tell(PlaceFailed("p")) == []
+    assert world.engine.state_of("p") == "held"
+    world.ask(request("p"))
+    assert world.engine.counts()["held"] == 1
+
+
+def test_a_waiting_request_that_somebody_else_placed_waits_no_longer() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p"), request("q"))
+    assert world.tell(Held(whole("q", "b", 0))) == []
+    assert world.engine.state_of("q") == "held"
+
+
+def test_a_node_that_comes_back_finds_its_holders_again() -> None:
+    world = World(node("a", 2))
+    world.tell(Held(whole("p", "a", 0)))
+    world.tell(NodeGone("a"))
+    world.tell(NodeSeen(node("a", 2)))
+    assert world.engine.cluster.held_on("a") == {"p": whole("p", "a", 0)}
+
+
+def test_holders_may_be_told_before_their_node() -> None:
+    world = World()
+    world.tell(Held(whole("p", "a", 0)))
+    world.tell(NodeSeen(node("a", 1)))
+    assert world.engine.cluster.free_gpus("a") == 0
+    world.tell(Held(Placement("p", "a", unnamed=1)))
+    world.tell(Gone("p"))
+    assert world.engine.cluster.free_gpus("a") == 1
+
+
+def test_asking_again_changes_nothing_and_asking_differently_replaces() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p", 4))
+    assert world.ask(request("p", 4)) == []
+    assert placed(world.ask(request("p", 1))) == ["p"]
+
+
+def test_a_waiting_request_can_be_explained_as_things_are_now() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p", 2))
+    world.tell(NodeSeen(node("b", 1, ready=False)))
+    why = world.engine.why("p")
+    assert why is not None
+    assert why.message == "0/2 nodes fit: 1 has fewer than 2 free GPUs, 1 not ready"
+    assert world.engine.why("nobody") is None
+
+
+def test_an_unknown_strategy_is_an_error_and_nothing_is_taken_in() -> None:
+    world = World(node("a", 1))
+    with pytest.raises(UnknownPolicy, match="unknown strategy 'best'"):
+        world.ask(request("p", strategy="best"))
+    assert world.engine.state_of("p") is None
+
+
+def test_a_strategy_that_breaks_keeps_nobody_else_waiting() -> None:
+    broken = Strategy("broken", ((1.0, lambda offers: np.full(len(offers), np.nan)),))
+    registry = Registry().with_plugins([("broken", lambda: broken)])
+    world = World(node("a", 1), policy_of=registry.policy_of)
+    actions = world.ask(request("p", strategy="broken"), request("q"))
+    assert (refused(actions), placed(actions)) == (["p"], ["q"])
+    assert world.engine.state_of("p") == "resting"

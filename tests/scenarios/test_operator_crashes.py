@@ -1,0 +1,198 @@
+"""SIGKILL at every write of the operator, three ways: the end is that of an undisturbed run, every time.
+
+The writes are those an undisturbed run makes, in its order. Each is struck before the server hears of it,
+when it is done and the answer is lost, and when the answer has arrived.
+"""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.cluster import Cluster
+from tests.faults.proxy import Call, Cut, DropAnswer, Fault, Proxy
+from tests.scale import Scale
+from tests.scenarios.operating import Operator, Site, eventually
+
+OURS = ("gpuworkloads", "gpuworkloads/status", "jobs")
+WRITES = ("create", "patch", "delete")
+MOMENTS = ("not forwarded", "answer lost", "after the answer")
+SOON = {"maxRetries": 2, "backoffSeconds": 1}
+
+Write = tuple[str, str, int]
+"""Verb, resource, and which of its kind."""
+
+
+def succeeds(site: Site) -> None:
+    """Created, run, succeeded, given its TTL, deleted."""
+    site.create("one", run_for="200ms", ttlSecondsAfterFinished=600)
+    site.until("one", "Succeeded")
+    eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "the TTL is set")
+
+
+def fails(site: Site) -> None:
+    """Its Job fails, is tried again, and fails for good."""
+    site.create("one", run_for="100ms", outcome="fail", retryPolicy=SOON)
+    site.until("one", "Failed", timeout_s=30)
+
+
+def is_suspended(site: Site) -> None:
+    site.create("one", run_for="1h")
+    site.until("one", "Running")
+    site.patch("one", {"suspend": True})
+    site.until("one", "Pending")
+    eventually(lambda: not site.jobs(), "the Job is gone")
+
+
+STORIES: dict[str, Callable[[Site], None]] = {
+    "succeeds": succeeds,
+    "fails": fails,
+    "is suspended": is_suspended,
+}
+
+
+@dataclass
+class Outcome:
+    """How a story ended, without what differs from run to run."""
+
+    status: Any
+    jobs: list[Any]
+    created: int
+    left: list[Any] = field(default_factory=list)
+
+
+def play(site: Site, story: str, operator: Operator) -> Outcome:
+    node = site.nodes(1)[0]
+    STORIES[story](site)
+    outcome = Outcome(plain(site.status("one"), node), sorted(map(_of_job, site.jobs())), 0)
+    site.delete("one")
+    site.gone("one", 30)
+    outcome.left = site.jobs() + site.pods()
+    outcome.created = created_jobs(site)
+    return outcome
+
+
+def _of_job(job: dict[str, Any]) -> str:
+    name = re.sub(r"-job-[0-9a-f]{8}", "-job-UID", job["metadata"]["name"])
+    return f"{name} ttl={job['spec'].get('ttlSecondsAfterFinished')}"
+
+
+def plain(value: Any, node: str) -> Any:
+    match value:
+        case dict():
+            return {name: plain(each, node) for name, each in value.items() if not name.endswith("Time")}
+        case list():
+            return [plain(each, node) for each in value]
+        case str():
+            return re.sub(r"-job-[0-9a-f]{8}", "-job-UID", value).replace(node, "NODE")
+    return value
+
+
+def created_jobs(site: Site) -> int:
+    entries = (entry for entry in site.cluster.audit.entries() if entry.namespace == site.namespace)
+    return sum((entry.verb, entry.resource, entry.code) == ("create", "jobs", 201) for entry in entries)
+
+
+def strike(moment: str, kill: Callable[[object], None]) -> Fault:
+    match moment:
+        case "not forwarded":
+            return Call(kill, then=Cut(), at="request")
+        case "answer lost":
+            return Call(kill, then=DropAnswer(), at="answer")
+    return Call(kill, at="done")
+
+
+@pytest.fixture
+def proxy(account: Path) -> Iterator[Proxy]:
+    with Proxy(account) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    operator_cluster: Cluster, account: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Outcome, list[Write]]]:
+    """A story as it goes without any fault, and the writes it takes; each is played once."""
+    known: dict[str, tuple[Outcome, list[Write]]] = {}
+
+    def run(story: str) -> tuple[Outcome, list[Write]]:
+        if story not in known:
+            known[story] = _run(story)
+        return known[story]
+
+    def _run(story: str) -> tuple[Outcome, list[Write]]:
+        site = Site(operator_cluster)
+        log = tmp_path_factory.mktemp("undisturbed") / "operator.log"
+        with Proxy(account) as proxy, Operator(proxy.kubeconfig, "--no-leader-elect", log=log) as operator:
+            outcome = play(site, story, operator)
+            writes = writes_in(proxy)
+        site.close()
+        return outcome, writes
+
+    return run
+
+
+def writes_in(proxy: Proxy) -> list[Write]:
+    seen: Counter[tuple[str, str]] = Counter()
+    writes: list[Write] = []
+    for sent in proxy.requests:
+        verb, resource = sent[0], sent[1]
+        if verb in WRITES and resource in OURS:
+            seen[verb, resource] += 1
+            writes.append((verb, resource, seen[verb, resource]))
+    return writes
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("story", STORIES)
+def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
+    story: str,
+    operator_cluster: Cluster,
+    undisturbed: Callable[[str], tuple[Outcome, list[Write]]],
+    account: Path,
+    tmp_path: Path,
+    scale: Scale,
+    figure: Callable[[str], None],
+) -> None:
+    expected, writes = undisturbed(story)
+    assert expected.left == []
+    points = [(write, moment) for write in writes for moment in MOMENTS]
+    # Every write once, the moment going round; in full, every moment of every write.
+    one_each = list(zip(writes, cycle(MOMENTS), strict=False))
+    chosen = scale(test=one_each, accept=points)
+    for number, (write, moment) in enumerate(chosen):
+        log = tmp_path / f"{number}.log"
+        found = killed_at(write, moment, story, operator_cluster, account, log)
+        assert found == expected, f"killed at {write}, {moment}; log: {log}"
+    figure(f"{len(chosen)} of {len(points)} kills, each at another point of {len(writes)} writes")
+
+
+def killed_at(write: Write, moment: str, story: str, cluster: Cluster, account: Path, log: Path) -> Outcome:
+    site = Site(cluster)
+    with Proxy(account) as proxy, Operator(proxy.kubeconfig, "--no-leader-elect", log=log) as operator:
+        verb, resource, nth = write
+        killed = threading.Event()
+
+        def kill(_: object) -> None:
+            operator.kill()
+            killed.set()
+
+        def start_again() -> None:
+            if killed.wait(60):
+                operator.start()
+
+        proxy.on(verb, resource, nth=nth, do=strike(moment, kill))
+        helper = threading.Thread(target=start_again)
+        helper.start()
+        outcome = play(site, story, operator)
+        helper.join()
+        assert killed.is_set(), f"never came to {write}"
+        operator.ready()
+    site.close()
+    return outcome

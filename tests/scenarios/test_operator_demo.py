@@ -1,0 +1,38 @@
+"""`make demo` for somebody who pipes its output: the samples live, Ctrl-C ends it, nothing is left."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.toolbox import Toolbox
+from tests.scenarios.operating import ROOT
+
+
+@pytest.fixture
+def demo(toolbox: Toolbox) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-u", str(ROOT / "scripts" / "demo.py"), "--nodes=4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    yield process
+    process.kill()
+    process.wait(10)
+    assert process.stdout
+    process.stdout.close()
+
+
+def test_the_samples_live_and_ctrl_c_leaves_nothing(demo: "subprocess.Popen[str]") -> None:
+    assert demo.stdout
+    seen: list[str] = []
+    for line in demo.stdout:
+        seen.append(line.strip())
+        if sum(": Succeeded: " in each for each in seen) == 3:
+            break
+    assert sum(": Running: " in each for each in seen) == 3, seen
+    kubeconfig = next(each.partition("=")[2] for each in seen if each.startswith("export KUBECONFIG="))
+    assert Path(kubeconfig).exists()
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(30) == 0
+    assert not Path(kubeconfig).parent.exists()

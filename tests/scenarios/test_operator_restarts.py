@@ -1,0 +1,104 @@
+"""The operator away for a while: what it finds when it returns, and who takes over meanwhile."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults.proxy import Answer, Proxy
+from tests.scenarios.conftest import NewOperator
+from tests.scenarios.operating import Operator, Site, eventually
+
+
+def test_a_restart_between_tries_changes_nothing(site: Site, new_operator: NewOperator) -> None:
+    site.nodes(1, gpus=4)
+    operator = new_operator("--no-leader-elect")
+    with operator:
+        site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 6})
+        before = site.until("big", "Pending")
+    operator.start().ready()
+    operator.kill()
+    with operator:
+        assert site.status("big") == before  # two restarts later
+        site.until("big", "Failed", timeout_s=10)
+    failed = [line for line in operator.lines() if line.get("phase") in ("Pending", "Failed")]
+    assert len(failed) == 2  # one status for each try, and none for a restart
+
+
+def test_deleted_while_nobody_looks_it_goes_when_the_operator_returns(
+    site: Site, new_operator: NewOperator
+) -> None:
+    site.nodes(1)
+    operator = new_operator("--no-leader-elect")
+    with operator:
+        site.create("left", run_for="1h")
+        site.until("left", "Running")
+    site.delete("left")
+    assert site.status("left")["phase"] == "Running"
+    with operator:
+        site.gone("left")
+    assert site.jobs() == []
+    eventually(lambda: not site.pods(), "the pods are gone")
+
+
+def test_a_job_removed_by_its_ttl_while_nobody_looks_is_not_run_again(
+    site: Site, new_operator: NewOperator
+) -> None:
+    """The end is written before the TTL is set, so a Job that is gone has always been recorded."""
+    site.nodes(1)
+    operator = new_operator("--no-leader-elect")
+    with operator:
+        site.create("short", run_for="100ms", ttlSecondsAfterFinished=1)
+        site.until("short", "Succeeded")
+        eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "TTL is set")
+    eventually(lambda: not site.jobs(), "the Job was removed by its TTL")
+    with operator:
+        site.create("next", run_for="100ms")
+        site.until("next", "Succeeded")
+    assert site.status("short")["phase"] == "Succeeded"
+    assert {job["metadata"]["labels"]["app"] for job in site.jobs()} <= {"next"}
+
+
+def test_the_other_replica_takes_over(
+    site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    site.nodes(1)
+    replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
+    leader = replicas[0].start().ready()
+    eventually(lambda: any(line["message"] == "leading" for line in leader.lines()), "the first leads")
+    with replicas[1]:  # ready as a standby: its caches are warm
+        site.create("before", run_for="1h")
+        site.until("before", "Running")
+        leader.kill()
+        killed = time.monotonic()
+        site.create("after", run_for="1h")
+        site.until("after", "Scheduled", "Running", timeout_s=20)
+        figure(f"first new placement {time.monotonic() - killed:.1f} s after the leader was killed")
+        assert site.status("before")["phase"] == "Running"
+    assert len(site.jobs()) == 2
+
+
+def test_a_leader_that_leaves_politely_is_followed_at_once(site: Site, account: Path, tmp_path: Path) -> None:
+    site.nodes(1)
+    replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
+    replicas[0].start().ready()
+    eventually(
+        lambda: any(line["message"] == "leading" for line in replicas[0].lines()), "the first leads", 30
+    )
+    with replicas[1]:
+        assert replicas[0].stop() == 0
+        site.create("after", run_for="1h")
+        site.until("after", "Scheduled", "Running", timeout_s=4)
+
+
+def test_a_server_that_is_throttled_conflicts_and_fails_is_borne(
+    site: Site, account: Path, tmp_path: Path
+) -> None:
+    site.nodes(1)
+    with Proxy(account) as proxy, Operator(proxy.kubeconfig, "--no-leader-elect", log=tmp_path / "log"):
+        proxy.on("create", "jobs", do=Answer(429, retry_after=1))
+        proxy.on("patch", "gpuworkloads", do=Answer(409, reason="Conflict"))
+        proxy.on("patch", "gpuworkloads/status", do=Answer(503))
+        proxy.on("patch", "gpuworkloads/status", nth=3, do=Answer(409, reason="Conflict"))
+        site.create("one", run_for="100ms")
+        site.until("one", "Succeeded")
+    assert len(site.jobs()) == 1
