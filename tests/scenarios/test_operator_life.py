@@ -136,6 +136,7 @@ def test_a_failed_job_is_tried_again_on_another_node(site: Site) -> None:
     assert len(chosen) == 2
     assert set(chosen.values()) == set(nodes)
     assert {name.rpartition("-")[2] for name in chosen} > {"r1"}
+    assert "container main ended with exit code 1 (Error)" in site.told("flaky", "JobFailed")
 
 
 def _node(job: dict[str, object]) -> str:

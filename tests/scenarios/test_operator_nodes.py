@@ -72,3 +72,20 @@ def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site) -> No
     assert site.status("late")["assignedNode"] == ({first, second} - {chosen}).pop()
     assert "did not take the pod for 10 s" in site.told("late", "FailedScheduling")
     assert len(site.jobs()) == 1
+
+
+def test_a_workload_that_must_make_room_is_told_so_and_tried_again(site: Site) -> None:
+    first, second = site.nodes(2, gpus=4)
+    lost = runs(site, "low", priority="low")
+    container = {"name": "x", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    spec = {
+        "priorityClassName": "gpu-high",
+        "nodeSelector": {"kubernetes.io/hostname": lost},
+        "containers": [container],
+    }
+    site.request(
+        "POST", f"/api/v1/namespaces/{site.namespace}/pods", {"metadata": {"name": "vip"}, "spec": spec}
+    )
+    moved(site, "low", lost)
+    assert "had to make room" in site.told("low", "Preempted")
+    assert site.status("low")["assignedNode"] == ({first, second} - {lost}).pop()

@@ -1,11 +1,15 @@
 """What the user wrote, under what we set; and what cannot be meant is refused with what to do."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
+from gpu_orchestrator.api import translate
 from gpu_orchestrator.apps.operator import template
-from gpu_orchestrator.apps.operator.template import InvalidTemplate
+from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
 from tests.apps.operator.builders import workload
 
 MAIN: dict[str, Any] = {"name": "main", "image": "trainer"}
@@ -95,6 +99,29 @@ def test_the_named_gpu_resource_is_the_one_that_is_sought() -> None:
             "'many' is no quantity",
             id="quantity",
         ),
+        pytest.param(
+            {
+                "containers": [
+                    {**MAIN, "resources": {"limits": {"nvidia.com/gpu": 4}, "requests": {"amd.com/gpu": 4}}}
+                ]
+            },
+            "asks for 4 amd.com/gpu",
+            id="two vendors",
+        ),
+        pytest.param(
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Is"}]}]
+                        }
+                    }
+                }
+            },
+            "operator 'Is'; known: In, NotIn",
+            id="operator",
+        ),
+        pytest.param({"containers": [{**MAIN, "env": "x"}]}, "env`", id="environment"),
         pytest.param({"containers": "main"}, "`spec.template.spec.containers`", id="wrong type"),
     ],
 )
@@ -112,3 +139,34 @@ def test_filling_changes_nothing_that_was_read() -> None:
         owner, wanted, node="b", resource="x"
     )
     assert template.read(owner) == wanted
+
+
+VALUES = some.recursive(
+    some.none() | some.booleans() | some.integers(-9, 9) | some.text(max_size=4),
+    lambda inner: some.lists(inner, max_size=2) | some.dictionaries(some.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+FIELDS = some.sampled_from(
+    [
+        *("containers", "initContainers", "affinity", "tolerations", "nodeSelector", "overhead", "resources"),
+        *("nodeName", "restartPolicy", "schedulerName", "priorityClassName", "volumes"),
+    ]
+)
+CONTAINERS = some.lists(
+    some.fixed_dictionaries(
+        {"name": some.sampled_from(["main", "b"])},
+        optional={"env": VALUES, "resources": VALUES, "ports": VALUES, "image": VALUES},
+    ),
+    max_size=2,
+)
+
+
+@given(some.dictionaries(FIELDS, VALUES, max_size=3), some.none() | CONTAINERS)
+def test_any_template_is_filled_or_refused_in_words(spec: dict[str, Any], containers: Any) -> None:
+    """Whatever somebody writes there: never an error that nobody can read."""
+    given_spec = spec if containers is None else {**spec, "containers": containers}
+    owner = workload(template={"spec": given_spec})
+    with suppress(InvalidTemplate):
+        wanted = template.read(owner)
+        translate.shape(wanted.pod, 1)
+        assert template.fill(owner, wanted, node="a", resource="nvidia.com/gpu")["spec"]["containers"]

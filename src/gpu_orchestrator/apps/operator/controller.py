@@ -17,14 +17,13 @@ from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
-from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator import apply, moments, seek, tries
 from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator.eyes import Eyes
 from gpu_orchestrator.apps.operator.facts import Facts, Given
-from gpu_orchestrator.apps.operator.fresh import Fresh
 from gpu_orchestrator.apps.operator.job import JOBS, SELECTOR, Job
 from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.plan import Plan
@@ -37,7 +36,6 @@ from gpu_orchestrator.policies.registry import Registry
 
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 WORKERS = 32
-PREEMPTED = "PreemptionByScheduler"
 
 log = structlog.get_logger()
 
@@ -74,10 +72,9 @@ class Controller:
         self.pods = Watch(client, PODS, fields=NOT_ENDED, indices={"job": lambda pod: [job_key(pod)]})
         self.nodes = Watch(client, NODES)
         self.world = World(registry or Registry(), self._rng, clock=time.monotonic, found=self.queue.add)
-        self._fresh_workloads, self._fresh_jobs = Fresh(self.workloads), Fresh(self.jobs)
-        self._hands = apply.Hands(client, recorder, self._fresh_workloads.keep, self._keep_job)
-        self._evicted: dict[str, str] = {}
-        self._stopping = False
+        self._eyes = Eyes(client, self.nodes, self.pods, self.jobs, self.workloads)
+        self._hands = apply.Hands(client, recorder, self._eyes.keep_workload, self._keep_job)
+        self._working = self._stopping = False
         self._listen()
 
     def _listen(self) -> None:
@@ -100,6 +97,7 @@ class Controller:
     async def work(self) -> None:
         """Reconcile until `stop` is called; then finish what is in hand."""
         await self.synced()
+        self._working = True
         for workload in sorted(self.workloads.store, key=_order):
             self.queue.add(key(workload))
         await self.queue.run(self._pass, workers=WORKERS)
@@ -108,30 +106,28 @@ class Controller:
         self._stopping = True
         self.queue.close()
 
+    def _look_at(self, name: str) -> None:
+        """A standby looks at nothing; when it takes over, it begins with those that come first."""
+        if self._working:
+            self.queue.add(name)
+
     def _workload_changed(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
         if workload := new or old:
-            self.queue.add(key(workload))
+            self._look_at(key(workload))
 
     def _job_changed(self, old: Job | None, new: Job | None) -> None:
         if job := new or old:
             owners = job.metadata.owner_references
             owner = next((each for each in owners if each.kind == GPU_WORKLOADS.kind), None)
             if owner:
-                self.queue.add(f"{job.metadata.namespace}/{owner.name}")
-            if new is None:
-                self._evicted.pop(job.metadata.uid, None)
+                self._look_at(f"{job.metadata.namespace}/{owner.name}")
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        pod = new or old
-        if pod is None or not (job := self.jobs.store.get(job_key(pod))):
-            return
-        for each in pod.status.conditions:
-            if each.type == "DisruptionTarget" and each.status == "True":
-                self._evicted[job.metadata.uid] = each.reason
-        self._job_changed(None, job)
+        if (pod := new or old) and (job := self.jobs.store.get(job_key(pod))):
+            self._job_changed(None, job)
 
     def _keep_job(self, job: Job) -> None:
-        self._fresh_jobs.keep(job)
+        self._eyes.keep_job(job)
         self.world.see_job(None, job)
 
     async def _pass(self, name: str) -> None:
@@ -144,7 +140,7 @@ class Controller:
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started)
 
     async def _reconcile(self, name: str) -> str:
-        facts = self._facts(name)
+        facts = await self._eyes.look(name)
         if facts is None:
             self.world.withdraw(name)
             return "gone"
@@ -155,7 +151,7 @@ class Controller:
             return await self._attempt(name, facts, plan)
         except (apply.Overtaken, NotFound) as error:
             self.world.withdraw(name)
-            self.queue.add(name)
+            self.queue.retry(name)  # not at once: the news that overtook us may still be on its way
             log.debug("looking again", workload=name, why=str(error))
             return "again"
         except BaseException:
@@ -167,7 +163,7 @@ class Controller:
             await self._perform(name, facts, plan)
         except apply.JobRefused as error:
             self.world.withdraw(name)
-            facts = self._facts(name) or facts  # it may have its finalizer by now
+            facts = self._eyes.glance(name) or facts  # it may have its finalizer by now
             told = tries.refused_by_server(facts, self._now(), self._rng, str(error), for_good=error.for_good)
             await self._perform(name, facts, told)
             return "refused"
@@ -198,35 +194,6 @@ class Controller:
             )
         if plan.again_at is not None:
             self.queue.add_after(name, max(0.0, (plan.again_at - self._now()).total_seconds()))
-
-    def _facts(self, name: str) -> Facts | None:
-        workload = self._fresh_workloads.get(name)
-        if workload is None:
-            return None
-        current = jobs.key_of(workload, workload.status.retry_count)
-        mine = self._fresh_jobs.by("owner", workload.metadata.uid, [current])
-        own = tuple(job for job in mine if jobs.owner_uid(job) == workload.metadata.uid)
-        job = next((each for each in own if key(each) == current), None)
-        return Facts(
-            workload,
-            own,
-            tuple(self.pods.store.by("job", current)),
-            self._trouble(job) if job else "",
-            job is not None and self._evicted.get(job.metadata.uid) == PREEMPTED,
-        )
-
-    def _trouble(self, job: Job) -> str:
-        """What befell the Job from outside, if anything did."""
-        node = self.nodes.store.get(job.node)
-        if node is None:
-            return f"node {job.node} is gone"
-        if not translate.is_ready(node):
-            return f"node {job.node} is not ready"
-        return {
-            PREEMPTED: f"its pod had to make room on {job.node} for a pod of higher priority",
-            "DeletionByTaintManager": f"its pod was evicted from {job.node} because of a taint",
-            "EvictionByEvictionAPI": f"its pod was evicted from {job.node}",
-        }.get(self._evicted.get(job.metadata.uid, ""), "")
 
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:

@@ -4,29 +4,32 @@ A cache lags behind: who decides by it alone may decide again what was just deci
 a write is kept and shown in place of what the watch knows, as long as the watch is older than that answer.
 """
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api.wire import Object, key
 
 T = TypeVar("T", bound=Object)
 
 
 class Fresh(Generic[T]):
-    def __init__(self, watch: Watch[T]) -> None:
-        self._watch = watch
+    """`version` is how far the watch that fills `store` has come."""
+
+    def __init__(self, store: Store[T], version: Callable[[], str]) -> None:
+        self._store, self._seen_up_to = store, version
         self._kept: dict[str, T] = {}
 
     def keep(self, answer: T) -> None:
-        if _version(answer.metadata.resource_version) > _version(self._watch.resource_version):
+        if _version(answer.metadata.resource_version) > _version(self._seen_up_to()):
             self._kept[key(answer)] = answer
 
     def get(self, name: str) -> T | None:
-        return self._over(name, self._watch.store.get(name))
+        return self._over(name, self._store.get(name))
 
     def by(self, index: str, value: str, names: list[str]) -> list[T]:
         """What the watch has under this index, and what was kept under these names."""
-        found = {key(each): each for each in self._watch.store.by(index, value)}
+        found = {key(each): each for each in self._store.by(index, value)}
         seen = {name: self._over(name, found.get(name)) for name in (*found, *names)}
         return [each for each in seen.values() if each is not None]
 
@@ -35,7 +38,7 @@ class Fresh(Generic[T]):
         if kept is None:
             return seen
         version = _version(kept.metadata.resource_version)
-        if version <= _version(self._watch.resource_version):
+        if version <= _version(self._seen_up_to()):
             del self._kept[name]
             return seen
         return kept if seen is None or _version(seen.metadata.resource_version) < version else seen

@@ -6,9 +6,10 @@ from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator import mirror, moments, status, template, tries
+from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
 from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
 from gpu_orchestrator.apps.operator.plan import CreateJob, Plan
-from gpu_orchestrator.apps.operator.template import InvalidTemplate, Template
+from gpu_orchestrator.apps.operator.template import Template
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request

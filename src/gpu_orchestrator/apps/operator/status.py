@@ -25,6 +25,9 @@ SUSPENDED = "Suspended"
 NEEDS_SCHEDULER = "NeedsGpuScheduler"
 UNKNOWN_STRATEGY = "UnknownStrategy"
 
+LONGEST = 1024
+"""Characters of a message."""
+
 
 def pending(
     workload: GPUWorkload, now: datetime, reason: str, message: str, **changed: Any
@@ -111,11 +114,17 @@ def _next(
     workload: GPUWorkload, now: datetime, states: dict[str, tuple[Truth, str]], **changed: Any
 ) -> GPUWorkloadStatus:
     old, generation = workload.status, workload.metadata.generation
+    changed["message"] = _shortened(changed["message"])
     kept = {each.type: each for each in old.conditions}
     for kind, (truth, reason) in states.items():
         new = Condition(kind, truth, reason, changed["message"], moments.text(now), generation)
         kept[kind] = _since(kept.get(kind), new)
     return replace(old, conditions=list(kept.values()), observed_generation=generation, **changed)
+
+
+def _shortened(message: str) -> str:
+    """The API server's own words may be long; a status must not be refused for them."""
+    return message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…"
 
 
 def _since(old: Condition | None, new: Condition) -> Condition:

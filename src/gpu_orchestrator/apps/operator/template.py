@@ -4,32 +4,37 @@
 Raises `InvalidTemplate` with a sentence that names the field, what it says and what to do.
 """
 
-from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from gpu_orchestrator.api import names, quantity, translate
+from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import PodSpec
-from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator import job
+from gpu_orchestrator.api.wire import Json, Wire
+from gpu_orchestrator.apps.operator import conflicts, job
+from gpu_orchestrator.apps.operator.conflicts import MAIN, InvalidTemplate
 from gpu_orchestrator.apps.operator.job import PodTemplate
 
-MAIN = "main"
 IMAGE = "busybox:1.37"
 PLACEHOLDER: Json = {
     "name": MAIN,
     "image": IMAGE,
     "command": ["sh", "-c", 'echo "model $MODEL_NAME got $GPU_COUNT GPU(s) on $(hostname)"'],
 }
-SCHEDULERS = ("", "default-scheduler")
+QUANTITIES = ("requests", "limits", "overhead")
 
 
-class InvalidTemplate(ValueError):
-    """The pod template cannot be meant, or contradicts the rest of the spec."""
+class Variable(Wire, frozen=True, gc=False):
+    name: str
+
+
+class MainContainer(Wire, frozen=True, gc=False):
+    """Of the main container, what is not of interest where it only asks for room."""
+
+    env: list[Variable] = []  # noqa: RUF012 - msgspec copies it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,8 @@ class Template:
 def read(workload: GPUWorkload) -> Template:
     plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
     pod = _typed(plain).spec
-    _check(workload, plain["spec"], pod)
-    return Template(plain, pod, _gpu_resource_of(workload, pod))
+    conflicts.check(workload, pod, restart_policy=plain["spec"].get("restartPolicy", "Never"))
+    return Template(plain, pod, conflicts.gpu_resource(workload, pod))
 
 
 def fill(workload: GPUWorkload, template: Template, *, node: str, resource: str) -> Json:
@@ -93,78 +98,35 @@ def _pinned(affinity: Json, node: str) -> Json:
 
 
 def _with_containers(template: Json) -> Json:
-    plain: Json = _quantities_as_text(template)
+    plain: Json = _cleaned(template)
     spec = plain["spec"] = plain.get("spec") or {}
     spec["containers"] = spec.get("containers") or [deepcopy(PLACEHOLDER)]
     return plain
 
 
-def _quantities_as_text(value: Any, *, amounts: bool = False) -> Any:
-    """YAML reads `nvidia.com/gpu: 2` as a number; quantities are text for us."""
+def _cleaned(value: Any, *, amounts: bool = False) -> Any:
+    """As the API server reads it: nothing said is nothing (null), and a quantity may be written as a number
+    (`nvidia.com/gpu: 2`)."""
     match value:
         case dict():
-            return {
-                name: _quantities_as_text(each, amounts=name in ("requests", "limits", "overhead"))
-                if isinstance(each, (dict, list)) or not amounts
-                else str(each)
-                for name, each in value.items()
-            }
+            said = {name: each for name, each in value.items() if each is not None}
+            return {name: _cleaned(each, amounts=name in QUANTITIES) for name, each in said.items()} | (
+                {name: str(each) for name, each in said.items() if _is_number(each)} if amounts else {}
+            )
         case list():
-            return [_quantities_as_text(each) for each in value]
+            return [_cleaned(each) for each in value]
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _typed(plain: Json) -> PodTemplate:
     try:
-        return msgspec.convert(plain, PodTemplate)
+        found = msgspec.convert(plain, PodTemplate)
+        msgspec.convert(main_of(plain["spec"]), MainContainer)
+        return found
     except msgspec.ValidationError as error:
         where = str(error).replace("`$", "`spec.template")
         raise InvalidTemplate(f"spec.template is no pod template: {where}") from error
-
-
-def _check(workload: GPUWorkload, plain: Json, pod: PodSpec) -> None:
-    repeated = [name for name, times in Counter(c.name for c in pod.containers).items() if times > 1]
-    wanted = names.PRIORITY_CLASSES[workload.spec.priority]
-    if repeated:
-        _refuse("containers", f"has two containers called {repeated[0]!r}", "give each its own name")
-    if pod.node_name:
-        _refuse("nodeName", f"is {pod.node_name!r}", "leave it out; the operator chooses the node")
-    if pod.scheduler_name not in SCHEDULERS:
-        _refuse(
-            "schedulerName", f"is {pod.scheduler_name!r}", "leave it out, or ask for devices by spec.claim"
-        )
-    if plain.get("restartPolicy", "Never") not in ("Never", "OnFailure"):
-        _refuse("restartPolicy", f"is {plain['restartPolicy']!r}", "a Job needs Never or OnFailure")
-    if pod.priority_class_name not in ("", wanted):
-        _refuse("priorityClassName", f"is {pod.priority_class_name!r}", "set spec.priority instead")
-    try:
-        translate.asked(pod)
-    except quantity.BadQuantity as error:
-        raise InvalidTemplate(f"spec.template asks for what cannot be read: {error}") from error
-
-
-def _gpu_resource_of(workload: GPUWorkload, pod: PodSpec) -> str:
-    """The GPU resource that the user named. Only the main container may ask for GPUs, and only for as many as
-    the workload."""
-    main = next((each for each in pod.containers if each.name == MAIN), pod.containers[0])
-    named = ""
-    for container in (*pod.init_containers, *pod.containers):
-        for resource, text in {**container.resources.limits, **container.resources.requests}.items():
-            if resource not in names.VENDOR_OF:
-                continue
-            if container is not main:
-                _refuse(
-                    f"container {container.name!r}", f"asks for {resource}", "only the main container may"
-                )
-            if quantity.whole(text) != workload.spec.gpu_count or named not in ("", resource):
-                _refuse(
-                    f"container {container.name!r}",
-                    f"asks for {text} {resource}, spec.gpuCount is {workload.spec.gpu_count}",
-                    "leave it out; the operator sets it",
-                )
-            named = resource
-    return named
-
-
-def _refuse(what: str, found: str, advice: str) -> None:
-    raise InvalidTemplate(f"spec.template: {what} {found}; {advice}")

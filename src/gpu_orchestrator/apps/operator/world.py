@@ -17,7 +17,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.facts import Given
 from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.core.answer import Placement, Refusal
-from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request, pairs
 from gpu_orchestrator.engine.engine import Engine
@@ -52,7 +52,7 @@ class World:
         self, registry: Registry, rng: Rng, *, clock: Callable[[], float], found: Callable[[str], None]
     ) -> None:
         self.engine = Engine(registry.policy_of, rng)
-        self._registry, self._rng, self._clock, self._found = registry, rng, clock, found
+        self._registry, self._clock, self._found = registry, clock, found
         self._resources: dict[str, str] = {}
         self._wishes: dict[str, Wish] = {}
         self._asker: dict[str, str] = {}
@@ -154,7 +154,7 @@ class World:
 
     def _fits(self, request: Request) -> bool:
         policy = self._registry.policy_of(request)
-        return isinstance(decide(request, self.engine.cluster, policy, self._rng), Placement)
+        return why_not(request.shape, self.engine.cluster, policy) is None
 
     def _given(self, placement: Placement) -> Given:
         return Given(placement.node, self._resources.get(placement.node, ""))

@@ -1,0 +1,62 @@
+"""Why a Job's pod failed, in words. A Job says only that it failed; its pods know more.
+
+Asked once per failed Job: ended pods are not watched, since there may be a great many of them.
+"""
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import KubeError
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.apps.operator.job import Job
+
+JOB_NAME = "batch.kubernetes.io/job-name"
+
+
+class Terminated(Wire, frozen=True, gc=False):
+    exit_code: int = 0
+    reason: str = ""
+
+
+class ContainerState(Wire, frozen=True, gc=False):
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Wire, frozen=True, gc=False):
+    name: str = ""
+    state: ContainerState = ContainerState()
+
+
+class EndedStatus(Wire, frozen=True, gc=False):
+    phase: str = ""
+    message: str = ""
+    init_container_statuses: list[ContainerStatus] = []  # noqa: RUF012 - msgspec copies it
+    container_statuses: list[ContainerStatus] = []  # noqa: RUF012
+
+
+class EndedPod(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    status: EndedStatus = EndedStatus()
+
+
+ENDED_PODS = Resource(EndedPod, "Pod", "pods")
+
+
+async def why_failed(client: Client, job: Job) -> str:
+    """Empty if the pods are gone, or nobody can be asked: then the Job's own words must do."""
+    try:
+        found = await client.list(
+            ENDED_PODS, job.metadata.namespace, labels=f"{JOB_NAME}={job.metadata.name}"
+        )
+    except KubeError:
+        return ""
+    return next((cause for pod in found.items if (cause := cause_of(pod))), "")
+
+
+def cause_of(pod: EndedPod) -> str:
+    if pod.status.phase != "Failed":
+        return ""
+    for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        ended = container.state.terminated
+        if ended and ended.exit_code:
+            reason = f" ({ended.reason})" if ended.reason else ""
+            return f"container {container.name} ended with exit code {ended.exit_code}{reason}"
+    return pod.status.message

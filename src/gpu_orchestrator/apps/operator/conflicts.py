@@ -1,0 +1,88 @@
+"""What in a pod template cannot be meant, or contradicts the rest of the workload; and the GPUs it names.
+
+Each refusal names the field, what it says and what to do. Called by `template`.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from gpu_orchestrator.api import names, quantity, translate
+from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.kubernetes import PodSpec
+from gpu_orchestrator.api.pod import Container
+
+MAIN = "main"
+SCHEDULERS = ("", "default-scheduler")
+RESTARTS = ("Never", "OnFailure")
+OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+
+
+class InvalidTemplate(ValueError):
+    """The pod template cannot be meant, or contradicts the rest of the spec."""
+
+
+def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
+    if pod.node_name:
+        _refuse("nodeName", f"is {pod.node_name!r}", "leave it out; the operator chooses the node")
+    if pod.scheduler_name not in SCHEDULERS:
+        _refuse(
+            "schedulerName", f"is {pod.scheduler_name!r}", "leave it out, or ask for devices by spec.claim"
+        )
+    if restart_policy not in RESTARTS:
+        _refuse("restartPolicy", f"is {restart_policy!r}", "a Job needs Never or OnFailure")
+    if pod.priority_class_name not in ("", names.PRIORITY_CLASSES[workload.spec.priority]):
+        _refuse("priorityClassName", f"is {pod.priority_class_name!r}", "set spec.priority instead")
+    _check_names(pod)
+    _check_affinity(pod)
+    _check_quantities(pod)
+
+
+def _check_names(pod: PodSpec) -> None:
+    counted = Counter(container.name for container in (*pod.init_containers, *pod.containers))
+    for name, times in counted.items():
+        if times > 1:
+            _refuse("containers", f"has two containers called {name!r}", "give each its own name")
+
+
+def _check_affinity(pod: PodSpec) -> None:
+    required = pod.affinity.node_affinity.required
+    for term in required.node_selector_terms if required else ():
+        for each in (*term.match_expressions, *term.match_fields):
+            if each.operator not in OPERATORS:
+                _refuse(
+                    "node affinity", f"has the operator {each.operator!r}", f"known: {', '.join(OPERATORS)}"
+                )
+
+
+def _check_quantities(pod: PodSpec) -> None:
+    try:
+        translate.asked(pod)
+    except quantity.BadQuantity as error:
+        raise InvalidTemplate(f"spec.template asks for what cannot be read: {error}") from error
+
+
+def gpu_resource(workload: GPUWorkload, pod: PodSpec) -> str:
+    """The GPU resource that the user named, if any. Only the main container may ask for GPUs, and only for as
+    many as the workload."""
+    main = next((each for each in pod.containers if each.name == MAIN), pod.containers[0])
+    wanted, named = workload.spec.gpu_count, ""
+    for container in (*pod.init_containers, *pod.containers):
+        for resource, text in _gpus_of(container):
+            who = f"container {container.name!r}"
+            if container is not main:
+                _refuse(who, f"asks for {resource}", "only the main container may")
+            if quantity.whole(text) != wanted or named not in ("", resource):
+                asked = f"asks for {text} {resource}, spec.gpuCount is {wanted}"
+                _refuse(who, asked, "leave it out; the operator sets it")
+            named = resource
+    return named
+
+
+def _gpus_of(container: Container) -> Iterator[tuple[str, str]]:
+    for amounts in (container.resources.limits, container.resources.requests):
+        yield from ((name, text) for name, text in amounts.items() if name in names.VENDOR_OF)
+
+
+def _refuse(what: str, found: str, advice: str) -> NoReturn:
+    raise InvalidTemplate(f"spec.template: {what} {found}; {advice}")

@@ -1,0 +1,96 @@
+"""Gathers the facts about one workload from the watches, our own fresh writes, and what pods said last.
+
+A pod that is evicted says why before it goes, and its Job never does; so that is remembered here as long as
+the Job is there. It only makes words better: nothing is decided by it.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.api import translate
+from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
+from gpu_orchestrator.api.kubernetes import Node, Pod
+from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.operator import autopsy
+from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator.facts import Facts
+from gpu_orchestrator.apps.operator.fresh import Fresh
+from gpu_orchestrator.apps.operator.job import Job
+from gpu_orchestrator.apps.operator.world import job_key
+
+PREEMPTED = "PreemptionByScheduler"
+LAST_WORDS = {
+    PREEMPTED: "its pod had to make room on {} for a pod of higher priority",
+    "DeletionByTaintManager": "its pod was evicted from {} because of a taint",
+    "EvictionByEvictionAPI": "its pod was evicted from {}",
+    "TerminationByKubelet": "its pod was ended by the kubelet of {}",
+}
+
+
+@dataclass(slots=True)
+class Eyes:
+    client: Client
+    nodes: Watch[Node]
+    pods: Watch[Pod]
+    jobs: Watch[Job]
+    workloads: Watch[GPUWorkload]
+    _fresh_jobs: Fresh[Job] = field(init=False)
+    _fresh_workloads: Fresh[GPUWorkload] = field(init=False)
+    _evicted: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._fresh_jobs = Fresh(self.jobs.store, lambda: self.jobs.resource_version)
+        self._fresh_workloads = Fresh(self.workloads.store, lambda: self.workloads.resource_version)
+        self.pods.on_change(self._hear_pod)
+        self.jobs.on_change(self._forget_job)
+
+    def keep_workload(self, answer: GPUWorkload) -> None:
+        self._fresh_workloads.keep(answer)
+
+    def keep_job(self, answer: Job) -> None:
+        self._fresh_jobs.keep(answer)
+
+    async def look(self, name: str) -> Facts | None:
+        """All there is to know, with what only the ended pod of a failed Job can tell; None for what is
+        gone."""
+        facts = self.glance(name)
+        job = facts.current if facts else None
+        if not facts or not job or not job.failure or facts.trouble or facts.workload.status.phase in FINAL:
+            return facts
+        cause = await autopsy.why_failed(self.client, job)
+        facts = self.glance(name)  # anew, for time has passed
+        return replace(facts, trouble=facts.trouble or cause) if facts else None
+
+    def glance(self, name: str) -> Facts | None:
+        workload = self._fresh_workloads.get(name)
+        if workload is None:
+            return None
+        current = jobs.key_of(workload, workload.status.retry_count)
+        found = self._fresh_jobs.by("owner", workload.metadata.uid, [current])
+        own = tuple(job for job in found if jobs.owner_uid(job) == workload.metadata.uid)
+        job = next((each for each in own if key(each) == current), None)
+        facts = Facts(workload, own, tuple(self.pods.store.by("job", current)))
+        if job is None:
+            return facts
+        last_words = self._evicted.get(job.metadata.uid, "")
+        return replace(facts, trouble=self._trouble(job, last_words), preempted=last_words == PREEMPTED)
+
+    def _trouble(self, job: Job, last_words: str) -> str:
+        """What befell the Job from outside, if anything did."""
+        node = self.nodes.store.get(job.node)
+        if node is None:
+            return f"node {job.node} is gone"
+        if not translate.is_ready(node):
+            return f"node {job.node} is not ready"
+        return LAST_WORDS.get(last_words, "").format(job.node)
+
+    def _hear_pod(self, _: Pod | None, new: Pod | None) -> None:
+        job = self.jobs.store.get(job_key(new)) if new else None
+        for each in new.status.conditions if new and job else ():
+            if job and each.type == "DisruptionTarget" and each.status == "True":
+                self._evicted[job.metadata.uid] = each.reason
+
+    def _forget_job(self, old: Job | None, new: Job | None) -> None:
+        if old and not new:
+            self._evicted.pop(old.metadata.uid, None)
