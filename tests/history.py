@@ -19,9 +19,9 @@ from controlplane.cluster import Cluster
 Json = dict[str, Any]
 
 PATHS = {
-    "pods": "/api/v1/pods",
-    "leases": "/apis/coordination.k8s.io/v1/leases",
     "claims": "/apis/gpu.scheduling/v1/gpuclaims",
+    "leases": "/apis/coordination.k8s.io/v1/leases",
+    "pods": "/api/v1/pods",
 }
 
 
@@ -37,10 +37,11 @@ class Change:
 
 
 class History:
-    """Records while open. Close it, then read `changes`."""
+    """Records while open. Close it, then read `changes`. With a namespace, only what happens there."""
 
     def __init__(self, cluster: Cluster, namespace: str = "") -> None:
-        self._cluster, self._lines = cluster, dict[str, list[tuple[float, bytes]]]()
+        self._cluster, self._namespace = cluster, namespace
+        self._lines: dict[str, list[tuple[float, bytes]]] = {}
         pair = cluster.authority.client("history", ["system:masters"])
         self._tls = ssl.create_default_context(cafile=str(cluster.ca_file))
         self._tls.load_cert_chain(pair.cert, pair.key)
@@ -50,7 +51,7 @@ class History:
         self.start: dict[str, list[Json]] = {}
 
     def __enter__(self) -> Self:
-        for kind, path in PATHS.items():
+        for kind, path in self._paths():
             listed = self._cluster.api.request("GET", path)
             self.start[kind] = listed["items"]
             self._lines[kind] = []
@@ -59,6 +60,11 @@ class History:
         for thread in self._threads:
             thread.start()
         return self
+
+    def _paths(self) -> Iterator[tuple[str, str]]:
+        for kind, path in PATHS.items():
+            head, _, plural = path.rpartition("/")
+            yield kind, f"{head}/namespaces/{self._namespace}/{plural}" if self._namespace else path
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -201,7 +201,12 @@ class Stage:
             wanted = names or tuple(self.pods())
             return {name: found[name] for name in wanted} if set(wanted) <= set(found) else None
 
-        return until(all_bound, f"bound: {', '.join(names) or 'all pods'}\n{self.last_words()}", within_s)
+        try:
+            return until(all_bound, "the pods are bound", within_s)
+        except AssertionError as error:
+            left = sorted(set(names or self.pods()) - set(self.bound()))
+            told = {name: self.events(name) for name in left[:5]}
+            raise AssertionError(f"{error}; not bound: {left}; {told}\n{self.last_words()}") from None
 
     def events(self, about: str) -> list[str]:
         """Notes of the events about one object, in the order they were made."""

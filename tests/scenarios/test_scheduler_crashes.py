@@ -19,13 +19,8 @@ from tests.history import History
 from tests.scale import Scale
 from tests.scenarios.stage import Stage, claim, pod, until
 
-QUICK: dict[str, Any] = {
-    "leaseSeconds": 1.5,
-    "renewSeconds": 1.0,
-    "retrySeconds": 0.3,
-    "releaseSeconds": 1,
-    "sweepSeconds": 2,
-}
+ALONE: dict[str, Any] = {"leaderElect": False, "releaseSeconds": 1, "sweepSeconds": 2}
+LEADING: dict[str, Any] = {"leaseSeconds": 5, "renewSeconds": 4, "retrySeconds": 0.5, "releaseSeconds": 1}
 
 Moment = Literal["request", "answer", "done"]
 MOMENTS: dict[Moment, Fault | None] = {"request": Cut(), "answer": DropAnswer(), "done": None}
@@ -106,7 +101,7 @@ def test_killed_at_every_kind_of_write(
 ) -> None:
     """Not forwarded; applied and the answer dropped; right after the answer."""
     bare_stage.gpu_nodes(10, gpus=8)
-    scheduler = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **QUICK)
+    scheduler = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **ALONE)
     began = time.monotonic()
     with History(bare_stage.cluster) as history:
         crowd = Crowd(bare_stage)
@@ -141,7 +136,7 @@ def test_killed_at_random_moments(bare_stage: Stage, scale: Scale) -> None:
     count, kills = scale(test=300, accept=1000), scale(test=5, accept=50)
     bare_stage.gpu_nodes(count // 8 + 1, gpus=8)
     bare_stage.create(claim("template"), claim("shared", exclusivity="Shared", share=500))
-    scheduler = bare_stage.scheduler(**QUICK)
+    scheduler = bare_stage.scheduler(**LEADING)
     rng, kinds = random.Random(7), ({"gpus": 1}, {"claim_template": "template"}, {"claim_template": "shared"})
     with History(bare_stage.cluster) as history:
         for turn in range(kills):

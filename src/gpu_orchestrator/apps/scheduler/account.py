@@ -61,8 +61,8 @@ class Account:
     def due(self, claim: GpuClaim) -> claims.Due | None:
         uid = wish.served(claim)
         pod, fate = self._desk.ours.get(uid), self._desk.fate(uid)
-        held = fate == "flying" or uid in self._releaser or bool(self._desk.leases_of(uid))
-        given = self._given(pod, claim) if pod is not None and fate == "bound" else None
+        held = fate in ("flying", "bound") or uid in self._releaser or bool(self._desk.leases_of(uid))
+        given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
         return claims.due(claim, pod, given=given, held=held)
 
     def _given(self, pod: Pod, claim: GpuClaim) -> Json:

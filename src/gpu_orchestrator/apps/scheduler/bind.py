@@ -113,7 +113,7 @@ class Binder:
         taken = tuple(each for each in results if isinstance(each, Taken))
         reasons = [each for each in results if isinstance(each, str)]
         reasons += [str(each) for each in results if isinstance(each, KubeError)]
-        reasons += [f"device {each.spot.device} of {each.spot.node} is taken" for each in taken]
+        reasons += [str(each) for each in taken]
         return grips, "; ".join(reasons), taken
 
     def _holder(self, job: Job) -> Holder:
@@ -144,7 +144,7 @@ class Binder:
         return await self._keep_named(job, pod, grips)
 
     async def _settle(self, job: Job, grips: list[Grip], why: str) -> Outcome:
-        """Nobody knows whether the bind was, or still will be, carried out. Find out, or see that it cannot."""
+        """Nobody knows whether the bind was or will be carried out. Find out, or see that it cannot be."""
         while True:
             try:
                 pod = await self._read(job.pod)

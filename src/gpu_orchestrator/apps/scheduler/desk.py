@@ -18,8 +18,9 @@ from gpu_orchestrator.api import claims as asks
 from gpu_orchestrator.api import deviceleases, inventory, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
-from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
+from gpu_orchestrator.api.kubernetes import Lease, Node, Pod, VolumeClaim
 from gpu_orchestrator.api.quantity import BadQuantity
+from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler import wish
 from gpu_orchestrator.apps.scheduler.bind import Bound, Failed, Job
@@ -43,6 +44,14 @@ class Stores:
     claims: Store[GpuClaim]
     reports: Store[GpuNodeStatus]
     leases: Store[Lease]
+    volume_claims: Store[VolumeClaim]
+    volumes: Store[Volume]
+
+    def volume_claim(self, key: str) -> VolumeClaim | None:
+        return self.volume_claims.get(key)
+
+    def volume(self, name: str) -> Volume | None:
+        return self.volumes.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +132,20 @@ class Desk:
         claim = new or old
         if claim is None or (old and new and _serves(old) == _serves(new)):
             return
-        for pod in self.stores.pods.by("claim", key(claim)):
-            if not pod.spec.node_name:
+        self._look_at_pods(self.stores.pods.by("claim", key(claim)))
+
+    def see_volume_claim(self, old: VolumeClaim | None, new: VolumeClaim | None) -> None:
+        if claim := new or old:
+            self._look_at_pods(self.stores.pods.by("volume", key(claim)))
+
+    def see_volume(self, old: Volume | None, new: Volume | None) -> None:
+        if volume := new or old:
+            claim = volume.spec.claim_ref
+            self._look_at_pods(self.stores.pods.by("volume", f"{claim.namespace}/{claim.name}"))
+
+    def _look_at_pods(self, pods: Iterable[Pod]) -> None:
+        for pod in pods:
+            if pod.metadata.uid in self.ours and not pod.spec.node_name:
                 self._look_at_pod(pod)
 
     def see_pod(self, old: Pod | None, new: Pod | None) -> None:
@@ -207,7 +228,8 @@ class Desk:
 
     def _look_at_pod(self, pod: Pod, *, cleared: bool = False) -> None:
         uid = pod.metadata.uid
-        if uid in self.flying or uid in self._clearing:
+        # A pod that we bound may be shown unbound for a moment longer.
+        if uid in self.flying or uid in self._clearing or uid in self._held:
             return
         if pod.metadata.deletion_timestamp or wish.is_gated(pod):
             self._withdraw(uid)
@@ -217,7 +239,7 @@ class Desk:
             self._withdraw(uid)
             self._hands.clear(pod)
             return
-        wished = wish.wish(pod, self.claim_of(pod))
+        wished = wish.wish(pod, self.claim_of(pod), self.stores)
         if isinstance(wished, Request):
             self._ask(Asked(wished, self._clock() - self._waited_s(pod)))
         else:
@@ -294,10 +316,9 @@ class Desk:
         """What we know of a pod by its UID."""
         if uid in self.flying:
             return "flying"
-        pod = self.ours.get(uid)
-        if pod is None:
+        if uid not in self.ours:
             return "unknown"
-        return "bound" if pod.spec.node_name else "waiting"
+        return "bound" if uid in self._held else "waiting"
 
     def placement(self, uid: str) -> Placement | None:
         """What a bound pod holds."""
@@ -347,11 +368,11 @@ class Desk:
         seen, report = self.stores.nodes.get(name), self.stores.reports.get(name)
         if seen is None:
             return
+        self._count_strangers(name, report)  # before the node may be given to others
         try:
             self._feed(NodeSeen(inventory.node_of(seen, report, barred=self._barred(name, report))))
         except (BadQuantity, ValueError) as error:
             log.error("node cannot be counted", node=name, error=str(error))
-        self._count_strangers(name, report)
 
     def _count_plugin(self, pod: Pod, placement: Placement) -> Placement:
         """A device plugin's pod takes what the agent tells; where none tells, the node is barred."""

@@ -43,6 +43,11 @@ class Taken:
     spot: Spot
     lease: Lease | None = None
 
+    def __str__(self) -> str:
+        holders = deviceleases.holders(self.lease) if self.lease else ()
+        who = ", ".join(f"{each.namespace}/{each.pod}" for each in holders) or "somebody who just left"
+        return f"device {self.spot.device} of {self.spot.node} is held by {who}"
+
 
 def grips(lease: Lease) -> list[Grip]:
     """Every hold that a Lease speaks of."""

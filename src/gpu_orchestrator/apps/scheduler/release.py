@@ -6,7 +6,7 @@ pod that was deleted by force does not hand a busy GPU to the next one.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -74,6 +74,8 @@ class Releaser:
         leaving = self._leaving.get(uid)
         if leaving is None:
             return
+        if self._is_used(leaving):
+            self._leaving[uid] = leaving = replace(leaving, short=False)  # the agent has seen it
         left_s = self.left_s(leaving)
         if left_s > 0:
             self.queue.add_after(uid, left_s)
@@ -89,12 +91,14 @@ class Releaser:
             return 0.0
         waited_s = self._clock() - leaving.at
         patience_s = max(0.0, self._wait_s - waited_s)
-        report = self._reports.get(leaving.node)
-        if report is None or not self._agents.is_live(leaving.node):
+        if leaving.node not in self._reports or not self._agents.is_live(leaving.node):
             return patience_s
-        if leaving.uid in inventory.used_by(report):
+        if self._is_used(leaving):
             return POLL_S
         return patience_s if leaving.short else 0.0
+
+    def _is_used(self, leaving: Leaving) -> bool:
+        return leaving.uid in inventory.used_by(self._reports.get(leaving.node))
 
     async def _release(self, uid: str) -> None:
         if self._leases is None:

@@ -113,6 +113,8 @@ class Scheduler:
         watches.leases.on_change(self._agents.see_lease)
         watches.leases.on_change(self.desk.see_lease)
         watches.pods.on_change(self.desk.see_pod)
+        watches.volumes.on_change(self.desk.see_volume)
+        watches.volume_claims.on_change(self.desk.see_volume_claim)
         watches.pods.on_change(self._account.see_pod)
         watches.leases.on_change(self._account.see_lease)
         watches.claims.on_change(self._account.see_claim)

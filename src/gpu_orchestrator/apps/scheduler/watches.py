@@ -6,9 +6,11 @@ from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.api import volumes
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
-from gpu_orchestrator.api.kubernetes import LEASES, NODES, PODS
+from gpu_orchestrator.api.kubernetes import LEASES, NODES, PODS, VOLUME_CLAIMS
+from gpu_orchestrator.api.volumes import VOLUMES
 from gpu_orchestrator.apps.scheduler import wish
 from gpu_orchestrator.apps.scheduler.desk import Stores, claims_of
 
@@ -22,19 +24,25 @@ class Watches:
         self.reports = Watch(client, GPU_NODE_STATUSES)
         self.claims = Watch(client, GPU_CLAIMS, indices={"pod": lambda claim: [wish.served(claim)]})
         self.leases = Watch(client, LEASES, namespace=namespace)
-        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices={"claim": claims_of})
+        self.volumes = Watch(client, VOLUMES)
+        self.volume_claims = Watch(client, VOLUME_CLAIMS)
+        indices = {"claim": claims_of, "volume": volumes.claims_of}
+        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices=indices)
         self.stores = Stores(
             pods=self.pods.store,
             nodes=self.nodes.store,
             claims=self.claims.store,
             reports=self.reports.store,
             leases=self.leases.store,
+            volume_claims=self.volume_claims.store,
+            volumes=self.volumes.store,
         )
 
     @property
     def all(self) -> tuple[Watch[Any], ...]:
         """In the order in which they must be known before anything is decided."""
-        return self.nodes, self.reports, self.claims, self.leases, self.pods
+        facts = (self.nodes, self.reports, self.claims, self.leases, self.volumes, self.volume_claims)
+        return *facts, self.pods
 
     async def synced(self) -> None:
         await asyncio.gather(*(each.synced() for each in self.all))

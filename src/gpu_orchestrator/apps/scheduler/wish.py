@@ -4,7 +4,9 @@ its claim changed.
 What this scheduler does not implement is refused by name: a pod placed wrongly is worse than one that waits.
 """
 
-from gpu_orchestrator.api import claims, names, translate
+from dataclasses import replace
+
+from gpu_orchestrator.api import claims, names, translate, volumes
 from gpu_orchestrator.api.claims import BadAsk
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
@@ -29,12 +31,19 @@ def is_gated(pod: Pod) -> bool:
     return bool(pod.spec.scheduling_gates)
 
 
-def wish(pod: Pod, claim: GpuClaim | None) -> Request | str:
+def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known) -> Request | str:
     """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists."""
     if reason := _unfit(pod) or _unclaimed(pod, claim):
         return reason
+    reach = volumes.reach(pod, known)
+    if isinstance(reach, str):
+        return reach
     try:
-        return claims.request(pod, claim.spec if claim else None)
+        request = claims.request(pod, claim.spec if claim else None)
+        if not reach:
+            return request
+        affinity = volumes.all_of(request.shape.affinity, reach)
+        return replace(request, shape=replace(request.shape, affinity=affinity))
     except (BadAsk, BadQuantity, InvalidRequest) as error:
         return f"the pod asks for what cannot be meant: {error}"
 
