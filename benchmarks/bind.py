@@ -253,7 +253,9 @@ def summary(rounds: list[list[Result]]) -> dict[str, Any]:
 
 
 def table(rounds: list[list[Result]]) -> None:
-    head = f"{'':15}{'bound/s':>9}{'done/s':>9}{'writes':>8}{'api CPU':>9}{'etcd':>7}{'sched':>7}{'RSS MB':>8}"
+    head = (
+        f"{'':15}{'bound/s':>9}{'done/s':>9}{'writes':>8}{'api CPU':>9}{'etcd':>7}{'sched':>7}{'RSS MB':>8}"
+    )
     print(f"\n{head}")
     for who in (KUBE, *OURS):
         them = [each for results in rounds for each in results if each.who == who]

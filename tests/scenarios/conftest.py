@@ -1,4 +1,4 @@
-"""Fixtures of the scenarios: the operator with a cluster for all of its tests, stages for the gpu-scheduler."""
+"""Fixtures of the scenarios: the operator with a cluster for all its tests, stages for the gpu-scheduler."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which nodes a pod's volumes can be reached from. Volumes that are bound say so; others cannot be placed by us.
+"""Which nodes a pod's volumes can be reached from. Volumes that are bound say so; others we cannot place.
 
 Binding a volume (and making one for its first consumer) is work of another kind, which this scheduler leaves
 to those that do it: such a pod is told so.

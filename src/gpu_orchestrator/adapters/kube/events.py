@@ -11,7 +11,7 @@ past that, and past `PER_OBJECT` different ones about one object, it is dropped 
 import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -86,12 +86,15 @@ class Recorder:
         *,
         instance: str = "",
         capacity: int = CAPACITY,
+        writers: int = WRITERS,
+        pace: Callable[[], Awaitable[None]] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.dropped = 0
         self._client, self._component, self._now = client, component, now
         self._instance = (instance or f"{component}-{socket.gethostname()}")[:128]
-        self._capacity = capacity
+        self._capacity, self._remembered = capacity, max(REMEMBERED, capacity)
+        self._writers, self._pace = writers, pace
         self._series: OrderedDict[Key, _Series] = OrderedDict()
         self._buckets: OrderedDict[Reference, _Bucket] = OrderedDict()
         self._waiting: dict[Key, None] = {}
@@ -130,7 +133,7 @@ class Recorder:
             return False
         name = f"{key[0].name[:200]}.{uuid4().hex[:16]}"
         self._series[key] = _Series(name, action, now, now)
-        if len(self._series) > REMEMBERED:
+        if len(self._series) > self._remembered:
             self._forget_oldest()
         return True
 
@@ -145,7 +148,7 @@ class Recorder:
         now = self._now().timestamp()
         bucket = self._buckets.pop(what, None) or _Bucket(PER_OBJECT, now)
         self._buckets[what] = bucket
-        while len(self._buckets) > REMEMBERED:
+        while len(self._buckets) > self._remembered:
             self._buckets.popitem(last=False)
         bucket.tokens = min(PER_OBJECT, bucket.tokens + (now - bucket.at) / REFILL_S)
         bucket.at = now
@@ -157,7 +160,7 @@ class Recorder:
     async def run(self) -> None:
         """Write what was recorded, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(WRITERS):
+            for _ in range(self._writers):
                 group.create_task(self._writer())
 
     async def drain(self, timeout_s: float = 2.0) -> bool:
@@ -174,6 +177,10 @@ class Recorder:
             while not self._waiting:
                 self._news.clear()
                 await self._news.wait()
+            if self._pace:
+                await self._pace()
+            if not self._waiting:
+                continue
             key = next(iter(self._waiting))
             del self._waiting[key]
             self._busy += 1

@@ -73,7 +73,9 @@ Outcome = Bound | Failed
 
 
 class Binder:
-    """`may_write` says whether we still lead; `leases` is None where the binding alone is the lock."""
+    """`may_write` says whether we still lead; `leases` is None where the binding alone is the lock.
+    `keeps_claims`: claims are kept for their pod before it is bound, as they must be where others decide,
+    too; a single leader knows by itself which claims it has given, and writes that down later."""
 
     def __init__(
         self,
@@ -81,11 +83,12 @@ class Binder:
         leases: Leases | None,
         claims: Claims,
         *,
+        keeps_claims: bool,
         may_write: Callable[[], bool],
         now: Callable[[], str],
     ) -> None:
         self._client, self._leases, self._claims = client, leases, claims
-        self._may_write, self._now = may_write, now
+        self._keeps_claims, self._may_write, self._now = keeps_claims, may_write, now
 
     async def perform(self, job: Job) -> Outcome:
         try:
@@ -106,7 +109,7 @@ class Binder:
         if self._leases is not None:
             holder, exclusive = self._holder(job), job.placement.exclusive
             wanted += [self._leases.acquire(spot, holder, exclusive=exclusive) for spot in spots(job)]
-        if job.claim is not None:
+        if job.claim is not None and self._keeps_claims:
             wanted.append(self._claims.reserve(job.pod, job.claim))
         results = await _all(wanted)
         grips = [each for each in results if isinstance(each, Grip)]

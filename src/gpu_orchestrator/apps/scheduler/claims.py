@@ -4,8 +4,9 @@
       ▲                                                                   │
       └────── Released: status, then finalizer and UID taken off ◀── pod ended, devices free
 
-`reserve` comes before the bind, so two pods never get the same claim. Everything after it is brought about by
-looking at the claim and its pod as they are (`due`), whatever happened to us in between.
+Where several schedulers decide, `reserve` comes before the bind, so that two pods never get the same claim; a
+single leader does it after. Everything else is brought about by looking at the claim and its pod as they are
+(`due`), whatever happened to us in between.
 """
 
 from dataclasses import dataclass

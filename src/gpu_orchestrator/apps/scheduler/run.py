@@ -15,7 +15,9 @@ from gpu_orchestrator.adapters.kube import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Times, unique_identity
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.raw import RawTransport
 from gpu_orchestrator.api import names
+from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
 from gpu_orchestrator.apps.scheduler.settings import Settings
@@ -24,6 +26,9 @@ from gpu_orchestrator.policies.registry import GROUP, Registry
 
 # What work in hand gets to finish in. Kubernetes kills 30 s after SIGTERM.
 FINISH_S = 10.0
+# Events that may wait to be written, and how many are written at a time.
+EVENTS = 20_000
+WRITERS = 16
 
 log = structlog.get_logger()
 
@@ -34,7 +39,9 @@ async def run(settings: Settings) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop.set)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client.open(config.load(settings.kubeconfig)))
+        transport = RawTransport(config.load(settings.kubeconfig))
+        stack.push_async_callback(transport.close)
+        client = Client(transport)
         process = Process(client, settings)
         await process.listen(stack)
         await process.live(stop)
@@ -45,7 +52,10 @@ class Process:
     def __init__(self, client: Client, settings: Settings) -> None:
         self._settings, self._metrics = settings, Metrics()
         self._watches = Watches(client, settings.namespace)
-        self._recorder = Recorder(client, settings.scheduler_name)
+        lull = Lull(asyncio.get_running_loop().time)
+        self._recorder = Recorder(
+            client, settings.scheduler_name, capacity=EVENTS, writers=WRITERS, pace=lull.wait
+        )
         self._elector = Elector(
             client,
             names.SCHEDULER_LEASE,
@@ -60,6 +70,7 @@ class Process:
             self._watches,
             self._recorder,
             self._metrics,
+            lull=lull,
             registry=plugins.with_plugins((each.name, each.load) for each in entry_points(group=GROUP)),
             rng=random.SystemRandom(),
             may_write=self._may_write,

@@ -13,8 +13,9 @@ from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.agents import Agents
 from gpu_orchestrator.apps.scheduler.bind import Binder
 from gpu_orchestrator.apps.scheduler.claims import Claims
-from gpu_orchestrator.apps.scheduler.desk import Desk
+from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
 from gpu_orchestrator.apps.scheduler.leases import Leases
+from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.settings import Settings
@@ -40,6 +41,7 @@ class Scheduler:
         recorder: Recorder,
         metrics: Metrics,
         *,
+        lull: Lull,
         registry: Registry,
         rng: Rng,
         may_write: Callable[[], bool],
@@ -49,7 +51,7 @@ class Scheduler:
         uses_leases = settings.lock == "lease"
         leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
-        self._work = Work(client, guard, metrics)
+        self._work = Work(client, guard, metrics, lull)
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
@@ -57,27 +59,32 @@ class Scheduler:
             engine,
             stores,
             self._work,
-            scheduler_name=settings.scheduler_name,
+            Rules(settings.scheduler_name, clears=settings.leader_elect, leases=uses_leases),
             clock=clock,
             waited_s=waited_s,
-            clears=settings.leader_elect,
-            leases=uses_leases,
         )
         self._agents = Agents(clock, lambda: datetime.now(UTC))
         self._releaser = Releaser(
             guard,
             stores.reports,
             self._agents,
-            leases_of=self.desk.leases_of,
+            leases_of=self.desk.leases.of,
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,
         )
         claims = Claims(client)
-        self._account = Account(claims, self.desk, self._releaser, _now)
-        self._teller = Teller(client, recorder, self._waits)
+        self._account = Account(claims, self.desk, self._releaser, lull=lull, now=_now)
+        self._teller = Teller(client, recorder, lull, self._waits)
         self._work.desk, self._work.releaser, self._work.teller = self.desk, self._releaser, self._teller
-        self._work.binder = Binder(client, guard, claims, may_write=may_write, now=_now)
+        self._work.binder = Binder(
+            client,
+            guard,
+            claims,
+            keeps_claims=not settings.leader_elect,
+            may_write=may_write,
+            now=_now,
+        )
         self._sweep = Sweep(
             client,
             guard,
@@ -106,12 +113,12 @@ class Scheduler:
     def _listen(self) -> None:
         """In this order: who holds what must be known before anybody asks."""
         watches = self._watches
-        watches.nodes.on_change(self.desk.see_node)
-        watches.reports.on_change(self.desk.see_report)
+        watches.nodes.on_change(self.desk.nodes.see)
+        watches.reports.on_change(self.desk.nodes.see_report)
         watches.reports.on_change(self._releaser.see_report)
         watches.claims.on_change(self.desk.see_claim)
         watches.leases.on_change(self._agents.see_lease)
-        watches.leases.on_change(self.desk.see_lease)
+        watches.leases.on_change(self.desk.leases.see)
         watches.pods.on_change(self.desk.see_pod)
         watches.volumes.on_change(self.desk.see_volume)
         watches.volume_claims.on_change(self.desk.see_volume_claim)

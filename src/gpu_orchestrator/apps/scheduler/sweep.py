@@ -73,8 +73,9 @@ class Sweep:
             for pod in list(self._parts.desk.ours.values()):
                 await self._restore(pod, self._leases)
         for claim in list(self._parts.desk.stores.claims):
-            if self._parts.account.due(claim) is not None:
-                self._parts.account.look_at(claim)
+            self._parts.account.check(key(claim))
+        for pod in list(self._parts.desk.ours.values()):
+            self._parts.account.check_pod(pod)
 
     def _forget_gone(self, seen: list[Grip]) -> None:
         known = set(seen)
@@ -125,7 +126,7 @@ class Sweep:
     def _missing(self, pod: Pod) -> Iterator[Spot]:
         desk = self._parts.desk
         placement = desk.placement(pod.metadata.uid)
-        held = {lease.metadata.name for lease in desk.leases_of(pod.metadata.uid)}
+        held = {lease.metadata.name for lease in desk.leases.of(pod.metadata.uid)}
         for device in desk.devices(placement) if placement else ():
             spot = Spot(pod.spec.node_name, device.id, device.uuid, device.memory_mib)
             if spot.lease not in held:

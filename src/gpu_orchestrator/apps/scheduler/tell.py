@@ -18,6 +18,7 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Job
+from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.touch import SCHEDULED, UNSCHEDULABLE, condition, write
 
 WRITERS = 4
@@ -29,13 +30,17 @@ class Teller:
     """`waits` gives the pod that still waits under a UID, and why; None when it waits no longer."""
 
     def __init__(
-        self, client: Client, recorder: Recorder, waits: Callable[[str], tuple[Pod, str] | None]
+        self,
+        client: Client,
+        recorder: Recorder,
+        lull: Lull,
+        waits: Callable[[str], tuple[Pod, str] | None],
     ) -> None:
-        self._client, self._recorder, self._waits = client, recorder, waits
+        self._client, self._recorder, self._lull, self._waits = client, recorder, lull, waits
         self.queue: WorkQueue[str] = WorkQueue()
 
     def bound(self, job: Job) -> None:
-        log.info("pod bound", pod=key(job.pod), allocated=asks.allocated(job.placement))
+        log.debug("pod bound", pod=key(job.pod), allocated=asks.allocated(job.placement))
         note = f"bound to {job.placement.node}, devices {asks.allocated(job.placement).rpartition(':')[2]}"
         self._recorder.normal(about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
 
@@ -54,6 +59,7 @@ class Teller:
         await self.queue.run(self._write, workers=WRITERS)
 
     async def _write(self, uid: str) -> None:
+        await self._lull.wait()
         found = self._waits(uid)
         if found is None:
             return

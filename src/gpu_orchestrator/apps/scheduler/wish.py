@@ -31,9 +31,10 @@ def is_gated(pod: Pod) -> bool:
     return bool(pod.spec.scheduling_gates)
 
 
-def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known) -> Request | str:
-    """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists."""
-    if reason := _unfit(pod) or _unclaimed(pod, claim):
+def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known, server: Pod | None = None) -> Request | str:
+    """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists;
+    `server` is the pod that we let the claim serve, whether it says so yet or not."""
+    if reason := _unfit(pod) or _unclaimed(pod, claim, server):
         return reason
     reach = volumes.reach(pod, known)
     if isinstance(reach, str):
@@ -94,7 +95,7 @@ def _gpu_resources(spec: PodSpec) -> list[str]:
     return sorted(asked & set(names.GPU_RESOURCES))
 
 
-def _unclaimed(pod: Pod, claim: GpuClaim | None) -> str:
+def _unclaimed(pod: Pod, claim: GpuClaim | None, server: Pod | None) -> str:
     """Why the pod's claim does not serve it; empty if it does or there need be none."""
     name = named_claim(pod)
     if not name:
@@ -108,9 +109,10 @@ def _unclaimed(pod: Pod, claim: GpuClaim | None) -> str:
         return ""
     if claim.metadata.deletion_timestamp:
         return f"GpuClaim {name} is being deleted; create it anew"
-    server = served(claim)
-    if server and server != pod.metadata.uid:
-        return f"GpuClaim {name} serves another pod ({_who(claim)}); it is free when that pod has ended"
+    uid = server.metadata.uid if server else served(claim)
+    if uid and uid != pod.metadata.uid:
+        who = server.metadata.name if server else _who(claim)
+        return f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
     return ""
 
 

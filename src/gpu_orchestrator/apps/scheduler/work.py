@@ -14,6 +14,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Binder, Bound, Failed, Job
 from gpu_orchestrator.apps.scheduler.desk import Desk, Ended
 from gpu_orchestrator.apps.scheduler.leases import Leases, grips
+from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.tell import Teller
@@ -35,14 +36,19 @@ class Work:
     teller: Teller
     releaser: Releaser
 
-    def __init__(self, client: Client, leases: Leases | None, metrics: Metrics) -> None:
-        self._client, self._leases, self._metrics = client, leases, metrics
+    def __init__(self, client: Client, leases: Leases | None, metrics: Metrics, lull: Lull) -> None:
+        self._client, self._leases, self._metrics, self._lull = client, leases, metrics, lull
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._bound_at: dict[str, float] = {}
 
     def place(self, job: Job) -> None:
         self._start(self._place(job))
+        self._lull.set(len(self.desk.flying))
+
+    def give_up(self, job: Job, why: str) -> None:
+        """Not now, for the desk is in the midst of something."""
+        asyncio.get_running_loop().call_soon(self.desk.done, Failed(job, why))
 
     def refuse(self, pod: Pod, why: str) -> None:
         self.teller.refused(pod, why)
@@ -97,6 +103,7 @@ class Work:
             self._bound_at[job.pod.metadata.uid] = loop.time()
         self._observe(outcome, loop.time() - began)
         self.desk.done(outcome)
+        self._lull.set(len(self.desk.flying))
 
     def _observe(self, outcome: Bound | Failed, took_s: float) -> None:
         if isinstance(outcome, Failed):
@@ -111,7 +118,7 @@ class Work:
         """Take leases away from an unbound pod: first write to it, so that no bind that relied on them can
         land, then delete them as they were seen before that write."""
         uid = pod.metadata.uid
-        mine = [grip for lease in self.desk.leases_of(uid) for grip in grips(lease) if grip.holder.uid == uid]
+        mine = [grip for lease in self.desk.leases.of(uid) for grip in grips(lease) if grip.holder.uid == uid]
         try:
             if self._leases is not None and await self._touched(pod):
                 for grip in mine:
@@ -143,7 +150,7 @@ class Work:
     async def _until_seen(self, uid: str) -> None:
         """The watch shows what we deleted a little later; a decision before that would see it taken."""
         for _ in range(round(SEEN_WITHIN_S / LOOK_EVERY_S)):
-            if not self.desk.leases_of(uid):
+            if uid not in self.desk.leases:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
