@@ -5,7 +5,7 @@ lease of a pod that is gone                     goes, by the rules of `release`
 lease of an unbound pod that nobody is binding  goes after `wait_s`, the pod touched first
 bound pod without its lease                     gets it back; somebody else's lease there is a conflict
 claim                                           looked at by `account`
-    pod that waits for a reason no longer true      is told the new one
+pod that waits for a reason no longer true      is told the new one
 """
 
 import asyncio
