@@ -173,7 +173,7 @@ class HttpTransport:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _unreachable(self, why: object) -> str:
-        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {CHECK}"
+        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {_CHECK}"
 
     def _translated(self, error: BaseException, timeout_s: float) -> Exception:
         server = f"{self._config.server} ({self._config.source})"
@@ -181,7 +181,7 @@ class HttpTransport:
             case (
                 aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError() | ssl.SSLError()
             ):
-                return Untrusted(f"cannot trust {server}: {tls_reason(error)}")
+                return Untrusted(f"cannot trust {server}: {_tls_reason(error)}")
             case aiohttp.ConnectionTimeoutError():
                 return Unreachable(self._unreachable(f"no connection within {CONNECT_LIMIT_S:.0f} s"))
             case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
@@ -195,10 +195,10 @@ class HttpTransport:
         return LostAnswer(f"the connection to {server} broke: {str(error) or type(error).__name__}")
 
 
-CHECK = "check that the API server runs, the address in the kubeconfig and the network"
+_CHECK = "check that the API server runs, the address in the kubeconfig and the network"
 
 
-def tls_reason(error: BaseException) -> str:
+def _tls_reason(error: BaseException) -> str:
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     text = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or str(inner)
     if "expired" in text:

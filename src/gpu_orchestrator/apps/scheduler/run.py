@@ -15,7 +15,6 @@ from gpu_orchestrator.adapters.kube import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Times, unique_identity
 from gpu_orchestrator.adapters.kube.events import Recorder
-from gpu_orchestrator.adapters.kube.raw import RawTransport
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
@@ -39,9 +38,7 @@ async def run(settings: Settings) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop.set)
     async with AsyncExitStack() as stack:
-        transport = RawTransport(config.load(settings.kubeconfig))
-        stack.push_async_callback(transport.close)
-        client = Client(transport)
+        client = await stack.enter_async_context(Client.open(config.load(settings.kubeconfig)))
         process = Process(client, settings)
         await process.listen(stack)
         await process.live(stop)
