@@ -175,7 +175,7 @@ class HttpTransport:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _unreachable(self, why: object) -> str:
-        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {_CHECK}"
+        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {CHECK}"
 
     def _translated(self, error: BaseException, timeout_s: float) -> Exception:
         server = f"{self._config.server} ({self._config.source})"
@@ -183,7 +183,7 @@ class HttpTransport:
             case (
                 aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError() | ssl.SSLError()
             ):
-                return Untrusted(f"cannot trust {server}: {_tls_reason(error)}")
+                return Untrusted(f"cannot trust {server}: {tls_reason(error)}")
             case aiohttp.ConnectionTimeoutError():
                 return Unreachable(self._unreachable(f"no connection within {CONNECT_LIMIT_S:.0f} s"))
             case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
@@ -206,10 +206,10 @@ def check_headers(fields: Iterable[tuple[str, str]], source: str) -> None:
             raise ConfigError(f"the token of {source} holds a character that no token has; copy it again")
 
 
-_CHECK = "check that the API server runs, the address in the kubeconfig and the network"
+CHECK = "check that the API server runs, the address in the kubeconfig and the network"
 
 
-def _tls_reason(error: BaseException) -> str:
+def tls_reason(error: BaseException) -> str:
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     text = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or str(inner)
     if "expired" in text:
