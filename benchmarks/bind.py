@@ -1,8 +1,8 @@
 """How many pods per second are bound, against kube-scheduler on the same API server. `make bench-bind`.
 
-A backlog of single-GPU pods waits; then one scheduler at a time is started and works it off. Counted from the
-first bind to the last, and to its last write of any kind (events, claim status), by the server's own audit
-log. Contenders take turns; ratios are those of neighbours in the same round, and the median counts.
+A backlog of single-GPU pods waits; then one scheduler at a time is started and works it off. Counted from
+the first bind to the last, and to its last write of any kind (events, claim status), by the API server's own
+audit log. Contenders take turns; ratios are those of neighbours in the same round, and the median counts.
 """
 
 import argparse
@@ -35,7 +35,7 @@ OURS = ("lease", "binding", "claims")
 
 @dataclass(frozen=True)
 class Result:
-    """One contender's round. Rates are pods per second; CPU in seconds, from first to last bind."""
+    """One contender's round. Rates are pods per second; CPU is seconds between the first and last bind."""
 
     who: str
     bound_per_s: float

@@ -4,6 +4,7 @@ Judged by the whole history of pods, leases and claims, not by how things look a
 """
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 from controlplane.api import Json
 from controlplane.process import Process
 from tests import invariants
+from tests.faults.calls import Call as Request
 from tests.faults.proxy import Call, Cut, DropAnswer, Fault, Proxy
 from tests.history import History
 from tests.scale import Scale
@@ -147,3 +149,58 @@ def test_killed_at_random_moments(bare_stage: Stage, scale: Scale) -> None:
             scheduler.start()
         settled(bare_stage, [f"p{n}" for n in range(count)])
     assert list(invariants.check(history).binds.values()) == [1] * count
+
+
+def test_a_frozen_leaders_bind_comes_too_late(bare_stage: Stage, proxy: Proxy) -> None:
+    """Frozen with the lease in hand and the bind on its way; another leads and gives the device away."""
+    (node,) = bare_stage.gpu_nodes(1, gpus=1)
+    high = {"metadata": {"name": "high"}, "value": 1000}
+    bare_stage.cluster.api.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", high)
+    old = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **LEADING)
+    let_go = threading.Event()
+
+    def freeze(_: Request) -> None:
+        old.pause()
+        let_go.wait(60)
+
+    proxy.on("create", "pods/binding", do=Call(freeze))
+    with History(bare_stage.cluster) as history:
+        bare_stage.create(pod("first", gpus=1))
+        until(lambda: f"gpu-{node}-0" in bare_stage.leases(), "the device is reserved for the first pod")
+        bare_stage.create(pod("urgent", gpus=1, priorityClassName="high"))
+        bare_stage.scheduler(**LEADING)
+        assert bare_stage.wait_bound("urgent", within_s=30) == {"urgent": f"{node}:0"}
+        let_go.set()
+        until(lambda: binds(proxy), "the late bind was answered")
+        assert binds(proxy) == [409]
+        before = len(proxy.requests)
+        old.resume()
+        until(lambda: not old.is_running, "the old leader has noticed and ended", 20)
+    changed = {(sent.verb, sent.resource) for sent in proxy.requests[before:] if (sent.status or 999) < 300}
+    assert not changed & {("create", "leases"), ("delete", "leases"), ("create", "pods/binding")}
+    assert set(bare_stage.bound()) == {"urgent"}
+    assert bare_stage.holds_exactly()
+    invariants.check(history, spare_s=40)
+
+
+def binds(proxy: Proxy) -> list[int | None]:
+    return [sent.status for sent in proxy.requests if sent.resource == "pods/binding"]
+
+
+@pytest.mark.parametrize("polite", [True, False], ids=["asked to leave", "killed"])
+def test_another_takes_over(
+    bare_stage: Stage, scale: Scale, figure: Callable[[str], None], polite: bool
+) -> None:
+    """Within 20 s of a leader's death with default times, and at once when it leaves in order."""
+    bare_stage.gpu_nodes(1, gpus=8)
+    times: dict[str, Any] = scale(test=LEADING, accept={})
+    leader = bare_stage.scheduler(**times)
+    bare_stage.create(pod("before", gpus=1))
+    bare_stage.wait_bound("before")
+    bare_stage.scheduler(**times)
+    ended_at = time.monotonic()
+    leader.stop() if polite else leader.kill()
+    bare_stage.create(pod("after", gpus=1))
+    bare_stage.wait_bound("after", within_s=20)
+    figure(f"bound {time.monotonic() - ended_at:.1f} s after the leader {'left' if polite else 'was killed'}")
+    assert time.monotonic() - ended_at < (3 if polite else 20)

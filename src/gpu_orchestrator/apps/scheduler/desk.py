@@ -28,7 +28,7 @@ from gpu_orchestrator.apps.scheduler.nodebook import NodeBook
 from gpu_orchestrator.apps.scheduler.serving import Serving
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import Asked, Event, Gone, Held
@@ -201,6 +201,23 @@ class Desk:
 
     def tick(self) -> None:
         self._feed(events.Tick())
+
+    def refresh(self, most: int) -> None:
+        """Reasons grow old while others come and go: tell those that changed anew, at most so many at once,
+        those told longest ago first."""
+        now: dict[tuple[Shape, str, str], str] = {}
+        for uid, told in list(self.waiting.items()):
+            request = self.engine.waiting(uid)
+            if most <= 0 or request is None:
+                continue
+            alike = (request.shape, request.strategy, request.allocator)
+            if alike not in now:
+                refusal = self.engine.why(uid)
+                now[alike] = refusal.message if refusal else ""
+            if now[alike] and now[alike] != told:
+                most -= 1
+                del self.waiting[uid]
+                self._refuse(uid, now[alike])
 
     # --- what others ask -----------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ lease of a pod that is gone                     goes, by the rules of `release`
 lease of an unbound pod that nobody is binding  goes after `wait_s`, the pod touched first
 bound pod without its lease                     gets it back; somebody else's lease there is a conflict
 claim                                           looked at by `account`
+    pod that waits for a reason no longer true      is told the new one
 """
 
 import asyncio
@@ -25,6 +26,8 @@ from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken, grips
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.tell import Teller
+
+RETOLD = 100
 
 log = structlog.get_logger()
 
@@ -72,6 +75,7 @@ class Sweep:
                 await self._look_at(grip, self._leases)
             for pod in list(self._parts.desk.ours.values()):
                 await self._restore(pod, self._leases)
+        self._parts.desk.refresh(RETOLD)
         for claim in list(self._parts.desk.stores.claims):
             self._parts.account.check(key(claim))
         for pod in list(self._parts.desk.ours.values()):
