@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent.parent
 KEY = "k" * 32
 
 
-def load(path: Path = Path("/nowhere"), **environ: str) -> Settings:
-    return settings.load(environ, path)
+def load(**environ: str) -> Settings:
+    return settings.load(environ, Path("/nowhere"))
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ Row = dict[str, str]
 
 
 class Settled(Item, frozen=True):
-    """`counted` is 0 for what came too late; `state` is the task's now."""
+    """`counted` is 0 for what came too late; `state` is the task's now; `row` is there if it was wanted."""
 
     counted: int
     state: str
+    row: tuple[str, ...] = ()
 
 
 class Asked(Item, frozen=True):
