@@ -11,11 +11,13 @@ NODES  ?= 8
 GPUS   ?= 8
 ARGS   ?=
 
-export PYTHONDONTWRITEBYTECODE := 1
+# Compiled files make every process start in half the time, and tests start hundreds.
+export PYTHONDONTWRITEBYTECODE :=
 
 ##@ Use it
 .PHONY: run demo cluster
-run: demo ## Start the most that works today and show it at work (Ctrl-C ends it)
+run: $(VENV)/ready ## The cluster manager on this machine, with simulated GPUs, at work (Ctrl-C ends it) [ARGS="--port 9000"]
+	@$(BIN)/gpu-orchestrator up --simulate 4 $(ARGS)
 
 demo: $(VENV)/ready tools ## The operator at work in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
 	@$(BIN)/python scripts/demo.py $(ARGS)
@@ -43,20 +45,27 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-operator
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram
+bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS=...]
+	@$(BIN)/python -m benchmarks.bind $(ARGS)
+
 bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
 	@$(BIN)/python -m benchmarks.operator $(ARGS)
 
-.PHONY: bench-decide
 bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
 	@$(BIN)/python -m benchmarks.decide $(ARGS)
 
-.PHONY: bench-kube-parse bench-kube-write
 bench-kube-parse: $(VENV)/bench/ready ## Reading 5,000 pods: our client against the official one [ARGS=...]
 	@$(BIN)/python -m benchmarks.kube_parse --official-python $(VENV)/bench/bin/python $(ARGS)
 
 bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds per second on a real API server [ARGS=...]
 	@$(BIN)/python -m benchmarks.kube_write $(ARGS)
+
+bench-tasks: $(VENV)/bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
+	@$(BIN)/python -m benchmarks.tasks $(ARGS)
+
+bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--simulate 1xH200:141GiB"]
+	@$(BIN)/python -m benchmarks.vram $(ARGS)
 
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help
@@ -88,7 +97,7 @@ $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV) || \
 	  { echo "could not make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	@$(BIN)/uv pip sync -q --require-hashes requirements/dev.txt
+	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes requirements/dev.txt
 	@$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -142,8 +142,7 @@ async def measure(
         created = await _load(client, options, group)
         await seen.until(1 + options.workloads)
         waits = sorted(seen.at[name] - at for name, at in created.items())
-        await asyncio.sleep(3)  # the events that were still on their way
-        spent = writes(cluster) - before
+        spent = await _settled(cluster) - before
         results = {
             "scheduled_p50_s": statistics.median(waits),
             "scheduled_p99_s": waits[int(len(waits) * 0.99)],
@@ -151,6 +150,8 @@ async def measure(
             "rss_mb": leader.rss_mb(),
             "standby_rss_mb": standby.rss_mb(),
             "writes_per_workload": spent / options.workloads,
+            # The kube-scheduler did not agree with a node we chose: never, unless we miscounted.
+            "decided_anew": cluster.audit.requests()[USER, "delete", "jobs"],
             "cpu_ms_per_workload": (leader.cpu_s() - busy) / options.workloads * 1000,
             "rate": options.workloads / (max(seen.at.values()) - min(created.values())),
             **{f"cpu_s {name}": part.cpu_s - others[name] for name, part in cluster.parts.items()},
@@ -158,6 +159,15 @@ async def measure(
         }
         watching.cancel()
     return results
+
+
+async def _settled(cluster: Cluster) -> int:
+    """All that was written, once the events that were still on their way have come."""
+    while True:
+        before = writes(cluster)
+        await asyncio.sleep(2)
+        if writes(cluster) == before:
+            return before
 
 
 async def _load(client: Client, options: argparse.Namespace, group: asyncio.TaskGroup) -> dict[str, float]:
@@ -210,7 +220,7 @@ def _quantile(buckets: list[tuple[float, float]], part: float) -> float:
 
 
 def _report(options: argparse.Namespace, results: dict[str, float]) -> None:
-    goals = {"scheduled_p99_s": "≤ 1", "rss_mb": "≤ 100", "failover_s": "≤ 20"}
+    goals = {"scheduled_p99_s": "≤ 1", "rss_mb": "≤ 100", "decided_anew": "0", "failover_s": "≤ 20"}
     rows = [[name, f"{value:.3g}", goals.get(name, "")] for name, value in results.items()]
     title = f"{options.nodes} nodes, {options.workloads} workloads at {options.rate:.0f}/s"
     show(title, ["measured", "value", "goal"], rows)

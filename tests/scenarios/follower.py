@@ -12,6 +12,9 @@ from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.api.wire import key
 from tests.adapters.kube.objects import CONFIG_MAPS, ConfigMap
 
+# Every namespace gets this one from its controller, at a time of its choosing.
+OURS = "metadata.name!=kube-root-ca.crt"
+
 
 class Follower:
     def __init__(self, watch: Watch[ConfigMap]) -> None:
@@ -40,9 +43,15 @@ class Follower:
     def versions(self) -> dict[str, str]:
         return {name: obj.metadata.resource_version for name, obj in self.known.items()}
 
+    async def knows(self, name: str, within_s: float = 30) -> None:
+        async with asyncio.timeout(within_s):
+            while name not in self.known:
+                self._news.clear()
+                await self._news.wait()
+
     async def agrees_with(self, client: Client, namespace: str, within_s: float = 30) -> None:
         """Wait until both accounts are what a list of the server gives."""
-        listing = await client.list(CONFIG_MAPS, namespace)
+        listing = await client.list(CONFIG_MAPS, namespace, fields=OURS)
         truth = {key(obj): obj.metadata.resource_version for obj in listing.items}
         try:
             async with asyncio.timeout(within_s):
@@ -59,7 +68,8 @@ class Follower:
 @asynccontextmanager
 async def following(kubeconfig: Path, namespace: str, **options: Any) -> AsyncIterator[Follower]:
     async with Client.open(config.load(kubeconfig)) as client:
-        follower = Follower(Watch(client, CONFIG_MAPS, namespace=namespace, **options))
+        watch = Watch(client, CONFIG_MAPS, namespace=namespace, fields=OURS, **options)
+        follower = Follower(watch)
         task = asyncio.create_task(follower.watch.run())
         try:
             await asyncio.wait_for(follower.watch.synced(), 30)

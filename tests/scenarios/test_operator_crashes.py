@@ -163,9 +163,10 @@ def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
     expected, writes = undisturbed(story)
     assert expected.left == []
     points = [(write, moment) for write in writes for moment in MOMENTS]
-    # Every write once, the moment going round; in full, every moment of every write.
+    # In short, every write of the first story at one moment, going round, and some of the others; in full,
+    # every moment of every write.
     one_each = list(zip(writes, cycle(MOMENTS), strict=False))
-    chosen = scale(test=one_each, accept=points)
+    chosen = scale(test=one_each if story == "succeeds" else one_each[2::4], accept=points)
     for number, (write, moment) in enumerate(chosen):
         log = tmp_path / f"{number}.log"
         found = killed_at(write, moment, story, operator_cluster, account, log)

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -177,12 +178,19 @@ def test_suspend_holds_nothing_and_resume_places_anew(site: Site) -> None:
     assert site.until("paused", "Succeeded")["retryCount"] == 0
 
 
-@pytest.mark.parametrize("phase", ["Pending", "Running", "Succeeded", "Failed"])
-def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "spec"),
+    [
+        ("Pending", {"gpus": 8}),
+        ("Scheduled", {"template": {"spec": {"schedulingGates": [{"name": "example.com/later"}]}}}),
+        ("Running", {"run_for": "1h"}),
+        ("Succeeded", {"run_for": "100ms"}),
+        ("Failed", {"run_for": "1h", "maxRuntimeSeconds": 1}),
+    ],
+)
+def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict[str, Any]) -> None:
     site.nodes(1, gpus=4)
-    gpus, limit = (8 if phase == "Pending" else 2), (1 if phase == "Failed" else 100)
-    run_for = "100ms" if phase == "Succeeded" else "1h"
-    site.create("doomed", gpus=gpus, run_for=run_for, maxRuntimeSeconds=limit)
+    site.create("doomed", **spec)
     site.until("doomed", phase)
     site.delete("doomed")
     site.gone("doomed")

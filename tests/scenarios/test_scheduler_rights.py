@@ -1,4 +1,4 @@
-"""The shipped role grants what the scheduler uses and nothing else: compared with the audit log both ways."""
+"""The shipped role grants what the scheduler uses, and nothing else: the audit log compared both ways."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -16,7 +16,6 @@ from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.filters.devices import Kind, masks_of
 from gpu_orchestrator.core.lazy import lazy
 from gpu_orchestrator.core.policy import Allocator, Choice
-from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.topology import mask_of, weakest_link
 
 if TYPE_CHECKING:
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Offers:
-    """`known` remembers device sets already chosen for this shape by this allocator: nodes in one state are
-    many."""
+    """Of one kind of device, by one allocator. `known` remembers device sets chosen before: nodes in one
+    state are many."""
 
     def __init__(
-        self, cluster: "Cluster", shape: Shape, allocate: Allocator, rows: Ints, known: "Known | None" = None
+        self, cluster: "Cluster", kind: Kind, allocate: Allocator, rows: Ints, known: "Known"
     ) -> None:
-        self.cluster, self.shape, self.allocate, self.rows = cluster, shape, allocate, rows
-        self.known = {} if known is None else known
+        self.cluster, self.kind, self.allocate, self.rows, self.known = cluster, kind, allocate, rows, known
+        self.shape = kind.shape
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,7 +81,7 @@ class Offers:
     @lazy
     def free_devices(self) -> Bools:
         """One row per offer, one column per device: which of them could be given."""
-        return Kind(self.shape, self.cluster.inventory).free(self.cluster, self.rows)
+        return self.kind.free(self.cluster, self.rows)
 
     @lazy
     def left_on_tightest(self) -> Small:

@@ -12,6 +12,7 @@ from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.columns import Codes, Floats, Ints, where
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.filters import Filter, compile_filters
+from gpu_orchestrator.core.filters.devices import Kind
 from gpu_orchestrator.core.offers import Known, Offers
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
@@ -25,8 +26,8 @@ FITS, GONE = 0, -1
 class Standing:
     """`codes`: 0 fits, n the n-th filter fails, -1 no such node. `scores`: -inf unless it fits."""
 
-    def __init__(self, shape: Shape, policy: Policy, filters: tuple[Filter, ...]) -> None:
-        self.shape, self.policy, self.filters = shape, policy, filters
+    def __init__(self, kind: Kind, policy: Policy, filters: tuple[Filter, ...]) -> None:
+        self.kind, self.policy, self.filters = kind, policy, filters
         self.fact_codes = self.codes = np.zeros(0, np.int16)
         self.scores: Floats = np.zeros(0)
         self.observed_mark = self.changed_mark = 0
@@ -36,7 +37,7 @@ class Standing:
         self.owner: object = None
 
     def copy(self) -> "Standing":
-        twin = Standing(self.shape, self.policy, self.filters)
+        twin = Standing(self.kind, self.policy, self.filters)
         twin.fact_codes, twin.codes, twin.scores = (
             self.fact_codes.copy(),
             self.codes.copy(),
@@ -78,7 +79,7 @@ class Standing:
             self.scores[rows] = _scores(self.offers(cluster, rows), self.policy)
 
     def offers(self, cluster: "Cluster", rows: Ints) -> Offers:
-        return Offers(cluster, self.shape, self.policy.allocate, rows, self.known)
+        return Offers(cluster, self.kind, self.policy.allocate, rows, self.known)
 
     def eligible(self) -> Ints:
         """Rows of nodes that could take the shape as far as facts about nodes go, whatever is free."""
@@ -90,9 +91,14 @@ def current(shape: Shape, cluster: "Cluster", policy: Policy) -> Standing:
     key = (shape, policy)
     standing = cluster.memory.recall(key)
     if standing is None:
-        standing = Standing(shape, policy, compile_filters(shape, cluster.inventory))
+        filters = compile_filters(shape, cluster.inventory)
+        standing = Standing(Kind(shape, cluster.inventory), policy, filters)
         cluster.memory.keep(key, standing)
-    standing.mend(cluster)
+    try:
+        standing.mend(cluster)
+    except Exception:  # an opinion broke: what is half mended would be taken for the truth the next time
+        cluster.memory.forget(key)
+        raise
     return standing
 
 

@@ -37,14 +37,11 @@ def tight_device(offers: Offers) -> Floats:
 
 
 def cheap(offers: Offers) -> Floats:
-    return offers.has_label(CHEAP_LABEL, "true").astype(float)
-
-
-def low_price(offers: Offers) -> Floats:
-    """Among cheap nodes, 1 for free of charge, towards 0 the dearer; 0 where no price is told."""
+    """0 for nodes that are not cheap; 1 for those that are, and up to 1 more the lower the price they
+    tell."""
     price = np.maximum(offers.label_number(COST_LABEL), 0)
-    told = price < np.inf  # false for NaN, too
-    return np.where(told & offers.has_label(CHEAP_LABEL, "true"), 1.0 / (1.0 + price), 0.0)
+    low_price = np.where(price < np.inf, 1.0 / (1.0 + price), 0.0)  # NaN is not below infinity, either
+    return np.where(offers.has_label(CHEAP_LABEL, "true"), 1.0 + low_price, 0.0)
 
 
 def bandwidth(offers: Offers) -> Floats:

@@ -44,7 +44,7 @@ def workload(name: str = "bert", *, meta: dict[str, Any] | None = None, **fields
 
 
 def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) -> Job:
-    """`state`: `conditions` as {type: reason}, `deleting`, `ttl`, `status`."""
+    """`state`: `conditions` as {type: reason}, `created`, `deleting`, `ttl`, `status`."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(owner.spec.gpu_count)}}}
@@ -61,6 +61,8 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
             }
         ],
     }
+    if created := state.get("created"):
+        meta["creationTimestamp"] = created.isoformat()
     if state.get("deleting"):
         meta["deletionTimestamp"] = "2026-01-01T12:00:00Z"
     conditions = [
@@ -78,6 +80,7 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
     """`owner` is the name of its Job; `unschedulable_since` a moment; `gpus` a number."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if owner:
+        meta["labels"] = {names.CONTROLLER: names.CONTROLLER_NAME}
         meta["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "job-0"}]
     conditions = []
     if since := more.get("unschedulable_since"):

@@ -229,9 +229,22 @@ def test_a_pod_that_no_node_takes_costs_a_try_after_ten_seconds() -> None:
     assert isinstance(plan_for(Facts(counted), gives("b")).actions[0], CreateJob)  # no need to wait longer
 
 
+def test_a_job_that_makes_no_pod_is_told_once() -> None:
+    known = scheduled()
+    made = job(known, "a", created=NOW)
+    assert plan_for(Facts(known, (made,)), at=later(29)) == Plan(again_at=later(30))
+    plan = plan_for(Facts(known, (made,)), at=later(30))
+    assert plan.status
+    assert plan.status.phase == "Scheduled"
+    assert "makes no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
+    assert plan_for(Facts(after(Facts(known), plan), (made,)), at=later(31)) == Plan()
+
+
 def test_a_job_that_somebody_deleted_is_made_again_without_spending_a_try() -> None:
     known = scheduled()
     assert plan_for(Facts(known, (job(known, "a", deleting=True),))) == Plan()
+    leaving = Facts(known, pods=(pod(phase="Running", node="a"),))
+    assert plan_for(leaving) == Plan(again_at=later(1))  # never beside a pod that still runs
     plan = plan_for(Facts(known), gives("b"))
     assert isinstance(plan.actions[0], CreateJob)
     assert status_of(plan)["retries"] == 0
@@ -351,8 +364,18 @@ def test_an_unknown_strategy_waits_with_the_names_of_those_there_are() -> None:
     assert status_of(plan)["retries"] == 0
 
 
-def test_a_bad_template_fails_at_once() -> None:
-    plan = plan_for(Facts(workload(template={"spec": {"nodeName": "x"}})), never)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"nodeName": "x"}, id="not for the user to say"),
+        pytest.param(
+            {"containers": [{"name": "main", "resources": {"requests": {"memory": "100E"}}}]},
+            id="more than can be counted",
+        ),
+    ],
+)
+def test_a_bad_template_fails_at_once(spec: dict[str, Any]) -> None:
+    plan = plan_for(Facts(workload(template={"spec": spec})), never)
     assert status_of(plan)["phase"] == "Failed"
     assert status_of(plan)["Scheduled"] == ("False", "InvalidTemplate")
 

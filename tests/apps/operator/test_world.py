@@ -59,6 +59,30 @@ def test_a_decision_is_held_then_its_job_then_its_pod_and_never_twice() -> None:
     assert stage.free("a") == 4
 
 
+def test_a_pod_that_lands_on_a_nearly_full_node_is_counted_once() -> None:
+    stage = Stage("a", gpus=8)
+    stage.world.see_pod(None, pod(uid="other", node="a", gpus=5))
+    assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
+    made = job(workload("x", gpuCount=2), "a")
+    stage.world.see_job(None, made)
+    stage.world.see_pod(None, pod(made.metadata.name, gpus=2, node="a"))
+    assert stage.free("a") == 1
+
+
+def test_a_pod_that_is_seen_before_the_answer_to_its_job() -> None:
+    stage = Stage("a")
+    assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
+    made = job(workload("x", gpuCount=2), "a")
+    bound = pod(made.metadata.name, gpus=2, node="a")
+    stage.world.see_pod(None, bound)
+    stage.world.see_job(None, made)
+    assert stage.free("a") == 2
+    stage.world.see_pod(bound, None)
+    stage.world.see_job(made, None)
+    assert stage.free("a") == 4
+    assert stage.world.engine.counts()["in flight"] == 0
+
+
 def test_a_job_found_after_a_restart_takes_its_place() -> None:
     stage = Stage("a")
     stage.world.see_job(None, job(workload("x"), "a"))

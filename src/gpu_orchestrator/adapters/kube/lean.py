@@ -6,13 +6,14 @@ a proxy, are left to `HttpTransport`, of which this is a kind.
 
 import asyncio
 import ssl
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.credentials import Identity
-from gpu_orchestrator.adapters.kube.errors import BadAnswer, ConfigError, LostAnswer, Unreachable
+from gpu_orchestrator.adapters.kube.errors import BadAnswer, LostAnswer, Unreachable
 from gpu_orchestrator.adapters.kube.http1 import Parser
 from gpu_orchestrator.adapters.kube.transport import (
     CONNECT_LIMIT_S,
@@ -22,15 +23,19 @@ from gpu_orchestrator.adapters.kube.transport import (
     Answer,
     HttpTransport,
     Request,
+    check_headers,
 )
+
+GOODBYE_S = 1.0
 
 
 class LeanTransport(HttpTransport):
     def __init__(self, config: Config, *, max_bytes: int = MAX_BYTES, connections: int = CONNECTIONS) -> None:
-        super().__init__(config, max_bytes=max_bytes, connections=connections)
         parts = urlsplit(config.server)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        # Only now: what fails above leaves nothing open.
+        super().__init__(config, max_bytes=max_bytes, connections=connections)
         self._prefix, self._netloc, self._is_tls = parts.path, parts.netloc, parts.scheme == "https"
         self._free = asyncio.Semaphore(connections)
         self._idle: list[_Connection] = []
@@ -52,7 +57,15 @@ class LeanTransport(HttpTransport):
         return answer
 
     async def close(self) -> None:
-        for connection in list(self._open_now):
+        """Say goodbye on each connection, then let those go that do not answer."""
+        leaving = list(self._open_now)
+        for connection in leaving:
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                for connection in leaving:
+                    await connection.is_closed.wait()
+        for connection in leaving:
             connection.abort()
         await super().close()
 
@@ -132,12 +145,9 @@ class LeanTransport(HttpTransport):
         ]
         if identity.authorization:
             fields.append(("Authorization", identity.authorization))
-        for name, value in fields:
-            if not value.isprintable():
-                raise ConfigError(
-                    f"the {name} for {self._config.source} holds a line break or control character; mend it"
-                )
-        return "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1")
+        check_headers(fields, self._config.source)
+        # As client-go sends them: a user to impersonate may have a name of any script.
+        return "".join(f"{name}: {value}\r\n" for name, value in fields).encode()
 
 
 class _Connection(asyncio.Protocol):
@@ -149,6 +159,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Answer] | None = None
         self._parser = Parser(owner._max_bytes)
+        self.is_closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self.is_open = transport, True  # type: ignore[assignment]  # a stream's transport
@@ -182,6 +193,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        self.is_closed.set()
         self._owner._open_now.discard(self)
         if self._waiter is not None and not self._waiter.done():
             answer = self._parser.end()
@@ -189,6 +201,11 @@ class _Connection(asyncio.Protocol):
                 self._waiter.set_result(answer)
             else:
                 self._waiter.set_exception(LostAnswer(str(error) if error else "the server closed it"))
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         self.is_open = False

@@ -6,7 +6,7 @@ No redirects, cookies or compression: an API server on the same network needs no
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.kube import tls
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.credentials import Identity
-from gpu_orchestrator.adapters.kube.errors import BadAnswer, LostAnswer, Unreachable, Untrusted
+from gpu_orchestrator.adapters.kube.errors import BadAnswer, ConfigError, LostAnswer, Unreachable, Untrusted
 
 MAX_BYTES = 64 << 20
 CONNECTIONS = 256
@@ -68,6 +68,7 @@ class HttpTransport:
     """The transport on aiohttp. Make it inside a running event loop."""
 
     def __init__(self, config: Config, *, max_bytes: int = MAX_BYTES, connections: int = CONNECTIONS) -> None:
+        check_headers(config.headers, config.source)
         self._config = config
         self._max_bytes = max_bytes
         self._context: tuple[Identity, ssl.SSLContext | bool] | None = None
@@ -129,6 +130,7 @@ class HttpTransport:
 
     def _headers(self, request: Request, identity: Identity) -> dict[str, str]:
         headers = {"Authorization": identity.authorization} if identity.authorization else {}
+        check_headers(headers.items(), self._config.source)
         if request.body is not None:
             headers["Content-Type"] = request.content_type
         return headers
@@ -193,6 +195,15 @@ class HttpTransport:
             case TimeoutError():
                 return LostAnswer(f"no answer from {server} within {timeout_s:.0f} s")
         return LostAnswer(f"the connection to {server} broke: {str(error) or type(error).__name__}")
+
+
+def check_headers(fields: Iterable[tuple[str, str]], source: str) -> None:
+    """Refuse what cannot be sent, or would be read as something else, before it is sent."""
+    for name, value in fields:
+        if not value.isprintable():
+            raise ConfigError(f"the {name} of {source} holds a line break or control character; mend it")
+        if name == "Authorization" and not value.isascii():
+            raise ConfigError(f"the token of {source} holds a character that no token has; copy it again")
 
 
 _CHECK = "check that the API server runs, the address in the kubeconfig and the network"

@@ -17,6 +17,7 @@ from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import key
@@ -123,8 +124,11 @@ class Controller:
                 self._look_at(f"{job.metadata.namespace}/{owner.name}")
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        if (pod := new or old) and (job := self.jobs.store.get(job_key(pod))):
+        pod = new or old
+        if pod and (job := self.jobs.store.get(job_key(pod))):
             self._job_changed(None, job)
+        elif pod and (name := pod.metadata.labels.get(names.WORKLOAD)):
+            self._look_at(f"{pod.metadata.namespace}/{name}")  # its Job was deleted before it
 
     def _keep_job(self, job: Job) -> None:
         self._eyes.keep_job(job)

@@ -2,6 +2,8 @@
 
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
+
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import Pod
@@ -10,6 +12,9 @@ from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Note, Plan
 from gpu_orchestrator.core.policy import Rng
+
+PODLESS_S = 30.0
+"""How long a Job may be without a pod before people are told."""
 
 UNSCHEDULABLE_S = 10.0
 """How long a pod may be unschedulable on the node that was chosen before another is sought."""
@@ -55,7 +60,25 @@ def mirror(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
         return Plan(status=status.running(workload, now, **about), notes=notes)
     if not known:  # the Job is there, and we were stopped before the status could say so
         return Plan(status=status.scheduled(workload, now, **about), notes=placed_notes(workload, **about))
-    return _unschedulable(facts, job, now, rng)
+    return _unschedulable(facts, job, now, rng) if facts.pods else _podless(facts, job, now)
+
+
+def _podless(facts: Facts, job: Job, now: datetime) -> Plan:
+    """Something keeps the Job from making its pod (a quota, a policy, a missing PriorityClass), and only the
+    Job's own events say what."""
+    old, created = facts.workload.status, moments.read(job.metadata.creation_timestamp)
+    if old.phase != "Scheduled" or created is None or job.status.active:
+        return Plan()
+    limit = created + timedelta(seconds=PODLESS_S)
+    if now < limit:
+        return Plan(again_at=limit)
+    name = job.metadata.name
+    message = f"placed on {job.node}, but its Job makes no pod; see: kubectl describe job {name}"
+    if old.message == message:
+        return Plan()
+    return Plan(
+        status=replace(old, message=message), notes=(Note("Warning", names.FAILED_SCHEDULING, message),)
+    )
 
 
 def _unschedulable(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:

@@ -7,7 +7,7 @@ before the status speaks of it, so that a crash between any two writes is follow
 """
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import FINAL
@@ -15,6 +15,9 @@ from gpu_orchestrator.apps.operator import mirror, seek, status, tries
 from gpu_orchestrator.apps.operator.facts import Ask, Facts
 from gpu_orchestrator.apps.operator.plan import Action, AddFinalizer, DeleteJob, Plan, RemoveFinalizer, SetTtl
 from gpu_orchestrator.core.policy import Rng
+
+LEAVING_S = 1.0
+"""How soon to look again at a pod whose Job is gone, should its own end not be heard of."""
 
 
 def reconcile(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
@@ -63,6 +66,8 @@ def _advance(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
         return _suspend(facts, now)
     if stale := facts.stale:  # two tries must never run at once: the next begins when this one is gone
         return Plan(tuple(DeleteJob(each) for each in stale if not each.is_deleting))
+    if job is None and facts.pods:  # somebody deleted the Job, and its pod has yet to go
+        return Plan(again_at=now + timedelta(seconds=LEAVING_S))
     if job is None:
         return seek.seek(facts, now, ask, rng)
     if job.is_deleting:

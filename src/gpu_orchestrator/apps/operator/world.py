@@ -1,16 +1,16 @@
 """What is free and who waits for it: the engine, fed from the watches, asked by workloads.
 
 What a Job takes counts from the moment its place is decided: first as the engine's own assumption, then as
-the Job that the API server has, and once its pod is bound as that pod. So nothing is forgotten between a
-decision and its pod, and after a restart the Jobs themselves say it all.
+the Job that the API server has, and once its pod is bound as that pod, always under the Job's name. So
+nothing is forgotten between a decision and its pod, and after a restart the Jobs themselves say it all.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
-from gpu_orchestrator.api import translate
+from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
@@ -56,7 +56,7 @@ class World:
         self._resources: dict[str, str] = {}
         self._wishes: dict[str, Wish] = {}
         self._asker: dict[str, str] = {}
-        self._bound: dict[str, set[str]] = {}
+        self._bound: dict[str, tuple[str, Placement]] = {}
         self._jobs: dict[str, Job] = {}
 
     def ask(self, asker: str, wishes: Sequence[Request], since: float) -> Given | Refusal:
@@ -73,7 +73,12 @@ class World:
             self._hear(Asked(chosen, since), told=asker)
         if mine.given:
             return self._given(mine.given)
-        return self.engine.why(chosen.key) or Refusal(len(self.engine.cluster))
+        return self.engine.why(chosen.key) or self._unanswered()
+
+    def _unanswered(self) -> Refusal:
+        """The engine still holds something under this key, or the policy itself failed."""
+        nodes = len(self.engine.cluster)
+        return Refusal(nodes, (("were not asked: its former place is still held", nodes),))
 
     def withdraw(self, asker: str) -> None:
         """The workload wants no place any more, or could not use the one it got."""
@@ -104,20 +109,16 @@ class World:
         pod = new or old
         if pod is None:
             return
+        uid, name = pod.metadata.uid, our_job(pod)
         placement = self._held_by(new) if new else None
-        job = job_key(pod)
-        if placement is not None:
-            self._hear(Held(placement))
-            if job:
-                self._bound.setdefault(job, set()).add(pod.metadata.uid)
-                self._count_job(job)
+        if not name or self._bound.get(name, (uid, None))[0] != uid:
+            self._hear(Held(placement) if placement else Gone(uid))
             return
-        if job and pod.metadata.uid in self._bound.get(job, ()):
-            self._bound[job].discard(pod.metadata.uid)
-            if not self._bound[job]:
-                del self._bound[job]
-            self._count_job(job)  # before the pod's share is free: the Job may not have ended
-        self._hear(Gone(pod.metadata.uid))
+        if placement:
+            self._bound[name] = (uid, placement)
+        else:
+            self._bound.pop(name, None)
+        self._count_job(name)
 
     def see_job(self, old: Job | None, new: Job | None) -> None:
         job = new or old
@@ -138,9 +139,13 @@ class World:
             self._wishes.pop(asker, None)
 
     def _count_job(self, name: str) -> None:
-        """A Job that has not ended and has no bound pod takes its place by itself."""
+        """What a Job takes is what its bound pod takes or, before and after, what its template asks for, all
+        under one key: a Job and its pod counted side by side would seem to oversell a node that is nearly
+        full, and whose devices are then whose could not be told apart again."""
         job = self._jobs.get(name)
-        if job is not None and job.node and name not in self._bound:
+        if name in self._bound:
+            self._hear(Held(replace(self._bound[name][1], key=name)))
+        elif job is not None and job.node:
             self._hear(Held(_placement(name, job)))
         elif name not in self._asker:
             self._hear(Gone(name))
@@ -176,6 +181,12 @@ def job_key(pod: Pod) -> str:
     """The Job that a pod belongs to; empty if to none."""
     owner = next((each for each in pod.metadata.owner_references if each.kind == "Job"), None)
     return f"{pod.metadata.namespace}/{owner.name}" if owner else ""
+
+
+def our_job(pod: Pod) -> str:
+    """The same, if that is one of ours."""
+    is_ours = pod.metadata.labels.get(names.CONTROLLER) == names.CONTROLLER_NAME
+    return job_key(pod) if is_ours else ""
 
 
 def _placement(name: str, job: Job) -> Placement:

@@ -5,11 +5,4 @@ from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.policies import opinions
 from gpu_orchestrator.policies.strategies import least_loaded
 
-strategy = Strategy(
-    "costOptimized",
-    (
-        (10_000_000.0, opinions.cheap),
-        (1_000_000.0, opinions.low_price),
-        *least_loaded.strategy.opinions,
-    ),
-)
+strategy = Strategy("costOptimized", ((1e9, opinions.cheap), *least_loaded.strategy.opinions))

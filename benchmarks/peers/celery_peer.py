@@ -1,0 +1,32 @@
+"""Celery as systems run it that must not lose tasks: late acknowledgement, prefetch 1, results stored."""
+
+# mypy: disable-error-code="import-not-found,untyped-decorator"
+
+from celery import Celery
+from client import URL, main
+
+app = Celery("celery_peer", broker=URL, backend=URL)
+app.conf.update(
+    task_serializer="json",
+    result_serializer="json",
+    accept_content=["json"],
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_track_started=True,
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task
+def noop() -> None:
+    return None
+
+
+def submit(count: int) -> None:
+    for _ in range(count):
+        noop.delay()
+
+
+if __name__ == "__main__":
+    main(submit, lambda: noop.delay().get(timeout=30), "celery-task-meta-*")

@@ -1,0 +1,66 @@
+"""What a source of GPUs offers, whatever the vendor: devices that stay, readings that change.
+
+A worker and the node agent hold one `Gpus`. Calls block for milliseconds at most and never raise for a device
+in trouble: its reading carries the problem in words.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`index` is the number of the device on this machine, `uuid` its name for ever."""
+
+    index: int
+    uuid: str
+    vendor: str
+    model: str
+    memory_mib: int
+    driver_version: str = ""
+    numa: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process with memory on a device; `used_mib` is None where the driver does not say."""
+
+    pid: int
+    used_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One device now. None is what the driver does not tell; `problem` is empty when all is well."""
+
+    uuid: str
+    used_mib: int
+    free_mib: int
+    utilization_percent: float | None = None
+    temperature_c: float | None = None
+    processes: tuple[Process, ...] = ()
+    problem: str = ""
+
+    def held_by(self, pids: Collection[int]) -> int:
+        """MiB of the processes given; what cannot be attributed counts as held by others."""
+        return sum(process.used_mib or 0 for process in self.processes if process.pid in pids)
+
+
+class Gpus(Protocol):
+    def devices(self) -> tuple[Device, ...]:
+        """All devices in order of index; empty where there is no driver."""
+
+    def readings(self) -> tuple[Reading, ...]:
+        """One for each device ever listed by `devices`, in the same order."""
+
+    def environment(self, uuids: Collection[str]) -> dict[str, str]:
+        """What a process needs in its environment to see these devices and no other."""
+
+    def close(self) -> None: ...
+
+
+class OutOfMemory(Exception):
+    """A device has less free memory than was asked for."""

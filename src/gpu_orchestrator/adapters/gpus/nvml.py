@@ -1,0 +1,139 @@
+"""NVIDIA's GPUs, asked of the driver through NVML; no CUDA is touched.
+
+Survives what drivers do: not installed, unloaded and loaded again while we run, one device lost while the
+others go on. After any error that may mean a changed driver the library is opened anew at the next call.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import pynvml  # type: ignore[import-untyped]
+
+from gpu_orchestrator.adapters.gpus.gpu import MIB, Device, Process, Reading
+
+T = TypeVar("T")
+
+_REOPEN = (
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_UNKNOWN,
+)
+
+
+class Nvml:
+    def __init__(self) -> None:
+        self._known: tuple[Device, ...] = ()
+        self._is_open = False
+        self._is_stale = False
+
+    def devices(self) -> tuple[Device, ...]:
+        """Also looks for devices that came since the last call; one that was seen once stays listed."""
+        if not self._open():
+            return self._known
+        found = {device.uuid: device for device in self._known} | {d.uuid: d for d in self._found()}
+        self._known = tuple(sorted(found.values(), key=lambda device: device.index))
+        return self._known
+
+    def readings(self) -> tuple[Reading, ...]:
+        trouble = "" if self._open() else "NVIDIA driver not loaded"
+        return tuple(self._reading(device, trouble) for device in self._known)
+
+    def environment(self, uuids: Collection[str]) -> dict[str, str]:
+        """An empty `CUDA_VISIBLE_DEVICES` shows none: a task without a GPU cannot take one by accident."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            _tell(pynvml.nvmlShutdown, None)
+
+    def _open(self) -> bool:
+        if self._is_stale:
+            self.close()
+        if not self._is_open:
+            try:
+                pynvml.nvmlInit()
+            except pynvml.NVMLError:
+                return False
+            self._is_open, self._is_stale = True, False
+        return True
+
+    def _found(self) -> list[Device]:
+        driver = _text(_tell(pynvml.nvmlSystemGetDriverVersion, ""))
+        count = _tell(pynvml.nvmlDeviceGetCount, 0)
+        found = [self._device(index, driver) for index in range(count)]
+        return [device for device in found if device is not None]
+
+    def _device(self, index: int, driver: str) -> Device | None:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            return Device(
+                index=index,
+                uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+                vendor="nvidia",
+                model=_text(pynvml.nvmlDeviceGetName(handle)),
+                memory_mib=_memory(handle).total // MIB,
+                driver_version=driver,
+                numa=_tell(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle), -1),
+            )
+        except pynvml.NVMLError as error:
+            self._note(error)
+            return None
+
+    def _reading(self, device: Device, trouble: str) -> Reading:
+        if trouble:
+            return Reading(device.uuid, used_mib=0, free_mib=0, problem=trouble)
+        try:
+            return _read(device.uuid)
+        except pynvml.NVMLError as error:
+            self._note(error)
+            return Reading(device.uuid, used_mib=0, free_mib=0, problem=str(error))
+
+    def _note(self, error: pynvml.NVMLError) -> None:
+        """Opening anew waits for the next call: the other devices are still to be asked."""
+        self._is_stale = self._is_stale or error.value in _REOPEN
+
+
+def _read(uuid: str) -> Reading:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    memory = _memory(handle)
+    rates = _tell(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
+    return Reading(
+        uuid=uuid,
+        used_mib=memory.used // MIB,
+        free_mib=memory.free // MIB,
+        utilization_percent=None if rates is None else float(rates.gpu),
+        temperature_c=_tell(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, 0)), None),
+        processes=_processes(handle),
+    )
+
+
+def _memory(handle: Any) -> Any:
+    """Where the driver is new enough, `used` leaves out what the driver itself keeps back."""
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return pynvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _processes(handle: Any) -> tuple[Process, ...]:
+    """A process can be listed for computing and for graphics, each time with all its memory."""
+    listed: list[Any] = _tell(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    listed += _tell(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
+    used = {entry.pid: entry.usedGpuMemory for entry in listed}
+    return tuple(Process(pid, None if size is None else size // MIB) for pid, size in sorted(used.items()))
+
+
+def _tell(ask: Callable[[], T], otherwise: T) -> T:
+    """The driver's answer, or `otherwise` where this device or driver cannot tell."""
+    try:
+        return ask()
+    except pynvml.NVMLError:
+        return otherwise
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,156 @@
+"""Described devices, like real ones where it matters: memory is held by processes and dies with them.
+
+A folder is the hardware. Each allocation is a file there that names its process, so any process can take
+memory, every process sees it, and what a killed process held is free at once:
+
+    <folder>/devices.json                     the devices
+    <folder>/<uuid>/lock                      held while memory is counted and taken
+    <folder>/<uuid>/<pid>-<start>-<number>    MiB of one allocation
+"""
+
+import fcntl
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import NAMESPACE_URL, uuid5
+
+import msgspec
+
+from gpu_orchestrator.adapters.gpus.gpu import Device, OutOfMemory, Process, Reading
+
+FOLDER_VARIABLE = "GPU_ORCHESTRATOR_SIMULATED_GPUS"
+VISIBLE_VARIABLE = "GPU_ORCHESTRATOR_VISIBLE_GPUS"
+
+_DESCRIPTION = re.compile(r"(?P<count>\d+)(x(?P<model>[^:,]+):(?P<size>\d+)(?P<unit>GiB|MiB))?")
+_numbers = itertools.count()
+
+
+class BadDescription(ValueError):
+    pass
+
+
+class Simulated:
+    """Devices described in one line: `4`, or `4xL4:24GiB,2xH200:141GiB`."""
+
+    def __init__(self, folder: Path, description: str) -> None:
+        self._folder = folder.absolute()
+        self._devices = tuple(_describe(self._folder, description))
+        for device in self._devices:
+            (self._folder / device.uuid).mkdir(parents=True, exist_ok=True)
+        _publish(self._folder, self._devices)
+
+    def devices(self) -> tuple[Device, ...]:
+        return self._devices
+
+    def readings(self) -> tuple[Reading, ...]:
+        return tuple(_read(self._folder, device) for device in self._devices)
+
+    def environment(self, uuids: Collection[str]) -> dict[str, str]:
+        return {FOLDER_VARIABLE: str(self._folder), VISIBLE_VARIABLE: ",".join(uuids)}
+
+    def close(self) -> None:
+        """The folder stays: it is the hardware."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    path: Path
+
+    def free(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def allocate(folder: Path, uuid: str, mib: int) -> Allocation:
+    """Takes memory for the calling process; it is given back by `free` or when the process ends."""
+    device = next((device for device in _published(folder) if device.uuid == uuid), None)
+    if device is None:
+        raise LookupError(f"no simulated device '{uuid}' in {folder}")
+    with _locked(folder, uuid):
+        free = _read(folder, device).free_mib
+        if mib > free:
+            raise OutOfMemory(f"{mib} MiB were asked of {uuid}, {free} of {device.memory_mib} MiB are free")
+        pid = os.getpid()
+        path = folder / uuid / f"{pid}-{_start_of(pid)}-{next(_numbers)}"
+        path.write_text(str(mib))
+    return Allocation(path)
+
+
+def _describe(folder: Path, description: str) -> Iterator[Device]:
+    index = itertools.count()
+    for part in description.split(","):
+        match = _DESCRIPTION.fullmatch(part.strip())
+        if match is None or not 0 < int(match["count"]) <= 1024:
+            raise BadDescription(
+                f"'{part}' describes no simulated GPUs; write a count such as 4, or 4xL4:24GiB,2xH200:141GiB"
+            )
+        size = int(match["size"] or 24) * (1 if match["unit"] == "MiB" else 1024)
+        for _ in range(int(match["count"])):
+            number = next(index)
+            yield Device(
+                index=number,
+                uuid=f"GPU-{uuid5(NAMESPACE_URL, f'{folder}/{number}')}",
+                vendor="simulated",
+                model=match["model"] or "Simulated",
+                memory_mib=size,
+                driver_version="simulated",
+            )
+
+
+def _publish(folder: Path, devices: tuple[Device, ...]) -> None:
+    new = folder / f"devices.json.{os.getpid()}"
+    new.write_bytes(msgspec.json.encode(devices))
+    new.replace(folder / "devices.json")
+
+
+def _published(folder: Path) -> list[Device]:
+    return msgspec.json.decode((folder / "devices.json").read_bytes(), type=list[Device])
+
+
+@contextmanager
+def _locked(folder: Path, uuid: str) -> Iterator[None]:
+    with (folder / uuid / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _read(folder: Path, device: Device) -> Reading:
+    held: Counter[int] = Counter()
+    for path in (folder / device.uuid).iterdir():
+        if path.name != "lock":
+            pid, mib = _holder(path)
+            held[pid] += mib
+    used = held.total()
+    return Reading(
+        uuid=device.uuid,
+        used_mib=used,
+        free_mib=max(device.memory_mib - used, 0),
+        utilization_percent=100.0 if held else 0.0,
+        temperature_c=60.0 if held else 30.0,
+        processes=tuple(Process(pid, mib) for pid, mib in sorted(held.items()) if mib),
+    )
+
+
+def _holder(path: Path) -> tuple[int, int]:
+    """Process and MiB of one allocation; what a dead process left counts nothing and is cleared away."""
+    pid, start, _ = path.name.split("-")
+    if _start_of(int(pid)) != start:
+        path.unlink(missing_ok=True)
+        return int(pid), 0
+    with suppress(FileNotFoundError, ValueError):
+        return int(pid), int(path.read_text())
+    return int(pid), 0
+
+
+def _start_of(pid: int) -> str:
+    """When a process started, in ticks: with its number it names the process for ever. Empty when it is gone
+    or waits only to be reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,46 @@
+"""Between the database and those who speak of tasks and workers: carries the leader's fence into every
+write, and what the scripts tell out of it.
+
+If this process leads, news comes straight from the answers, without a detour over the store. If an answer is
+lost, so may be news: then the leader must look at everything anew.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.errors import Unreachable
+from gpu_orchestrator.adapters.store.scripts import Script
+from gpu_orchestrator.adapters.store.values import Fence, Told
+
+T = TypeVar("T")
+
+
+def _ignore(_: tuple[Told, ...]) -> None: ...
+
+
+def _no_doubt() -> None: ...
+
+
+class Link:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.fence: Fence = 0
+        self.hear: Callable[[tuple[Told, ...]], None] = _ignore
+        self.doubt: Callable[[], None] = _no_doubt
+
+    async def write(self, script: Script[T], *arguments: Any) -> T:
+        fence = self.fence
+        try:
+            news, value = await self.database.call(script, fence, *arguments)
+        except Unreachable:
+            if fence:
+                self.doubt()
+            raise
+        if news and fence and fence == self.fence:
+            self.hear(news)
+        return value
+
+    async def read(self, script: Script[T], *arguments: Any) -> T:
+        """Also for small writes that the leader need not hear of."""
+        return (await self.database.call(script, *arguments))[1]

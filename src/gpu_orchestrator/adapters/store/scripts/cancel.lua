@@ -1,0 +1,21 @@
+-- Cancel tasks: at once if queued, else the worker is asked, and who speaks first decides.
+-- Arguments: fence, keep_ms, ids
+-- Answers per id {state before or '' if unknown, worker, attempt, the worker's api}
+local fence, keep_ms, ids = ARG[1], ARG[2], ARG[3]
+local found, finals = {}, {}
+for number, id in ipairs(ids) do
+  local key = P .. 't:' .. id
+  local task = redis.call('HMGET', key, 'state', 'worker', 'attempt')
+  local api = ''
+  if task[1] == 'queued' then
+    finish(id, 'queued', 'cancelled', {'reason', 'cancelled'}, keep_ms)
+    finals[#finals + 1] = id
+    tell({'Gone', id})
+  elseif task[1] == 'assigned' or task[1] == 'running' then
+    redis.call('HSET', key, 'cancel', '1')
+    api = redis.call('HGET', P .. 'w:' .. task[2], 'api') or ''
+  end
+  found[number] = {task[1] or '', task[2] or '', tonumber(task[3]) or 0, api}
+end
+announce(finals)
+return answer(fence, found)

@@ -1,0 +1,170 @@
+-- Put before every other script. A script takes KEYS[1], the prefix of all keys with their one hash tag, and
+-- ARGV[1], its arguments as one msgpack value; it answers one msgpack value. Times are the store's own, in ms.
+--
+--   t:<id>       hash    one task            w:<name>    hash   one worker          leader  hash  owner, fence, until
+--   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
+--   on:<worker>  set     active attempts     of:<worker> zset   its latest tasks    idem:*  string -> task id
+--   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
+--   epoch, fence numbers                      workers     set    names
+local P = KEYS[1]
+local ARG = cmsgpack.unpack(ARGV[1])
+local clock = redis.call('TIME')
+local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local NEWS = {}
+local LATEST = 1000
+local NEWS_MAX = 100000
+
+local function text(number) return string.format('%d', number) end
+
+local function count(name, by) redis.call('HINCRBY', P .. 'stats', name, by or 1) end
+
+-- What the leader must hear; it is in the answer, and in the list when the caller is not the leader.
+local function tell(item) NEWS[#NEWS + 1] = item end
+
+local function answer(fence, value)
+  if #NEWS > 0 and (fence == 0 or redis.call('HGET', P .. 'leader', 'fence') ~= text(fence)) then
+    for _, item in ipairs(NEWS) do redis.call('RPUSH', P .. 'news', cmsgpack.pack(item)) end
+    if redis.call('LLEN', P .. 'news') > NEWS_MAX then
+      redis.call('DEL', P .. 'news')
+      redis.call('RPUSH', P .. 'news', cmsgpack.pack({'Resync'}))
+    end
+    redis.call('PUBLISH', P .. 'wake', '')
+  end
+  return cmsgpack.pack({NEWS, value})
+end
+
+-- Whoever waits for these at another process is told.
+local function announce(finals)
+  if #finals > 0 and redis.call('ZCARD', P .. 'apis') > 1 then
+    redis.call('PUBLISH', P .. 'ended', cmsgpack.pack(finals))
+  end
+end
+
+local function leads(fence)
+  return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
+end
+
+local function move(id, from, to, created)
+  redis.call('ZREM', P .. 's:' .. from, id)
+  redis.call('ZADD', P .. 's:' .. to, created, id)
+end
+
+local function tell_queued(id, spec, attempt, after, created, deaths)
+  tell({'Queued', id, spec, attempt, after, created, deaths})
+end
+
+-- A worker's row as it is now, with how its tasks went; empty if it was forgotten.
+local function tell_worker(name)
+  local row = redis.call('HGETALL', P .. 'w:' .. name)
+  local went = redis.call('HMGET', P .. 'd:' .. name, 'done', 'failed')
+  if #row > 0 then
+    for number, field in ipairs({'done', 'failed'}) do
+      row[#row + 1] = field
+      row[#row + 1] = went[number] or '0'
+    end
+  end
+  tell({'Worker', name, row})
+end
+
+-- Only who holds the attempt may speak of it.
+local function holds(task, attempt, worker, epoch)
+  return (task[1] == 'assigned' or task[1] == 'running') and task[2] == text(attempt) and task[3] == worker
+    and task[4] == text(epoch)
+end
+
+local function release(id, worker)
+  redis.call('SREM', P .. 'on:' .. worker, id)
+end
+
+local function finish(id, from, to, fields, keep_ms)
+  local key = P .. 't:' .. id
+  local created = redis.call('HGET', key, 'created')
+  redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
+  if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
+  move(id, from, to, created)
+  count(to)
+end
+
+-- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
+local function requeue(id, from, delay_ms, fields)
+  local key = P .. 't:' .. id
+  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths')
+  local after = delay_ms > 0 and NOW + delay_ms or 0
+  redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
+  move(id, from, 'queued', row[3])
+  count('requeued')
+  tell_queued(id, row[1], tonumber(row[2]), after, tonumber(row[3]), row[4] or '')
+end
+
+local function error_json(kind, message, retryable)
+  return cjson.encode({type = kind, message = message, retryable = retryable})
+end
+
+-- An attempt ended by the death of its runner (kind 'runner') or its worker (kind 'worker'). Only what ran is
+-- blamed; two different workers dead, or no retries left, and it is a dead letter with the evidence.
+local function died(id, worker, kind, evidence, delay_ms, keep_ms)
+  local key = P .. 't:' .. id
+  local row = redis.call('HMGET', key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel')
+  local state, tries = row[1], tonumber(row[3])
+  release(id, worker)
+  tell({'Ended', id, worker, tonumber(row[2])})
+  if row[6] == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
+  if state == 'assigned' then return requeue(id, state, 0, {'reason', evidence}) end
+  local deaths = (row[5] and row[5] ~= '') and cjson.decode(row[5]) or {}
+  deaths[#deaths + 1] = {worker = worker, attempt = tonumber(row[2]), kind = kind, evidence = evidence, at = NOW}
+  local others = {}
+  local different = 0
+  for _, death in ipairs(deaths) do
+    if death.kind == 'worker' and not others[death.worker] then
+      others[death.worker] = true
+      different = different + 1
+    end
+  end
+  local written = cjson.encode(deaths)
+  local lost = kind == 'worker' and 'WorkerLost' or 'RunnerDied'
+  if different >= 2 or tries + 1 > tonumber(row[4]) then
+    local why = different >= 2 and 'two different workers died running it' or 'no retries left'
+    finish(id, state, 'dead', {'deaths', written, 'tries', text(tries + 1), 'reason', why,
+      'error', error_json(lost, evidence, false)}, keep_ms)
+  else
+    requeue(id, state, delay_ms, {'deaths', written, 'tries', text(tries + 1), 'reason', evidence,
+      'error', error_json(lost, evidence, true)})
+  end
+end
+
+-- All that a worker had is somebody else's to run now.
+local function lose(worker, evidence, keep_ms)
+  for _, id in ipairs(redis.call('SMEMBERS', P .. 'on:' .. worker)) do
+    died(id, worker, 'worker', evidence, 0, keep_ms)
+  end
+  redis.call('DEL', P .. 'on:' .. worker)
+end
+
+-- Give queued tasks {id, attempt so far, worker, its epoch, placement JSON} to workers, each only if task and worker
+-- are as the leader knew them: {params, correlation id}, or {why not}.
+local function assign(assignments)
+  local given, epochs = {}, {}
+  for number, each in ipairs(assignments) do
+    local id, worker = each[1], each[3]
+    local key = P .. 't:' .. id
+    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created')
+    if not epochs[worker] then
+      local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
+      epochs[worker] = row[2] == 'online' and row[1] or 'none'
+    end
+    if task[1] ~= 'queued' or task[2] ~= text(each[2]) then
+      given[number] = {'task moved on'}
+    elseif epochs[worker] ~= text(each[4]) then
+      given[number] = {'worker moved on'}
+    else
+      redis.call('HSET', key, 'state', 'assigned', 'attempt', text(each[2] + 1), 'worker', worker, 'epoch',
+        text(each[4]), 'place', each[5], 'assigned', text(NOW), 'started', '0', 'cancel', '0', 'reason', '')
+      move(id, 'queued', 'assigned', task[5])
+      redis.call('SADD', P .. 'on:' .. worker, id)
+      redis.call('ZADD', P .. 'of:' .. worker, NOW, id)
+      given[number] = {task[3], task[4]}
+    end
+  end
+  return given
+end
+

@@ -1,0 +1,15 @@
+-- What an operator says of a worker: fields of its row (cordoned, draining, devices), or that it be forgotten.
+-- Arguments: fence, name, fields {name, value, ...}, forget (1: remove the row if the worker is offline)
+-- Answers {state or '' if unknown, api}
+local fence, name, fields, forget = ARG[1], ARG[2], ARG[3], ARG[4]
+local key = P .. 'w:' .. name
+local row = redis.call('HMGET', key, 'state', 'api')
+if row[1] then
+  if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
+  if forget == 1 and row[1] == 'offline' then
+    redis.call('DEL', key, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
+    redis.call('SREM', P .. 'workers', name)
+  end
+  tell_worker(name)
+end
+return answer(fence, {row[1] or '', row[2] or ''})

@@ -1,0 +1,11 @@
+-- How many tasks are in each state, what was counted so far, and who the workers are.
+-- Arguments: none
+-- Answers {now, {state, count, ...}, {counter, value, ...}, worker names, {leader, fence, until}}
+local states = {}
+for _, state in ipairs({'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}) do
+  states[#states + 1] = state
+  states[#states + 1] = redis.call('ZCARD', P .. 's:' .. state)
+end
+local leader = redis.call('HMGET', P .. 'leader', 'owner', 'fence', 'until')
+return cmsgpack.pack({{}, {NOW, states, redis.call('HGETALL', P .. 'stats'), redis.call('SMEMBERS', P .. 'workers'),
+  {leader[1] or '', leader[2] or '0', leader[3] or '0'}}})

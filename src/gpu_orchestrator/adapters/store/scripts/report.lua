@@ -1,0 +1,11 @@
+-- What workers read on their devices.
+-- Arguments: fence, reports {name, epoch, report JSON}
+-- Answers nothing
+for _, each in ipairs(ARG[2]) do
+  local key = P .. 'w:' .. each[1]
+  if redis.call('HGET', key, 'epoch') == text(each[2]) then
+    redis.call('HSET', key, 'report', each[3], 'reported', text(NOW))
+    tell_worker(each[1])
+  end
+end
+return answer(ARG[1], false)

@@ -1,0 +1,22 @@
+-- Everything a new leader must know, in one look; news starts anew from here. Leases get one more term: while
+-- nobody led nobody could judge them.
+-- Arguments: fence, lease_ms
+-- Answers false for who does not lead, else {now, worker names, tasks {id, spec, attempt, after, created, deaths,
+--   state, worker, placement}}
+local fence, lease_ms = ARG[1], ARG[2]
+if not leads(fence) then return answer(fence, false) end
+redis.call('DEL', P .. 'news')
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', NOW + lease_ms)) do
+  if redis.call('HGET', P .. 'w:' .. name, 'state') == 'online' then
+    redis.call('ZADD', P .. 'leases', NOW + lease_ms, name)
+  end
+end
+local tasks = {}
+for _, state in ipairs({'queued', 'assigned', 'running'}) do
+  for _, id in ipairs(redis.call('ZRANGE', P .. 's:' .. state, 0, -1)) do
+    local row = redis.call('HMGET', P .. 't:' .. id, 'spec', 'attempt', 'after', 'created', 'deaths', 'worker', 'place')
+    tasks[#tasks + 1] = {id, row[1], tonumber(row[2]), tonumber(row[3]) or 0, tonumber(row[4]), row[5] or '', state,
+      row[6] or '', row[7] or ''}
+  end
+end
+return answer(fence, {NOW, redis.call('SMEMBERS', P .. 'workers'), tasks})

@@ -1,0 +1,15 @@
+-- Forget what ended long ago: the rows went by their own expiry, here go their places in the lists.
+-- Arguments: keep_ms, most of each list that may stay per worker
+-- Answers how many
+local gone = 0
+for _, state in ipairs({'completed', 'failed', 'cancelled'}) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 's:' .. state, '-inf', NOW - ARG[1], 'LIMIT', 0, 1000)) do
+    if redis.call('EXISTS', P .. 't:' .. id) == 0 then
+      gone = gone + redis.call('ZREM', P .. 's:' .. state, id)
+    end
+  end
+end
+for _, name in ipairs(redis.call('SMEMBERS', P .. 'workers')) do
+  redis.call('ZREMRANGEBYRANK', P .. 'of:' .. name, 0, -1 - ARG[2])
+end
+return cmsgpack.pack({{}, gone})

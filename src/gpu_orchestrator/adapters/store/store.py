@@ -1,0 +1,46 @@
+"""The store as one thing: its parts share one link. Made once per process."""
+
+from dataclasses import dataclass
+from types import TracebackType
+
+from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.leadership import Leadership
+from gpu_orchestrator.adapters.store.link import Link
+from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
+from gpu_orchestrator.adapters.store.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How long things last."""
+
+    lease_ms: int = 10_000
+    grace_ms: int = 3_000
+    leader_ms: int = 3_000
+    keep_ms: int = 7 * DAY_MS
+    most_workers: int = 10
+
+
+class Store:
+    """`owner` names this process among those that use the same store."""
+
+    def __init__(self, database: Database, *, owner: str, terms: Terms = Terms()) -> None:  # noqa: B008 - frozen
+        self.database, self.owner, self.terms = database, owner, terms
+        self.link = Link(database)
+        self.tasks = Tasks(self.link, keep_ms=terms.keep_ms)
+        self.workers = Workers(
+            self.link,
+            lease_ms=terms.lease_ms,
+            grace_ms=terms.grace_ms,
+            keep_ms=terms.keep_ms,
+            most=terms.most_workers,
+        )
+        self.leadership = Leadership(self.link, owner=owner, lease_ms=terms.leader_ms)
+
+    async def __aenter__(self) -> "Store":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.database.close()

@@ -1,0 +1,69 @@
+"""Workers in the store: who is there, under which epoch, until when, and what an operator said of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from gpu_orchestrator.adapters.store.link import Link
+from gpu_orchestrator.adapters.store.scripts import Script
+from gpu_orchestrator.adapters.store.tasks import _FETCH, Row, row_of
+from gpu_orchestrator.adapters.store.values import Active, Departure, Item, Newcomer, Renewal
+
+
+class Greeting(Item, frozen=True):
+    """`taken`: the name has a live connection. `full`: no more workers are allowed."""
+
+    kind: Literal["new", "resumed", "taken", "full"]
+    epoch: int
+
+
+class Known(Item, frozen=True):
+    """`state` is empty for a worker nobody knows; `api` is the process that has its connection."""
+
+    state: str
+    api: str
+
+
+_REGISTER = Script[Greeting]("register", Greeting)
+_RENEW = Script[tuple[tuple[Active, ...] | bool, ...]]("renew", tuple[tuple[Active, ...] | bool, ...])
+_REPORT = Script[bool]("report", bool)
+_DISCONNECT = Script[bool]("disconnect", bool)
+_LEAVE = Script[tuple[bool, ...]]("leave", tuple[bool, ...])
+_CONTROL = Script[Known]("control", Known)
+
+
+class Workers:
+    def __init__(self, link: Link, *, lease_ms: int, grace_ms: int, keep_ms: int, most: int) -> None:
+        self._link, self.most = link, most
+        self.lease_ms, self.grace_ms, self.keep_ms = lease_ms, grace_ms, keep_ms
+
+    async def register(self, newcomer: Newcomer) -> Greeting:
+        return await self._link.write(_REGISTER, self.lease_ms, self.keep_ms, self.most, newcomer)
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[tuple[Active, ...] | None]:
+        """For each what the worker should have now; None where it is no longer who it was."""
+        renewed = await self._link.read(_RENEW, self.lease_ms, renewals)
+        return [None if isinstance(each, bool) else each for each in renewed]
+
+    async def report(self, reports: Sequence[tuple[str, int, str]]) -> None:
+        """`(name, epoch, report as JSON)` each."""
+        await self._link.write(_REPORT, reports)
+
+    async def disconnect(self, connection: Renewal) -> bool:
+        """Its connection is lost: suspect, with a short grace. False if it has another one by now."""
+        return await self._link.write(_DISCONNECT, self.grace_ms, connection)
+
+    async def expire(self, departures: Sequence[Departure]) -> tuple[bool, ...]:
+        """Take off whoever's lease is over (the script looks again). Only the leader may."""
+        return await self._link.write(_LEAVE, self.keep_ms, 1, departures)
+
+    async def leave(self, departures: Sequence[Departure]) -> tuple[bool, ...]:
+        """They said goodbye: what they still had is queued anew at once."""
+        return await self._link.write(_LEAVE, self.keep_ms, 0, departures)
+
+    async def control(self, name: str, fields: Mapping[str, str], *, forget: bool = False) -> Known:
+        flat = [part for item in fields.items() for part in item]
+        return await self._link.write(_CONTROL, name, flat, int(forget))
+
+    async def fetch(self, names: Sequence[str]) -> list[Row | None]:
+        _, _, rows = await self._link.read(_FETCH, (), names)
+        return [row_of(row) for row in rows]

@@ -1,0 +1,263 @@
+"""What a worker and the cluster manager say to each other over the worker's one WebSocket.
+
+The worker opens `/workers/{name}/session` with its token and says `Hello`; the server answers `Welcome` or
+`Goodbye`. A frame is a JSON array of messages, so that both sides may gather and send many at once.
+
+A result is kept by the worker until its `Ack` arrives and said again after a reconnect; an `Assign` that
+the worker already has may be said again too and must be ignored. `(task, attempt)` names one run for ever.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
+    """Base of all messages; `type` on the wire is the name of the class."""
+
+
+class Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of what messages are made of."""
+
+
+class Device(Value, frozen=True):
+    """One device as the worker found it at start. `index` is its number on this worker."""
+
+    index: int
+    uuid: str
+    vendor: str
+    model: str
+    memory_mib: int
+    driver_version: str = ""
+    island: int = -1
+    numa: int = -1
+
+
+class Held(Value, frozen=True):
+    """Memory that a runner of ours has allocated on a device."""
+
+    task: str
+    attempt: int
+    used_mib: int
+
+
+class Reading(Value, frozen=True):
+    """One device now. `used_mib` and `free_mib` are the driver's; `others_mib` is what processes have that no
+    runner of this worker started; `held` is what our runners have allocated. `problem` says in words why
+    nothing may be placed here; empty when healthy."""
+
+    index: int
+    used_mib: int
+    free_mib: int
+    others_mib: int = 0
+    held: tuple[Held, ...] = ()
+    utilization: float = 0.0
+    temperature_c: float = 0.0
+    problem: str = ""
+
+
+class SystemInfo(Value, frozen=True):
+    cpu: str = ""
+    ram_total_mib: int = 0
+    ram_used_mib: int = 0
+    os: str = ""
+
+
+class Attempt(Value, frozen=True):
+    task: str
+    attempt: int
+
+
+class TaskError(Value, frozen=True):
+    """`type` is a short name such as `ValueError`, `OutOfMemory` or `Timeout`; `retryable` says whether it
+    may end better elsewhere or later."""
+
+    type: str
+    message: str
+    retryable: bool = False
+
+
+# --- from the worker ---------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of every connection. `instance` is made up anew by each worker process. After a lost
+    connection the worker names its epoch in `resume_epoch` and what it still has: `running`, and in
+    `unacked` the results it is about to say again."""
+
+    name: str
+    instance: str
+    devices: tuple[Device, ...] = ()
+    task_types: tuple[str, ...] = ()
+    system_info: SystemInfo = SystemInfo()
+    labels: dict[str, str] = {}
+    max_concurrent: int = 1
+    version: str = ""
+    resume_epoch: int = 0
+    running: tuple[Attempt, ...] = ()
+    unacked: tuple[Attempt, ...] = ()
+
+
+class Renew(Message, frozen=True):
+    """Asks for the lease to be prolonged, from now. The worker counts from when it sent this, so that it
+    stops before the server thinks it dead."""
+
+    number: int
+
+
+class Report(Message, frozen=True):
+    """All devices as they are: after `Welcome`, whenever memory or health changed noticeably, and every
+    `heartbeat_s`."""
+
+    readings: tuple[Reading, ...]
+    ram_used_mib: int = 0
+
+
+class Started(Message, frozen=True):
+    task: str
+    attempt: int
+
+
+class Progress(Message, frozen=True):
+    task: str
+    attempt: int
+    line: str
+
+
+class Done(Message, frozen=True):
+    task: str
+    attempt: int
+    result: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Failed(Message, frozen=True):
+    """The handler said no, or ran past a limit."""
+
+    task: str
+    attempt: int
+    error: TaskError
+
+
+class RunnerDied(Message, frozen=True):
+    """The runner process ended without a word; `evidence` is its exit status or signal and last lines."""
+
+    task: str
+    attempt: int
+    evidence: str
+
+
+class Refused(Message, frozen=True):
+    """Not started: the device has less free memory than was reserved. Costs the task no attempt; a fresh
+    `Report` goes before it."""
+
+    task: str
+    attempt: int
+    reason: str
+
+
+class Cancelled(Message, frozen=True):
+    """Ended because a `Cancel` asked for it (or never started because of it)."""
+
+    task: str
+    attempt: int
+
+
+class Leaving(Message, frozen=True):
+    """The worker drains and will close the connection when its last task has ended: no new work, please."""
+
+    reason: str = ""
+
+
+# --- from the server ---------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """`resumed` false: what the worker ran under an older epoch is no longer its own and must be stopped."""
+
+    worker_id: str
+    epoch: int
+    lease_s: float
+    renew_every_s: float
+    heartbeat_s: float
+    resumed: bool = False
+
+
+class Renewed(Message, frozen=True):
+    number: int
+
+
+class Given(Value, frozen=True):
+    """A device given to an attempt."""
+
+    index: int
+    uuid: str
+
+
+class Assign(Message, frozen=True):
+    """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). No `devices`: without GPU."""
+
+    task: str
+    attempt: int
+    task_type: str
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    model_name: str = ""
+    devices: tuple[Given, ...] = ()
+    memory_mib: int = 0
+    exclusive: bool = False
+    soft_limit_s: float = 0.0
+    timeout_s: float = 0.0
+    correlation_id: str = ""
+
+
+class Cancel(Message, frozen=True):
+    """Ask the handler, then SIGTERM, then SIGKILL, `grace_s` apart."""
+
+    task: str
+    attempt: int
+    grace_s: float = 5.0
+
+
+class Ack(Message, frozen=True):
+    """What the worker said of this attempt is stored, or was too late and dropped: forget it either way."""
+
+    task: str
+    attempt: int
+    accepted: bool = True
+
+
+class Drain(Message, frozen=True):
+    """Finish what runs, take nothing new; with `leave`, close the connection and end after that."""
+
+    leave: bool = False
+
+
+class Goodbye(Message, frozen=True):
+    """The server closes the connection. `fenced`: stop all runners and say `Hello` anew without resuming."""
+
+    reason: str
+    fenced: bool = False
+    retry: bool = True
+
+
+Outcome = Done | Failed | RunnerDied | Refused | Cancelled
+ToServer = Hello | Renew | Report | Started | Progress | Outcome | Leaving
+ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Drain | Goodbye
+
+Said = TypeVar("Said", bound=Message)
+
+_encoder = msgspec.json.Encoder()
+_to_server = msgspec.json.Decoder(list[ToServer])
+_to_worker = msgspec.json.Decoder(list[ToWorker])
+
+
+def frame(*messages: Message) -> bytes:
+    return _encoder.encode(messages)
+
+
+def read_by_server(data: bytes | str) -> list[ToServer]:
+    """Raises `msgspec.ValidationError` on what no worker of this version says."""
+    return _to_server.decode(data)
+
+
+def read_by_worker(data: bytes | str) -> list[ToWorker]:
+    return _to_worker.decode(data)

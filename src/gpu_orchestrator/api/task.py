@@ -1,0 +1,45 @@
+"""A task as it is stored and as the dispatcher sees it: what to run and what it needs, but no parameters.
+
+Written by the API when a task is submitted; the dispatcher turns it into a request of the core.
+"""
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["queued", "assigned", "running", "completed", "failed", "cancelled", "dead"]
+STATES: tuple[State, ...] = ("queued", "assigned", "running", "completed", "failed", "cancelled", "dead")
+ACTIVE: frozenset[str] = frozenset({"assigned", "running"})
+FINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled", "dead"})
+
+PRIORITIES = {"low": 25, "normal": 50, "high": 75, "critical": 90}
+"""Names of priorities from 0 to 100. At `high` and at `critical` a new band begins: what is below never
+passes, however long it waited."""
+
+
+class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole."""
+
+    task_type: str
+    model_name: str = ""
+    priority: int = 50
+    gpus: int = 1
+    memory_mib: int = 0
+    vendor: str = ""
+    timeout_s: float = 300.0
+    soft_limit_s: float = 0.0
+    labels: dict[str, str] = {}
+    tenant: str = ""
+    callback_url: str = ""
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(TaskSpec)
+
+
+def encode(spec: TaskSpec) -> str:
+    return _encoder.encode(spec).decode()
+
+
+def decode(text: str | bytes) -> TaskSpec:
+    return _decoder.decode(text)

@@ -1,0 +1,1 @@
+"""The cluster manager: takes tasks over HTTP, places them on the GPUs of its workers, and loses none."""

@@ -1,0 +1,59 @@
+"""The ASGI application: routes under `/` and `/api/v1`, the gate before them, and a true OpenAPI document."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.apps.cluster import errors, http
+from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.cluster.routes import cluster, tasks, workers
+from gpu_orchestrator.apps.cluster.routes.described import components
+
+
+def build(manager: Manager) -> ASGIApp:
+    app = FastAPI(
+        title="gpu-orchestrator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.state.manager = manager
+    for router in (tasks.router, workers.router, cluster.router):  # the busiest first: they are tried in turn
+        app.include_router(router, prefix="/api/v1")
+        app.include_router(router, include_in_schema=False)
+    app.add_api_route("/openapi.json", _document, include_in_schema=False)
+    app.add_exception_handler(errors.ApiError, http.on_api_error)
+    app.add_exception_handler(StoreError, http.on_store_error)
+    app.add_exception_handler(HTTPException, http.on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_bad_query)
+    app.add_exception_handler(Exception, http.on_any_error)
+    return http.Gate(app, manager)
+
+
+async def _document(request: Request) -> Response:
+    return http.json_response(openapi(request.app))
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # our errors have one shape, which `default` shows
+    document["components"] = {
+        "schemas": components(),
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
+    document["security"] = [{"key": []}]
+    return document
+
+
+async def _on_bad_query(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return http.error_response(errors.Unprocessable(f"{where}={first.get('input')}: {first['msg']}"))

@@ -1,0 +1,345 @@
+"""The leader's dispatcher: hears news, lets the engine decide, and gives tasks to workers in batches.
+
+It is made anew for every term of leadership from one snapshot of the store, and thrown away in doubt. The
+store has the last word on every assignment, so a dispatcher that is wrong about the world does no harm.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from random import Random
+
+import msgspec
+import structlog
+
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Row, row_of
+from gpu_orchestrator.adapters.store.values import (
+    Assignment,
+    Ended,
+    Gone,
+    NewTask,
+    Queued,
+    Remembered,
+    Resync,
+    Snapshot,
+    Taken,
+    Told,
+    Worker,
+)
+from gpu_orchestrator.api import session, task
+from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.translate import Memory, Seen, Spot, node_of, request_of
+from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.engine import events
+from gpu_orchestrator.engine.backoff import Backoff
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.order import FairBands
+from gpu_orchestrator.policies.registry import Registry
+
+log = structlog.get_logger()
+
+BATCH = 500
+DECISIONS = 200
+"""So many in one go; then others get a turn."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A task that is not final. `attempt` counts the runs begun so far."""
+
+    spec: TaskSpec
+    attempt: int
+    created_s: float
+    died_on: tuple[str, ...] = ()
+
+
+Deliver = Callable[[Seen, session.Assign], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a dispatcher works with."""
+
+    store: Store
+    deliver: Deliver
+    registry: Registry
+    memory: Memory
+    metrics: Metrics
+    now: Callable[[], float]
+    """The store's clock in seconds, as far as we know it."""
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    means: Means
+    workers: dict[str, Seen] = field(default_factory=dict)
+    tasks: dict[str, Known] = field(default_factory=dict)
+    in_doubt: Callable[[], None] = lambda: None
+    _heard: list[events.Event] = field(default_factory=list)
+    _later: list[tuple[float, str, int]] = field(default_factory=list)
+    _places: list[events.Place] = field(default_factory=list)
+    _assigning: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _closed: bool = False
+    engine: Engine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(
+            self.means.registry.policy_of,
+            Random(),  # noqa: S311 - settles ties
+            order=FairBands(),
+            backoff=Backoff(first_s=0.1, most_s=2.0),
+            max_decisions=DECISIONS,
+        )
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+        if self._assigning and self._assigning is not asyncio.current_task():
+            self._assigning.cancel()
+
+    # --- what it hears -----------------------------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot, workers: dict[str, Seen]) -> None:
+        """Everything that is, before anything that happens."""
+        self.workers = workers
+        for each in snapshot.tasks:
+            if each.state != "queued":
+                self._remember(each)
+        self._decide()
+        for name in workers:
+            self._observe(name)
+        for each in snapshot.tasks:
+            if each.state == "queued":
+                told = Queued(each.id, each.spec, each.attempt, each.after_ms, each.created_ms, each.deaths)
+                self._queued(told)
+        self._arrange()
+
+    def hear(self, news: Iterable[Told]) -> None:
+        if self._closed:
+            return
+        for item in news:
+            match item:
+                case Queued():
+                    self._queued(item)
+                case Ended(id=name, attempt=attempt):
+                    if (known := self.tasks.get(name)) and known.attempt == attempt:
+                        self._leave(name)
+                case Gone(id=name):
+                    self._leave(name)
+                case Worker(name=name, row=flat):
+                    self._changed(name, row_of(flat))
+                case Resync():
+                    self.in_doubt()
+        self._arrange()
+
+    async def submit(self, new: Sequence[NewTask]) -> tuple[Taken, ...]:
+        """Take new tasks, and give those that can go at once in the same write."""
+        now_ms = int(self.means.now() * 1000)
+        for each in new:
+            self._queued(Queued(each.id, each.spec, 0, 0, now_ms))
+        self._decide()
+        ours = {each.id for each in new}
+        places = [place for place in self._places if place.request.key in ours]
+        self._places = [place for place in self._places if place.request.key not in ours]
+        spots = [self._spot(place) for place in places]
+        asked = [self._assignment(place, spot) for place, spot in zip(places, spots, strict=True)]
+        taken, given = await self.means.store.tasks.submit_and_assign(new, asked)
+        self._submitted(new, taken)
+        if len(given) != len(places):
+            self.in_doubt()
+        elif not self._closed:
+            for place, spot, answer in zip(places, spots, given, strict=True):
+                self._assigned(place, spot, answer)
+        self._arrange()
+        return taken
+
+    def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
+        """Forget those that were other tasks already."""
+        for each, known in zip(new, taken, strict=True):
+            if known.id != each.id and not self._closed:
+                self._leave(each.id)
+
+    def why(self, name: str) -> Refusal | None:
+        return self.engine.why(name)
+
+    def depth(self) -> dict[int, int]:
+        """Waiting tasks by priority."""
+        found: dict[int, int] = {}
+        for name, known in self.tasks.items():
+            if self.engine.state_of(name) not in ("held", "in flight"):
+                found[known.spec.priority] = found.get(known.spec.priority, 0) + 1
+        return found
+
+    def _queued(self, told: Queued) -> None:
+        known = self.tasks.get(told.id)
+        if known is not None and known.attempt > told.attempt:
+            return
+        spec = task.decode(told.spec)
+        self.tasks[told.id] = Known(spec, told.attempt, told.created_ms / 1000, _died_on(told.deaths))
+        after_s = told.after_ms / 1000
+        if after_s > self.means.now():
+            heappush(self._later, (after_s, told.id, told.attempt))
+        else:
+            self._ask(told.id)
+
+    def _ask(self, name: str) -> None:
+        known = self.tasks[name]
+        request = request_of(name, known.spec, avoid=self._avoided(known))
+        self._handle(events.Asked(request, since=known.created_s))
+
+    def _avoided(self, known: Known) -> tuple[str, ...]:
+        """Workers on which it died, as long as there is another one online."""
+        if known.died_on and any(
+            each.online for name, each in self.workers.items() if name not in known.died_on
+        ):
+            return known.died_on
+        return ()
+
+    def _leave(self, name: str) -> None:
+        self.tasks.pop(name, None)
+        self._handle(events.Gone(name))
+
+    def _remember(self, each: Remembered) -> None:
+        """An attempt that was under way when this term began."""
+        spec = task.decode(each.spec)
+        self.tasks[each.id] = Known(spec, each.attempt, each.created_ms / 1000, _died_on(each.deaths))
+        self._handle(events.Held(fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))))
+
+    def _changed(self, name: str, row: Row | None) -> None:
+        if row is not None:
+            self.workers[name] = fleet.seen_of(row)
+            self._decide()  # what is promised must be known before what is free
+            self._observe(name)
+        elif self.workers.pop(name, None) is not None:
+            self._handle(events.NodeGone(name))
+
+    def _observe(self, name: str) -> None:
+        worker, cluster = self.workers[name], self.engine.cluster
+        held = cluster.held_on(name).values() if name in cluster else ()
+        reserved = fleet.reserved_on(worker, self.means.memory, held)
+        self._handle(events.NodeSeen(node_of(worker, self.means.memory, reserved)))
+
+    def _handle(self, event: events.Event) -> None:
+        """Gathered, and decided upon in `_arrange`, once for all."""
+        self._heard.append(event)
+
+    def _decide(self) -> None:
+        heard, self._heard = self._heard, []
+        for action in self.engine.handle_all(heard, self.means.now()):
+            if isinstance(action, events.Place):
+                self._places.append(action)
+
+    # --- what it does ------------------------------------------------------------------------------------
+
+    def _arrange(self) -> None:
+        """See to it that everything that was decided is done, and that time is noticed."""
+        if self._closed:
+            return
+        if self._heard:
+            self._decide()
+        if self._places and self._assigning is None:
+            self._assigning = asyncio.get_running_loop().create_task(self._assign_and_arrange())
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if (delay_s := self._next_delay_s()) is not None:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
+
+    async def _assign_and_arrange(self) -> None:
+        try:
+            await self._assign_all()
+        except StoreError as error:
+            log.warning("the dispatcher lost track of the store", error=str(error))
+            self.in_doubt()
+        except Exception:
+            log.exception("the dispatcher failed and begins anew")
+            self.in_doubt()
+        finally:
+            self._assigning = None
+        self._arrange()
+
+    def _next_delay_s(self) -> float | None:
+        now = self.means.now()
+        due = [self._later[0][0]] if self._later else []
+        if (deadline := self.engine.deadline(now)) is not None:
+            due.append(deadline)
+        return max(min(due) - now, 0.0) if due else None
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now = self.means.now()
+        while self._later and self._later[0][0] <= now:
+            _, name, attempt = heappop(self._later)
+            if (known := self.tasks.get(name)) and known.attempt == attempt:
+                self._ask(name)
+        self._handle(events.Tick())
+        self._arrange()
+
+    async def _assign_all(self) -> None:
+        while self._places and not self._closed:
+            batch, self._places = self._places[:BATCH], self._places[BATCH:]
+            spots = [self._spot(place) for place in batch]
+            given = await self.means.store.tasks.assign(
+                [self._assignment(place, spot) for place, spot in zip(batch, spots, strict=True)]
+            )
+            if given is None:
+                return self.in_doubt()
+            for place, spot, answer in zip(batch, spots, given, strict=True):
+                self._assigned(place, spot, answer)
+            self._decide()
+        return None
+
+    def _spot(self, place: events.Place) -> Spot:
+        placement, shape = place.placement, place.request.shape
+        uuids = {each.index: each.uuid for each in self.workers[placement.node].hello.devices}
+        given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
+        exclusive = bool(shape.gpus) and shape.exclusive
+        return Spot(given, 0 if exclusive else placement.memory_mib, exclusive)
+
+    def _assignment(self, place: events.Place, spot: Spot) -> Assignment:
+        key, worker = place.request.key, place.placement.node
+        known = self.tasks.get(key)
+        attempt = known.attempt if known else -1
+        return Assignment(key, attempt, worker, self.workers[worker].epoch, fleet.encode(spot))
+
+    def _assigned(self, place: events.Place, spot: Spot, answer: Sequence[str]) -> None:
+        key, known = place.request.key, self.tasks.get(place.request.key)
+        if len(answer) == 1 or known is None:
+            if answer[0] == "task moved on":
+                self._handle(events.Gone(key))
+            self._handle(events.PlaceFailed(key))
+            return
+        known.attempt += 1
+        self._handle(events.Placed(key))
+        self.means.metrics.dispatched(self.means.now() - known.created_s)
+        self.means.deliver(self.workers[place.placement.node], _assign(key, known, spot, answer))
+
+
+def _assign(key: str, known: Known, spot: Spot, answer: Sequence[str]) -> session.Assign:
+    spec = known.spec
+    return session.Assign(
+        key,
+        known.attempt,
+        spec.task_type,
+        msgspec.Raw(answer[0]),
+        model_name=spec.model_name,
+        devices=spot.devices,
+        memory_mib=spot.memory_mib,
+        exclusive=spot.exclusive,
+        soft_limit_s=spec.soft_limit_s,
+        timeout_s=spec.timeout_s,
+        correlation_id=answer[1],
+    )
+
+
+def _died_on(deaths: str) -> tuple[str, ...]:
+    if not deaths:
+        return ()
+    return tuple(sorted({each["worker"] for each in msgspec.json.decode(deaths)}))

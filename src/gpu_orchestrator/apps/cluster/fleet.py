@@ -1,0 +1,96 @@
+"""Workers as the store has them, read into values; and the cluster they make, for questions aside."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Row
+from gpu_orchestrator.adapters.store.values import Remembered
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster.policies import SLOTS
+from gpu_orchestrator.apps.cluster.translate import Memory, Reserved, Seen, Spot, node_of
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.cluster import Cluster
+
+_hello = msgspec.json.Decoder(session.Hello)
+_report = msgspec.json.Decoder(session.Report)
+_spot = msgspec.json.Decoder(Spot)
+_devices = msgspec.json.Decoder(list[int])
+_encode = msgspec.json.Encoder().encode
+
+ENOUGH_TASKS = 10
+"""So many must have ended on a worker before their success is held for or against it."""
+
+
+def encode(value: msgspec.Struct) -> str:
+    return _encode(value).decode()
+
+
+def seen_of(row: Row) -> Seen:
+    report = _report.decode(row["report"]) if row.get("report") else None
+    done, failed = int(row.get("done", 0)), int(row.get("failed", 0))
+    return Seen(
+        hello=_hello.decode(row["spec"]),
+        epoch=int(row["epoch"]),
+        online=row["state"] == "online",
+        cordoned=row.get("cordoned") == "1",
+        draining=row.get("draining") == "1" or row.get("leaving") == "1",
+        cordoned_devices=frozenset(_devices.decode(row.get("cordoned_devices") or "[]")),
+        readings=report.readings if report else (),
+        score=done / (done + failed) if done + failed >= ENOUGH_TASKS else None,
+        api=row.get("api", ""),
+    )
+
+
+def ram_used_mib(row: Row) -> int:
+    return _report.decode(row["report"]).ram_used_mib if row.get("report") else 0
+
+
+def placement_of(task: str, worker: str, spot: Spot) -> Placement:
+    return Placement(
+        task,
+        worker,
+        tuple(each.index for each in spot.devices),
+        exclusive=spot.exclusive,
+        milli=0,
+        memory_mib=spot.memory_mib,
+        resources=((SLOTS, 1),),
+    )
+
+
+def read_spot(text: str) -> Spot:
+    return _spot.decode(text)
+
+
+def reserved_on(worker: Seen, memory: Memory, held: Iterable[Placement]) -> dict[int, Reserved]:
+    """What is promised on each device of a worker, and what of it its holders have not allocated yet."""
+    offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
+    has = {(reading.index, held.task): held.used_mib for reading in worker.readings for held in reading.held}
+    found: dict[int, Reserved] = {}
+    for placement in held:
+        for index in placement.devices:
+            before = found.get(index, Reserved())
+            mib = offered.get(index, 0) if placement.exclusive else placement.memory_mib
+            waits = max(mib - has.get((index, placement.key), 0), 0)
+            found[index] = Reserved(before.mib + mib, before.unallocated_mib + waits)
+    return found
+
+
+async def load(store: Store, names: Sequence[str]) -> dict[str, Seen]:
+    rows = await store.workers.fetch(names)
+    return {row["name"]: seen_of(row) for row in rows if row and "spec" in row}
+
+
+def cluster_of(workers: dict[str, Seen], memory: Memory, tasks: Iterable[Remembered]) -> Cluster:
+    """The cluster with all that runs on it."""
+    held: dict[str, list[Placement]] = {name: [] for name in workers}
+    for task in tasks:
+        if task.worker in held and task.place:
+            held[task.worker].append(placement_of(task.id, task.worker, read_spot(task.place)))
+    cluster = Cluster()
+    for name, worker in workers.items():
+        cluster.set_node(node_of(worker, memory, reserved_on(worker, memory, held[name])))
+        for placement in held[name]:
+            cluster.account(placement)
+    return cluster

@@ -1,0 +1,128 @@
+"""Around every request: who asks, how large it is, how long it took; and the one shape of errors."""
+
+from time import perf_counter
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpu_orchestrator.apps.cluster import errors
+from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+RETRY_AFTER_S = "1"
+LONGEST_CORRELATION = 100
+_encode = msgspec.json.Encoder().encode
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(_encode(value), status, headers, media_type="application/json")
+
+
+def error_response(error: errors.ApiError) -> Response:
+    body = ErrorBody(Problem(error.code, error.message, error.details))
+    headers = {"Retry-After": RETRY_AFTER_S} if error.status in (429, 503) else None
+    return json_response(body, error.status, headers)
+
+
+async def read(request: Request, kind: type[T]) -> T:
+    """The body as a value of this kind, or an error that says where it is wrong."""
+    manager: Manager = request.app.state.manager
+    body = await _body(request, int(manager.settings.max_request_mb * 1024 * 1024))
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise errors.Unprocessable(f"the body does not fit: {error}") from error
+    except msgspec.DecodeError as error:
+        raise errors.BadRequest(f"the body is no JSON: {error}") from error
+
+
+async def _body(request: Request, most: int) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    too_large = errors.TooLarge(
+        f"the body is larger than {most} bytes; send less, or raise MAX_REQUEST_MB", limit_bytes=most
+    )
+    if declared.isdigit() and int(declared) > most:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise too_large
+    return b"".join(parts)
+
+
+class Gate:
+    """Innermost what every request passes: key, correlation id, measure, errors."""
+
+    def __init__(self, app: ASGIApp, manager: Manager) -> None:
+        self._app, self._manager = app, manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        began = perf_counter()
+        headers = Headers(scope=scope)
+        correlation = _correlation(headers)
+        scope["state"]["correlation"] = correlation
+        status = 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Correlation-ID"] = correlation
+            await send(message)
+
+        try:
+            if not self._open(scope["path"]):
+                scope["state"]["key"] = self._manager.keys.demand(headers.get("authorization", ""), "admin")
+            await self._app(scope, receive, answer)
+        except errors.ApiError as error:
+            await error_response(error)(scope, receive, answer)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._manager.metrics.answered(scope["method"], route, status, perf_counter() - began)
+        return None
+
+    def _open(self, path: str) -> bool:
+        path = path.removeprefix("/api/v1")
+        if path == "/metrics":
+            return not self._manager.settings.metrics_auth
+        return path == "/health" or path.startswith("/health/")
+
+
+def _correlation(headers: Headers) -> str:
+    given = headers.get("x-correlation-id") or headers.get("x-request-id") or ""
+    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else uuid4().hex
+
+
+async def on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+    return error_response(error)
+
+
+async def on_store_error(_: Request, error: Exception) -> Response:
+    return error_response(errors.Unavailable(f"{error}; try again"))
+
+
+async def on_http_error(_: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    status = int(getattr(error, "status_code", 500))
+    known = {404: errors.NotFound, 405: errors.MethodNotAllowed}
+    kind = known.get(status, errors.BadRequest)
+    return error_response(kind(str(getattr(error, "detail", error))))
+
+
+async def on_any_error(request: Request, error: Exception) -> Response:
+    log.error("a request failed", path=request.url.path, exc_info=error)
+    return error_response(errors.ApiError("something went wrong here; the log has it"))

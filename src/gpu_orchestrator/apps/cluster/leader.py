@@ -1,0 +1,174 @@
+"""The term of a leader: strives to lead, and while it does keeps the dispatcher and takes off the dead.
+
+following ──strive──▶ leading, no dispatcher ──snapshot──▶ leading
+    ▲                          ▲                              │ an answer was lost, news was missed
+    └──── another leads ───────┴──────── in doubt ◀───────────┘
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field, replace
+from time import time
+
+import structlog
+
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.values import Leading, Told
+from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
+from gpu_orchestrator.apps.cluster.reaper import Guard
+
+log = structlog.get_logger()
+
+TERMS_PER_LEASE = 3
+STORE_PAUSE_S = 0.2
+TRIM_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class StoreClock:
+    """The store's clock, in seconds, as far as we know it: ours and how much it was off the last time."""
+
+    off_s: float = 0.0
+
+    def now(self) -> float:
+        return time() + self.off_s
+
+    def set(self, store_ms: int) -> None:
+        self.off_s = store_ms / 1000 - time()
+
+
+@dataclass(slots=True)
+class Leader:
+    means: Means
+    clock: StoreClock
+    guard: Guard
+    dispatcher: Dispatcher | None = None
+    leader: str = ""
+    apis: int = 1
+    _early: list[Told] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _trimmed: float = 0.0
+    _reached: bool = False
+
+    @property
+    def store(self) -> Store:
+        return self.means.store
+
+    @property
+    def leads(self) -> bool:
+        return self.dispatcher is not None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the store answered the last time it was asked."""
+        return self._reached
+
+    def wake(self) -> None:
+        """There may be news."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """For ever; cancelled, it steps down so that another takes over at once."""
+        self.store.link.hear, self.store.link.doubt = self._hear, self._doubt
+        try:
+            while True:
+                await self._round()
+        finally:
+            self._drop()
+            with contextlib.suppress(StoreError):
+                await asyncio.shield(self.store.leadership.resign())
+
+    async def _round(self) -> None:
+        try:
+            await self._strive()
+            self._reached = True
+            pause_s = self.store.terms.leader_ms / 1000 / TERMS_PER_LEASE
+        except StoreError as error:
+            if self._reached:
+                log.warning("the store does not answer", error=str(error))
+            self._reached, pause_s = False, STORE_PAUSE_S
+            self._doubt()
+        except Exception:
+            log.exception("a round of the leader failed")
+            pause_s = STORE_PAUSE_S
+            self._doubt()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def _strive(self) -> None:
+        fence = self.store.link.fence
+        leading = await self.store.leadership.strive()
+        self.leader, self.apis = leading.owner, leading.apis
+        self.clock.set(leading.now_ms)
+        if not leading.fence:
+            return self._drop()
+        if self.dispatcher is None or leading.fence != fence:
+            await self._begin(leading)
+        else:
+            await self._read_news()
+        await self._reap(leading)
+        return await self._trim()
+
+    async def _begin(self, leading: Leading) -> None:
+        self._drop()
+        snapshot = await self.store.tasks.snapshot(self.store.terms.lease_ms)
+        if snapshot is None:
+            return
+        dispatcher = Dispatcher(self.means, in_doubt=self._doubt)
+        dispatcher.load(snapshot, await fleet.load(self.store, snapshot.workers))
+        self.guard = replace(self.guard, believes_from_ms=0, taken_ms=())
+        self.dispatcher = dispatcher
+        self.means.metrics.terms.inc()
+        log.info("leading", fence=leading.fence, tasks=len(snapshot.tasks), workers=len(snapshot.workers))
+        early, self._early = self._early, []
+        dispatcher.hear(early)
+        await self._read_news()
+
+    async def _read_news(self) -> None:
+        while self.dispatcher is not None and (news := await self.store.leadership.news()):
+            self.dispatcher.hear(news)
+
+    async def _reap(self, leading: Leading) -> None:
+        if not leading.over and not self.guard.taken_ms and not self.guard.believes_from_ms:
+            return
+        pauses = self.guard.pauses
+        self.guard, departures = self.guard.judge(leading.over, leading.workers, leading.now_ms)
+        if self.guard.pauses > pauses:
+            self.means.metrics.pauses.inc()
+            log.warning(
+                "most workers fell silent at once; nobody is taken off for one lease", over=len(leading.over)
+            )
+        if departures:
+            gone = await self.store.workers.expire(departures)
+            self.means.metrics.expired.inc(sum(gone))
+            for each in departures:
+                log.warning("worker taken off", worker_id=each.name, epoch=each.epoch, why=each.why)
+
+    async def _trim(self) -> None:
+        if time() - self._trimmed > TRIM_EVERY_S:
+            self._trimmed = time()
+            await self.store.tasks.trim()
+
+    def _hear(self, news: tuple[Told, ...]) -> None:
+        if self.dispatcher is not None:
+            self.dispatcher.hear(news)
+        else:
+            self._early.extend(news)
+
+    def _doubt(self) -> None:
+        """What we believe may be wrong: nothing more is decided until everything was looked at anew."""
+        if self.dispatcher is not None:
+            log.warning("in doubt; looking at everything anew")
+        self._drop()
+        self.store.link.fence = 0
+        self._wake.set()
+
+    def _drop(self) -> None:
+        if self.dispatcher is not None:
+            self.dispatcher.close()
+        self.dispatcher = None
+        self._early = []

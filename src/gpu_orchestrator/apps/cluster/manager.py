@@ -1,0 +1,148 @@
+"""The manager of one process: what the routes call, and what runs behind them."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+
+from prometheus_client.metrics_core import Metric
+
+from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store.database import Facts
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Row
+from gpu_orchestrator.adapters.store.values import NewTask, Taken
+from gpu_orchestrator.api import task
+from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.apps.cluster.dispatch import Means
+from gpu_orchestrator.apps.cluster.errors import NotFound
+from gpu_orchestrator.apps.cluster.gather import Gather
+from gpu_orchestrator.apps.cluster.keys import Keys
+from gpu_orchestrator.apps.cluster.leader import Leader, StoreClock
+from gpu_orchestrator.apps.cluster.listener import Listener
+from gpu_orchestrator.apps.cluster.metrics import Metrics, gauge
+from gpu_orchestrator.apps.cluster.outcomes import Outcomes
+from gpu_orchestrator.apps.cluster.overview import Overview
+from gpu_orchestrator.apps.cluster.reaper import Guard
+from gpu_orchestrator.apps.cluster.sessions import Sessions
+from gpu_orchestrator.apps.cluster.terms import SessionTerms
+from gpu_orchestrator.apps.cluster.translate import Memory
+from gpu_orchestrator.apps.cluster.waiters import Waiters
+
+LOOK_AGAIN_S = 2.0
+"""Whoever waits for a task looks for himself this often, should word of its end be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a manager stands on."""
+
+    settings: Settings
+    store: Store
+    facts: Facts
+    keys: Keys
+
+
+class Manager:
+    def __init__(self, ground: Ground) -> None:
+        settings, store = ground.settings, ground.store
+        self.settings, self.store, self.facts, self.keys = settings, store, ground.facts, ground.keys
+        self.started = monotonic()
+        self.metrics = Metrics()
+        self.memory = Memory(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
+        self.registry = policies.registry(settings.placement_policy)
+        self.chance = Random()  # noqa: S311 - settles ties
+        self.waiters = Waiters()
+        self.outcomes = Outcomes(store, self.metrics, self.waiters)
+        self.overview = Overview(store, self.memory)
+        self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
+        clock = StoreClock()
+        self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
+        self._submit: Gather[NewTask, Taken] = Gather(self._take)
+        self._behind: list[asyncio.Task[None]] = []
+        self.metrics.collect_from(self._gauges)
+
+    async def start(self) -> None:
+        listener = Listener(
+            self.store,
+            wake=self.leader.wake,
+            letter=self.sessions.deliver,
+            ended=self.waiters.ended,
+        )
+        loop = asyncio.get_running_loop()
+        self._behind = [loop.create_task(self.leader.run()), loop.create_task(listener.run())]
+
+    async def stop(self) -> None:
+        """What workers have said is stored before the leader steps down."""
+        await self.sessions.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self.outcomes.close()
+        for each in self._behind:
+            each.cancel()
+        await asyncio.gather(*self._behind, return_exceptions=True)
+
+    async def submit(self, tasks: Sequence[NewTask]) -> list[Taken]:
+        return await self._submit.put_all(tasks)
+
+    async def _take(self, tasks: list[NewTask]) -> Sequence[Taken]:
+        dispatcher = self.leader.dispatcher
+        return await (dispatcher.submit(tasks) if dispatcher else self.store.tasks.submit(tasks))
+
+    async def row(self, name: str) -> Row:
+        (row,) = await self.store.tasks.fetch([name])
+        if row is None:
+            raise NotFound(
+                f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
+            )
+        return row
+
+    async def wait(self, name: str, timeout_s: float) -> Row:
+        """The task's row when it has ended, or as it is when time is up."""
+        deadline = monotonic() + timeout_s
+        while True:
+            with self.waiters.expect(name) as ended:
+                if not self._runs_here(name) and (row := await self.row(name))["state"] in task.FINAL:
+                    return row
+                left_s = max(deadline - monotonic(), 0.0)
+                await asyncio.wait([ended], timeout=min(left_s, LOOK_AGAIN_S))
+                if ended.done() and (told := ended.result()):
+                    return told
+            if left_s <= LOOK_AGAIN_S and not ended.done():
+                return await self.row(name)
+
+    def _runs_here(self, name: str) -> bool:
+        """Whether its end will be heard of here without asking the store."""
+        dispatcher = self.leader.dispatcher
+        return dispatcher is not None and name in dispatcher.tasks
+
+    async def ready(self) -> str:
+        """Empty when tasks can be taken and placed, else what is missing."""
+        try:
+            await self.store.database.ping()
+        except StoreError as error:
+            return str(error)
+        return "" if self.leader.leader else "nobody leads yet"
+
+    def _means(self, clock: StoreClock) -> Means:
+        return Means(
+            self.store,
+            lambda worker, assign: self.sessions.to(worker.hello.name, worker.api, assign),
+            self.registry,
+            self.memory,
+            self.metrics,
+            clock.now,
+        )
+
+    def _gauges(self) -> Iterable[Metric]:
+        yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        dispatcher = self.leader.dispatcher
+        yield gauge("leader", "1 if this process leads", [], [([], float(dispatcher is not None))])
+        if dispatcher is None:
+            return
+        depth = dispatcher.depth()
+        yield gauge("queue_depth", "Waiting tasks", ["priority"], [([str(p)], n) for p, n in depth.items()])
+        yield from self.overview.device_gauges(dispatcher.workers, dispatcher.engine.cluster)

@@ -1,0 +1,73 @@
+"""What the manager counts and measures, for Prometheus."""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SLOW = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
+Gauges = Callable[[], Iterable[Metric]]
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.tasks = Counter("tasks", "Tasks by what became of them", ["status"], registry=self.registry)
+        self.duration = Histogram(
+            "task_duration_seconds", "From assignment to result", registry=self.registry, buckets=SLOW
+        )
+        self.dispatch = Histogram(
+            "task_dispatch_seconds", "From submission to assignment", registry=self.registry, buckets=FAST
+        )
+        self.requests = Counter(
+            "http_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
+        )
+        self.request_s = Histogram(
+            "http_request_duration_seconds", "Time to answer", ["route"], registry=self.registry, buckets=FAST
+        )
+        self.late = Counter("stale_results", "Results that came too late", registry=self.registry)
+        self.redelivered = Counter("redeliveries", "Attempts that are run again", registry=self.registry)
+        self.expired = Counter("lease_expirations", "Workers taken off", registry=self.registry)
+        self.pauses = Counter("reaper_pauses", "Times we suspected ourselves", registry=self.registry)
+        self.terms = Counter("leader_terms", "Times this process began to lead", registry=self.registry)
+        self.average_s = 0.0
+        self._requests: dict[tuple[str, str, int], Counter] = {}
+        self._request_s: dict[str, Histogram] = {}
+
+    def collect_from(self, gauges: Gauges) -> None:
+        """Values that are looked up when somebody asks."""
+
+        class Asked:
+            def collect(self) -> Iterable[Metric]:
+                return gauges()
+
+        self.registry.register(Asked())
+
+    def dispatched(self, waited_s: float) -> None:
+        self.dispatch.observe(max(waited_s, 0.0))
+
+    def ended(self, status: str, seconds: float) -> None:
+        self.tasks.labels(status).inc()
+        if status == "completed":
+            self.duration.observe(seconds)
+            self.average_s += (seconds - self.average_s) * (0.05 if self.average_s else 1.0)
+        elif status == "queued":
+            self.redelivered.inc()
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        key = (method, route, status)
+        counter = self._requests.get(key)
+        if counter is None:
+            counter = self._requests[key] = self.requests.labels(method, route, str(status))
+            self._request_s.setdefault(route, self.request_s.labels(route))
+        counter.inc()
+        self._request_s[route].observe(seconds)
+
+
+def gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family

@@ -1,0 +1,172 @@
+"""What workers say of their attempts, brought into the store in batches and kept until the store has it.
+
+A beginning is written a moment later, and not at all when the end has come by then: short tasks cost less.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from gpu_orchestrator.adapters.store.errors import Unreachable
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Settled, row_of
+from gpu_orchestrator.adapters.store.values import Active, Note, Outcome, Renewal
+from gpu_orchestrator.api import session, task
+from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.gather import Gather
+from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.waiters import Waiters
+
+log = structlog.get_logger()
+
+NOTE_DELAY_S = 0.05
+STORE_PAUSE_S = 0.1
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 30.0
+_encode = msgspec.json.Encoder().encode
+
+
+class Outcomes:
+    """`waiters` are told of every task that became final."""
+
+    def __init__(self, store: Store, metrics: Metrics, waiters: Waiters) -> None:
+        self._store, self._metrics, self._waiters = store, metrics, waiters
+        self._finish: Gather[Outcome, Settled] = Gather(self._into_store)
+        self._notes: dict[tuple[str, int], Note] = {}
+        self._began: dict[tuple[str, int], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def settle(self, by: Renewal, said: session.Outcome, seconds: float) -> "asyncio.Future[bool]":
+        """Whether it counted: false for what came too late."""
+        self._notes.pop((said.task, said.attempt), None)
+        outcome = _outcome(by, said, int(seconds * 1000))
+        if said.task in self._waiters:
+            outcome = msgspec.structs.replace(outcome, wanted=True)
+        return asyncio.ensure_future(self._settle(outcome, seconds))
+
+    def started(self, by: Renewal, name: str, attempt: int) -> None:
+        self._note(by, name, attempt, began=True)
+
+    def progressed(self, by: Renewal, name: str, attempt: int, line: str) -> None:
+        self._note(by, name, attempt, line=line[:2000])
+
+    async def assigns(self, missing: Sequence[Active]) -> list[session.Assign]:
+        """The assignments of attempts that a worker should have, from the store."""
+        if not missing:
+            return []
+        rows = await self._store.tasks.fetch([each.id for each in missing])
+        found = []
+        for each, row in zip(missing, rows, strict=True):
+            if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:
+                found.append(_assign(each, row))
+        return found
+
+    async def close(self) -> None:
+        self._write_notes()
+        await self._finish.close()
+        await asyncio.gather(*self._writing, return_exceptions=True)
+
+    async def _settle(self, outcome: Outcome, seconds: float) -> bool:
+        settled = await self._finish.put(outcome)
+        if not settled.counted:
+            self._metrics.late.inc()
+            log.info(
+                "a result came too late",
+                task_id=outcome.id,
+                attempt=outcome.attempt,
+                worker_id=outcome.worker,
+            )
+            return False
+        self._metrics.ended(settled.state, seconds)
+        if settled.state != "queued":
+            self._waiters.ended(outcome.id, row_of(settled.row))
+        return True
+
+    async def _into_store(self, outcomes: list[Outcome]) -> Sequence[Settled]:
+        """An answer that was lost is asked for again: the script counts an outcome once."""
+        while True:
+            try:
+                return await self._store.tasks.finish(outcomes)
+            except Unreachable:
+                await asyncio.sleep(STORE_PAUSE_S)
+
+    def _note(self, by: Renewal, name: str, attempt: int, *, began: bool = False, line: str = "") -> None:
+        before = self._notes.get((name, attempt))
+        loop = asyncio.get_running_loop()
+        if began:
+            self._began[name, attempt] = loop.time()
+        self._notes[name, attempt] = Note(
+            name,
+            attempt,
+            by.name,
+            by.epoch,
+            0 if began or (before and before.began_ms >= 0) else -1,
+            line or (before.line if before else ""),
+        )
+        if self._timer is None:
+            self._timer = loop.call_later(NOTE_DELAY_S, self._write_notes)
+
+    def _write_notes(self) -> None:
+        self._timer = None
+        notes, self._notes = list(self._notes.values()), {}
+        began, self._began = self._began, {}
+        if notes:
+            now = asyncio.get_running_loop().time()
+            aged = [
+                msgspec.structs.replace(note, began_ms=int((now - at) * 1000))
+                if (at := began.get((note.id, note.attempt)))
+                else note
+                for note in notes
+            ]
+            writing = asyncio.get_running_loop().create_task(self._into_rows(aged))
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
+
+    async def _into_rows(self, notes: list[Note]) -> None:
+        while True:
+            try:
+                return await self._store.tasks.note(notes)
+            except Unreachable:
+                await asyncio.sleep(STORE_PAUSE_S)
+
+
+def _outcome(by: Renewal, said: session.Outcome, duration_ms: int) -> Outcome:
+    known = (said.task, said.attempt, by.name, by.epoch)
+    match said:
+        case session.Done(result=result):
+            return Outcome(*known, "done", bytes(result).decode(), duration_ms=duration_ms)
+        case session.Failed(error=error):
+            text = _encode(error).decode()
+            return Outcome(*known, "failed", text, error.retryable, _retry_ms(said.attempt), duration_ms)
+        case session.RunnerDied(evidence=evidence):
+            return Outcome(*known, "died", evidence, True, _retry_ms(said.attempt), duration_ms)
+        case session.Refused(reason=reason):
+            return Outcome(*known, "refused", reason, True, _retry_ms(1))
+        case session.Cancelled():
+            return Outcome(*known, "cancelled")
+
+
+def _retry_ms(attempt: int) -> int:
+    """Doubling, with jitter: what failed together does not come back together."""
+    longest = min(FIRST_RETRY_S * 2 ** min(attempt - 1, 20), LONGEST_RETRY_S)
+    return int(1000 * longest * random.uniform(0.5, 1.0))  # noqa: S311
+
+
+def _assign(each: Active, row: dict[str, str]) -> session.Assign:
+    spec, spot = task.decode(row["spec"]), fleet.read_spot(row["place"])
+    return session.Assign(
+        each.id,
+        each.attempt,
+        spec.task_type,
+        msgspec.Raw(row["params"]),
+        model_name=spec.model_name,
+        devices=spot.devices,
+        memory_mib=spot.memory_mib,
+        exclusive=spot.exclusive,
+        soft_limit_s=spec.soft_limit_s,
+        timeout_s=spec.timeout_s,
+        correlation_id=row["correlation"],
+    )

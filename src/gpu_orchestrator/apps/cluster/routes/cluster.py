@@ -1,0 +1,95 @@
+"""Health, the state of the whole, and metrics."""
+
+from datetime import UTC, datetime
+from time import monotonic
+
+import prometheus_client
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gpu_orchestrator import __version__
+from gpu_orchestrator.api.units import show_memory, show_seconds
+from gpu_orchestrator.apps.cluster import schema
+from gpu_orchestrator.apps.cluster.http import json_response
+from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.cluster.routes.described import described
+
+router = APIRouter(tags=["cluster"])
+MIB = 1024 * 1024
+
+
+def _manager(request: Request) -> Manager:
+    manager: Manager = request.app.state.manager
+    return manager
+
+
+@router.get("/health", **described(schema.Health))
+async def health(request: Request) -> Response:
+    """How this process and what it needs are; always 200 when somebody is there to answer."""
+    return json_response(await _health(_manager(request)))
+
+
+@router.get("/health/live", **described(schema.Health))
+async def live(request: Request) -> Response:
+    return json_response(_answer("healthy", {}))
+
+
+@router.get("/health/ready", **described(schema.Health))
+async def ready(request: Request) -> Response:
+    """503 when the store does not answer or nobody leads."""
+    found = await _health(_manager(request))
+    return json_response(found, 200 if found.status != "unhealthy" else 503)
+
+
+@router.get("/cluster/status", **described(schema.ClusterStatus))
+async def status(request: Request) -> Response:
+    manager = _manager(request)
+    workers, cluster = await manager.overview.cluster()
+    counts = manager.overview.counts
+    online = [worker for worker in workers.values() if worker.online]
+    readings = [reading for worker in online for reading in worker.readings]
+    total = sum(device.memory_mib for worker in online for device in worker.hello.devices)
+    free = sum(int(max(mib, 0)) for w in online for mib in cluster.usage.free_mib[cluster.row(w.hello.name)])
+    uptime = monotonic() - manager.started
+    states = counts.states if counts else {}
+    return json_response(
+        schema.ClusterStatus(
+            cluster_id=manager.store.database.prefix.strip("{}:"),
+            status="healthy" if online else "no workers",
+            total_workers=len(workers),
+            active_workers=len(online),
+            queued_tasks=states.get("queued", 0),
+            running_tasks=states.get("assigned", 0) + states.get("running", 0),
+            gpu_utilization=round(sum(r.utilization for r in readings) / len(readings), 3)
+            if readings
+            else 0.0,
+            total_memory=show_memory(total),
+            total_memory_bytes=total * MIB,
+            available_memory=show_memory(free),
+            available_memory_bytes=free * MIB,
+            uptime=show_seconds(uptime),
+            uptime_seconds=round(uptime, 1),
+            leader=counts.leader if counts else "",
+            tasks=states,
+            committed=counts.stats.get("completed", 0) if counts else 0,
+        )
+    )
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(request: Request) -> Response:
+    body = prometheus_client.generate_latest(_manager(request).metrics.registry)
+    return Response(body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
+
+async def _health(manager: Manager) -> schema.Health:
+    missing = await manager.ready()
+    weak = manager.facts.durable and not manager.store.database.strict
+    store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
+    status = "unhealthy" if missing else "degraded" if weak else "healthy"
+    return _answer(status, {"store": store, "leader": manager.leader.leader or "none"})
+
+
+def _answer(status: str, dependencies: dict[str, str]) -> schema.Health:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return schema.Health(status=status, timestamp=now, version=__version__, dependencies=dependencies)

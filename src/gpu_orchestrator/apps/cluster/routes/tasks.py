@@ -1,0 +1,138 @@
+"""Tasks: submit, look, wait, explain, cancel, retry."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from gpu_orchestrator.api import task
+from gpu_orchestrator.apps.cluster import errors, explain, schema, shown
+from gpu_orchestrator.apps.cluster.http import json_response, read
+from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.cluster.routes.described import described
+from gpu_orchestrator.apps.cluster.submit import accept
+from gpu_orchestrator.apps.cluster.translate import request_of
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.decide import decide
+
+router = APIRouter(tags=["tasks"])
+LONGEST_WAIT_S = 600.0
+RETRIED = ("failed", "dead", "cancelled")
+
+
+def _manager(request: Request) -> Manager:
+    manager: Manager = request.app.state.manager
+    return manager
+
+
+@router.post("/tasks", **described(schema.TaskAccepted, status=202, body=schema.TaskRequest))
+async def submit(request: Request) -> Response:
+    """Take a task into the queue. What can never fit is refused at once, with the reasons."""
+    asked = await read(request, schema.TaskRequest)
+    (accepted,) = await accept(_manager(request), [asked], request.state.key, request.state.correlation)
+    return json_response(accepted, 202)
+
+
+@router.post("/tasks/batch", **described(schema.BatchAccepted, status=202, body=schema.TaskBatch))
+async def submit_batch(request: Request) -> Response:
+    """Take many tasks at once: all of them, or none and an error that names the first bad one."""
+    asked = await read(request, schema.TaskBatch)
+    accepted = await accept(_manager(request), asked.tasks, request.state.key, request.state.correlation)
+    return json_response(schema.BatchAccepted(tasks=accepted, total=len(accepted)), 202)
+
+
+@router.get("/tasks", **described(schema.TaskPage))
+async def page(
+    request: Request,
+    status: str = "",
+    worker_id: str = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+) -> Response:
+    """Tasks, newest first; `status` may name several states separated by commas."""
+    states = [state for state in status.split(",") if state]
+    if unknown := [state for state in states if state not in task.STATES]:
+        raise errors.Unprocessable(f"unknown status {unknown[0]!r}; known: {', '.join(task.STATES)}")
+    return await _page(_manager(request), states, worker_id, limit=limit, offset=offset)
+
+
+@router.get("/tasks/dead", **described(schema.TaskPage))
+async def dead(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+) -> Response:
+    """Dead letters: tasks that were given up, with the evidence."""
+    return await _page(_manager(request), ["dead"], "", limit=limit, offset=offset)
+
+
+@router.get("/tasks/{task_id}", **described(schema.TaskStatus))
+async def status(request: Request, task_id: str) -> Response:
+    return json_response(shown.task_status(task_id, await _manager(request).row(task_id)))
+
+
+@router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus))
+async def wait(
+    request: Request,
+    task_id: str,
+    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_WAIT_S)] = 30.0,
+) -> Response:
+    """The task when it has ended, or as it is when time is up."""
+    return json_response(shown.task_status(task_id, await _manager(request).wait(task_id, timeout_s)))
+
+
+@router.get("/tasks/{task_id}/explain", **described(schema.Explanation))
+async def explain_task(request: Request, task_id: str) -> Response:
+    """Why a task waits: every worker and every device, and what keeps it from being taken."""
+    manager = _manager(request)
+    row = await manager.row(task_id)
+    workers, cluster = await manager.overview.cluster()
+    wanted = request_of(task_id, task.decode(row["spec"]))
+    policy = manager.registry.policy_of(wanted)
+    waits = row["state"] == "queued"
+    answer = decide(wanted, cluster, policy, manager.chance) if waits else None
+    goes_to = answer.node if isinstance(answer, Placement) else None
+    explanation = schema.Explanation(
+        task_id=task_id,
+        status=row["state"],
+        reason=row.get("reason", "") if goes_to or not waits else str(answer),
+        policy=policy.strategy.name,
+        would_go_to=goes_to,
+        reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
+        workers=[explain.worker_verdict(wanted.shape, cluster, worker) for worker in workers.values()],
+    )
+    return json_response(explanation)
+
+
+@router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, status=202))
+async def retry(request: Request, task_id: str) -> Response:
+    """Queue a task anew that ended without a result."""
+    (before,) = await _manager(request).store.tasks.retry([task_id])
+    if not before:
+        raise errors.NotFound(f"there is no task {task_id}")
+    if before not in RETRIED:
+        raise errors.Conflict(f"task {task_id} is {before}; only {', '.join(RETRIED)} ones can be retried")
+    return json_response(schema.TaskChanged(task_id=task_id, status="queued"), 202)
+
+
+@router.delete("/tasks/{task_id}", **described(schema.TaskChanged))
+async def cancel(request: Request, task_id: str) -> Response:
+    """Cancel: a queued task at once, a running one by asking, then SIGTERM, then SIGKILL."""
+    manager = _manager(request)
+    (before,) = await manager.store.tasks.cancel([task_id])
+    if not before.state:
+        raise errors.NotFound(f"there is no task {task_id}")
+    if before.state in task.FINAL:
+        raise errors.Conflict(f"task {task_id} is {before.state} already")
+    if before.state == "queued":
+        manager.waiters.ended(task_id)
+        return json_response(schema.TaskChanged(task_id=task_id, status="cancelled"))
+    manager.sessions.cancel(before.worker, before.api, task_id, before.attempt)
+    return json_response(schema.TaskChanged(task_id=task_id, status="cancelling"))
+
+
+async def _page(manager: Manager, states: list[str], worker: str, *, limit: int, offset: int) -> Response:
+    found = await manager.store.tasks.page(states=states, worker=worker, offset=offset, limit=limit)
+    rows = await manager.store.tasks.fetch(found.ids)
+    tasks = [shown.task_status(name, row) for name, row in zip(found.ids, rows, strict=True) if row]
+    return json_response(schema.TaskPage(tasks=tasks, total=found.total, limit=limit, offset=offset))

@@ -1,0 +1,168 @@
+"""Workers: who they are, what they have, and what an operator says of them; and their one connection."""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request, WebSocket
+from starlette.responses import Response
+
+from gpu_orchestrator.adapters.store.values import Departure
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster import errors, fleet, schema, shown
+from gpu_orchestrator.apps.cluster.http import json_response
+from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.cluster.routes.described import described
+
+router = APIRouter(tags=["workers"])
+
+
+def _manager(request: Request) -> Manager:
+    manager: Manager = request.app.state.manager
+    return manager
+
+
+@router.websocket("/workers/{name}/session")
+async def connect(websocket: WebSocket, name: str) -> None:
+    """The worker's one connection; what is said on it is in `api/session.py`."""
+    manager: Manager = websocket.app.state.manager
+    try:
+        manager.keys.demand(websocket.headers.get("authorization", ""), "worker")
+    except errors.ApiError as error:
+        return await websocket.send_denial_response(Response(error.message, error.status))
+    return await manager.sessions.serve(websocket, name)
+
+
+@router.get("/workers", **described(schema.WorkerPage))
+async def page(
+    request: Request, status: str = "", gpu_type: Annotated[str, Query(max_length=200)] = ""
+) -> Response:
+    """All workers; `gpu_type` is part of a device's model."""
+    manager = _manager(request)
+    found = [shown.worker_info(row, await _reserved(manager, row)) for row in await _rows(manager)]
+    online = sum(each.status not in ("offline", "suspect") for each in found)
+    chosen = [each for each in found if _asked_for(each, status, gpu_type)]
+    return json_response(
+        schema.WorkerPage(workers=chosen, total=len(found), online=online, offline=len(found) - online)
+    )
+
+
+@router.get("/workers/{worker_id}", **described(schema.WorkerDetail))
+async def detail(request: Request, worker_id: str) -> Response:
+    manager = _manager(request)
+    (row,) = await manager.store.workers.fetch([worker_id])
+    if row is None:
+        raise _nobody(worker_id)
+    return json_response(shown.worker_detail(row, await _reserved(manager, row)))
+
+
+@router.post("/workers/{worker_id}/cordon", **described(schema.WorkerChanged))
+async def cordon(request: Request, worker_id: str) -> Response:
+    """Nothing new goes there; what runs goes on."""
+    return await _control(request, worker_id, {"cordoned": "1"}, "cordoned")
+
+
+@router.post("/workers/{worker_id}/uncordon", **described(schema.WorkerChanged))
+async def uncordon(request: Request, worker_id: str) -> Response:
+    return await _control(request, worker_id, {"cordoned": "0", "draining": "0"}, "online")
+
+
+@router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged))
+async def drain(request: Request, worker_id: str) -> Response:
+    """Nothing new goes there, what runs is finished; the worker stays."""
+    return await _control(request, worker_id, {"draining": "1"}, "draining", session.Drain())
+
+
+@router.post("/workers/{worker_id}/restart", **described(schema.WorkerChanged))
+async def restart(request: Request, worker_id: str) -> Response:
+    """The worker finishes what runs and ends; whoever keeps it running starts it anew."""
+    return await _control(request, worker_id, {"leaving": "1"}, "restarting", session.Drain(leave=True))
+
+
+@router.post("/workers/{worker_id}/devices/{index}/cordon", **described(schema.WorkerChanged))
+async def cordon_device(request: Request, worker_id: str, index: int) -> Response:
+    """One device gets nothing new."""
+    return await _control_device(request, worker_id, index, cordoned=True)
+
+
+@router.post("/workers/{worker_id}/devices/{index}/uncordon", **described(schema.WorkerChanged))
+async def uncordon_device(request: Request, worker_id: str, index: int) -> Response:
+    return await _control_device(request, worker_id, index, cordoned=False)
+
+
+@router.delete("/workers/{worker_id}", **described(schema.WorkerChanged))
+async def remove(request: Request, worker_id: str, drain: bool = True) -> Response:
+    """With `drain` the worker finishes what runs first; without, that is run elsewhere at once."""
+    manager = _manager(request)
+    (row,) = await manager.store.workers.fetch([worker_id])
+    if row is None:
+        raise _nobody(worker_id)
+    if row["state"] != "offline" and drain:
+        return await _control(request, worker_id, {"leaving": "1"}, "draining", session.Drain(leave=True))
+    await manager.store.workers.leave(
+        [Departure(worker_id, int(row["epoch"]), f"worker {worker_id} was removed")]
+    )
+    manager.sessions.to(worker_id, row.get("api", ""), session.Goodbye("removed", fenced=True, retry=False))
+    await manager.store.workers.control(worker_id, {}, forget=True)
+    return json_response(schema.WorkerChanged(worker_id=worker_id, status="removed"))
+
+
+async def _control(
+    request: Request,
+    worker_id: str,
+    fields: dict[str, str],
+    status: str,
+    command: session.Message | None = None,
+) -> Response:
+    manager = _manager(request)
+    known = await manager.store.workers.control(worker_id, fields)
+    if not known.state:
+        raise _nobody(worker_id)
+    if command is not None:
+        manager.sessions.to(worker_id, known.api, command)
+    return json_response(schema.WorkerChanged(worker_id=worker_id, status=status))
+
+
+async def _control_device(request: Request, worker_id: str, index: int, *, cordoned: bool) -> Response:
+    manager = _manager(request)
+    seen = (await fleet.load(manager.store, [worker_id])).get(worker_id)
+    if seen is None:
+        raise _nobody(worker_id)
+    known = [device.index for device in seen.hello.devices]
+    if index not in known:
+        raise errors.NotFound(f"worker {worker_id} has no device {index}; it has {known}")
+    chosen = sorted(seen.cordoned_devices | {index} if cordoned else seen.cordoned_devices - {index})
+    fields = {"cordoned_devices": msgspec.json.encode(chosen).decode()}
+    return await _control(request, worker_id, fields, f"device {index} {'' if cordoned else 'un'}cordoned")
+
+
+async def _rows(manager: Manager) -> list[dict[str, str]]:
+    names = (await manager.store.tasks.counts()).workers
+    return [row for row in await manager.store.workers.fetch(sorted(names)) if row and "spec" in row]
+
+
+async def _reserved(manager: Manager, row: dict[str, str]) -> dict[int, int]:
+    """MiB promised on each device."""
+    if not int(row.get("active", 0)):
+        return {}
+    page = await manager.store.tasks.page(
+        states=("assigned", "running"), worker=row["name"], offset=0, limit=1000
+    )
+    found: dict[int, int] = {}
+    worker = fleet.seen_of(row)
+    placements = [
+        fleet.placement_of(name, row["name"], fleet.read_spot(each["place"]))
+        for name, each in zip(page.ids, await manager.store.tasks.fetch(page.ids), strict=True)
+        if each
+    ]
+    for index, reserved in fleet.reserved_on(worker, manager.memory, placements).items():
+        found[index] = reserved.mib
+    return found
+
+
+def _asked_for(worker: schema.WorkerInfo, status: str, gpu_type: str) -> bool:
+    of_type = not gpu_type or any(gpu_type.lower() in gpu.model.lower() for gpu in worker.gpu_info)
+    return of_type and status in ("", worker.status)
+
+
+def _nobody(worker_id: str) -> errors.NotFound:
+    return errors.NotFound(f"there is no worker {worker_id}")

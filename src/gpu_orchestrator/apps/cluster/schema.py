@@ -1,0 +1,245 @@
+"""The bodies of the API, as values: what is decoded from requests, and what responses are made of.
+
+Strings for people (`24GB`, `3.2s`) have numeric twins beside them.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a request. A field nobody knows is a mistake of the sender, and is said."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a response."""
+
+
+# --- tasks -------------------------------------------------------------------------------------------------
+
+
+class Resources(Body, frozen=True):
+    """`gpu_memory` such as "10GB" is reserved on each of `gpus` devices; without it the devices are given
+    whole. `gpus` 0: the task needs none."""
+
+    gpu_memory: str | int = ""
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 1
+    vendor: Annotated[str, Meta(max_length=40)] = ""
+
+
+class TaskRequest(Body, frozen=True):
+    task_type: Name
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    model_name: Annotated[str, Meta(max_length=500)] = ""
+    priority: str | Annotated[int, Meta(ge=0, le=100)] = "normal"
+    timeout: Annotated[float, Meta(gt=0, le=604_800)] | None = None
+    resources: Resources = Resources()
+    max_retries: Annotated[int, Meta(ge=0, le=100)] | None = None
+    idempotency_key: Annotated[str, Meta(max_length=200)] = ""
+    labels: dict[str, str] = {}
+
+
+class TaskBatch(Body, frozen=True):
+    tasks: Annotated[list[TaskRequest], Meta(min_length=1, max_length=10_000)]
+
+
+class TaskAccepted(Answer, frozen=True):
+    task_id: str
+    status: str
+    estimated_wait_time: str
+    estimated_wait_seconds: float
+    assigned_worker: str | None
+    created_at: str
+
+
+class BatchAccepted(Answer, frozen=True):
+    tasks: list[TaskAccepted]
+    total: int
+
+
+class Death(msgspec.Struct, frozen=True):
+    worker: str
+    attempt: int
+    kind: str
+    evidence: str
+    at: int
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    retryable: bool = False
+
+
+class TaskStatus(Answer, frozen=True):
+    task_id: str
+    status: str
+    task_type: str
+    model_name: str
+    priority: int
+    attempt: int
+    assigned_worker: str | None
+    created_at: str
+    started_at: str | None
+    completed_at: str | None
+    duration: str | None
+    duration_seconds: float | None
+    progress: str | None
+    result: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    error: ErrorInfo | None = None
+    reason: str = ""
+    deaths: list[Death] = []
+    labels: dict[str, str] = {}
+    correlation_id: str = ""
+
+
+class TaskPage(Answer, frozen=True):
+    tasks: list[TaskStatus]
+    total: int
+    limit: int
+    offset: int
+
+
+class TaskChanged(Answer, frozen=True):
+    """What a cancellation or a retry came to."""
+
+    task_id: str
+    status: str
+
+
+class DeviceVerdict(Answer, frozen=True):
+    index: int
+    uuid: str
+    model: str
+    fits: bool
+    why: str
+    memory_free: str
+    memory_free_bytes: int
+
+
+class WorkerVerdict(Answer, frozen=True):
+    worker_id: str
+    fits: bool
+    why: list[str]
+    devices: list[DeviceVerdict]
+
+
+class Explanation(Answer, frozen=True):
+    task_id: str
+    status: str
+    reason: str
+    policy: str
+    would_go_to: str | None
+    reasons: list[str]
+    workers: list[WorkerVerdict]
+
+
+# --- workers -----------------------------------------------------------------------------------------------
+
+
+class GpuInfo(Answer, frozen=True):
+    index: int
+    uuid: str
+    vendor: str
+    model: str
+    memory_total: str
+    memory_total_bytes: int
+    memory_used: str
+    memory_used_bytes: int
+    memory_reserved_bytes: int
+    temperature: float
+    utilization: float
+    driver_version: str
+    cordoned: bool
+    problem: str
+
+
+class SystemInfo(Answer, frozen=True):
+    cpu: str
+    ram_total: str
+    ram_total_bytes: int
+    ram_used: str
+    ram_used_bytes: int
+    os: str
+
+
+class TaskHistory(Answer, frozen=True):
+    completed_today: int
+    average_duration: str
+    average_duration_seconds: float
+    success_rate: float
+
+
+class WorkerInfo(Answer, frozen=True):
+    worker_id: str
+    status: str
+    gpu_info: list[GpuInfo]
+    current_tasks: int
+    max_concurrent: int
+    last_heartbeat: str | None
+    performance_score: float
+    labels: dict[str, str]
+    task_types: list[str]
+
+
+class WorkerDetail(WorkerInfo, frozen=True):
+    system_info: SystemInfo
+    task_history: TaskHistory
+    registered_at: str
+    epoch: int
+
+
+class WorkerPage(Answer, frozen=True):
+    workers: list[WorkerInfo]
+    total: int
+    online: int
+    offline: int
+
+
+class WorkerChanged(Answer, frozen=True):
+    worker_id: str
+    status: str
+
+
+# --- cluster -----------------------------------------------------------------------------------------------
+
+
+class ClusterStatus(Answer, frozen=True):
+    cluster_id: str
+    status: str
+    total_workers: int
+    active_workers: int
+    queued_tasks: int
+    running_tasks: int
+    gpu_utilization: float
+    total_memory: str
+    total_memory_bytes: int
+    available_memory: str
+    available_memory_bytes: int
+    uptime: str
+    uptime_seconds: float
+    leader: str
+    tasks: dict[str, int]
+    committed: int
+    """Results that were ever committed; more than tasks that ever completed would be a fault."""
+
+
+class Health(Answer, frozen=True):
+    status: str
+    timestamp: str
+    version: str
+    dependencies: dict[str, str]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: Problem

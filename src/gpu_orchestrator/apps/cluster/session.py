@@ -1,0 +1,186 @@
+"""One worker's connection: takes what the worker says, in order, and sends what is for it, many at a time.
+
+Hello ──▶ register ──▶ Welcome ──▶ messages both ways ──▶ connection lost ──▶ suspect
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from time import monotonic
+from uuid import uuid4
+
+import msgspec
+import structlog
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.values import Active, Newcomer, Renewal
+from gpu_orchestrator.adapters.store.workers import Greeting
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.outcomes import Outcomes
+from gpu_orchestrator.apps.cluster.terms import SessionTerms
+
+log = structlog.get_logger()
+Attempt = tuple[str, int]
+
+
+class Fenced(Exception):
+    """This worker is no longer who it was: another has its name, or its lease was over."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    websocket: WebSocket
+    store: Store
+    outcomes: Outcomes
+    terms: SessionTerms
+    name: str
+    epoch: int = 0
+    connection: str = field(default_factory=lambda: uuid4().hex)
+    given: dict[Attempt, float] = field(default_factory=dict)
+    _out: list[session.Message] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _cancelled: set[Attempt] = field(default_factory=set)
+
+    @property
+    def identity(self) -> Renewal:
+        return Renewal(self.name, self.epoch, self.connection)
+
+    def send(self, message: session.Message) -> None:
+        if isinstance(message, session.Assign):
+            self.given[message.task, message.attempt] = monotonic()
+        self._out.append(message)
+        self._wake.set()
+
+    async def greet(self) -> Greeting:
+        """The worker's first word and our answer to it; sets the epoch."""
+        hello = await self._hello()
+        newcomer = Newcomer(
+            self.name,
+            hello.instance,
+            fleet.encode(_lasting(hello)),
+            self.store.owner,
+            self.connection,
+            hello.resume_epoch,
+        )
+        greeting = await self.store.workers.register(newcomer)
+        self.epoch = greeting.epoch
+        if greeting.kind in ("new", "resumed"):
+            resumed = greeting.kind == "resumed"
+            if resumed:
+                self.given = {
+                    (each.task, each.attempt): monotonic() for each in (*hello.running, *hello.unacked)
+                }
+            self.send(self.terms.welcome(self.name, self.epoch, resumed=resumed))
+        return greeting
+
+    async def run(self) -> None:
+        """Until the connection is lost or the worker is fenced."""
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(self._send_all())
+            try:
+                await self.resume()
+                while True:
+                    for message in session.read_by_server(await self._receive()):
+                        self._take(message, group)
+            finally:
+                sending.cancel()
+
+    async def resume(self) -> None:
+        """Say again what the worker should have and may have missed."""
+        (active,) = await self.store.workers.renew([self.identity])
+        if active is None:
+            raise Fenced(self.name)
+        await self._catch_up(active)
+
+    async def _hello(self) -> session.Hello:
+        async with asyncio.timeout(self.terms.registration_s):
+            said = session.read_by_server(await self._receive())
+        if not said or not isinstance(said[0], session.Hello) or said[0].name != self.name:
+            raise msgspec.ValidationError(f"the first message must be Hello from {self.name}")
+        return said[0]
+
+    def _take(self, message: session.ToServer, group: asyncio.TaskGroup) -> None:
+        match message:
+            case session.Renew(number=number):
+                group.create_task(self._renew(number))
+            case session.Report():
+                group.create_task(self._report(message))
+            case session.Started(task=task, attempt=attempt):
+                self.outcomes.started(self.identity, task, attempt)
+            case session.Progress(task=task, attempt=attempt, line=line):
+                self.outcomes.progressed(self.identity, task, attempt, line)
+            case session.Leaving():
+                group.create_task(self._leaving())
+            case session.Hello():
+                log.warning("a worker said hello twice", worker=self.name)
+            case _:
+                began = self.given.pop((message.task, message.attempt), None)
+                self._cancelled.discard((message.task, message.attempt))
+                seconds = monotonic() - began if began else 0.0
+                self.outcomes.settle(self.identity, message, seconds).add_done_callback(
+                    self._acknowledge(message)
+                )
+
+    def _acknowledge(self, message: session.Outcome):  # type: ignore[no-untyped-def]
+        def acknowledge(settled: asyncio.Future[bool]) -> None:
+            if not settled.cancelled() and settled.exception() is None:
+                self.send(session.Ack(message.task, message.attempt, settled.result()))
+
+        return acknowledge
+
+    async def _renew(self, number: int) -> None:
+        try:
+            (active,) = await self.store.workers.renew([self.identity])
+        except StoreError:
+            return  # unanswered, the worker stops by itself before its lease is over
+        if active is None:
+            raise Fenced(self.name)
+        self.send(session.Renewed(number))
+        await self._catch_up(active)
+
+    async def _catch_up(self, active: tuple[Active, ...]) -> None:
+        missing = [each for each in active if (each.id, each.attempt) not in self.given]
+        for assign in await self.outcomes.assigns(missing):
+            self.send(assign)
+        for each in active:
+            if each.cancel:
+                self.cancel(each.id, each.attempt)
+
+    def cancel(self, task: str, attempt: int) -> None:
+        if (task, attempt) not in self._cancelled:
+            self._cancelled.add((task, attempt))
+            self.send(session.Cancel(task, attempt, self.terms.cancel_grace_s))
+
+    async def _report(self, report: session.Report) -> None:
+        with contextlib.suppress(StoreError):  # there will be another
+            await self.store.workers.report([(self.name, self.epoch, fleet.encode(report))])
+
+    async def _leaving(self) -> None:
+        with contextlib.suppress(StoreError):  # it will be missed soon enough
+            await self.store.workers.control(self.name, {"leaving": "1"})
+
+    async def _receive(self) -> bytes | str:
+        message = await self.websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1006))
+        text: bytes | str = message.get("bytes") or message.get("text") or b"[]"
+        return text
+
+    async def _send_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._out:
+            said, self._out = self._out, []
+            await self.websocket.send_bytes(session.frame(*said))
+
+
+def _lasting(hello: session.Hello) -> session.Hello:
+    """What of a hello is worth keeping."""
+    return msgspec.structs.replace(hello, running=(), unacked=(), resume_epoch=0)

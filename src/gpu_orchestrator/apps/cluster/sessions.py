@@ -1,0 +1,127 @@
+"""All workers that are connected to this process, and the way to those that are connected to another."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster.outcomes import Outcomes
+from gpu_orchestrator.apps.cluster.session import Fenced, Session
+from gpu_orchestrator.apps.cluster.terms import SessionTerms
+
+log = structlog.get_logger()
+
+FENCED = "this worker's lease was over, or another has its name"
+REFUSALS = {
+    "taken": "a worker of this name is connected; give this one another --name",
+    "full": "MAX_WORKERS workers are registered; raise it or remove one",
+}
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """A frame for a worker that another process is connected to."""
+
+    worker: str
+    frame: bytes
+
+
+_letters = msgspec.msgpack.Decoder(Letter)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Sessions:
+    """`came` is called when a worker is connected."""
+
+    def __init__(
+        self, store: Store, outcomes: Outcomes, terms: SessionTerms, came: Callable[[], None]
+    ) -> None:
+        self._store, self._outcomes, self._terms, self._came = store, outcomes, terms, came
+        self._open: dict[str, Session] = {}
+        self._posting: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def serve(self, websocket: WebSocket, name: str) -> None:
+        """One worker's connection from hello to its end."""
+        await websocket.accept()
+        connected = Session(websocket, self._store, self._outcomes, self._terms, name)
+        try:
+            await self._serve(connected)
+        except* (WebSocketDisconnect, RuntimeError, TimeoutError):
+            pass
+        except* msgspec.MsgspecError as group:
+            await self._close(
+                connected, session.Goodbye(f"not understood: {group.exceptions[0]}", retry=False)
+            )
+        except* StoreError:
+            await self._close(connected, session.Goodbye("the store does not answer"))
+        except* Fenced:
+            await self._close(connected, session.Goodbye(FENCED, fenced=True))
+        finally:
+            await self._part(connected)
+
+    def to(self, worker: str, api: str, message: session.Message) -> None:
+        """To a worker, wherever it is connected. What is lost on the way is said again with a renewal."""
+        if (here := self._open.get(worker)) is not None:
+            here.send(message)
+        elif api and api != self._store.owner:
+            self._post(api, Letter(worker, session.frame(message)))
+
+    def cancel(self, worker: str, api: str, task: str, attempt: int) -> None:
+        if (here := self._open.get(worker)) is not None:
+            here.cancel(task, attempt)
+        else:
+            self.to(worker, api, session.Cancel(task, attempt, self._terms.cancel_grace_s))
+
+    def deliver(self, letter: bytes) -> None:
+        """What another process has for a worker of ours."""
+        read = _letters.decode(letter)
+        if (here := self._open.get(read.worker)) is not None:
+            for message in session.read_by_worker(read.frame):
+                here.send(message)
+
+    async def close(self) -> None:
+        for each in list(self._open.values()):
+            await self._close(each, session.Goodbye("the server ends"))
+
+    async def _serve(self, connected: Session) -> None:
+        greeting = await connected.greet()
+        self._came()
+        if greeting.kind in REFUSALS:
+            log.warning("a worker was refused", worker_id=connected.name, reason=greeting.kind)
+            return await self._close(connected, session.Goodbye(REFUSALS[greeting.kind]))
+        before = self._open.get(connected.name)
+        self._open[connected.name] = connected
+        if before is not None:
+            await self._close(before, session.Goodbye("there is a newer connection", fenced=True))
+        log.info("worker connected", worker_id=connected.name, epoch=greeting.epoch, how=greeting.kind)
+        return await connected.run()
+
+    async def _part(self, connected: Session) -> None:
+        if self._open.get(connected.name) is connected:
+            del self._open[connected.name]
+        if connected.epoch:
+            log.info("worker disconnected", worker_id=connected.name, epoch=connected.epoch)
+            with contextlib.suppress(StoreError):  # then its lease runs out
+                await self._store.workers.disconnect(connected.identity)
+
+    async def _close(self, connected: Session, last_word: session.Goodbye) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await connected.websocket.send_bytes(session.frame(last_word))
+            await connected.websocket.close()
+
+    def _post(self, api: str, letter: Letter) -> None:
+        posting = asyncio.get_running_loop().create_task(self._publish(api, letter))
+        self._posting.add(posting)
+        posting.add_done_callback(self._posting.discard)
+
+    async def _publish(self, api: str, letter: Letter) -> None:
+        with contextlib.suppress(StoreError):
+            await self._store.database.publish(f"api:{api}", _encode(letter))

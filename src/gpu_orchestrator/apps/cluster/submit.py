@@ -1,0 +1,107 @@
+"""From a request's body to tasks in the store: checked, made specs, refused if they can never fit."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from uuid import uuid4
+
+from gpu_orchestrator.adapters.store.values import NewTask, Taken
+from gpu_orchestrator.api import task, units
+from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
+from gpu_orchestrator.api.units import show_seconds
+from gpu_orchestrator.apps.cluster import errors, schema, shown
+from gpu_orchestrator.apps.cluster.keys import Key
+from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.cluster.translate import request_of
+
+
+async def accept(
+    manager: Manager, asked: Sequence[schema.TaskRequest], key: Key, correlation: str
+) -> list[schema.TaskAccepted]:
+    specs = [_spec(manager, each, key) for each in asked]
+    for number, spec in enumerate(specs):
+        await _check(manager, number, spec)
+    new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
+    taken = await manager.submit(new)
+    wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
+    return [_accepted(each, wanted, wait_s) for each, wanted in zip(taken, asked, strict=True)]
+
+
+def _spec(manager: Manager, asked: schema.TaskRequest, key: Key) -> TaskSpec:
+    settings = manager.settings
+    timeout_s = asked.timeout or settings.task_timeout
+    try:
+        memory_mib = units.memory_mib(asked.resources.gpu_memory or 0)
+    except units.BadAmount as error:
+        raise errors.Unprocessable(f"resources.gpu_memory: {error}") from error
+    return TaskSpec(
+        task_type=asked.task_type,
+        model_name=asked.model_name,
+        priority=_priority(asked.priority),
+        gpus=asked.resources.gpus,
+        memory_mib=memory_mib if asked.resources.gpus else 0,
+        vendor=asked.resources.vendor,
+        timeout_s=timeout_s,
+        soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
+        labels=asked.labels,
+        tenant=key.id,
+    )
+
+
+def _priority(given: str | int) -> int:
+    if isinstance(given, int):
+        return given
+    if given not in PRIORITIES:
+        raise errors.Unprocessable(f"unknown priority {given!r}; give {', '.join(PRIORITIES)} or 0 to 100")
+    return PRIORITIES[given]
+
+
+async def _check(manager: Manager, number: int, spec: TaskSpec) -> None:
+    wanted = request_of("", spec)
+    refusal = await manager.overview.never_fits(wanted.shape, manager.registry.policy_of(wanted))
+    if refusal is None:
+        return
+    types = manager.overview.task_types()
+    if spec.task_type not in types:
+        raise errors.Unprocessable(_unknown_type(spec.task_type, types), task=number)
+    raise errors.Conflict(
+        f"no worker can ever take this: {refusal.message}",
+        task=number,
+        reasons=[f"{count} {text}" for text, count in refusal.reasons],
+        nearest=str(refusal.nearest) if refusal.nearest else "",
+    )
+
+
+def _unknown_type(name: str, known: set[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}"
+
+
+def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str) -> NewTask:
+    retries = manager.settings.max_retries if asked.max_retries is None else asked.max_retries
+    return NewTask(
+        uuid4().hex,
+        task.encode(spec),
+        bytes(asked.parameters).decode(),
+        retries,
+        f"{key.id}:{asked.idempotency_key}" if asked.idempotency_key else "",
+        correlation,
+        key.id,
+    )
+
+
+def _accepted(taken: Taken, asked: schema.TaskRequest, wait_s: float) -> schema.TaskAccepted:
+    if taken.fresh < 0:
+        known = asked.idempotency_key
+        raise errors.Conflict(
+            f"idempotency_key {known!r} belongs to task {taken.id}, which asks for something else",
+            task_id=taken.id,
+        )
+    return schema.TaskAccepted(
+        task_id=taken.id,
+        status="queued",
+        estimated_wait_time=show_seconds(wait_s),
+        estimated_wait_seconds=wait_s,
+        assigned_worker=None,
+        created_at=shown.when(taken.created_ms) or "",
+    )

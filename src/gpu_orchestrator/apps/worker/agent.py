@@ -1,0 +1,235 @@
+"""The worker's process: keeps the session and the lease, and ends in good order.
+
+Started by `gpu-orchestrator worker`. It never imports CUDA: what works on devices are its runners.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+import aiohttp
+import msgspec
+import structlog
+
+from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.gpus.gpu import Gpus
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.worker import system
+from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.crew import Crew
+from gpu_orchestrator.apps.worker.handlers import find
+from gpu_orchestrator.apps.worker.keeper import now
+from gpu_orchestrator.apps.worker.lease import Lease
+from gpu_orchestrator.apps.worker.link import Link, NotWanted
+from gpu_orchestrator.apps.worker.report import Reporter
+from gpu_orchestrator.apps.worker.settings import Settings
+from gpu_orchestrator.apps.worker.work import Hands, Work
+
+TICK_S = 0.25
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+LAST_WORDS_S = 5.0
+
+log = structlog.get_logger()
+
+
+class Agent:
+    """
+    joining --Welcome--> joined --connection lost--> joining (runners go on while the lease lasts)
+                           |--lease over--> all runners killed, joining
+                           '--leave--> draining --last outcome acknowledged--> ended
+    """
+
+    def __init__(self, settings: Settings, gpus: Gpus) -> None:
+        self._settings, self._gpus = settings, gpus
+        self._instance = uuid4().hex
+        self._link = Link(settings.session_url, settings.token, self._hear)
+        self._lease = Lease()
+        self._crew = Crew(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
+        self._reporter = Reporter(gpus, self._crew)
+        self._work = Work(self._crew, Hands(self._check_lease, self._room, self._link.say))
+        self._welcome: session.Welcome | None = None
+        self._is_joined = False
+        self._hello_at = self._renew_at = 0.0
+        self._leaving = asyncio.Event()
+        self._goodbye = ""
+
+    async def run(self) -> None:
+        """Until asked to leave; raises `NotWanted` when the server does not want us."""
+        devices = self._gpus.devices()
+        log.info(
+            "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
+        )
+        async with aiohttp.ClientSession() as http:
+            joining = asyncio.create_task(self._stay_joined(http))
+            ticking = asyncio.create_task(self._tick())
+            leaving = asyncio.create_task(self._leave())
+            try:
+                await asyncio.wait({joining, ticking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await self._end(joining, ticking, leaving)
+        log.info("worker ends", name=self._settings.name)
+
+    def leave(self) -> None:
+        """Finish what runs, take nothing new, then end. Said twice: end at once."""
+        if self._leaving.is_set():
+            self._work.give_up(session.TaskError("WorkerLeft", "the worker was told to end at once", True))
+        self._leaving.set()
+
+    # --- the session ---------------------------------------------------------------------------------------
+
+    async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
+        wait_s = SHORTEST_WAIT_S
+        while True:
+            try:
+                await self._link.talk(http, self._hello)
+                why = "the server closed the connection"
+            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+                why = f"{type(error).__name__}: {error}"
+            except NotWanted as error:
+                if self._welcome is None:
+                    raise
+                why = str(error)
+            if self._goodbye:
+                raise NotWanted(self._goodbye)
+            if self._is_joined:
+                wait_s = SHORTEST_WAIT_S
+            log.info("not joined, trying again", why=why, wait_s=wait_s)
+            self._is_joined = False
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
+            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+    def _hello(self) -> session.Hello:
+        self._hello_at = now()
+        return session.Hello(
+            name=self._settings.name,
+            instance=self._instance,
+            devices=self._reporter.devices(),
+            task_types=find.task_types(self._settings.options),
+            system_info=system.look(),
+            labels=self._settings.labels,
+            max_concurrent=self._settings.max_concurrent,
+            version=__version__,
+            resume_epoch=self._welcome.epoch if self._welcome else 0,
+            running=self._work.attempts(),
+            unacked=tuple(session.Attempt(said.task, said.attempt) for said in self._work.unacked()),
+        )
+
+    def _hear(self, said: session.ToWorker) -> None:
+        match said:
+            case session.Assign():
+                self._work.assign(said)
+            case session.Ack():
+                self._work.ack(said)
+            case session.Renewed(number):
+                if self._lease.granted(number):
+                    self._crew.prolong(self._lease.until)
+            case session.Cancel():
+                self._work.cancel(said)
+            case session.Welcome():
+                self._welcomed(said)
+            case session.Drain(leave):
+                self._work.give_back("the worker drains")
+                if leave:
+                    self._leaving.set()
+            case session.Goodbye():
+                self._dismissed(said)
+
+    def _welcomed(self, welcome: session.Welcome) -> None:
+        if not welcome.resumed:
+            self._work.stop()
+            self._work.forget_outcomes()
+        self._lease.begin(welcome.lease_s, self._hello_at)
+        self._crew.prolong(self._lease.until)
+        self._reporter.heartbeat_s = welcome.heartbeat_s
+        self._welcome, self._is_joined = welcome, True
+        self._renew_at = self._hello_at + welcome.renew_every_s
+        log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
+        self._link.say(self._reporter.report(now()))
+        for message in (*self._work.begun(), *self._work.unacked()):
+            self._link.say(message)
+        if self._leaving.is_set():
+            self._link.say(session.Leaving())
+
+    def _dismissed(self, goodbye: session.Goodbye) -> None:
+        log.warning("the server says goodbye", reason=goodbye.reason, fenced=goodbye.fenced)
+        if goodbye.fenced:
+            self._work.stop()
+            self._work.forget_outcomes()
+            self._welcome = None
+        if not goodbye.retry:
+            self._goodbye = goodbye.reason
+        self._link.hang_up()
+
+    # --- as time goes by -----------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self._tick_once(now())
+            except Exception:
+                log.exception("a moment of the worker failed")
+
+    def _tick_once(self, time: float) -> None:
+        self._check_lease()
+        self._crew.tidy(asyncio.get_running_loop().time())
+        if self._is_joined and self._welcome:
+            self._renew(time, self._welcome.renew_every_s)
+            if (report := self._reporter.due(time)) is not None:
+                self._link.say(report)
+
+    def _check_lease(self) -> None:
+        """After its end, what runs here may run elsewhere."""
+        if self._lease.is_over(now()) and self._work.attempts():
+            log.warning("lease over, all runners are killed", running=len(self._work.attempts()))
+            self._work.stop()
+            self._link.hang_up()
+
+    def _renew(self, time: float, every_s: float) -> None:
+        if time >= self._renew_at:
+            self._renew_at = time + every_s
+            if self._lease.unanswered_s(time) >= every_s * 0.9:
+                log.warning("a renewal was not answered, connecting anew")
+                self._link.hang_up()
+            else:
+                self._link.say(session.Renew(self._lease.asked(time)))
+
+    def _room(self, attempt: Attempt) -> str:
+        """Before an attempt is refused, the server gets the numbers that say why."""
+        if reason := self._reporter.room(attempt):
+            self._link.say(self._reporter.report(now()))
+        return reason
+
+    # --- the end -------------------------------------------------------------------------------------------
+
+    async def _leave(self) -> None:
+        await self._leaving.wait()
+        log.info("worker leaves", running=len(self._work.attempts()))
+        self._work.refuse("the worker leaves")
+        self._link.say(session.Leaving())
+        await self._until(lambda: self._work.is_over, self._settings.drain_s)
+        if self._work.attempts():
+            message = f"the worker left and waited {self._settings.drain_s:g} s"
+            self._work.give_up(session.TaskError("WorkerLeft", message, retryable=True))
+        await self._until(lambda: self._work.is_over, LAST_WORDS_S)
+
+    async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not is_so():
+                    self._work.moved.clear()
+                    await self._work.moved.wait()
+
+    async def _end(self, *tasks: "asyncio.Task[None]") -> None:
+        self._work.stop()
+        first = next((task for task in tasks if task.done()), None)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # A process held up in a driver is left to its keeper.
+        await self._until(lambda: not self._crew.all(), LAST_WORDS_S)
+        self._gpus.close()
+        if first is not None:
+            first.result()

@@ -1,0 +1,142 @@
+"""What the agent and a runner say to each other over a socket pair: JSON, four bytes of length before each.
+
+JSON because parameters and results pass through untouched, as the bytes they came in.
+"""
+
+import struct
+from typing import Generic, TypeVar
+
+import msgspec
+
+_LENGTH = struct.Struct("<I")
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
+    """Base of all frames. `task` and `attempt` name one run for ever."""
+
+
+class Options(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the operator of this worker allows: `name -> module:function`, `name -> URL`, any command."""
+
+    functions: dict[str, str] = {}
+    upstreams: dict[str, str] = {}
+    allow_command: bool = False
+
+
+# --- from the agent ----------------------------------------------------------------------------------------
+
+
+class Setup(Frame, frozen=True):
+    """`handlers` are `task type -> module:function`."""
+
+    options: Options
+    handlers: dict[str, str]
+
+
+class Run(Frame, frozen=True):
+    task: str
+    attempt: int
+    task_type: str
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    model_name: str = ""
+    memory_mib: int = 0
+    correlation_id: str = ""
+
+
+class Cancel(Frame, frozen=True):
+    task: str
+    attempt: int
+
+
+class SoftLimit(Frame, frozen=True):
+    task: str
+    attempt: int
+
+
+class Withdraw(Frame, frozen=True):
+    """Give back all that has not begun: it can begin elsewhere."""
+
+
+# --- from the runner ---------------------------------------------------------------------------------------
+
+
+class Ready(Frame, frozen=True):
+    pid: int
+
+
+class Line(Frame, frozen=True):
+    task: str
+    attempt: int
+    line: str
+
+
+class Ended(Frame, frozen=True):
+    """`spent`, here and below: the runner takes no more tasks; what it has may be damaged or in the way."""
+
+    task: str
+    attempt: int
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    spent: bool = False
+
+
+class Erred(Frame, frozen=True):
+    task: str
+    attempt: int
+    error: str
+    message: str
+    retryable: bool = False
+    spent: bool = False
+
+
+class Stopped(Frame, frozen=True):
+    """The handler ended because it was asked to."""
+
+    task: str
+    attempt: int
+    spent: bool = False
+
+
+class Withdrawn(Frame, frozen=True):
+    runs: tuple[tuple[str, int], ...]
+
+
+ToRunner = Setup | Run | Cancel | SoftLimit | Withdraw
+ToAgent = Ready | Line | Ended | Erred | Stopped | Withdrawn
+
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(frame: Frame) -> bytes:
+    body = _encoder.encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Reader(Generic[T]):
+    """Cuts a stream of bytes into frames, however they were split on the way."""
+
+    def __init__(self, decoder: msgspec.json.Decoder[T]) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[T]:
+        self._buffer += data
+        frames, start = [], 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            end = start + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            frames.append(self._decoder.decode(self._buffer[start + _LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+
+def read_by_runner() -> Reader[ToRunner]:
+    return Reader(msgspec.json.Decoder(ToRunner))
+
+
+def read_by_agent() -> Reader[ToAgent]:
+    return Reader(msgspec.json.Decoder(ToAgent))

@@ -1,0 +1,91 @@
+"""`command`: runs a program, `{"arguments": ["nvidia-smi", "-L"]}`; off until the operator allows it.
+
+A list of arguments, never a shell. Its output lines are lines of progress; the last ones are the result.
+"""
+
+import os
+import signal
+import subprocess
+from collections import deque
+from threading import Thread
+from typing import IO, Annotated, Any
+
+import msgspec
+
+from gpu_orchestrator.apps.worker.task import Cancelled, Task
+
+LAST_LINES = 100
+POLL_S = 0.1
+GRACE_S = 2.0
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    arguments: Annotated[list[str], msgspec.Meta(min_length=1)]
+    environment: dict[str, str] = {}
+    folder: str | None = None
+
+
+class CommandFailed(Exception):
+    pass
+
+
+def handle(task: Task) -> dict[str, Any]:
+    asked = task.parameters(Parameters)
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    process = None
+    try:
+        process = _start(asked)
+        reader = Thread(target=_follow, args=(process.stdout, task, last), daemon=True)
+        reader.start()
+        code = _wait(process, task)
+        reader.join()
+    except BaseException:  # a limit or a cancellation can come at any line
+        if process is not None:
+            _stop(process)
+        raise
+    if code:
+        raise CommandFailed(
+            f"{asked.arguments[0]} ended with {_in_words(code)}: {'; '.join(list(last)[-3:])}"
+        )
+    return {"exit_code": code, "output": list(last)}
+
+
+def _start(asked: Parameters) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        asked.arguments,
+        env=os.environ | asked.environment,
+        cwd=asked.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def _follow(output: IO[str], task: Task, last: deque[str]) -> None:
+    with output:
+        for line in output:
+            last.append(line.rstrip("\n"))
+            task.progress(last[-1])
+
+
+def _wait(process: "subprocess.Popen[str]", task: Task) -> int:
+    while True:
+        try:
+            return process.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            if task.is_cancelled:
+                raise Cancelled from None
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _in_words(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,197 @@
+"""A runner as the agent sees it: started with its keeper, spoken to over a socket pair, watched."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from gpu_orchestrator.apps.worker import frames, keeper
+from gpu_orchestrator.apps.worker.handlers import find
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.apps.worker.attempt import Attempt
+
+LAST_LINES = 20
+LONGEST_EVIDENCE = 8192
+REAP_S = 0.5
+SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
+"""Beginnings of variables that are for the agent and not for what it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a runner is started with, and who is told of what it says and how it ended."""
+
+    devices: tuple[str, ...]
+    environment: Mapping[str, str]
+    options: frames.Options
+    hear: Callable[["Runner", frames.ToAgent], None]
+    told: Callable[["Runner", str], None]
+    gone: Callable[["Runner", str], None]
+
+
+class Runner:
+    """`queue` holds the attempts given to it; the first is the one it works on.
+
+    starting --Ready--> ready --spent, retired or killed--> ending --> gone (told once)
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.devices = plan.devices
+        self.queue: deque[Attempt] = deque()
+        self.is_ready = False
+        self.is_ending = False
+        self.is_quick = False
+        self.idle_since = 0.0
+        self.pid = 0
+        self._plan = plan
+        self._lifeline, self._far_lifeline = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
+        self._channel: asyncio.WriteTransport | None = None
+        self._unsent = [frames.encode(frames.Setup(plan.options, find.installed()))]
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._is_gone = False
+
+    async def start(self, until: float) -> None:
+        """Frames may be sent before this is done; they wait. `until` is the lease, see `prolong`."""
+        loop = asyncio.get_running_loop()
+        near, far = socket.socketpair()
+        os.set_blocking(self._far_lifeline, True)
+        self.prolong(until)
+        try:
+            with far:
+                process, _ = await loop.subprocess_exec(
+                    lambda: _Output(self),
+                    sys.executable,
+                    "-m",
+                    keeper.__name__,
+                    str(self._far_lifeline),
+                    str(far.fileno()),
+                    stdin=None,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=_environment(self._plan.environment),
+                    pass_fds=(self._far_lifeline, far.fileno()),
+                    start_new_session=True,
+                )
+        except OSError:
+            near.close()
+            raise
+        finally:
+            os.close(self._far_lifeline)
+        self.pid = process.get_pid() or 0
+        await loop.create_unix_connection(lambda: _Channel(self), sock=near)
+
+    def send(self, frame: frames.Frame) -> None:
+        if self._channel is None:
+            self._unsent.append(frames.encode(frame))
+        else:
+            self._channel.write(frames.encode(frame))
+
+    def prolong(self, until: float) -> None:
+        """The keeper ends the runner at this time (by `keeper.now()`) unless told a later one."""
+        self._order(keeper.order(keeper.LEASE, until))
+
+    def terminate(self) -> None:
+        self._order(keeper.order(keeper.TERM))
+
+    def kill(self) -> None:
+        """With all it started. `gone` is told when none of them is left."""
+        self.is_ending = True
+        self._order(keeper.order(keeper.KILL))
+
+    def pids(self) -> set[int]:
+        """Every process of this runner."""
+        return {self.pid, *keeper.descendants(self.pid)} if self.pid and not self._is_gone else set()
+
+    def _order(self, data: bytes) -> None:
+        if self._is_gone:
+            return
+        with suppress(OSError):
+            os.write(self._lifeline, data)
+
+    def opened(self, channel: asyncio.WriteTransport) -> None:
+        self._channel = channel
+        channel.writelines(self._unsent)
+        self._unsent.clear()
+
+    def heard(self, frame: frames.ToAgent) -> None:
+        if not self._is_gone:
+            self._plan.hear(self, frame)
+
+    def told(self, line: str) -> None:
+        self._last_lines.append(line)
+        self._plan.told(self, line)
+
+    def closed(self) -> None:
+        """The runner is gone; its keeper clears up after it, which may take a while on a busy device."""
+        self.is_ending = True
+        asyncio.get_running_loop().call_later(REAP_S, self.ended, "its processes are still ending")
+
+    def ended(self, how: str) -> None:
+        if not self._is_gone:
+            self._is_gone = self.is_ending = True
+            os.close(self._lifeline)
+            if self._channel is not None:
+                self._channel.close()
+            evidence = "; ".join([f"runner {self.pid}: {how}", *self._last_lines])
+            self._plan.gone(self, evidence[:LONGEST_EVIDENCE])
+
+
+class _Channel(asyncio.Protocol):
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._reader = frames.read_by_agent()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._runner.opened(cast(asyncio.WriteTransport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._reader.feed(data):
+            self._runner.heard(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._runner.closed()
+
+
+class _Output(asyncio.SubprocessProtocol):
+    """What the runner's libraries print past Python, and how its keeper ended."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._begun = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        for line in lines:
+            self._runner.told(line.decode(errors="replace"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process ended and all it printed was read."""
+        code = self._transport.get_returncode() if self._transport else None
+        self._runner.ended(in_words(code))
+        if self._transport:
+            self._transport.close()
+
+
+def in_words(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code < 0:
+        with suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    return kept | dict(extra)

@@ -1,0 +1,35 @@
+"""`gpu-orchestrator server`: the cluster manager alone; workers join it from other machines."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def server(
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    data: Path | None = None,
+    insecure_dev: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Run the cluster manager: REST API, dispatcher and, unless REDIS_URL is set, its own store.
+
+    Parameters
+    ----------
+    host
+        The address to listen on; 127.0.0.1 unless told otherwise.
+    port
+        The port to listen on; 8000 unless told otherwise.
+    data
+        The folder for the store and the keys.
+    insecure_dev
+        Accept a remote store that asks for no password.
+    """
+    import uvloop
+
+    from gpu_orchestrator.cli import host as hosting
+
+    given = {"api_host": host, "api_port": port, "data_dir": str(data) if data else None}
+    sys.exit(uvloop.run(hosting.serve(given, insecure=insecure_dev)))

@@ -1,0 +1,42 @@
+"""`gpu-orchestrator up`: everything on this machine with one command, and a look at it working."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def up(
+    *,
+    simulate: str = "",
+    port: int | None = None,
+    host: str | None = None,
+    data: Path | None = None,
+    max_concurrent: int = 8,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Start a store, the cluster manager and a worker for this machine's GPUs.
+
+    Parameters
+    ----------
+    simulate
+        Describe GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
+    port
+        The port to listen on; 8000 unless told otherwise.
+    host
+        The address to listen on; 127.0.0.1 unless told otherwise.
+    data
+        The folder for the store and the keys.
+    max_concurrent
+        How many tasks the worker may have at once.
+    quiet
+        No live view, and no sample tasks.
+    """
+    import uvloop
+
+    from gpu_orchestrator.cli import local
+
+    given = {"api_host": host, "api_port": port, "data_dir": str(data) if data else None}
+    asked = local.Asked(simulate, max_concurrent, quiet)
+    sys.exit(uvloop.run(local.up(given, asked)))

@@ -1,0 +1,109 @@
+"""A worker played by hand: speaks the session's words, so that a test decides what it says and when."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from gpu_orchestrator.api import session
+
+M = TypeVar("M", bound=session.Message)
+
+
+def device(index: int, gib: int = 24, **rest: Any) -> session.Device:
+    return session.Device(index, f"GPU-{index}", "nvidia", "L4", gib * 1024, **rest)
+
+
+def reading(index: int, *, gib: int = 24, others_gib: int = 0, **rest: Any) -> session.Reading:
+    used = others_gib * 1024
+    return session.Reading(index, used, gib * 1024 - used, used, **rest)
+
+
+class Hand:
+    """What the server said is kept until somebody asks for it by kind."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
+        self.socket, self.name = socket, name
+        self.heard: list[session.ToWorker] = []
+        self._more = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    async def say(self, *messages: session.Message) -> None:
+        await self.socket.send_bytes(session.frame(*messages))
+
+    async def hear(self, kind: type[M], within_s: float = 10.0) -> M:
+        """The next message of this kind."""
+        async with asyncio.timeout(within_s):
+            while True:
+                for message in self.heard:
+                    if isinstance(message, kind):
+                        self.heard.remove(message)
+                        return message
+                self._more.clear()
+                await self._more.wait()
+
+    async def take(self) -> session.Assign:
+        """The next assignment, begun."""
+        assign = await self.hear(session.Assign)
+        await self.say(session.Started(assign.task, assign.attempt))
+        return assign
+
+    async def finish(self, assign: session.Assign, result: Any = None) -> bool:
+        await self.say(session.Done(assign.task, assign.attempt, msgspec.Raw(msgspec.json.encode(result))))
+        return await self.acked(assign)
+
+    async def acked(self, assign: session.Assign) -> bool:
+        while (ack := await self.hear(session.Ack)).task != assign.task or ack.attempt != assign.attempt:
+            pass
+        return ack.accepted
+
+    async def work(self) -> None:
+        """Echo everything, for ever."""
+        while True:
+            assign = await self.hear(session.Assign, within_s=3600)
+            await self.say(session.Done(assign.task, assign.attempt, assign.parameters))
+
+    async def vanish(self) -> None:
+        """The connection is lost without a word."""
+        self._reading.cancel()
+        assert self.socket._response.connection is not None
+        assert self.socket._response.connection.transport is not None
+        self.socket._response.connection.transport.abort()
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await self.socket.close()
+
+    async def _read(self) -> None:
+        async for message in self.socket:
+            self.heard.extend(session.read_by_worker(message.data))
+            self._more.set()
+
+
+def hello(name: str, **rest: Any) -> session.Hello:
+    known: dict[str, Any] = {
+        "devices": (device(0), device(1)),
+        "task_types": ("echo", "sleep"),
+        "max_concurrent": 8,
+        "instance": f"{name}-1",
+        **rest,
+    }
+    return session.Hello(name, **known)
+
+
+@asynccontextmanager
+async def joined(url: str, token: str, greeting: session.Hello) -> AsyncIterator[Hand]:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.ws_connect(f"{url}/workers/{greeting.name}/session") as socket,
+    ):
+        hand = Hand(socket, greeting.name)
+        await hand.say(greeting)
+        try:
+            yield hand
+        finally:
+            await hand.close()

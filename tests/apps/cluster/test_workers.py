@@ -1,0 +1,204 @@
+"""Workers' sessions with a real manager: epochs, leases, resuming, an operator's word."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from gpu_orchestrator.api import session
+from tests.apps.cluster import hand
+from tests.apps.cluster.conftest import KEY, TOKEN, NewSite, Site
+
+pytestmark = pytest.mark.real
+
+
+async def test_a_worker_is_shown_with_what_it_has(site: Site) -> None:
+    worker = await site.join(labels={"rack": "a"})
+    await worker.say(session.Report((hand.reading(0, others_gib=6, temperature_c=61), hand.reading(1)), 1024))
+    await site.submit(resources={"gpu_memory": "10GiB"})
+    assign = await worker.take()
+    await worker.finish(assign)
+    status, shown = await site.call("GET", "/workers/w")
+    assert (status, shown["status"], shown["labels"]) == (200, "online", {"rack": "a"})
+    assert shown["gpu_info"][0]["memory_total"] == "24GB"
+    assert shown["gpu_info"][0]["memory_used_bytes"] == 6 * 2**30
+    assert shown["gpu_info"][0]["temperature"] == 61
+    assert shown["task_history"]["completed_today"] == 1
+    _, page = await site.call("GET", "/workers?gpu_type=l4")
+    assert (page["total"], page["online"], len(page["workers"])) == (1, 1, 1)
+    _, none = await site.call("GET", "/workers?gpu_type=h200")
+    assert none["workers"] == []
+
+
+async def test_what_was_missed_is_said_again_after_a_reconnect(site: Site) -> None:
+    worker = await site.join()
+    await site.submit()
+    assign = await worker.take()
+    await worker.vanish()
+    again = await site.stack.enter_async_context(
+        hand.joined(site.running.url, TOKEN, hand.hello("w", resume_epoch=1))
+    )
+    welcome = await again.hear(session.Welcome)
+    assert (welcome.resumed, welcome.epoch) == (True, 1)
+    said = await again.hear(session.Assign)
+    assert said == assign
+    assert await again.finish(said)
+
+
+async def test_what_the_worker_still_has_is_not_said_again(site: Site) -> None:
+    worker = await site.join()
+    name = await site.submit()
+    await worker.take()
+    await worker.vanish()
+    running = (session.Attempt(name, 1),)
+    again = await site.stack.enter_async_context(
+        hand.joined(site.running.url, TOKEN, hand.hello("w", resume_epoch=1, running=running))
+    )
+    await again.hear(session.Welcome)
+    await again.say(session.Renew(1))
+    await again.hear(session.Renewed)
+    assert not [each for each in again.heard if isinstance(each, session.Assign)]
+    await again.say(session.Done(name, 1))
+    assert (await site.wait(name))["status"] == "completed"
+
+
+async def test_a_worker_started_anew_is_not_who_it_was(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=1)
+    worker = await site.join()
+    name = await site.submit()
+    await worker.take()
+    await worker.vanish()
+    await _until(site, "w", "suspect")
+    again = await site.join(instance="w-2")
+    assign = await again.take()
+    assert (assign.task, assign.attempt) == (name, 2)
+    await again.say(session.Done(name, 1))
+    ack = await again.hear(session.Ack)
+    assert not ack.accepted, "the first attempt belongs to the epoch before"
+    assert await again.finish(assign)
+
+
+async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=2)
+    first, second = await site.join("a"), await site.join("b")
+    name = await site.submit(resources={"gpus": 0})
+    for worker in (first, second):
+        if worker.name == await _worker_of(site, name):
+            await worker.take()
+            await worker.vanish()
+            other = second if worker is first else first
+    began = asyncio.get_running_loop().time()
+    assign = await other.take()
+    assert (assign.task, assign.attempt) == (name, 2)
+    assert asyncio.get_running_loop().time() - began < 2
+
+
+async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=1)
+    silent = await site.join("a", max_concurrent=1)
+    name = await site.submit(resources={"gpus": 0})
+    assign = await silent.take()
+    other = await site.join("b")
+    keeping = asyncio.create_task(_renew(other))
+    again = await other.take()
+    assert (again.task, again.attempt) == (name, 2)
+    await silent.say(session.Done(name, 1))
+    ack = await silent.hear(session.Ack)
+    assert (ack.task, ack.accepted) == (assign.task, False)
+    assert await other.finish(again, "good")
+    assert (await site.task(name))["result"] == "good"
+    await silent.say(session.Renew(1))
+    goodbye = await silent.hear(session.Goodbye)
+    assert goodbye.fenced
+    keeping.cancel()
+
+
+async def test_a_name_is_one_worker_s(site: Site) -> None:
+    await site.join()
+    async with hand.joined(site.running.url, TOKEN, hand.hello("w", instance="other")) as second:
+        goodbye = await second.hear(session.Goodbye)
+    assert "another --name" in goodbye.reason
+    assert goodbye.retry
+
+
+async def test_no_more_workers_than_allowed(new_site: NewSite) -> None:
+    site = await new_site(max_workers=1)
+    await site.join("a")
+    async with hand.joined(site.running.url, TOKEN, hand.hello("b")) as second:
+        assert "MAX_WORKERS" in (await second.hear(session.Goodbye)).reason
+
+
+async def test_a_cordoned_worker_gets_nothing_until_it_is_uncordoned(site: Site) -> None:
+    worker = await site.join()
+    assert (await site.call("POST", "/workers/w/cordon"))[1]["status"] == "cordoned"
+    name = await site.submit()
+    _, explained = await site.call("GET", f"/tasks/{name}/explain")
+    assert explained["would_go_to"] is None
+    assert (await site.call("POST", "/workers/w/uncordon"))[0] == 200
+    assert (await worker.take()).task == name
+    assert (await site.call("POST", "/workers/nobody/cordon"))[0] == 404
+
+
+async def test_a_removed_worker_s_tasks_run_elsewhere_at_once(site: Site) -> None:
+    worker = await site.join("a", max_concurrent=1)
+    name = await site.submit(resources={"gpus": 0})
+    await worker.take()
+    other = await site.join("b")
+    status, answer = await site.call("DELETE", "/workers/a?drain=false")
+    assert (status, answer["status"]) == (200, "removed")
+    assert (await worker.hear(session.Goodbye)).fenced
+    assert (await other.take()).task == name
+
+
+async def test_drain_and_restart_reach_the_worker(site: Site) -> None:
+    worker = await site.join()
+    await site.call("POST", "/workers/w/drain")
+    assert not (await worker.hear(session.Drain)).leave
+    await site.call("POST", "/workers/w/restart")
+    assert (await worker.hear(session.Drain)).leave
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 401), ("x" * 64, 401), (TOKEN, 403)])
+async def test_the_api_is_for_keys_only(site: Site, key: str, status: int) -> None:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
+        for method, path in (("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/openapi.json")):
+            async with http.request(method, path) as answer:
+                assert answer.status == status
+                assert (await answer.json())["error"]["code"] in ("unauthorized", "forbidden")
+        for path in ("/health", "/health/live", "/health/ready", "/metrics"):
+            async with http.get(path) as answer:
+                assert answer.status == 200
+
+
+async def test_a_stranger_cannot_join(site: Site) -> None:
+    with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
+        async with hand.joined(site.running.url, "guess", hand.hello("w")):
+            pass
+    async with hand.joined(site.running.url, KEY, hand.hello("w")) as worker:
+        assert (await worker.hear(session.Welcome)).worker_id == "w"
+
+
+async def test_a_worker_that_speaks_nonsense_is_told_and_left(site: Site) -> None:
+    worker = await site.join()
+    await worker.socket.send_bytes(b'[{"type": "Sing"}]')
+    assert "not understood" in (await worker.hear(session.Goodbye)).reason
+    await _until(site, "w", "suspect")
+
+
+async def _until(site: Site, worker: str, status: str) -> None:
+    while (await site.call("GET", f"/workers/{worker}"))[1]["status"] != status:
+        pass
+
+
+async def _worker_of(site: Site, name: str) -> str:
+    while not (shown := await site.task(name))["assigned_worker"]:
+        pass
+    return str(shown["assigned_worker"])
+
+
+async def _renew(worker: hand.Hand) -> None:
+    for number in range(1, 1000):
+        await worker.say(session.Renew(number))
+        await worker.hear(session.Renewed)
+        await asyncio.sleep(0.3)

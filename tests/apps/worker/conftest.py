@@ -1,0 +1,34 @@
+"""A scripted server and real workers that join it; every test checks at its end that no process is left."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.apps.worker.peer import Peer, serving
+from tests.apps.worker.workers import Worker, gone_within
+
+NewWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    async with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def new_worker(peer: Peer, tmp_path: Path) -> Iterator[NewWorker]:
+    """`new_worker("--simulate", "2")`: joins the peer; killed when the test ends."""
+    started: list[Worker] = []
+
+    def start(*options: str) -> Worker:
+        simulation = ("--simulation", str(tmp_path / "gpus"))
+        started.append(Worker(peer.url, tmp_path / "worker.log", *simulation, *options))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.close()
+        gone_within(worker, 5.0)
+        assert "Traceback" not in worker.log.read_text()

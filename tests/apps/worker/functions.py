@@ -1,0 +1,88 @@
+"""Functions that tests register on a worker for `python` tasks."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def environment(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def fail(message: str) -> None:
+    raise RuntimeError(message)
+
+
+def unspeakable() -> object:
+    return object()
+
+
+def large(size: int) -> str:
+    return "x" * size
+
+
+def prints() -> None:
+    print("from print")  # noqa: T201 - what is tested
+
+
+def crash() -> None:
+    """A segmentation fault."""
+    ctypes.string_at(0)
+
+
+def exits() -> None:
+    os._exit(7)
+
+
+def deaf(seconds: float) -> str:
+    """Takes no notice of cancellation, soft limits or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(Exception):
+            time.sleep(0.05)
+    return "done"
+
+
+def cleans_up(seconds: float) -> str:
+    """Uses its soft limit to end well."""
+    from gpu_orchestrator.apps.worker.task import SoftLimitReached
+
+    try:
+        print("begun")  # noqa: T201 - the sign to go on
+        time.sleep(seconds)
+    except SoftLimitReached:
+        return "cleaned up"
+    return "slept"
+
+
+def family(seconds: float) -> list[int]:
+    """Children and grandchildren, one of them in a session of its own, then waits."""
+    nested = [sys.executable, "-c", f"import subprocess; subprocess.run(['sleep', '{seconds}'])"]
+    children = [
+        subprocess.Popen(["sleep", str(seconds)]),
+        subprocess.Popen(["setsid", "sleep", str(seconds)]),
+        subprocess.Popen(nested, start_new_session=True),
+    ]
+    print("family is there")  # noqa: T201 - the sign to go on
+    time.sleep(seconds)
+    return [child.pid for child in children]
+
+
+def modules() -> Any:
+    return sorted(sys.modules)
+
+
+def pid_after(seconds: float) -> int:
+    """Tells who did it."""
+    time.sleep(seconds)
+    return os.getpid()

@@ -1,0 +1,120 @@
+"""A scripted server of the worker's session: real WebSocket, real messages, no scheduling.
+
+It welcomes, renews and acknowledges by itself until told otherwise, and remembers all it heard.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from gpu_orchestrator.api import session
+
+TOKEN = "token-of-the-test"
+T = TypeVar("T", bound=session.Message)
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.port = 0
+        self.epoch = 1
+        self.lease_s, self.renew_every_s = 3.0, 0.5
+        self.welcomes = self.renews = self.acks = self.resumes = True
+        self.goodbye: session.Goodbye | None = None
+        self.heard: list[Any] = []
+        self.connections = 0
+        self._socket: web.WebSocketResponse | None = None
+        self._news = asyncio.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def say(self, *messages: session.Message) -> None:
+        assert self._socket is not None
+        await self._socket.send_bytes(session.frame(*messages))
+
+    async def assign(self, task: str, task_type: str = "echo", parameters: Any = None, **more: Any) -> None:
+        raw = msgspec.Raw(msgspec.json.encode({} if parameters is None else parameters))
+        message = {"attempt": 1, "task_type": task_type, "parameters": raw, **more}
+        await self.say(session.Assign(task=task, **message))
+
+    async def hear(self, kind: type[T], task: str = "", *, within_s: float = 10.0, after: int = 0) -> T:
+        """The first message of this kind (about this task) that was or will be said, `after` so many."""
+
+        def found() -> T | None:
+            messages = [m for m in self.heard if isinstance(m, kind)]
+            fitting = [m for m in messages if not task or getattr(m, "task", "") == task]
+            return fitting[after] if len(fitting) > after else None
+
+        return await self.until(found, within_s)
+
+    async def until(self, found: Callable[[], T | None], within_s: float = 10.0) -> T:
+        async with asyncio.timeout(within_s), self._news:
+            while (message := found()) is None:
+                await self._news.wait()
+            return message
+
+    async def drop(self) -> None:
+        """The connection is lost, without a word."""
+        assert self._socket is not None
+        assert self._socket._req is not None
+        transport = self._socket._req.transport
+        assert transport is not None
+        transport.abort()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.Response(status=401, text="no such token")
+        socket = web.WebSocketResponse(max_msg_size=1 << 26)
+        await socket.prepare(request)
+        self._socket = socket
+        self.connections += 1
+        async for message in socket:
+            if message.type in (WSMsgType.BINARY, WSMsgType.TEXT):
+                for said in session.read_by_server(message.data):
+                    await self._answer(socket, said)
+        return socket
+
+    async def _answer(self, socket: web.WebSocketResponse, said: session.ToServer) -> None:
+        answer = self._reply(said)
+        if answer is not None and not socket.closed:
+            await socket.send_bytes(session.frame(answer))
+        async with self._news:
+            self.heard.append(said)
+            self._news.notify_all()
+
+    def _reply(self, said: session.ToServer) -> session.Message | None:
+        match said:
+            case session.Hello() if self.goodbye:
+                return self.goodbye
+            case session.Hello() if self.welcomes:
+                resumed = self.resumes and said.resume_epoch == self.epoch
+                self.epoch += not resumed
+                return session.Welcome("w-1", self.epoch, self.lease_s, self.renew_every_s, 30.0, resumed)
+            case session.Renew(number) if self.renews:
+                return session.Renewed(number)
+            case session.Done() | session.Failed() | session.RunnerDied() if self.acks:
+                return session.Ack(said.task, said.attempt)
+            case session.Refused() | session.Cancelled() if self.acks:
+                return session.Ack(said.task, said.attempt)
+        return None
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Peer]:
+    peer = Peer()
+    app = web.Application()
+    app.add_routes([web.get("/workers/{name}/session", peer.handle)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    peer.port = runner.addresses[0][1]
+    try:
+        yield peer
+    finally:
+        await runner.cleanup()

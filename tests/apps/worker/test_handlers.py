@@ -1,0 +1,185 @@
+"""Every handler in a real runner process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from gpu_orchestrator.adapters.gpus import simulated
+from gpu_orchestrator.adapters.gpus.simulated import Simulated
+from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.frames import Options
+from gpu_orchestrator.apps.worker.handlers import find
+from tests.apps.worker.runners import running
+
+pytestmark = pytest.mark.real
+
+FUNCTIONS = {
+    name: f"tests.apps.worker.functions:{name}"
+    for name in ("add", "environment", "fail", "large", "unspeakable", "prints")
+}
+
+
+async def test_one_runner_serves_one_task_after_another() -> None:
+    async with running() as spoken:
+        for number in range(20):
+            asked = {"number": number, "text": "×"}
+            assert await spoken.result("echo", asked, task=f"t{number}") == asked
+
+
+async def test_sleep_tells_its_progress() -> None:
+    async with running() as spoken:
+        result = await spoken.result("sleep", {"seconds": 0.05, "progress": True})
+        assert result["slept_s"] >= 0.05
+        assert spoken.lines() == ["0 of 0.05 s"]
+
+
+@pytest.mark.parametrize(
+    ("task_type", "parameters", "message"),
+    [
+        pytest.param("sleep", {"seconds": "long"}, "Expected `float`", id="wrong type"),
+        pytest.param("sleep", {"seconds": 1, "colour": "red"}, "unknown field `colour`", id="unknown field"),
+        pytest.param("vram", {"mib": 0}, ">= 1", id="out of range"),
+        pytest.param("nonsense", {}, "unknown task type 'nonsense'", id="no such type"),
+        pytest.param("command", {"arguments": ["id"]}, "--allow-command", id="command is off"),
+        pytest.param("python", {"function": "add"}, "--function", id="no function registered"),
+        pytest.param("http", {"upstream": "x"}, "--upstream", id="no upstream named"),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_in_words(
+    task_type: str, parameters: object, message: str
+) -> None:
+    async with running() as spoken:
+        error = await spoken.error(task_type, parameters)
+        assert message in error.message
+        assert not error.retryable
+        assert await spoken.result("echo", 1, task="next") == 1
+
+
+def test_what_is_off_is_not_offered() -> None:
+    assert find.task_types(Options()) == ("echo", "sleep", "vram")
+    allowed = Options(functions={"f": "m:f"}, upstreams={"u": "http://u"}, allow_command=True)
+    assert find.task_types(allowed) == ("command", "echo", "http", "python", "sleep", "vram")
+
+
+async def test_python_calls_what_the_operator_registered_and_nothing_else() -> None:
+    async with running(Options(functions=FUNCTIONS)) as spoken:
+        assert await spoken.result("python", {"function": "add", "arguments": {"a": 2, "b": 3}}) == 5
+        error = await spoken.error("python", {"function": "os:system"}, task="other")
+        assert "not registered on this worker; registered: add" in error.message
+
+
+async def test_a_failing_function_tells_error_and_traceback() -> None:
+    async with running(Options(functions=FUNCTIONS)) as spoken:
+        error = await spoken.error("python", {"function": "fail", "arguments": {"message": "no luck"}})
+        assert (error.error, error.message, error.retryable) == ("RuntimeError", "no luck", False)
+        assert any("functions.py" in line for line in spoken.lines())
+
+
+async def test_a_result_that_json_cannot_say_is_an_error() -> None:
+    async with running(Options(functions=FUNCTIONS)) as spoken:
+        assert (await spoken.error("python", {"function": "unspeakable"})).error == "TypeError"
+
+
+async def test_a_result_too_large_for_the_store_is_an_error() -> None:
+    async with running(Options(functions=FUNCTIONS)) as spoken:
+        asked = {"function": "large", "arguments": {"size": 9 << 20}}
+        error = await spoken.error("python", asked)
+        assert (error.error, error.retryable) == ("ResultTooLarge", False)
+        assert "8388608 are allowed" in error.message
+
+
+async def test_prints_are_progress() -> None:
+    async with running(Options(functions=FUNCTIONS)) as spoken:
+        await spoken.result("python", {"function": "prints"})
+        assert spoken.lines() == ["from print"]
+
+
+async def test_secrets_of_the_agent_are_not_shown_to_runners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ORCHESTRATOR_TOKEN", "secret")
+    monkeypatch.setenv("REDIS_PASSWORD", "secret")
+    monkeypatch.setenv("HARMLESS", "shown")
+    async with running(Options(functions=FUNCTIONS)) as spoken:
+        for name, expected in (
+            ("GPU_ORCHESTRATOR_TOKEN", None),
+            ("REDIS_PASSWORD", None),
+            ("HARMLESS", "shown"),
+        ):
+            asked = {"function": "environment", "arguments": {"name": name}}
+            assert await spoken.result("python", asked, task=name) == expected
+
+
+async def test_command_takes_a_list_and_no_shell() -> None:
+    async with running(Options(allow_command=True)) as spoken:
+        result = await spoken.result("command", {"arguments": ["echo", "$HOME; ls"]})
+        assert result == {"exit_code": 0, "output": ["$HOME; ls"]}
+        error = await spoken.error("command", {"arguments": ["sh", "-c", "echo why; exit 3"]}, task="b")
+        assert (error.error, error.message) == ("CommandFailed", "sh ended with exit code 3: why")
+        assert (
+            await spoken.error("command", {"arguments": ["/no/such"]}, task="c")
+        ).error == "FileNotFoundError"
+
+
+@asynccontextmanager
+async def upstream() -> AsyncIterator[str]:
+    async def complete(request: web.Request) -> web.Response:
+        return web.json_response({"text": (await request.json())["prompt"].upper()})
+
+    async def busy(_: web.Request) -> web.Response:
+        return web.Response(status=503, text="loading")
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", complete), web.post("/busy", busy)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_http_hands_on_to_a_named_server() -> None:
+    async with (
+        upstream() as url,
+        running(Options(upstreams={"llm": url, "gone": "http://127.0.0.1:1"})) as spoken,
+    ):
+        asked = {"upstream": "llm", "path": "/v1/completions", "body": {"prompt": "hi"}}
+        assert await spoken.result("http", asked) == {"status": 200, "body": {"text": "HI"}}
+        busy = await spoken.error("http", {"upstream": "llm", "path": "/busy"}, task="b")
+        assert (busy.retryable, "answered 503" in busy.message) == (True, True)
+        wrong = await spoken.error("http", {"upstream": "llm", "path": "/no"}, task="c")
+        assert (wrong.retryable, "answered 404" in wrong.message) == (False, True)
+        gone = await spoken.error("http", {"upstream": "gone"}, task="d")
+        assert (gone.retryable, "did not answer" in gone.message) == (True, True)
+        other = await spoken.error("http", {"upstream": "http://169.254.169.254"}, task="e")
+        assert "is not named on this worker; named: gone, llm" in other.message
+        sly = await spoken.error("http", {"upstream": "llm", "path": "@evil/"}, task="f")
+        assert "is no path" in sly.message
+
+
+async def test_vram_takes_holds_and_gives_back(tmp_path: Path) -> None:
+    gpus = Simulated(tmp_path, "2xL4:24GiB")
+    uuids = [device.uuid for device in gpus.devices()]
+    async with running(environment=gpus.environment(uuids)) as spoken:
+        spoken.run("vram", {"hold_s": 60}, memory_mib=5000)
+        await spoken.hear(frames.Line)
+        assert [reading.used_mib for reading in gpus.readings()] == [5000, 5000]
+        assert gpus.readings()[0].held_by(spoken.runner.pids()) == 5000
+        spoken.runner.send(frames.Cancel("t", 1))
+        await spoken.hear(frames.Stopped)
+        assert [reading.used_mib for reading in gpus.readings()] == [0, 0]
+        assert await spoken.result("vram", {"mib": 7}, task="next") == {"mib": 7, "devices": 2}
+
+
+async def test_out_of_memory_is_retryable_and_ends_the_runner(tmp_path: Path) -> None:
+    gpus = Simulated(tmp_path, "1xL4:24GiB")
+    (device,) = gpus.devices()
+    simulated.allocate(tmp_path, device.uuid, 20_000)
+    async with running(environment=gpus.environment([device.uuid])) as spoken:
+        error = await spoken.error("vram", {"mib": 10_000})
+        assert (error.error, error.retryable, error.spent) == ("OutOfMemory", True, True)
+        assert "4576 of 24576 MiB are free" in error.message
+        assert "exit code 0" in await spoken.gone()

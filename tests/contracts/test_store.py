@@ -1,0 +1,396 @@
+"""What the store promises, on the embedded server and on one as operators run it."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.store import Store, Terms
+from gpu_orchestrator.adapters.store.values import (
+    Assignment,
+    Departure,
+    Ended,
+    Gone,
+    Newcomer,
+    NewTask,
+    Note,
+    Outcome,
+    OutcomeKind,
+    Queued,
+    Renewal,
+    Told,
+    Worker,
+)
+from tests import stores
+
+pytestmark = pytest.mark.real
+
+SPEC = '{"task_type":"echo"}'
+SHORT = Terms(lease_ms=60, grace_ms=30, leader_ms=60_000, most_workers=3)
+
+
+@pytest.fixture(params=["embedded", "external"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    async with stores.server(request.param, tmp_path) as address:
+        yield address
+
+
+NewStore = Callable[..., Store]
+
+
+@pytest.fixture
+async def new_store(url: str) -> AsyncIterator[NewStore]:
+    opened: list[Store] = []
+
+    def open_store(owner: str = "one", terms: Terms = SHORT) -> Store:
+        opened.append(Store(Database(url), owner=owner, terms=terms))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        await store.database.close()
+
+
+@pytest.fixture
+async def store(new_store: NewStore) -> Store:
+    """One that leads."""
+    leading = new_store()
+    await leading.leadership.strive()
+    return leading
+
+
+@pytest.fixture
+def heard(store: Store) -> list[Told]:
+    news: list[Told] = []
+    store.link.hear = news.extend
+    return news
+
+
+def task(name: str, **rest: object) -> NewTask:
+    return NewTask(name, SPEC, '{"x": 1}', **rest)  # type: ignore[arg-type]
+
+
+async def join(store: Store, name: str, *, instance: str = "i", connection: str = "c") -> int:
+    greeting = await store.workers.register(Newcomer(name, instance, "{}", store.owner, connection))
+    assert greeting.kind == "new"
+    return greeting.epoch
+
+
+async def give(store: Store, name: str, worker: str, epoch: int, attempt: int = 0) -> tuple[str, ...]:
+    given = await store.tasks.assign([Assignment(name, attempt, worker, epoch, "{}")])
+    assert given is not None
+    return given[0]
+
+
+async def run(store: Store, name: str, worker: str, epoch: int, attempt: int = 0) -> None:
+    assert await give(store, name, worker, epoch, attempt) == ('{"x": 1}', "")
+    await store.tasks.note([Note(name, attempt + 1, worker, epoch, 0)])
+
+
+async def tell(store: Store, name: str, worker: str, epoch: int, kind: OutcomeKind, **rest: object) -> int:
+    outcome = Outcome(name, int(str(rest.pop("attempt", 1))), worker, epoch, kind, **rest)  # type: ignore[arg-type]
+    return (await store.tasks.finish([outcome]))[0].counted
+
+
+async def row(store: Store, name: str) -> dict[str, str]:
+    (found,) = await store.tasks.fetch([name])
+    assert found is not None
+    return found
+
+
+async def state(store: Store, name: str) -> str:
+    return (await row(store, name))["state"]
+
+
+async def lose(store: Store, worker: str, epoch: int) -> None:
+    assert await store.workers.leave([Departure(worker, epoch, f"{worker} is lost")]) == (True,)
+
+
+async def test_a_task_goes_its_way_once(store: Store, heard: list[Told]) -> None:
+    await store.tasks.submit([task("t", correlation="c-1")])
+    epoch = await join(store, "w")
+    assert await give(store, "t", "w", epoch) == ('{"x": 1}', "c-1")
+    assert await give(store, "t", "w", epoch) == ("task moved on",)
+    await store.tasks.note([Note("t", 1, "w", epoch, 0, "half way")])
+    assert (await row(store, "t"))["progress"] == "half way"
+    assert await state(store, "t") == "running"
+    assert await tell(store, "t", "w", epoch, "done", payload='"good"') == 1
+    assert await tell(store, "t", "w", epoch, "done", payload='"again"') == 0
+    assert (await row(store, "t"))["result"] == '"good"'
+    assert (await store.tasks.counts()).stats["late"] == 1
+    assert [type(each) for each in heard] == [Queued, Worker, Ended]
+
+
+async def test_a_leader_queues_and_gives_in_one_write(
+    store: Store, new_store: NewStore, heard: list[Told]
+) -> None:
+    epoch = await join(store, "w")
+    heard.clear()
+    there = Assignment("here", 0, "w", epoch, "{}")
+    gone = Assignment("there", 0, "w", epoch + 1, "{}")
+    taken, given = await store.tasks.submit_and_assign([task("here"), task("there")], [there, gone])
+    assert [each.fresh for each in taken] == [1, 1]
+    assert given == (('{"x": 1}', ""), ("worker moved on",))
+    assert [await state(store, name) for name in ("here", "there")] == ["assigned", "queued"]
+    assert heard == [], "it has them"
+    follower = new_store("two")
+    _, nothing = await follower.tasks.submit_and_assign(
+        [task("other")], [msgspec.structs.replace(there, id="other")]
+    )
+    assert (nothing, await state(store, "other")) == ((), "queued")
+
+
+async def test_many_at_once_keep_their_order(store: Store) -> None:
+    names = [f"t{number:03}" for number in range(300)]
+    taken = await store.tasks.submit([task(name) for name in names])
+    assert [each.id for each in taken] == names
+    page = await store.tasks.page(states=["queued"], offset=10, limit=5)
+    assert page.total == 300
+    assert len(page.ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("worker", "epoch_off", "attempt"),
+    [
+        pytest.param("other", 0, 1, id="another worker"),
+        pytest.param("w", 1, 1, id="another epoch"),
+        pytest.param("w", 0, 2, id="another attempt"),
+    ],
+)
+async def test_only_who_holds_the_attempt_may_speak(
+    store: Store, worker: str, epoch_off: int, attempt: int
+) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await run(store, "t", "w", epoch)
+    assert await tell(store, "t", worker, epoch + epoch_off, "done", attempt=attempt) == 0
+    assert await state(store, "t") == "running"
+
+
+async def test_the_same_wish_twice_is_one_task(store: Store) -> None:
+    first, second, other = await store.tasks.submit(
+        [
+            task("a", idempotency="k"),
+            task("b", idempotency="k"),
+            NewTask("c", SPEC, '{"x": 2}', idempotency="k"),
+        ]
+    )
+    assert (first.id, first.fresh) == ("a", 1)
+    assert (second.id, second.fresh) == ("a", 0)
+    assert (other.id, other.fresh) == ("a", -1)
+    assert (await store.tasks.counts()).states["queued"] == 1
+
+
+async def test_a_later_leader_shuts_out_the_earlier(store: Store, new_store: NewStore) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await store.leadership.resign()
+    other = new_store("two")
+    fence = (await other.leadership.strive()).fence
+    assert fence > 0
+    store.link.fence = fence - 1  # it was away and believes it still leads
+    assert await store.tasks.assign([Assignment("t", 0, "w", epoch, "{}")]) is None
+    assert await store.tasks.snapshot(1000) is None
+    assert (await store.leadership.strive()).fence == 0
+    assert await give(other, "t", "w", epoch) == ('{"x": 1}', "")
+
+
+async def test_a_leader_that_falls_silent_is_followed(new_store: NewStore) -> None:
+    terms = Terms(leader_ms=1)
+    first, second = new_store("one", terms), new_store("two", terms)
+    assert (await first.leadership.strive()).fence == 1
+    await second.tasks.submit([task("t")])  # takes more than a millisecond to be on disk
+    while not (leading := await second.leadership.strive()).fence:
+        pass
+    assert leading.fence == 2
+
+
+async def test_others_leave_news_for_the_leader(store: Store, new_store: NewStore) -> None:
+    other = new_store("two")
+    await other.tasks.submit([task("t"), task("u")])
+    await other.tasks.cancel(["u"])
+    news = await store.leadership.news()
+    assert [type(each) for each in news] == [Queued, Queued, Gone]
+    assert await store.leadership.news() == []
+
+
+async def test_a_new_leader_finds_everything(store: Store, new_store: NewStore) -> None:
+    await store.tasks.submit([task("waits"), task("runs"), task("ended")])
+    epoch = await join(store, "w")
+    await run(store, "runs", "w", epoch)
+    await run(store, "ended", "w", epoch)
+    await tell(store, "ended", "w", epoch, "done")
+    await store.leadership.resign()
+    other = new_store("two")
+    await other.leadership.strive()
+    found = await other.tasks.snapshot(1000)
+    assert found is not None
+    assert {(each.id, each.state, each.attempt, each.worker) for each in found.tasks} == {
+        ("waits", "queued", 0, ""),
+        ("runs", "running", 1, "w"),
+    }
+    assert found.workers == ("w",)
+
+
+async def test_what_can_be_retried_is_and_then_no_more(store: Store, heard: list[Told]) -> None:
+    await store.tasks.submit([task("t", retries=1)])
+    epoch = await join(store, "w")
+    await run(store, "t", "w", epoch)
+    assert await tell(store, "t", "w", epoch, "failed", payload="{}", retryable=True, delay_ms=500) == 1
+    again = heard[-1]
+    assert isinstance(again, Queued)
+    assert again.attempt == 1
+    assert again.after_ms > again.created_ms
+    await run(store, "t", "w", epoch, attempt=1)
+    await tell(store, "t", "w", epoch, "failed", attempt=2, payload='{"type":"E"}', retryable=True)
+    assert await state(store, "t") == "dead"
+
+
+async def test_a_final_error_is_not_retried(store: Store) -> None:
+    await store.tasks.submit([task("t", retries=5)])
+    epoch = await join(store, "w")
+    await run(store, "t", "w", epoch)
+    await tell(store, "t", "w", epoch, "failed", payload='{"type":"E"}')
+    assert (await row(store, "t"))["error"] == '{"type":"E"}'
+    assert await state(store, "t") == "failed"
+
+
+async def test_a_refusal_for_want_of_memory_costs_no_retry(store: Store) -> None:
+    await store.tasks.submit([task("t", retries=0)])
+    epoch = await join(store, "w")
+    for attempt in range(3):
+        await give(store, "t", "w", epoch, attempt)
+        await tell(store, "t", "w", epoch, "refused", attempt=attempt + 1, payload="2 of 4 GiB are free")
+    assert await state(store, "t") == "queued"
+    assert (await row(store, "t"))["reason"] == "2 of 4 GiB are free"
+
+
+async def test_two_workers_dead_of_one_task_is_enough(store: Store) -> None:
+    await store.tasks.submit([task("poison", retries=9), task("waits", retries=0)])
+    for number, worker in enumerate(("w1", "w2")):
+        epoch = await join(store, worker)
+        await run(store, "poison", worker, epoch, attempt=number)
+        await give(store, "waits", worker, epoch, attempt=number)
+        await lose(store, worker, epoch)
+    dead = await row(store, "poison")
+    assert dead["state"] == "dead"
+    assert dead["reason"] == "two different workers died running it"
+    assert '"worker":"w1"' in dead["deaths"]
+    assert '"worker":"w2"' in dead["deaths"]
+    assert await state(store, "waits") == "queued"
+
+
+async def test_runner_deaths_use_up_retries(store: Store) -> None:
+    await store.tasks.submit([task("t", retries=1)])
+    epoch = await join(store, "w")
+    for attempt in range(2):
+        await run(store, "t", "w", epoch, attempt)
+        await tell(store, "t", "w", epoch, "died", attempt=attempt + 1, payload="signal 9")
+    dead = await row(store, "t")
+    assert dead["state"] == "dead"
+    assert dead["deaths"].count("signal 9") == 2
+
+
+async def test_cancelling(store: Store, heard: list[Told]) -> None:
+    await store.tasks.submit([task("waits"), task("runs"), task("wins"), task("lost")])
+    epoch = await join(store, "w")
+    for name in ("runs", "wins", "lost"):
+        await run(store, name, "w", epoch)
+    before = await store.tasks.cancel(["waits", "runs", "wins", "lost", "unknown"])
+    assert [each.state for each in before] == ["queued", "running", "running", "running", ""]
+    assert (before[1].worker, before[1].attempt, before[1].api) == ("w", 1, "one")
+    assert Gone("waits") in heard
+    assert await state(store, "waits") == "cancelled"
+    await tell(store, "runs", "w", epoch, "cancelled")
+    await tell(store, "wins", "w", epoch, "done")
+    await lose(store, "w", epoch)
+    assert [await state(store, name) for name in ("runs", "wins", "lost")] == [
+        "cancelled",
+        "completed",
+        "cancelled",
+    ]
+
+
+async def test_what_ended_badly_can_be_queued_by_hand(store: Store) -> None:
+    await store.tasks.submit([task("t", retries=0), task("good")])
+    epoch = await join(store, "w")
+    for name, kind in (("t", "died"), ("good", "done")):
+        await run(store, name, "w", epoch)
+        await tell(store, name, "w", epoch, kind)  # type: ignore[arg-type]
+    assert await store.tasks.retry(["t", "good", "unknown"]) == ("dead", "completed", "")
+    again = await row(store, "t")
+    assert (again["state"], again["tries"], again["attempt"], again["deaths"]) == ("queued", "0", "1", "")
+
+
+async def test_a_worker_resumes_its_epoch_and_keeps_its_tasks(store: Store) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await run(store, "t", "w", epoch)
+    assert await store.workers.disconnect(Renewal("w", epoch, "c"))
+    assert await give(store, "t", "w", epoch, 1) == ("task moved on",)
+    back = await store.workers.register(Newcomer("w", "i", "{}", "one", "c2", resume_epoch=epoch))
+    assert (back.kind, back.epoch) == ("resumed", epoch)
+    ((active,),) = await store.workers.renew([Renewal("w", epoch, "c2")])  # type: ignore[misc]
+    assert (active.id, active.attempt, active.cancel) == ("t", 1, 0)
+    assert not await store.workers.disconnect(Renewal("w", epoch, "c")), "the old connection has no say"
+
+
+async def test_a_worker_started_anew_has_a_new_epoch_and_nothing_else(store: Store) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await run(store, "t", "w", epoch)
+    await store.workers.disconnect(Renewal("w", epoch, "c"))
+    assert await join(store, "w", instance="j") > epoch
+    assert await state(store, "t") == "queued"
+    assert await tell(store, "t", "w", epoch, "done") == 0
+    assert await store.workers.renew([Renewal("w", epoch, "c")]) == [None]
+
+
+async def test_a_name_with_a_live_connection_is_taken(new_store: NewStore) -> None:
+    store = new_store(terms=Terms(most_workers=1))
+    await join(store, "w")
+    assert (await store.workers.register(Newcomer("w", "other", "{}", "one", "c2"))).kind == "taken"
+    assert (await store.workers.register(Newcomer("v", "i", "{}", "one", "c3"))).kind == "full"
+
+
+async def test_only_a_lease_that_is_over_expires(new_store: NewStore) -> None:
+    store = new_store(terms=Terms(lease_ms=60_000, grace_ms=0))
+    await store.leadership.strive()
+    epoch = await join(store, "w")
+    gone = [Departure("w", epoch, "lease over")]
+    assert await store.workers.expire(gone) == (False,)
+    await store.workers.disconnect(Renewal("w", epoch, "c"))
+    (over,) = (await store.leadership.strive()).over
+    assert (over.name, over.epoch, over.suspect) == ("w", epoch, 1)
+    assert await store.workers.expire(gone) == (True,)
+    assert (await store.workers.fetch(["w"]))[0]["state"] == "offline"  # type: ignore[index]
+
+
+async def test_nothing_is_given_to_a_worker_that_is_suspect(store: Store) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await store.workers.disconnect(Renewal("w", epoch, "c"))
+    assert await give(store, "t", "w", epoch) == ("worker moved on",)
+
+
+async def test_tasks_are_found_by_state_and_worker(store: Store) -> None:
+    await store.tasks.submit([task(f"t{number}") for number in range(4)])
+    epoch = await join(store, "w")
+    await run(store, "t1", "w", epoch)
+    await run(store, "t2", "w", epoch)
+    await tell(store, "t2", "w", epoch, "done")
+    everything = await store.tasks.page(offset=0, limit=10)
+    assert (everything.total, set(everything.ids)) == (4, {"t0", "t1", "t2", "t3"})
+    of_worker = await store.tasks.page(worker="w", states=["completed"], offset=0, limit=10)
+    assert of_worker.ids == ("t2",)
+
+
+async def test_an_operator_s_word_stays_with_the_worker(store: Store) -> None:
+    epoch = await join(store, "w")
+    assert (await store.workers.control("w", {"cordoned": "1"})).state == "online"
+    await lose(store, "w", epoch)
+    await join(store, "w")
+    assert (await store.workers.fetch(["w"]))[0]["cordoned"] == "1"  # type: ignore[index]
+    assert (await store.workers.control("nobody", {"cordoned": "1"})).state == ""

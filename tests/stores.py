@@ -1,0 +1,48 @@
+"""Real Valkey servers for tests: the embedded one, and one as an operator would run it (TCP, password)."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from gpu_orchestrator.adapters.store.database import Database, wait_until_up
+from gpu_orchestrator.adapters.store.embedded import binary, embedded
+
+PASSWORD = "correct horse"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def external(folder: Path, **settings: str) -> AsyncIterator[str]:
+    """A server with a port and a password; `settings` are lines of its configuration."""
+    port = free_port()
+    asked = {"port": str(port), "requirepass": PASSWORD, "dir": str(folder), "save": "", **settings}
+    arguments = [part for name, value in asked.items() for part in (f"--{name.replace('_', '-')}", value)]
+    process = subprocess.Popen([binary(), *arguments], stdout=subprocess.DEVNULL)  # noqa: ASYNC220
+    url = f"redis://:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/0"
+    database = Database(url)
+    try:
+        await wait_until_up(database, 10)
+        yield url
+    finally:
+        await database.close()
+        process.terminate()
+        await asyncio.to_thread(process.wait)
+
+
+@contextlib.asynccontextmanager
+async def server(kind: str, folder: Path) -> AsyncIterator[str]:
+    """The address of a server that keeps what it acknowledged, `embedded` or `external`."""
+    if kind == "embedded":
+        async with embedded(folder) as running:
+            yield running.url
+    else:
+        async with external(folder, appendonly="yes", appendfsync="always") as url:
+            yield url
