@@ -16,6 +16,14 @@ from controlplane.errors import ClusterError
 from controlplane.pki import Authority, Pair
 
 Json = dict[str, Any]
+# How a kept connection shows that the server has closed it meanwhile.
+STALE = (
+    http.client.RemoteDisconnected,
+    BrokenPipeError,
+    ConnectionResetError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+)
 
 
 class ApiError(ClusterError):
@@ -73,7 +81,7 @@ class Api:
             try:
                 connection.request(method, path, payload, {"Content-Type": content_type})
                 answer = connection.getresponse()
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            except STALE:
                 connection.close()  # the server had closed a kept connection: once more on a new one
                 connection.request(method, path, payload, {"Content-Type": content_type})
                 answer = connection.getresponse()

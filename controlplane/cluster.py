@@ -8,10 +8,8 @@ Used by pytest fixtures, benchmarks and `make cluster`. Every process ends with 
 """
 
 import random
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -21,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from controlplane import audit, commands, kubeconfig, nodes, watchdog
+from controlplane import audit, commands, kubeconfig, nodes
 from controlplane.api import Api, Json
 from controlplane.errors import ClusterError
+from controlplane.guard import Guard
 from controlplane.pki import Authority
 from controlplane.process import Process
 from controlplane.toolbox import Toolbox
@@ -42,7 +41,7 @@ class Cluster:
     kubeconfig: Path
     parts: dict[str, Process]
     tools: Mapping[str, Path]
-    _watchdog: "subprocess.Popen[bytes]"
+    guard: Guard
     _users: dict[tuple[str, ...], Path] = field(default_factory=dict)
 
     @classmethod
@@ -57,25 +56,18 @@ class Cluster:
             raise ClusterError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(OPTIONAL)}")
         tools = (toolbox or Toolbox()).get(*ALWAYS, "kubectl", *parts)
         folder = Path(tempfile.mkdtemp(prefix="gpu-orchestrator-"))
-        mark = uuid.uuid4().hex
-        guard = _start_watchdog(mark, folder)
+        guard = Guard(folder)
         try:
-            cluster = cls._prepare(folder, tools, guard, mark, commands.Options(tuple(parts), node_lifecycle))
+            cluster = cls._prepare(tools, guard, commands.Options(tuple(parts), node_lifecycle))
             cluster._start_parts()
         except BaseException:
-            _end(guard, mark, folder)
+            guard.end()
             raise
         return cluster
 
     @classmethod
-    def _prepare(
-        cls,
-        folder: Path,
-        tools: Mapping[str, Path],
-        guard: "subprocess.Popen[bytes]",
-        mark: str,
-        options: commands.Options,
-    ) -> Self:
+    def _prepare(cls, tools: Mapping[str, Path], guard: Guard, options: commands.Options) -> Self:
+        folder = guard.folder
         authority = Authority(folder / "pki")
         port = free_port()
         url = f"https://127.0.0.1:{port}"
@@ -86,9 +78,8 @@ class Cluster:
         )
         cluster = cls(folder, url, authority, api, config, {}, tools, guard)
         for name, command in commands.all_parts(cluster, port, options).items():
-            environment = {watchdog.MARK: mark}
             is_ready = api.is_ready if name == "kube-apiserver" else lambda: True
-            cluster.parts[name] = Process(name, command, folder, environment, is_ready)
+            cluster.parts[name] = Process(name, command, folder, guard.environment, is_ready)
         return cluster
 
     def _start_parts(self) -> None:
@@ -108,7 +99,12 @@ class Cluster:
         self.api.close()
         for part in reversed(self.parts.values()):
             part.kill() if part.name == "etcd" else part.stop(timeout_s=2)
-        _end(self._watchdog, self.parts["etcd"].environment[watchdog.MARK], self.folder)
+        self.guard.end()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For processes that shall end with this cluster, whatever becomes of who started them."""
+        return self.guard.environment
 
     @property
     def ca_file(self) -> Path:
@@ -187,28 +183,23 @@ class Cluster:
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on. Below the range of outgoing connections, so that a restarted server
-    finds its port still free."""
-    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    highest = min(ephemeral, 32_768)
+    """A loopback port nobody listens on. If there is room, below the range of outgoing connections, so that a
+    restarted server finds its port still free."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    return port_below(min(first_outgoing, 32_768))
+
+
+LOWEST_PORT = 10_000
+
+
+def port_below(limit: int) -> int:
     for _ in range(100):
-        port = random.SystemRandom().randrange(highest - 10_000, highest)
+        # Where all ports may be outgoing ones, the kernel knows best which is free: port 0 asks it.
+        port = random.SystemRandom().randrange(LOWEST_PORT, limit) if limit > LOWEST_PORT + 1000 else 0
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+            return int(probe.getsockname()[1])
     raise ClusterError("no free loopback port found in 100 tries")
-
-
-def _start_watchdog(mark: str, folder: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-S", "-E", watchdog.__file__, mark, str(folder)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
-
-
-def _end(guard: "subprocess.Popen[bytes]", mark: str, folder: Path) -> None:
-    """The watchdog does the last of the work in every case, so that the way out is always tried."""
-    guard.communicate()  # closes the pipe and waits
-    watchdog.end_all(mark)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -69,9 +69,8 @@ class Process:
         """Asks politely, then kills."""
         if self._popen is None:
             return
-        if self.is_running:
-            self._signal(signal.SIGCONT)
-            self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -110,4 +109,8 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _signal(self, signum: signal.Signals) -> None:
-        os.kill(self.pid, signum)
+        if self._popen is None:
+            raise ClusterError(f"{self.name} is not running")
+        self._popen.send_signal(
+            signum
+        )  # not by pid: one that has ended is left alone, and so is its successor

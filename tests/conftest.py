@@ -5,6 +5,8 @@ leaves it out and nobody has to remember the mark.
 """
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.guard import Guard
 from controlplane.toolbox import Toolbox
 from tests.ledger import Ledger
 from tests.scale import Scale
@@ -41,6 +44,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if REAL_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("real")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_the_run() -> Iterator[None]:
+    """Whatever a test starts inherits a mark, and ends with this run even if that is killed."""
+    guard = Guard(Path(tempfile.mkdtemp(prefix="gpu-orchestrator-")))
+    os.environ.update(guard.environment)
+    yield
+    for name in guard.environment:
+        del os.environ[name]
+    guard.end()
 
 
 @pytest.fixture(scope="session")

@@ -21,10 +21,11 @@ START_S = 30.0
 
 
 class Fleet:
-    """`folder` keeps the server's data, the logs and each worker's simulated GPUs."""
+    """`folder` keeps the server's data, the logs and each worker's simulated GPUs; `env` is the server's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+        self.folder, self.port, self.env = folder, free_port(), {**compiled(), **(env or {})}
+        folder.mkdir(exist_ok=True)
         self.workers: list[Worker] = []
         self.server: subprocess.Popen[bytes] | None = None
         self._http: aiohttp.ClientSession | None = None
@@ -53,7 +54,7 @@ class Fleet:
             self.server = subprocess.Popen(  # noqa: ASYNC220 - returns at once
                 [COMMAND, "server", "--port", str(self.port), "--data", str(data)],
                 cwd=self.folder,
-                env=compiled(),
+                env=self.env,
                 stdout=log,
                 stderr=log,
             )
@@ -73,7 +74,7 @@ class Fleet:
 
     async def worker(self, name: str, *options: str) -> Worker:
         """A new worker, once the server counts it as online."""
-        token = _read(self.folder / "data" / "worker-token")
+        token = _read(Path(self.env.get("WORKER_TOKEN_FILE", self.folder / "data" / "worker-token")))
         gpus = ("--simulation", str(self.folder / f"gpus-{name}"))
         worker = Worker(self.url, self.folder / f"{name}.log", *gpus, *options, token=token, name=name)
         self.workers.append(worker)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_orchestrator.api import quantity
 from gpu_orchestrator.api.quantity import BadQuantity
+from gpu_orchestrator.core.limits import MOST_AMOUNT
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,18 @@ def test_refuses(text: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "whole", "milli"),
-    [("100m", 1, 100), ("1.0001", 2, 1001), ("2", 2, 2000), ("1n", 1, 1), ("0", 0, 0)],
+    [
+        ("100m", 1, 100),
+        ("1.0001", 2, 1001),
+        ("2", 2, 2000),
+        ("1n", 1, 1),
+        ("0", 0, 0),
+        ("100E", MOST_AMOUNT, MOST_AMOUNT),
+        ("9223372036854775807", MOST_AMOUNT, MOST_AMOUNT),
+        (str(MOST_AMOUNT - 1), MOST_AMOUNT - 1, MOST_AMOUNT),
+    ],
 )
-def test_rounds_up(text: str, whole: int, milli: int) -> None:
+def test_rounds_up_and_ends_at_what_can_be_counted(text: str, whole: int, milli: int) -> None:
     assert (quantity.whole(text), quantity.milli(text)) == (whole, milli)
 
 

@@ -41,6 +41,8 @@ VALID: Json = {"modelName": "llama2", "gpuCount": 2}
         ({"claim": {"devices": {"policy": "anyhow"}}}, "spec.claim.devices.policy"),
         ({"claim": {"devices": {"count": 3}}}, "spec.claim.devices.count"),
         ({"claim": {"devices": {"share": 500}}}, "spec.claim.devices.share"),
+        ({"claim": {"devices": {"exclusivity": "Shared"}}}, "spec.claim.devices.share"),
+        ({"claim": {"devices": {"exclusivity": "MIG"}}}, "spec.claim.devices.migProfile"),
         ({"claim": {"topology": {"mode": "Maybe"}}}, "spec.claim.topology.mode"),
     ],
 )
@@ -61,6 +63,8 @@ def test_a_wrong_workload(kinds: Cluster, wrong: Json, field: str) -> None:
         ({"devices": {"exclusivity": "shared"}}, "spec.devices.exclusivity"),
         ({"devices": {"memoryMiB": 100}}, "spec.devices.memoryMiB"),
         ({"devices": {"share": 100}}, "spec.devices.share"),
+        ({"devices": {"exclusivity": "Shared"}}, "spec.devices.share"),
+        ({"devices": {"exclusivity": "MIG"}}, "spec.devices.migProfile"),
         ({"devices": {"exclusivity": "Shared", "share": 0}}, "spec.devices.share"),
         ({"devices": {"exclusivity": "Shared", "share": 1001}}, "spec.devices.share"),
         ({"devices": {"exclusivity": "Shared", "migProfile": "1g.10gb"}}, "spec.devices.migProfile"),
@@ -85,6 +89,16 @@ def test_a_node_status_of_no_node(kinds: Cluster) -> None:
     assert_refused(kinds, GPU_NODE_STATUSES.path(), GPU_NODE_STATUSES, {}, "spec.nodeName")
 
 
+@pytest.mark.parametrize("pair", [[], [0], [0, 1, 2]])
+def test_a_link_that_is_no_pair(kinds: Cluster, namespace: str, pair: list[int]) -> None:
+    path = GPU_NODE_STATUSES.path()
+    made = kinds.api.request("POST", path, server.manifest(GPU_NODE_STATUSES, namespace, {"nodeName": "n"}))
+    links = [{"pair": pair, "type": "NVLink"}]
+    message = server.refusal(kinds, "PUT", f"{path}/{namespace}/status", {**made, "status": {"links": links}})
+    kinds.api.request("DELETE", f"{path}/{namespace}")
+    assert "status.links[0].pair: " in message
+
+
 @pytest.mark.parametrize(
     "resource", [GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES], ids=lambda resource: resource.kind
 )
@@ -97,7 +111,11 @@ def test_no_spec_at_all(kinds: Cluster, resource: Any) -> None:
 
 def test_what_is_valid_is_not_refused(kinds: Cluster) -> None:
     """The tables above prove nothing if everything is refused."""
-    for resource, spec in ((GPU_WORKLOADS, VALID), (GPU_CLAIMS, {})):
+    shared: tuple[Json, ...] = ({"share": 500}, {"memoryMiB": 4096}, {"share": 500, "memoryMiB": 4096})
+    claims = [{"devices": {"exclusivity": "Shared", **held}} for held in shared]
+    claims.append({"devices": {"exclusivity": "MIG", "migProfile": "1g.10gb"}})
+    valid: list[tuple[Any, Json]] = [(GPU_WORKLOADS, VALID), *((GPU_CLAIMS, spec) for spec in ({}, *claims))]
+    for resource, spec in valid:
         body = server.manifest(resource, "right", spec)
         assert server.refusal(kinds, "POST", resource.path("default"), body) == ""
 

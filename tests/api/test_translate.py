@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import translate
+from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.kubernetes import Node, Pod, PodSpec
+from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.limits import MOST_AMOUNT
 from gpu_orchestrator.core.request import Expression, HostPort, Term
 
 
@@ -70,6 +72,35 @@ def test_a_node_with_gpus() -> None:
 def test_the_gpus_of_each_vendor(gives: dict[str, str], resource: str, count: int) -> None:
     assert translate.gpu_resource(node(gives=gives)) == resource
     assert len(translate.node_of(node(gives=gives)).devices) == count
+
+
+@pytest.mark.parametrize("told", ["16777217", "2147483648", "9" * 400, "much", "-1"])
+def test_memory_that_no_device_can_have_counts_as_not_told(told: str) -> None:
+    seen = node(gives={"nvidia.com/gpu": "1"}, labels={"nvidia.com/gpu.memory": told})
+    assert [device.memory_mib for device in translate.node_of(seen).devices] == [0]
+    described = {names.NODE_DEVICES: f'{{"model": "A", "memoryMiB": {told}}}'}
+    seen = node(gives={"nvidia.com/gpu": "1"}, annotations=described)
+    assert [device.memory_mib for device in translate.node_of(seen).devices] == [0]
+
+
+def test_more_devices_than_can_be_counted_are_refused_before_any_is_made() -> None:
+    with pytest.raises(BadQuantity, match="on one node; at most 1024 can be counted"):
+        translate.node_of(node(gives={"nvidia.com/gpu": "9223372036854775807"}))
+
+
+def test_what_is_beyond_counting_is_still_offered_and_held() -> None:
+    made = translate.node_of(node(gives={"memory": "9223372036854775807"}))
+    assert dict(made.resources)["memory"] == MOST_AMOUNT
+    pod = msgspec.convert(
+        {
+            "metadata": {"uid": "u"},
+            "spec": {"nodeName": "a", "containers": [container(n, memory="9E") for n in "ab"]},
+        },
+        Pod,
+    )
+    held = translate.held(pod)
+    assert held is not None
+    assert dict(held.resources) == {"memory": MOST_AMOUNT, "pods": 1}
 
 
 def test_a_node_that_is_not_ready_cordoned_and_tainted() -> None:

@@ -19,6 +19,12 @@ def test_what_is_no_amount_says_what_to_write(written: str) -> None:
         units.memory_mib(written)
 
 
+@pytest.mark.parametrize("written", ["9" * 400, "99999999TB"])
+def test_more_than_can_be_counted_is_refused(written: str) -> None:
+    with pytest.raises(units.BadAmount, match="more memory than can be counted; at most 2147483647 MiB"):
+        units.memory_mib(written)
+
+
 @pytest.mark.parametrize(("mib", "shown"), [(24_576, "24GB"), (1_536, "1.5GB"), (512, "512MB"), (0, "0MB")])
 def test_memory_is_shown(mib: int, shown: str) -> None:
     assert units.show_memory(mib) == shown

@@ -69,10 +69,11 @@ def _extra(kind: inspect.Type) -> dict[str, Any]:
 
 def _list(kind: inspect.ListType, extra: dict[str, Any]) -> Strategy:
     items = _value(kind.item_type, kind.item_type)
-    longest = min(kind.max_length or 4, 4)
+    shortest, longest = kind.min_length or 0, min(kind.max_length or 4, 4)
     if keys := extra.get("x-kubernetes-list-map-keys"):
         return st.lists(items, max_size=longest, unique_by=lambda item: getattr(item, keys[0]))
-    return st.lists(items, max_size=longest, unique=extra.get("x-kubernetes-list-type") == "set")
+    is_set = extra.get("x-kubernetes-list-type") == "set"
+    return st.lists(items, min_size=shortest, max_size=longest, unique=is_set)
 
 
 def _text(kind: inspect.StrType, extra: dict[str, Any]) -> Strategy:
@@ -115,8 +116,12 @@ def _held(wish: DeviceWish) -> dict[str, Any]:
     mended: dict[str, Any] = {}
     if wish.exclusivity != "Shared":
         mended |= {"memory_mib": None, "share": None}
+    elif wish.memory_mib is None and wish.share is None:
+        mended |= {"share": 500}
     if wish.exclusivity != "MIG":
         mended |= {"mig_profile": ""}
+    elif not wish.mig_profile:
+        mended |= {"mig_profile": "1g.10gb"}
     if wish.policy == "preferIds" and not wish.prefer_ids:
         mended |= {"prefer_ids": [0]}
     return mended

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.store.database import Database
@@ -120,6 +121,25 @@ async def test_a_task_goes_its_way_once(store: Store, heard: list[Told]) -> None
     assert (await row(store, "t"))["result"] == '"good"'
     assert (await store.tasks.counts()).stats["late"] == 1
     assert [type(each) for each in heard] == [Queued, Worker, Ended]
+
+
+async def test_a_leader_queues_and_gives_in_one_write(
+    store: Store, new_store: NewStore, heard: list[Told]
+) -> None:
+    epoch = await join(store, "w")
+    heard.clear()
+    there = Assignment("here", 0, "w", epoch, "{}")
+    gone = Assignment("there", 0, "w", epoch + 1, "{}")
+    taken, given = await store.tasks.submit_and_assign([task("here"), task("there")], [there, gone])
+    assert [each.fresh for each in taken] == [1, 1]
+    assert given == (('{"x": 1}', ""), ("worker moved on",))
+    assert [await state(store, name) for name in ("here", "there")] == ["assigned", "queued"]
+    assert heard == [], "it has them"
+    follower = new_store("two")
+    _, nothing = await follower.tasks.submit_and_assign(
+        [task("other")], [msgspec.structs.replace(there, id="other")]
+    )
+    assert (nothing, await state(store, "other")) == ((), "queued")
 
 
 async def test_many_at_once_keep_their_order(store: Store) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from controlplane import nodes, watchdog
 from controlplane.api import ApiError
-from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.cluster import OPTIONAL, Cluster, port_below
 from controlplane.errors import ClusterError
 from tests.conftest import NewCluster
 from tests.scale import Scale
@@ -143,6 +143,28 @@ def test_a_paused_part_stands_still_until_resumed(new_cluster: NewCluster) -> No
     cluster.wait_nodes_ready(names)
 
 
+def test_a_part_that_ended_by_itself_does_not_keep_the_rest_from_ending(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    os.kill(cluster.parts["etcd"].pid, signal.SIGKILL)
+    assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=5)
+    cluster.close()
+    assert not cluster.folder.exists()
+    assert not watchdog.marked(cluster.guard.mark)
+
+
+def test_what_carries_the_clusters_environment_ends_with_it(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, **cluster.environment}) as sleeper:
+        cluster.close()
+        assert sleeper.wait(timeout=5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("limit", [32_768, 1024, 10_500])
+def test_a_free_port_is_found_whatever_the_range_of_outgoing_ones(limit: int) -> None:
+    port = port_below(limit)
+    assert 1024 <= port <= 65_535
+
+
 def test_two_clusters_at_the_same_time_are_apart(cluster: Cluster, new_cluster: NewCluster) -> None:
     other = new_cluster()
     other.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "only-there"}})
@@ -164,10 +186,9 @@ def test_the_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster)
 
 OWNER = """
 import sys
-from controlplane import watchdog
 from controlplane.cluster import OPTIONAL, Cluster
 cluster = Cluster.start(parts=OPTIONAL)
-print(cluster.parts["etcd"].environment[watchdog.MARK], flush=True)
+print(cluster.guard.mark, flush=True)
 print(cluster.folder, flush=True)
 sys.stdin.read()
 """

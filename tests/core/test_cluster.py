@@ -1,6 +1,8 @@
 """The cluster as a value: what is taken is taken once, comes back whole, and a copy is its own."""
 
 import random
+import re
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from gpu_orchestrator.core.errors import InvalidRequest, Oversold, Unknown
 from gpu_orchestrator.core.inventory import MOST_LABELS
 from gpu_orchestrator.core.journal import KEEP
 from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.request import Fabric
 from gpu_orchestrator.policies.registry import Registry
 from tests.builders import cluster, node, placed, request, shared, takes, whole
 
@@ -187,3 +190,69 @@ def test_what_contradicts_itself_is_refused_with_a_reason(make: object, message:
     assert callable(make)
     with pytest.raises(InvalidRequest, match=message):
         make()
+
+
+def test_asking_for_ever_new_resources_fills_no_memory() -> None:
+    small = cluster(*(node(f"n{i}", 1, resources={"cpu": 4}) for i in range(4)))
+    kinds = len(small.inventory.kinds_of)
+    for number in range(200):
+        wish = request("pod", resources={f"vendor.example/{number}": 1})
+        answer = decide(wish, small, POLICY, random.Random(1))
+        assert isinstance(answer, Refusal)
+        assert answer.message == f"0/4 nodes fit: 4 have no vendor.example/{number}"
+        assert answer.never
+        with pytest.raises(Oversold):
+            small.place(takes("pod", "n0", {f"vendor.example/{number}": 1}))
+    small.set_node(node("n0", 2, resources={"cpu": 4}))
+    assert len(small.inventory.kinds_of) == kinds
+    assert small.usage.kinds == small.inventory.kinds == kinds
+
+
+def test_a_resource_that_comes_later_is_found_by_who_asked_before() -> None:
+    small = cluster(node("a", 1))
+    wish = request("pod", resources={"nic": 1})
+    assert isinstance(decide(wish, small, POLICY, random.Random(1)), Refusal)
+    twin = small.copy()
+    twin.set_node(node("b", 1, resources={"nic": 1}))
+    assert placed(decide(wish, twin, POLICY, random.Random(1))) == ("b", (0,))
+    assert isinstance(answer := decide(wish, small, POLICY, random.Random(1)), Refusal)
+    assert answer.message == "0/1 nodes fit: 1 has no nic"
+    with pytest.raises(Oversold, match="takes 1 nic of a, which has 0 free"):
+        small.place(takes("pod", "a", {"nic": 1}))
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        pytest.param({"resources": {"memory": 2**53}}, "9007199254740992 or more of memory", id="amount"),
+        pytest.param({"resources": {"memory": 10**20}}, "which no node can have; ask for less", id="larger"),
+        pytest.param({"gpus": 2**31}, "2147483648 GPUs with 0 MiB", id="gpus"),
+        pytest.param({"memory_mib": 2**31}, "1 GPUs with 2147483648 MiB", id="memory"),
+        pytest.param({"min_bandwidth_gbps": 2**31}, "each of these numbers ends at 2147483647", id="GB/s"),
+        pytest.param({"fabric": Fabric(min_ports=2**31)}, "2147483648 ports were asked for", id="ports"),
+    ],
+)
+def test_a_wish_beyond_counting_is_refused_in_words(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        request("pod", **wish)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "facts", "message"),
+    [
+        pytest.param([Device(0, memory_mib=2**24 + 1)], {}, "16777217 MiB on device 0", id="memory"),
+        pytest.param(
+            [Device(0, memory_mib=-1)], {}, "a has -1 MiB on device 0; it can be 0 to", id="negative"
+        ),
+        pytest.param([Device(0, taken_mib=2**31)], {}, "2147483648 MiB taken on device 0", id="taken"),
+        pytest.param(1, {"resources": {"cpu": 2**63}}, "9223372036854775808 cpu", id="amount"),
+        pytest.param(1, {"rdma_ports": 2**31}, "2147483648 RDMA ports", id="ports"),
+        pytest.param(2, {"links": {(0, 1): 10**400}}, "GB/s; it can be 0 to 2147483647", id="bandwidth"),
+        pytest.param(1025, {}, "a has 1025 devices; it can be 0 to 1024", id="devices"),
+    ],
+)
+def test_a_node_beyond_counting_is_refused_before_anything_is_registered(
+    gpus: Any, facts: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        node("a", gpus, **facts)

@@ -101,6 +101,18 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             id="affinity Gt",
         ),
         pytest.param(
+            {
+                "affinity": (
+                    Term((Expression("gen", "Lt", ("9" * 400,)),)),
+                    Term((Expression("good", "Exists"),)),
+                )
+            },
+            {"labels": {"gen": "3"}},
+            {"labels": {"good": "yes"}},
+            "1 does not match the node affinity",
+            id="affinity with a bound beyond 64 bits",
+        ),
+        pytest.param(
             {"affinity": (Term((Expression("gen", "Lt", ("3",)),)),)},
             {"labels": {"gen": "new"}},
             {"labels": {"gen": "2"}},
@@ -183,7 +195,7 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             {"resources": {"vendor.example/nic": 1}},
             {},
             {"resources": {"vendor.example/nic": 1}},
-            "1 has too little vendor.example/nic",
+            "1 has no vendor.example/nic",
             id="extended resource that nobody else has",
         ),
     ],

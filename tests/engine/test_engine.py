@@ -25,6 +25,7 @@ from gpu_orchestrator.engine.events import (
     Refuse,
     Tick,
 )
+from gpu_orchestrator.engine.order import PriorityThenTime
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
 from tests.builders import node, request, whole
 
@@ -137,6 +138,19 @@ def test_what_a_failed_placing_gave_back_goes_to_the_next() -> None:
     assert placed(world.tell(PlaceFailed("p"))) == ["q"]
     assert world.engine.state_of("p") == "resting"
     assert refused(world.tell(Tick(), after_s=1)) == ["p"]
+
+
+def test_what_was_asked_last_counts_when_a_placing_fails() -> None:
+    world = World(node("a", 8))
+    world.ask(request("p", 1))
+    assert world.ask(request("p", 4)) == []
+    with pytest.raises(UnknownPolicy):
+        world.ask(request("p", 2, strategy="best"))
+    assert world.tell(PlaceFailed("p")) == []
+    again = world.tell(Tick(), after_s=1)
+    assert again == [Place(request("p", 4), whole("p", "a", 0, 1, 2, 3))]
+    assert world.tell(PlaceFailed("p")) == []
+    assert world.engine.deadline(world.now) == world.now + 2, "its failures are remembered"
 
 
 def test_higher_priority_first_then_who_came_first() -> None:
@@ -291,3 +305,87 @@ def test_a_strategy_that_breaks_keeps_nobody_else_waiting() -> None:
     actions = world.ask(request("p", strategy="broken"), request("q"))
     assert (refused(actions), placed(actions)) == (["p"], ["q"])
     assert world.engine.state_of("p") == "resting"
+
+
+def _breaks_for_two(offers: Any) -> Any:
+    if offers.shape.gpus == 2:
+        raise KeyError("price")
+    return np.zeros(len(offers))
+
+
+BREAKS_FOR_TWO = Policy(Strategy("fragile", ((1.0, _breaks_for_two),)), REGISTRY.policy().allocate)
+
+
+def test_whatever_a_policy_raises_is_a_refusal_and_costs_nobody_else_anything() -> None:
+    world = World(node("a", 8), policy_of=lambda _: BREAKS_FOR_TWO)
+    actions = world.engine.handle_all(
+        [Asked(request("one")), Asked(request("two", 2)), Asked(request("three"))], now=0.0
+    )
+    assert (placed(actions), refused(actions)) == (["one", "three"], ["two"])
+    assert isinstance(actions[1], Refuse)
+    assert actions[1].refusal.message == "0/1 nodes fit: could not be judged: KeyError: 'price'"
+    assert world.engine.state_of("two") == "resting"
+    assert world.engine.why("two") == actions[1].refusal
+    assert world.engine.cluster.free_gpus("a") == 6
+    assert refused(world.tell(Tick(), after_s=1)) == ["two"], "it is tried again"
+
+
+def test_an_order_that_breaks_sets_nothing_aside() -> None:
+    class Priceless(PriorityThenTime):
+        def cost(self, request: Request) -> float:
+            raise ZeroDivisionError
+
+    world = World(node("a", 1), order=Priceless())
+    assert refused(world.ask(request("p"))) == ["p"]
+    assert world.engine.state_of("p") == "resting"
+    assert world.engine.cluster.free_gpus("a") == 1
+
+
+def test_a_policy_that_recovers_is_believed_for_all_nodes() -> None:
+    """It broke while all nodes were looked at, because there had come more than there was room for."""
+    broken = False
+
+    def moody(offers: Any) -> Any:
+        if broken:
+            raise KeyError("price")
+        return np.zeros(len(offers))
+
+    policy = Policy(Strategy("moody", ((1.0, moody),)), REGISTRY.policy().allocate)
+    world = World(*(node(f"n{i}", 1) for i in range(16)), policy_of=lambda _: policy)
+    world.ask(*(request(f"p{i}") for i in range(15)))
+    broken = True
+    world.tell(NodeSeen(node("more", 1, ready=False)))
+    assert refused(world.ask(request("q"))) == ["q"]
+    broken = False
+    assert placed(world.tell(Tick(), after_s=1)) == ["q"]
+
+
+def test_one_bad_event_of_many_is_refused_and_the_others_count() -> None:
+    world = World(node("a", 1))
+    world.tell(Held(whole("h", "a", 0)))
+    actions = world.engine.handle_all(
+        [Asked(request("bad", strategy="best")), Asked(request("good")), Gone("h")], now=0.0
+    )
+    assert (refused(actions), placed(actions)) == (["bad"], ["good"])
+    assert isinstance(actions[0], Refuse)
+    assert "UnknownPolicy: unknown strategy 'best'" in actions[0].refusal.message
+    assert world.engine.state_of("bad") is None
+
+
+def test_an_event_that_cannot_be_is_told_after_the_others_were_heard() -> None:
+    world = World(node("a", 1))
+    world.tell(Held(whole("h", "a", 0)))
+    nothing: Any = None
+    with pytest.raises(AttributeError):
+        world.engine.handle_all([NodeSeen(nothing), Asked(request("p")), Gone("h")], now=0.0)
+    assert world.engine.state_of("h") is None
+    assert placed(world.tell(Tick())) == ["p"]
+
+
+def test_who_asks_for_what_no_node_has_wakes_when_one_comes_that_has_it() -> None:
+    world = World(node("a", 1))
+    world.ask(request("p", resources={"nic": 2}), request("q", resources={"nic": 1, "other": 1}))
+    assert world.tell(NodeSeen(node("b", 1, resources={"other": 1}))) == []
+    assert world.tell(NodeSeen(node("c", 1, resources={"nic": 1}))) == []
+    assert placed(world.tell(NodeSeen(node("d", 1, resources={"nic": 2})))) == ["p"]
+    assert placed(world.tell(NodeSeen(node("b", 1, resources={"nic": 1, "other": 1})))) == ["q"]

@@ -17,6 +17,7 @@ from tests.properties.cases import cases
 from tests.properties.worlds import Ask, Free, Lose, See, Step, World, asked, worlds
 
 REGISTRY = Registry()
+AMOUNTS = (0, 1, 2, 10**9, 2**31, 2**53, 2**63, 10**30)
 Known = dict[str, tuple[Node, list[Placement]]]
 
 
@@ -191,18 +192,48 @@ def _columns(cluster: Cluster) -> dict[str, object]:
     return seen
 
 
-@cases(100)
+@cases(200)
 @given(worlds, st.integers(1, 4), st.integers(1, 3))
 def test_what_is_so_already_is_counted_even_where_it_oversells(made: World, gpus: int, pods: int) -> None:
     """GPUs of which only the number is known: as many are not free, and all come back."""
     node, cluster = made.nodes[0], Cluster(made.nodes)
     before, free = _columns(cluster), cluster.free_gpus(node.name)
-    sick = sum(not device.healthy for device in node.devices)
     taken = [Placement(f"p{i}", node.name, unnamed=gpus) for i in range(pods)]
     for placement in taken:
         cluster.account(placement)
-    left = cluster.free_gpus(node.name)
-    assert max(free - gpus * pods, 0) <= left <= max(free - max(gpus * pods - sick, 0), 0)
+    assert cluster.free_gpus(node.name) == max(free - gpus * pods, 0)
     for placement in taken:
         cluster.release(placement)
     assert _columns(cluster) == before
+
+
+@cases(200)
+@given(worlds, st.lists(st.integers(1, 2) | st.lists(st.integers(0, 5), max_size=2, unique=True), max_size=5))
+def test_what_is_free_depends_on_who_holds_and_not_on_how_that_came(
+    made: World, wishes: list[int | list[int]]
+) -> None:
+    """Some holders have devices of their own, of others only the number is known; some have left."""
+    node, rng = made.nodes[0], random.Random(made.seed)
+    held = [_holder(f"p{i}", node, wish, rng.choice(AMOUNTS)) for i, wish in enumerate(wishes)]
+    plain = Cluster([node])
+    for placement in held:
+        plain.account(placement)
+    mixed = Cluster([node])
+    others = [replace(each, key=f"other {each.key}") for each in held]
+    for placement in rng.sample(others + held, len(others + held)):
+        mixed.account(placement)
+    for placement in rng.sample(others, len(others)):
+        mixed.release(placement)
+    assert _columns(mixed) == _columns(plain)
+    named = {device for each in held if not each.unnamed for device in each.devices}
+    well = {device.id for device in node.devices if device.healthy}
+    left = len(well - named) - sum(each.unnamed for each in held)
+    assert plain.free_gpus(node.name) == max(left, 0)
+
+
+def _holder(key: str, node: Node, wish: int | list[int], amount: int) -> Placement:
+    """What is so already may be of any size."""
+    if isinstance(wish, int):
+        return Placement(key, node.name, unnamed=wish, resources=(("cpu", amount),))
+    share = {"exclusive": amount < 2, "milli": amount, "memory_mib": amount}
+    return Placement(key, node.name, devices=tuple(wish), resources=(("odd", amount),), **share)  # type: ignore[arg-type]

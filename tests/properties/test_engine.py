@@ -2,13 +2,18 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.columns import Floats
 from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.offers import Offers
+from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
@@ -30,6 +35,19 @@ from tests.properties.cases import cases
 from tests.properties.worlds import ALLOCATORS, NAMES, STRATEGIES, a_node, a_shape
 
 REGISTRY = Registry()
+STRATEGIES_AND_WORSE = (*STRATEGIES, *STRATEGIES, "fragile", "unheard")
+
+
+def with_fragile() -> Registry:
+    """One that also knows `fragile`, which breaks every third time it is asked."""
+    turns = count(1)
+
+    def opinion(offers: Offers) -> Floats:
+        if next(turns) % 3 == 0:
+            raise KeyError("price")
+        return np.zeros(len(offers))
+
+    return REGISTRY.with_plugins([("fragile", lambda: Strategy("fragile", ((1.0, opinion),)))])
 
 
 # What each event makes of a request in each phase; nothing if it is not named. "left": gone while its placing
@@ -55,13 +73,16 @@ class Model:
     """The phase every request must be in, told from events and actions alone."""
 
     phases: dict[str, str] = field(default_factory=dict)
+    wanted: dict[str, Request] = field(default_factory=dict)
     now: float = 0.0
 
     def expect(self, event: Event) -> None:
         match event:
             case Held(placement):
                 self.phases[placement.key] = "held"
-            case Asked(request):
+            case Asked(request) if request.strategy != "unheard":
+                if self.phases.get(request.key) != "held":
+                    self.wanted[request.key] = request
                 self._move(request.key, event)
             case Gone(key) | Placed(key) | PlaceFailed(key):
                 self._move(key, event)
@@ -88,10 +109,14 @@ def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
     seed: int, length: int, at_once: int, per_call: int, order: PriorityThenTime | FairBands
 ) -> None:
     rng, model = Random(seed), Model()
-    engine = Engine(REGISTRY.policy_of, Random(1), order=order, max_in_flight=at_once, max_decisions=per_call)
+    policy_of = with_fragile().policy_of
+    engine = Engine(policy_of, Random(1), order=order, max_in_flight=at_once, max_decisions=per_call)
     shapes = [a_shape(rng) for _ in range(3)]
     for number in range(length):
-        _tell(engine, model, _some_event(rng, model, shapes, number))
+        events = [_some_event(rng, model, shapes, number)]
+        if rng.random() < 0.2:
+            events.append(Asked(_request(rng, f"s{number}", shapes)))
+        _tell(engine, model, *events)
     _finish(engine, model)
 
 
@@ -126,16 +151,20 @@ def _request(rng: Random, key: str, shapes: list[Shape]) -> Request:
         rng.choice(shapes),
         priority=rng.choice([0, 50, 80, 100]),
         tenant=rng.choice("uv"),
-        strategy=rng.choice(STRATEGIES),
+        strategy=rng.choice(STRATEGIES_AND_WORSE),
         allocator=rng.choice(ALLOCATORS),
     )
 
 
-def _tell(engine: Engine, model: Model, event: Event) -> None:
+def _tell(engine: Engine, model: Model, *events: Event) -> None:
     model.now += 0.7
-    model.expect(event)
-    for action in engine.handle(event, model.now):
+    for event in events:
+        model.expect(event)
+    for action in engine.handle_all(events, model.now):
         key = action.request.key
+        if action.request.strategy == "unheard":
+            assert isinstance(action, Refuse)
+            continue
         assert model.phases[key] == "waiting", "placed twice, or placed or refused what nobody wants"
         match action:
             case Place(_, placement):
@@ -148,6 +177,8 @@ def _tell(engine: Engine, model: Model, event: Event) -> None:
 
 
 def _check_nobody_is_lost(engine: Engine, model: Model) -> None:
+    for key in model.keys("waiting"):
+        assert engine.waiting(key) == model.wanted[key], "an older wish is still followed"
     counted = Counter(engine.state_of(key) for key in model.phases)
     for key, phase in model.phases.items():
         assert engine.state_of(key) in STATES.get(phase, IN_FLIGHT), (key, phase)
@@ -165,14 +196,14 @@ def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
     for key, request in waiting.items():
         parked = engine.state_of(key) == "parked"
         if parked and (request.shape, request.strategy, request.allocator) not in awake:
-            answer = decide(request, cluster, REGISTRY.policy_of(request), Random(1))
+            answer = decide(request, cluster, REGISTRY.policy("", request.allocator), Random(1))
             assert isinstance(answer, Refusal), f"{key} sleeps though it would fit: {answer}"
             assert engine.why(key) == answer
 
 
 def _finish(engine: Engine, model: Model) -> None:
     """Once everything under way succeeds and time passes, nothing is left to do but wait for room."""
-    for _ in range(200):
+    for _ in range(400):
         flying = model.keys("flying", "left", "back")
         if flying:
             _tell(engine, model, Placed(flying[0]))

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.limits import MOST_AMOUNT
 from gpu_orchestrator.core.node import Node, Taint, node
 from gpu_orchestrator.core.request import (
     Expression,
@@ -99,7 +100,7 @@ def a_node(rng: Random, name: str) -> Node:
         name,
         devices,
         links={(a, b): rng.choice(wires) for a in range(count) for b in range(a)},
-        resources={"cpu": rng.randint(2, 8), "odd": rng.randint(0, 1)},
+        resources={"cpu": rng.randint(2, 8), "odd": rng.randint(0, 1), "rare": int(rng.random() < 0.1)},
         labels=_some_of(rng, {"zone": rng.choice(["east", "west"]), "size": rng.choice(["1", "5", "x"])}),
         taints=[Taint("gpu", rng.choice(["", "x"]), _effect(rng))] if rng.random() < 0.2 else [],
         ready=rng.random() < 0.9,
@@ -170,7 +171,7 @@ def _wishes(rng: Random) -> dict[str, Any]:
         "affinity": tuple(_term(rng) for _ in range(rng.randint(1, 2))),
         "host_ports": rng.choice([(HostPort(80),), (HostPort(80, ip="10.0.0.1"),), (HostPort(80, "UDP"),)]),
         "fabric": rng.choice([Fabric(rdma=True), Fabric(min_ports=2), Fabric(cufile=True)]),
-        "resources": (("unheard", 1),),
+        "resources": rng.choice([(("unheard", 1),), (("rare", 1),), (("cpu", MOST_AMOUNT - 1),)]),
     }
     return {name: wishes[name] for name in rng.sample(sorted(wishes), rng.randint(1, 2))}
 

@@ -43,6 +43,12 @@ class Follower:
     def versions(self) -> dict[str, str]:
         return {name: obj.metadata.resource_version for name, obj in self.known.items()}
 
+    async def knows(self, name: str, within_s: float = 30) -> None:
+        async with asyncio.timeout(within_s):
+            while name not in self.known:
+                self._news.clear()
+                await self._news.wait()
+
     async def agrees_with(self, client: Client, namespace: str, within_s: float = 30) -> None:
         """Wait until both accounts are what a list of the server gives."""
         listing = await client.list(CONFIG_MAPS, namespace, fields=OURS)

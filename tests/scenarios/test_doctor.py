@@ -48,6 +48,18 @@ def test_rights_are_missing(cluster: Cluster) -> None:
         "'gpuworkloads/status' of API group gpu.warp.dev in a ClusterRole (see config/rbac)"
     )
     assert expected in bad
+    assert any(
+        line.endswith(
+            "grant verb 'patch' on 'leases' of API group coordination.k8s.io in a Role in namespace "
+            "gpu-orchestrator-system (see config/rbac)"
+        )
+        for line in bad
+    )
+
+
+def test_the_shipped_account_has_all_its_rights(account: Path) -> None:
+    code, _, bad = doctor(account, "--component", "operator")
+    assert (code, bad) == (0, [])
 
 
 def test_the_client_certificate_has_expired(cluster: Cluster, tmp_path: Path) -> None:
@@ -92,6 +104,28 @@ def test_the_kubeconfig_is_bad(tmp_path: Path, content: str | None, said: str) -
         path.write_text(content)
     code, good, bad = doctor(path)
     assert (code, good, len(bad)) == (1, [], 1)
+    assert said in bad[0]
+
+
+@pytest.mark.parametrize(
+    ("server", "token", "said"),
+    [
+        pytest.param("https://h:99999", "t", "it must be a URL such as", id="port too high"),
+        pytest.param("https://h:abc", "t", "it must be a URL such as", id="port of letters"),
+        pytest.param("https://[::1", "t", "it must be a URL such as", id="half a bracket"),
+        pytest.param("https://127.0.0.1:1", "ab€c", "copy it again", id="a token that is none"),
+    ],
+)
+def test_the_kubeconfig_cannot_work(tmp_path: Path, server: str, token: str, said: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "current-context: x\n"
+        "contexts: [{name: x, context: {cluster: x, user: x}}]\n"
+        f"users: [{{name: x, user: {{token: '{token}'}}}}]\n"
+        f"clusters: [{{name: x, cluster: {{server: '{server}'}}}}]\n"
+    )
+    code, _, bad = doctor(path)
+    assert (code, len(bad)) == (1, 1)
     assert said in bad[0]
 
 

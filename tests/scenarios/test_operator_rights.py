@@ -1,5 +1,6 @@
 """The shipped role grants what the operator uses, and nothing else: compared with the audit log both ways."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def live_a_full_life(site: Site, account: Path, log: Path) -> None:
 def test_the_role_is_exactly_what_is_used(site: Site, account: Path, tmp_path: Path) -> None:
     live_a_full_life(site, account, tmp_path / "operator.log")
     # A watch is told to the audit log when it ends.
-    eventually(lambda: granted() <= used(site)[0], "every right was used", 10)
+    with suppress(AssertionError):
+        eventually(lambda: granted() <= used(site)[0], "every right was used", 10)
     rights, refused = used(site)
     assert rights == granted()
     assert refused == []

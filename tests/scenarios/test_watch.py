@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api.wire import ObjectMeta
 from tests.adapters.kube.objects import CONFIG_MAPS, ConfigMap
 from tests.conftest import NewCluster
-from tests.faults.proxy import Answer, Cut, CutWatch, Fault, Gone, HoldWatch, Proxy, RepeatEvents
+from tests.faults.proxy import Answer, Cut, CutWatch, DropEvents, Fault, Gone, HoldWatch, Proxy, RepeatEvents
 from tests.scale import Scale
 from tests.scenarios.follower import following
 
@@ -104,6 +105,38 @@ async def test_gone_repeats_and_refusals(cluster: Cluster, client: Client, names
                 proxy.heal()
     assert follower.watch.counts.lists == 3
     assert len(follower.deleted_uids) == len(faults)
+
+
+async def test_lost_events_are_made_good_by_the_next_list(
+    cluster: Cluster, client: Client, namespace: str
+) -> None:
+    """A lost DELETED, and one object of which both ADDED and DELETED are lost, its namesake's included."""
+    with Proxy(cluster.kubeconfig) as proxy:
+        await make(client, namespace, "gone", "again")
+        async with following(proxy.kubeconfig, namespace) as follower:
+            lost = proxy.on("watch", "configmaps", do=DropEvents(is_lost))
+            proxy.cut_watches()
+            await make(client, namespace, "brief")
+            for name in ("gone", "brief", "again"):
+                await client.delete(CONFIG_MAPS, name, namespace)
+            await make(client, namespace, "again")
+            await make(client, namespace, "seen")
+            await follower.knows(f"{namespace}/seen")
+            assert lost.hits == 5
+            assert f"{namespace}/gone" in follower.known  # wrong until it lists again
+            assert f"{namespace}/brief" not in follower.known
+
+            trigger = proxy.on("watch", "configmaps", do=Gone())
+            proxy.cut_watches()
+            await trigger.struck()
+            await follower.agrees_with(client, namespace)
+    assert set(follower.known) == {f"{namespace}/again", f"{namespace}/seen"}
+    assert len(follower.deleted_uids) == 2
+    assert follower.watch.counts.lists == 2
+
+
+def is_lost(event: dict[str, Any]) -> bool:
+    return event["object"]["metadata"].get("name") in ("gone", "brief", "again")
 
 
 async def test_pages_where_the_server_does_not_stream_lists(

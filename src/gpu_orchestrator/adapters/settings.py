@@ -73,7 +73,6 @@ class Settings:
     api_key: str = _text(allowed="a key of 32 characters or more")
     api_key_file: str = _text(allowed="a file that can be read")
     worker_token_file: str = _text(allowed="a file that can be read")
-    cors_origins: str = _text(allowed="origins separated by commas")
     redis_url: str = _text(allowed="redis://, rediss:// or unix://")
     redis_host: str = _text(allowed="a host name")
     redis_port: int = _whole(6379, 1, 65_535)
@@ -81,7 +80,11 @@ class Settings:
     redis_password: str = _text()
     redis_password_file: str = _text(allowed="a file that can be read")
     durability: Literal["normal", "strict"] = _one_of("normal", "normal", "strict")
-    data_dir: str = _text(str(Path.home() / ".local/share/gpu-orchestrator"), "a folder that can be written")
+    data_dir: str = _setting(
+        str(Path("~/.local/share/gpu-orchestrator").expanduser()),
+        "a folder that can be written",
+        lambda value: str(Path(value).expanduser()),
+    )
     max_workers: int = _whole(10, 1, 10_000)
     task_timeout: float = _number(300, 1, 604_800)
     task_soft_time_limit: float = _number(270, 0, 604_800)

@@ -34,6 +34,16 @@ DEVICE_RULES = (
         ".migProfile",
     ),
     Rule(
+        "self.exclusivity != 'Shared' || has(self.share) || has(self.memoryMiB)",
+        "devices.share, devices.memoryMiB or both must be given when devices.exclusivity is Shared",
+        ".share",
+    ),
+    Rule(
+        "self.exclusivity != 'MIG' || has(self.migProfile)",
+        "devices.migProfile must be given when devices.exclusivity is MIG",
+        ".migProfile",
+    ),
+    Rule(
         "self.policy != 'preferIds' || (has(self.preferIds) && self.preferIds.size() > 0)",
         "devices.preferIds must name at least one id when devices.policy is preferIds",
         ".preferIds",

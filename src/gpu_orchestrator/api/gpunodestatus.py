@@ -58,7 +58,7 @@ class Link(Wire, frozen=True, gc=False):
 
     pair: Annotated[
         list[Annotated[int, number("A device id.", 0, 1023)]],
-        about("Ids of the two devices, the lower one first.", at_most=2),
+        about("Ids of the two devices, the lower one first.", at_least=2, at_most=2),
     ]
     type: Annotated[LinkType, about("What connects them.")]
     bandwidth_gbps: Annotated[int, number("Bandwidth in GB/s, both directions added.", 0, INT32)] = field(

@@ -1,11 +1,14 @@
 """Kubernetes quantities ("100m", "16Gi", "1e3"), read exactly and compared as whole numbers.
 
-`whole` and `milli` round up as Kubernetes does, so nothing that is asked for is ever counted too low.
+`whole` and `milli` round up as Kubernetes does, so nothing that is asked for is ever counted too low; what is
+beyond counting they give as `MOST_AMOUNT`, which no request may ask for.
 """
 
 import re
 from fractions import Fraction
 from functools import lru_cache
+
+from gpu_orchestrator.core.limits import MOST_AMOUNT
 
 _SHAPE = re.compile(
     r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>[A-Za-z]*|[eE][+-]?[0-9]+)"
@@ -38,13 +41,13 @@ def parse(text: str) -> Fraction:
 @lru_cache(_REMEMBERED)
 def whole(text: str) -> int:
     """Units (bytes, GPUs, pods), rounded up."""
-    return _ceil(parse(text))
+    return _counted(parse(text))
 
 
 @lru_cache(_REMEMBERED)
 def milli(text: str) -> int:
     """Thousandths (of a CPU), rounded up."""
-    return _ceil(parse(text) * 1000)
+    return _counted(parse(text) * 1000)
 
 
 def _unit(suffix: str, text: str) -> Fraction:
@@ -59,5 +62,5 @@ def _unit(suffix: str, text: str) -> Fraction:
     return Fraction(10) ** int(exponent)
 
 
-def _ceil(value: Fraction) -> int:
-    return -(-value.numerator // value.denominator)
+def _counted(value: Fraction) -> int:
+    return min(-(-value.numerator // value.denominator), MOST_AMOUNT)

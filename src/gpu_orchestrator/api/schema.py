@@ -47,10 +47,10 @@ def text(description: str, at_least: int = 0, at_most: int | None = None, patter
     return Meta(min_length=at_least or None, max_length=at_most, pattern=pattern, description=description)
 
 
-def about(description: str, *, at_most: int | None = None, **extra: Any) -> Meta:
+def about(description: str, *, at_least: int | None = None, at_most: int | None = None, **extra: Any) -> Meta:
     """For everything else. `list_type="set"` becomes `x-kubernetes-list-type: set`, and so on."""
     keys = {f"x-kubernetes-{name.replace('_', '-')}": value for name, value in extra.items()}
-    return Meta(max_length=at_most, description=description, extra_json_schema=keys)
+    return Meta(min_length=at_least, max_length=at_most, description=description, extra_json_schema=keys)
 
 
 def moment(description: str) -> Meta:

@@ -5,7 +5,7 @@ are devices, not amounts, so `nvidia.com/gpu` and its like never appear among th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from gpu_orchestrator.api.kubernetes import Pod, PodSpec
 from gpu_orchestrator.api.pod import Container, NodeSelectorTerm, Requirement, Requirements
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_DEVICES, MOST_MIB, MOST_NUMBER, within
 from gpu_orchestrator.core.node import Node, Taint, node
 from gpu_orchestrator.core.request import EVERY_ADDRESS, Expression, HostPort, Shape, Term, Toleration, pairs
 
@@ -33,8 +34,8 @@ class Described(
     """A node's devices in the words of the annotation `gpu.scheduling/devices`."""
 
     model: str = ""
-    memory_mib: int = 0
-    bandwidth_gbps: int = 0
+    memory_mib: Annotated[int, msgspec.Meta(ge=0, le=MOST_MIB)] = 0
+    bandwidth_gbps: Annotated[int, msgspec.Meta(ge=0, le=MOST_NUMBER)] = 0
     islands: tuple[tuple[int, ...], ...] = ()
 
 
@@ -64,18 +65,26 @@ def node_of(seen: WireNode) -> Node:
 
 def _devices(seen: WireNode) -> dict[str, Any]:
     resource, told, labels = gpu_resource(seen), _described(seen), seen.metadata.labels
+    count = _count(seen, resource)
     island_of = {device: at for at, island in enumerate(told.islands) for device in island}
     devices = [
         Device(
             number,
             vendor=names.VENDOR_OF[resource],
             model=told.model or _first(labels, MODEL_LABELS),
-            memory_mib=told.memory_mib or _number(_first(labels, MEMORY_LABELS)),
+            memory_mib=told.memory_mib or _mib(_first(labels, MEMORY_LABELS)),
             island=island_of.get(number, -1),
         )
-        for number in range(quantity.whole(seen.status.allocatable[resource]) if resource else 0)
+        for number in range(count)
     ]
     return {"gpus": devices, "gbps": dict.fromkeys(island_of, told.bandwidth_gbps)}
+
+
+def _count(seen: WireNode, resource: str) -> int:
+    count = quantity.whole(seen.status.allocatable[resource]) if resource else 0
+    if count > MOST_DEVICES:
+        raise quantity.BadQuantity(f"{count} {resource} on one node; at most {MOST_DEVICES} can be counted")
+    return count
 
 
 def _described(seen: WireNode) -> Described:
@@ -92,8 +101,10 @@ def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
     return next((labels[key] for key in keys if key in labels), "")
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+def _mib(text: str) -> int:
+    """What no device can have counts as not told."""
+    mib = int(text) if text.isdecimal() and len(text) < 20 else 0
+    return mib if mib <= MOST_MIB else 0
 
 
 def held(pod: Pod) -> Placement | None:
@@ -134,14 +145,14 @@ def _toleration(wire: Any) -> Toleration:
 
 def _affinity(spec: PodSpec, avoid: tuple[str, ...]) -> tuple[Term, ...]:
     required = spec.affinity.node_affinity.required
-    terms = tuple(_term(term) for term in required.node_selector_terms) if required else ()
+    terms = tuple(term_of(term) for term in required.node_selector_terms) if required else ()
     if not avoid:
         return terms
     elsewhere = Expression("metadata.name", "NotIn", avoid)
     return tuple(Term(term.labels, (*term.fields, elsewhere)) for term in terms or (Term(),))
 
 
-def _term(wire: NodeSelectorTerm) -> Term:
+def term_of(wire: NodeSelectorTerm) -> Term:
     return Term(
         tuple(_expression(each) for each in wire.match_expressions),
         tuple(_expression(each) for each in wire.match_fields),
@@ -219,7 +230,7 @@ def _sum(parts: Iterable[Amounts]) -> Amounts:
     total = Amounts()
     for part in parts:
         for name, amount in part.items():
-            total[name] = total.get(name, 0) + amount
+            total[name] = within(total.get(name, 0) + amount, MOST_AMOUNT)
     return total
 
 

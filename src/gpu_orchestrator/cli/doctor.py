@@ -24,32 +24,49 @@ ANSWER_LIMIT_S = 10.0
 Component = Literal["operator", "scheduler", "agent"]
 KINDS = (GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES)
 
-# What each component does, as `group resource: verbs`.
-RIGHTS: dict[Component, tuple[tuple[str, str, str], ...]] = {
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Some verbs on one resource: everywhere, in one namespace, or on one object alone."""
+
+    group: str
+    resource: str
+    verbs: str
+    namespace: str = ""
+    name: str = ""
+
+    def each(self) -> Iterator[Access]:
+        for verb in self.verbs.split():
+            yield Access(verb, self.resource, self.group, self.namespace, self.name)
+
+
+# What each component does; a test holds the operator's part against config/rbac.
+RIGHTS: dict[Component, tuple[Right, ...]] = {
     "operator": (
-        ("", "nodes", "list watch"),
-        ("", "pods", "list watch"),
-        (names.WARP_GROUP, "gpuworkloads", "list watch patch"),
-        (names.WARP_GROUP, "gpuworkloads/status", "patch"),
-        ("batch", "jobs", "list watch create delete"),
-        ("coordination.k8s.io", "leases", "get create patch"),
-        ("events.k8s.io", "events", "create patch"),
+        Right("", "nodes", "list watch"),
+        Right("", "pods", "list watch"),
+        Right(names.WARP_GROUP, "gpuworkloads", "list watch patch"),
+        Right(names.WARP_GROUP, "gpuworkloads/status", "patch"),
+        Right("batch", "jobs", "list watch get create patch delete"),
+        Right("coordination.k8s.io", "leases", "create", names.NAMESPACE),
+        Right("coordination.k8s.io", "leases", "get patch", names.NAMESPACE, names.OPERATOR_LEASE),
+        Right("events.k8s.io", "events", "create patch"),
     ),
     "scheduler": (
-        ("", "nodes", "list watch"),
-        ("", "pods", "list watch"),
-        ("", "pods/binding", "create"),
-        ("", "pods/eviction", "create"),
-        (names.SCHEDULING_GROUP, "gpuclaims", "list watch patch"),
-        (names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
-        (names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
-        ("coordination.k8s.io", "leases", "get list watch create patch delete"),
-        ("events.k8s.io", "events", "create patch"),
+        Right("", "nodes", "list watch"),
+        Right("", "pods", "list watch"),
+        Right("", "pods/binding", "create"),
+        Right("", "pods/eviction", "create"),
+        Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch patch"),
+        Right(names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
+        Right(names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
+        Right("coordination.k8s.io", "leases", "get list watch create patch delete"),
+        Right("events.k8s.io", "events", "create patch"),
     ),
     "agent": (
-        ("", "pods", "list watch"),
-        (names.SCHEDULING_GROUP, "gpunodestatuses", "get create patch"),
-        (names.SCHEDULING_GROUP, "gpunodestatuses/status", "patch"),
+        Right("", "pods", "list watch"),
+        Right(names.SCHEDULING_GROUP, "gpunodestatuses", "get create patch"),
+        Right(names.SCHEDULING_GROUP, "gpunodestatuses/status", "patch"),
     ),
 }
 
@@ -119,18 +136,13 @@ async def _installed(client: Client, group: str, version: str, plural: str) -> F
 
 def _wanted(component: Component | None) -> Iterator[Access]:
     chosen = [component] if component else list(RIGHTS)
-    wanted = {
-        Access(verb, resource, group): None
-        for name in chosen
-        for group, resource, verbs in RIGHTS[name]
-        for verb in verbs.split()
-    }
-    yield from wanted
+    yield from dict.fromkeys(access for name in chosen for right in RIGHTS[name] for access in right.each())
 
 
 def _missing(access: Access) -> str:
     group = f" of API group {access.group}" if access.group else ""
+    where = f"a Role in namespace {access.namespace}" if access.namespace else "a ClusterRole"
     return (
         f"this identity may not {access}; grant verb '{access.verb}' on '{access.resource}'{group} "
-        "in a ClusterRole (see config/rbac)"
+        f"in {where} (see config/rbac)"
     )

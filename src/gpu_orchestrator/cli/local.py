@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -50,6 +51,7 @@ def _greet(host: hosting.Host) -> None:
     console.print(f"data, client key and worker token are in {host.settings.data_dir}")
     console.print("\nTry, in another terminal:")
     for line in (
+        *([] if shutil.which("gpu-orchestrator") else [f"export PATH={Path(sys.executable).parent}:$PATH"]),
         'gpu-orchestrator task submit echo \'{"hello": "world"}\' --wait',
         "gpu-orchestrator task submit sleep '{\"seconds\": 5}' --memory 4GB",
         "gpu-orchestrator worker list",

@@ -21,8 +21,8 @@ def operator(
     namespace: str = "",
     leader_elect: bool = True,
     leader_election_namespace: str = names.NAMESPACE,
-    metrics_bind_address: str = ":8080",
-    health_probe_bind_address: str = ":8081",
+    metrics_bind_address: str = "127.0.0.1:8080",
+    health_probe_bind_address: str = "127.0.0.1:8081",
     v: Annotated[int, Parameter(name="--v")] = 0,
 ) -> None:
     """Find a node for each GPUWorkload and run it there as a Job.

@@ -41,15 +41,19 @@ class Miss:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """`reasons` count nodes by the first thing that keeps each from fitting, most frequent first. `never`
-    says that no node of this cluster could take the request even when empty, ready and healthy."""
+    says that no node of this cluster could take the request even when empty, ready and healthy. `error` is
+    what kept anybody from looking: a policy that broke, or that nobody knows."""
 
     nodes: int
     reasons: tuple[tuple[str, int], ...] = ()
     nearest: Miss | None = None
     never: bool = False
+    error: str = ""
 
     @property
     def message(self) -> str:
+        if self.error:
+            return f"0/{self.nodes} nodes fit: {self.error}"
         if not self.nodes:
             return "0/0 nodes fit: there are no nodes"
         counted = ", ".join(

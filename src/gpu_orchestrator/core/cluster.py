@@ -67,8 +67,8 @@ class Cluster:
         row = self.row(placement.node)
         if placement.key in self.usage.held[row]:
             raise Oversold(f"{placement.key} already holds something on {placement.node}; release it first")
-        self._know_kinds(placement)
         self.usage.check(self.inventory, row, placement)
+        self._know_kinds(placement)
         self.usage.add(self.inventory, row, placement)
         self._note(row)
 
@@ -121,5 +121,5 @@ class Cluster:
     def _know_kinds(self, placement: Placement) -> None:
         """A placement may take something no node was ever seen to offer: give it a column."""
         for name, _ in placement.resources:
-            self.inventory.kind(name)
+            self.inventory.learn(name)
         self.usage.resize(0, 0, len(self.inventory.kinds_of))

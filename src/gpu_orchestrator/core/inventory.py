@@ -78,7 +78,7 @@ class Inventory(Table):
     def put(self, node: Node) -> int:
         """Write a node's facts into its row, or into a new one; the columns may grow."""
         for name, _ in node.resources:
-            self.kind(name)
+            self.learn(name)
         row = self.row_of.get(node.name)
         if row is None:
             row = self._new_row(node.name)
@@ -96,8 +96,13 @@ class Inventory(Table):
         return row
 
     def kind(self, resource: str) -> int:
-        """The column of a resource; asking makes it."""
-        return self.kinds_of.number(resource)
+        """The column of a resource; 0, which stays empty, for one that no node offers and nobody holds.
+        Asking makes none: whoever asks for ever new resources must not fill the memory."""
+        return self.kinds_of.numbers.get(resource, 0)
+
+    def learn(self, resource: str) -> None:
+        """Somebody offers or holds it: give it a column."""
+        self.kinds_of.number(resource)
 
     def label(self, key: str) -> Small:
         """Each node's value of one label, as a number; 0 where it has none. Made when first asked for."""

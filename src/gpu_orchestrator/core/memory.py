@@ -43,6 +43,9 @@ class Memory:
         if len(self._kept) > KEEP:
             del self._kept[next(iter(self._kept))]
 
+    def forget(self, key: Key) -> None:
+        self._kept.pop(key, None)
+
     def __len__(self) -> int:
         return len(self._kept)
 

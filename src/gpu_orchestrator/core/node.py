@@ -3,11 +3,11 @@
 `node(...)` builds one with defaults; the cluster notices by equality when nothing changed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_orchestrator.core import topology
+from gpu_orchestrator.core import limits, topology
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.request import pairs
@@ -49,6 +49,17 @@ class Node:
             raise InvalidRequest(
                 f"node {self.name} has devices {ids}, its topology speaks of {self.topology.ids}"
             )
+        limits.check(f"node {self.name} has", self._numbers())
+
+    def _numbers(self) -> Iterator[tuple[str, int, int]]:
+        yield "devices", len(self.devices), limits.MOST_DEVICES
+        yield "RDMA ports", self.rdma_ports, limits.MOST_NUMBER
+        yield "GB/s", self.topology.levels[0] if self.topology.levels else 0, limits.MOST_NUMBER
+        for name, amount in self.resources:
+            yield name, amount, limits.MOST_AMOUNT
+        for device in self.devices:
+            yield f"MiB on device {device.id}", device.memory_mib, limits.MOST_MIB
+            yield f"MiB taken on device {device.id}", device.taken_mib, limits.MOST_MIB
 
 
 def node(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_NUMBER
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
 Mode = Literal["Required", "Preferred", "Ignore"]
@@ -161,6 +162,11 @@ def pairs(amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[tuple
 def _check(shape: Shape) -> None:
     if shape.gpus < 0:
         raise InvalidRequest(f"{shape.gpus} GPUs were asked for; ask for 0 or more")
+    if max(shape.gpus, shape.memory_mib, shape.min_bandwidth_gbps, shape.fabric.min_ports) > MOST_NUMBER:
+        raise InvalidRequest(
+            f"{shape.gpus} GPUs with {shape.memory_mib} MiB, {shape.min_bandwidth_gbps} GB/s and "
+            f"{shape.fabric.min_ports} ports were asked for; each of these numbers ends at {MOST_NUMBER}"
+        )
     if not shape.exclusive and not 0 <= shape.milli <= WHOLE:
         raise InvalidRequest(f"a share of {shape.milli} milli-GPU was asked for; a share is 1 to {WHOLE}")
     if not shape.exclusive and shape.gpus and not (shape.milli or shape.memory_mib):
@@ -172,3 +178,7 @@ def _check(shape: Shape) -> None:
     for name, amount in shape.resources:
         if amount < 0:
             raise InvalidRequest(f"{amount} of {name} was asked for; an amount cannot be negative")
+        if amount >= MOST_AMOUNT:
+            raise InvalidRequest(
+                f"{MOST_AMOUNT} or more of {name} was asked for, which no node can have; ask for less"
+            )

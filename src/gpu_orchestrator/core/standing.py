@@ -94,7 +94,11 @@ def current(shape: Shape, cluster: "Cluster", policy: Policy) -> Standing:
         filters = compile_filters(shape, cluster.inventory)
         standing = Standing(Kind(shape, cluster.inventory), policy, filters)
         cluster.memory.keep(key, standing)
-    standing.mend(cluster)
+    try:
+        standing.mend(cluster)
+    except Exception:  # an opinion broke: what is half mended would be taken for the truth the next time
+        cluster.memory.forget(key)
+        raise
     return standing
 
 

@@ -1,7 +1,8 @@
 """What of each node is taken and by whom, in columns. A placement adds itself and is taken out again exactly.
 
 `held` keeps, per row, the placements by key; a row's dict is replaced and never changed, so that copies may
-share it.
+share it. Stand-ins for GPUs of which only the number is known are chosen anew with every change of their row,
+so what is free depends on who holds, not on the order in which that became known.
 """
 
 from dataclasses import replace
@@ -14,6 +15,7 @@ from gpu_orchestrator.core.columns import Floats, Ints, Small, Table
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import Oversold
 from gpu_orchestrator.core.inventory import Inventory
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
 
 
 class Usage(Table):
@@ -57,15 +59,18 @@ class Usage(Table):
         self.held[row] = {}
 
     def add(self, inventory: Inventory, row: int, placement: Placement) -> None:
-        named = self._stand_in(inventory, row, placement)
-        self.held[row] = {**self.held[row], placement.key: named}
-        self._take(inventory, row, named, 1)
+        held = self._without_stand_ins(inventory, row)
+        held[placement.key] = placement
+        if not placement.unnamed:
+            self._take(inventory, row, placement, 1)
+        self._stand_in(inventory, row, held)
 
     def remove(self, inventory: Inventory, row: int, key: str) -> Placement:
-        rest = self.held[row].copy()
-        placement = rest.pop(key)
-        self.held[row] = rest
-        self._take(inventory, row, placement, -1)
+        held = self._without_stand_ins(inventory, row)
+        placement = held.pop(key)
+        if not placement.unnamed:
+            self._take(inventory, row, placement, -1)
+        self._stand_in(inventory, row, held)
         return placement
 
     def check(self, inventory: Inventory, row: int, placement: Placement) -> None:
@@ -81,19 +86,29 @@ class Usage(Table):
                     f"{placement.key} was given device {device} of {placement.node}, which is taken"
                 )
         for name, amount in placement.resources:
-            if (free := int(self.free[row, inventory.kind(name)])) < amount:
+            if (free := self._free_of(row, inventory.kind(name))) < amount:
                 raise Oversold(
                     f"{placement.key} takes {amount} {name} of {placement.node}, which has {free} free"
                 )
 
+    def _free_of(self, row: int, kind: int) -> int:
+        """A copy may know resources for which there is no column here yet."""
+        return self.free.item(row, kind) if kind < self.kinds else 0
+
     def _count_held(self, inventory: Inventory, row: int) -> None:
-        """Those with devices of their own first, then find stand-ins among what is left for the others: a
-        node may show its devices only after it runs pods that use them."""
+        """A node may show its devices only after it runs pods that use them."""
+        for placement in self.held[row].values():
+            if not placement.unnamed:
+                self._take(inventory, row, placement, 1)
+        self._stand_in(inventory, row, self.held[row].copy())
+
+    def _without_stand_ins(self, inventory: Inventory, row: int) -> dict[str, Placement]:
+        """A copy of what is held, with the columns as if only those with devices of their own held any."""
         held = self.held[row].copy()
-        for key, placement in sorted(held.items(), key=lambda item: item[1].unnamed > 0):
-            held[key] = self._stand_in(inventory, row, placement)
-            self._take(inventory, row, held[key], 1)
-        self.held[row] = held
+        for placement in held.values():
+            if placement.unnamed:
+                self._take(inventory, row, placement, -1)
+        return held
 
     def _has_room(self, row: int, position: int, placement: Placement) -> bool:
         if placement.exclusive:
@@ -104,11 +119,12 @@ class Usage(Table):
 
     def _take(self, inventory: Inventory, row: int, placement: Placement, sign: int) -> None:
         position, spare, whole = _topology_positions(inventory, row), 0, 0
-        milli = sign * (WHOLE if placement.exclusive else placement.milli)
+        milli = sign * (WHOLE if placement.exclusive else within(placement.milli, WHOLE))
+        shared_mib = within(placement.memory_mib, MOST_MIB)
         for device in placement.devices:
             if (at := position.get(device)) is None:
                 continue  # the device dropped out of the node; its holder comes back with it
-            mib = inventory.memory_mib.item(row, at) if placement.exclusive else placement.memory_mib
+            mib = inventory.memory_mib.item(row, at) if placement.exclusive else shared_mib
             before, holders = self.free_milli.item(row, at), self.holders.item(row, at)
             self.free_milli[row, at] = before - milli
             self.free_mib[row, at] -= sign * mib
@@ -117,7 +133,7 @@ class Usage(Table):
                 spare += max(before - milli, 0) - max(before, 0)
                 whole += (holders + sign == 0) - (holders == 0)
         for name, amount in placement.resources:
-            self.free[row, inventory.kind(name)] -= sign * amount
+            self.free[row, inventory.kind(name)] -= sign * within(amount, MOST_AMOUNT)
         self._set_sums(inventory, row, self.whole.item(row) + whole, self.spare_milli.item(row) + spare)
 
     def _sum(self, inventory: Inventory, row: int) -> None:
@@ -131,12 +147,21 @@ class Usage(Table):
         self.whole[row], self.spare_milli[row] = whole, spare
         self.gpu_load[row] = 1.0 - spare / (gpus * WHOLE) if gpus else 0.0
 
-    def _stand_in(self, inventory: Inventory, row: int, placement: Placement) -> Placement:
-        """Devices for GPUs of which only the number is known: free ones first, then, if reality has
-        oversold the node, the least used."""
-        if not placement.unnamed:
-            return placement
-        ids = sorted(_topology_positions(inventory, row).items(), key=lambda item: self.holders[row, item[1]])
+    def _stand_in(self, inventory: Inventory, row: int, held: dict[str, Placement]) -> None:
+        """Let this be held, with stand-ins for who has no devices of their own, found among what is left."""
+        for key in sorted(key for key, placement in held.items() if placement.unnamed):
+            held[key] = self._with_stand_ins(inventory, row, held[key])
+            self._take(inventory, row, held[key], 1)
+        self.held[row] = held
+
+    def _with_stand_ins(self, inventory: Inventory, row: int, placement: Placement) -> Placement:
+        """Free devices first, healthy ones before all: a device plugin gives out no others. Then, if reality
+        has oversold the node, the least used."""
+
+        def worst_last(item: tuple[int, int]) -> tuple[int, bool]:
+            return self.holders.item(row, item[1]), not inventory.usable.item(row, item[1])
+
+        ids = sorted(_topology_positions(inventory, row).items(), key=worst_last)
         return replace(placement, devices=tuple(device for device, _ in ids[: placement.unnamed]))
 
 

@@ -17,7 +17,6 @@ from typing import Literal
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, why_not
-from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.backoff import Backoff
@@ -45,8 +44,10 @@ State = Literal["active", "parked", "resting", "in flight", "held"]
 
 class Engine:
     """`policy_of` may raise for a request it does not understand: then `handle` raises and has taken nothing
-    in. `max_in_flight` bounds what is decided and not yet done, so that what arrives later can still go
-    first; `max_decisions` bounds one call, so that a host stays responsive: `deadline` then says "now"."""
+    in, and `handle_all` refuses that request and takes in the rest. A policy that breaks while it decides
+    refuses its request, which rests and is tried again. `max_in_flight` bounds what is decided and not yet
+    done, so that what arrives later can still go first; `max_decisions` bounds one call, so that a host stays
+    responsive: `deadline` then says "now"."""
 
     def __init__(
         self,
@@ -78,15 +79,32 @@ class Engine:
         return self._cache.cluster
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come."""
-        return self.handle_all((event,), now)
+        """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come.
+        Raises what `policy_of` raises, before anything has changed."""
+        actions: list[Action] = []
+        self._hear(event, now, actions)
+        return self._act(now, actions)
 
     def handle_all(self, events: Iterable[Event], now: float) -> list[Action]:
         """Take in what happened at once, in order, and decide afterwards: who waits is looked at once for all
-        that became free, not once for each."""
+        that became free, not once for each. A request that `policy_of` does not understand is refused and
+        does not wait; the other events count all the same. An event that cannot be at all raises after they
+        were heard, and before anything is decided."""
         actions: list[Action] = []
+        failed: Exception | None = None
         for event in events:
-            self._hear(event, now, actions)
+            try:
+                self._hear(event, now, actions)
+            except Exception as error:  # `policy_of` is not ours; whatever it raises is about this one alone
+                if isinstance(event, Asked):
+                    actions.append(Refuse(event.request, self._broken(error)))
+                else:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+        return self._act(now, actions)
+
+    def _act(self, now: float, actions: list[Action]) -> list[Action]:
         self._wake_rested(now)
         self._decide_what_can_be(now, actions)
         return actions
@@ -100,8 +118,12 @@ class Engine:
 
     def why(self, key: str) -> Refusal | None:
         """Why a waiting request does not fit as things are now; None if it does, or does not wait."""
-        waiting = self._waiting.get(key)
-        return None if waiting is None else why_not(waiting.request.shape, self.cluster, waiting.policy)
+        if (waiting := self._waiting.get(key)) is None:
+            return None
+        try:
+            return why_not(waiting.request.shape, self.cluster, waiting.policy)
+        except Exception as error:  # the same policy refuses it in `_decide`, in the same words
+            return self._broken(error)
 
     def state_of(self, key: str) -> State | None:
         """Where a request is; None if the engine does not know it."""
@@ -152,8 +174,7 @@ class Engine:
     def _ask(self, event: Asked, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
         if key in self._in_flight:
-            if key in self._left:
-                self._left[key] = event  # left and came back while its placing is under way: after that
+            self._ask_in_flight(event, self._in_flight[key])
             return
         known = self._waiting.get(key)
         if self._cache.holds(key) or (known is not None and known.request == request):
@@ -164,6 +185,16 @@ class Engine:
         self._waiting[key] = waiting
         if not self._join_sleepers(waiting, actions):
             self._active.push(waiting)
+
+    def _ask_in_flight(self, event: Asked, flying: Waiting) -> None:
+        """Its placing is under way. If it had left, it comes back after that; else what it wants now counts
+        if the placing fails."""
+        newer = self._enter(event.request, flying.since)
+        if event.request.key in self._left:
+            self._left[event.request.key] = event
+        elif newer.request != flying.request:
+            newer.attempts = flying.attempts
+            self._in_flight[event.request.key] = newer
 
     def _enter(self, request: Request, since: float) -> Waiting:
         order = self._order
@@ -275,18 +306,27 @@ class Engine:
     def _decide(self, waiting: Waiting, now: float) -> Action:
         request = waiting.request
         try:
-            answer = decide(request, self.cluster, waiting.policy, self._rng)
-        except (
-            CoreError
-        ) as error:  # a policy from outside broke its promise: others go on, this one is not lost
+            answer, cost = self._judge(waiting)
+        except Exception as error:  # policy and order are not ours: others go on, and this one is not lost
             self._rest(waiting, now)
             self._call_next(waiting)
-            return Refuse(request, Refusal(len(self.cluster), ((str(error), len(self.cluster)),)))
+            return Refuse(request, self._broken(error))
         if isinstance(answer, Refusal):
             self._parking.sleep(waiting, answer, self.cluster)
             return Refuse(request, answer)
-        self._cache.assume(answer)
         self._in_flight[request.key] = self._waiting.pop(request.key)
-        self._turns.charge(waiting.flow, self._order.cost(request))
+        self._turns.charge(waiting.flow, cost)
         self._call_next(waiting)
         return Place(request, answer)
+
+    def _judge(self, waiting: Waiting) -> tuple[Placement | Refusal, float]:
+        """The answer, already set aside, and what it costs. All that may raise is asked before."""
+        cost = self._order.cost(waiting.request)
+        answer = decide(waiting.request, self.cluster, waiting.policy, self._rng)
+        if isinstance(answer, Placement):
+            self._cache.assume(answer)
+        return answer, cost
+
+    def _broken(self, error: Exception) -> Refusal:
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return Refusal(len(self.cluster), error=f"could not be judged: {said}")

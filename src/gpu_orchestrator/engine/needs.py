@@ -20,11 +20,17 @@ class Needs:
     def __init__(self) -> None:
         self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
         self._least: tuple[int, int] | None = None
+        self._unheard: dict[int, Shape] = {}
+        self._kinds = 0
 
     def set(self, slot: int, shape: Shape, cluster: Cluster) -> None:
+        self.clear(slot)
+        if not all(cluster.inventory.kind(name) for name, _ in shape.resources):
+            self._unheard[slot] = shape  # no node helps until one offers what no node has
+            self._make_room(0, slot + 1)
+            return
         kinds = [(FIRST_RESOURCE + cluster.inventory.kind(name), amount) for name, amount in shape.resources]
         self._make_room(1 + max((kind for kind, _ in kinds), default=0), slot + 1)
-        self._least = None
         needs = self._table[:, slot]
         needs[:] = NOTHING
         if shape.exclusive:
@@ -36,11 +42,13 @@ class Needs:
 
     def clear(self, slot: int) -> None:
         self._least = None
+        self._unheard.pop(slot, None)
         if slot < self._table.shape[1]:
             self._table[:, slot] = IMPOSSIBLE
 
     def met_by(self, cluster: Cluster, row: int) -> list[int]:
         """Slots for which this node has, by the numbers, enough. Devices first: they decide most often."""
+        self._hear_of_new(cluster)
         usage, table = cluster.usage, self._table
         whole, milli = usage.whole.item(row), usage.spare_milli.item(row)
         if self._least is None:
@@ -55,6 +63,13 @@ class Needs:
         enough = np.logical_and.reduce(table[FIRST_RESOURCE:, slots] <= has[:, None], axis=0)
         found: list[int] = slots[enough].tolist()
         return found
+
+    def _hear_of_new(self, cluster: Cluster) -> None:
+        """Look again at shapes that asked for what nobody offered, once somebody offers something new."""
+        if self._kinds != (kinds := len(cluster.inventory.kinds_of)):
+            self._kinds = kinds
+            for slot, shape in list(self._unheard.items()):
+                self.set(slot, shape, cluster)
 
     def _make_room(self, kinds: int, slots: int) -> None:
         old = self._table

@@ -103,12 +103,9 @@ async def test_in_a_pod(tmp_path: Path) -> None:
     assert (await found.credentials.current()).token == "t1"
 
 
-def test_a_proxy_can_be_set_and_must_be_http(tmp_path: Path) -> None:
+def test_a_proxy_can_be_set(tmp_path: Path) -> None:
     cluster = {"server": "https://h", "proxy-url": "http://proxy:3128"}
     assert config.load(write(tmp_path / "k", cluster=cluster)).proxy == "http://proxy:3128"
-    cluster["proxy-url"] = "socks5://proxy"
-    with pytest.raises(ConfigError, match=r"socks5://proxy.*use an http"):
-        config.load(write(tmp_path / "k", cluster=cluster))
 
 
 PAIR = AUTHORITY.pair("bob")
@@ -125,7 +122,29 @@ PAIR = AUTHORITY.pair("bob")
         pytest.param({"clusters": []}, "does not define 'c', the cluster of context 'ctx'", id="no cluster"),
         pytest.param({"users": []}, "does not define 'u', the user of context 'ctx'", id="no user"),
         pytest.param({"clusters": 7}, r"is not one: Expected `array.*\$.clusters", id="not a list"),
-        pytest.param({"cluster": {"server": "host:6443"}}, "it must be a URL such as", id="no URL"),
+        *(
+            pytest.param({"cluster": {"server": url}}, "it must be a URL such as https://host:6443", id=url)
+            for url in (
+                "host:6443",
+                "https://h:99999",
+                "https://h:abc",
+                "https://h:0",
+                "https://[::1",
+                "https://a..b",
+                f"https://{'a' * 64}",
+                "https://h/ü",
+                "https://h\u20ac",
+                "https://h /",
+            )
+        ),
+        *(
+            pytest.param(
+                {"cluster": {"server": "https://h", "tls-server-name": name}},
+                f"tls-server-name in .* is '{name}'",
+                id=f"name {name}",
+            )
+            for name in (".h", "a..b")
+        ),
         pytest.param(
             {"cluster": {"server": "https://h", "certificate-authority": "no.crt"}},
             "cannot read the certificate-authority file of context .*no.crt: No such file",
@@ -182,6 +201,21 @@ def test_not_a_kubeconfig(tmp_path: Path, content: str, message: str) -> None:
 def test_nothing_to_load(tmp_path: Path, env: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.load(env={"HOME": str(tmp_path), **env})
+
+
+@pytest.mark.parametrize("port", ["tcp://10.0.0.1:443", "99999"])
+def test_a_pod_with_a_wrong_port(tmp_path: Path, port: str) -> None:
+    pod(tmp_path, token="t1", ca_crt=AUTHORITY.pem.decode())
+    env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+    with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_PORT is .*must be a URL"):
+        config.in_cluster(env, tmp_path)
+
+
+@pytest.mark.parametrize("proxy", ["socks5://proxy", "http://[::1", "http://proxy:99999", "proxy:3128"])
+def test_a_wrong_proxy(tmp_path: Path, proxy: str) -> None:
+    path = write(tmp_path / "k", cluster={"server": "https://h", "proxy-url": proxy})
+    with pytest.raises(ConfigError, match="use an http:// or https:// proxy"):
+        config.load(path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.adapters.kube.credentials import Exec, ExecEnv, ExecSpec
+from gpu_orchestrator.adapters.kube.credentials import Exec, ExecEnv, ExecSpec, TokenFile
 from gpu_orchestrator.adapters.kube.errors import ConfigError
 
 V1 = "client.authentication.k8s.io/v1"
@@ -116,3 +116,16 @@ async def test_a_plugin_that_hangs_ends_with_us(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not is_running(tmp_path / "pid")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(b"", "is empty; write a token into it", id="empty"),
+        pytest.param(b"\xff\xfe", "is not a text file; write a token into it", id="not text"),
+    ],
+)
+async def test_a_token_file_without_a_token(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        await TokenFile(tmp_path / "token").current()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.events import PER_OBJECT, Recorder, Reference
+from gpu_orchestrator.adapters.kube.events import PER_REASON, Recorder, Reference
 from gpu_orchestrator.adapters.kube.transport import Answer, Request
 from tests.adapters.kube.scripted import Scripted, answer, refusal
 
@@ -36,6 +36,9 @@ class Server(Scripted):
     @property
     def seen(self) -> list[tuple[str, dict[str, Any]]]:
         return [(request.method, json.loads(request.body or b"")) for request in self.requests]
+
+    def posts(self, reason: str) -> list[dict[str, Any]]:
+        return [event for method, event in self.seen if method == "POST" and event["reason"] == reason]
 
 
 @asynccontextmanager
@@ -128,19 +131,68 @@ async def test_a_slow_server_does_not_slow_the_caller() -> None:
         assert not await recorder.drain(timeout_s=1)
 
 
-async def test_an_object_with_too_much_to_tell_is_cut_short() -> None:
+async def test_many_refusals_share_one_event_and_hide_nothing_else() -> None:
     server = Server()
     async with recording(server) as recorder:
         for number in range(100):
             recorder.warning(POD, "FailedScheduling", f"attempt {number}")
-        recorder.normal(Reference("Pod", "other", "ns"), "Scheduled", "bound")
+        recorder.normal(POD, "Scheduled", "bound to a")
         await recorder.drain()
-        assert len(server.seen) == PER_OBJECT + 1
-        assert recorder.dropped == 100 - PER_OBJECT
+        told = [event for _, event in server.seen]
+        assert [event["note"] for event in told] == [
+            *(f"attempt {number}" for number in range(PER_REASON)),
+            f"among others: attempt {PER_REASON}",
+            "bound to a",
+        ]
+        assert told[-2]["series"]["count"] == 100 - PER_REASON
+        assert recorder.dropped == 0
         await asyncio.sleep(600)
         recorder.warning(POD, "FailedScheduling", "much later")
         await recorder.drain()
     assert server.seen[-1][1]["note"] == "much later"
+
+
+async def test_each_placement_and_eviction_is_told() -> None:
+    """A workload that is moved about for an hour, refused again and again in between."""
+    server = Server()
+    async with recording(server) as recorder:
+        for number in range(60):
+            recorder.normal(POD, "Scheduled", f"bound to {number}")
+            recorder.warning(POD, "Preempted", f"made way for {number}")
+            for other in range(5):
+                recorder.warning(POD, "FailedScheduling", f"{number}/{other} nodes fit")
+            await asyncio.sleep(60)
+        assert await recorder.drain()
+    assert recorder.dropped == 0
+    assert counted(server, "Scheduled") == counted(server, "Preempted") == 60
+    assert counted(server, "FailedScheduling") == 300
+    assert len(server.posts("FailedScheduling")) < 40
+
+
+def counted(server: Server, reason: str) -> int:
+    """How often it was told, by the last count of each event."""
+    counts = {event["metadata"]["name"]: repeats(event) for event in server.posts(reason)}
+    for request in server.requests:
+        name = request.target.rpartition("/")[2]
+        if request.method == "PATCH" and name in counts:
+            counts[name] = repeats(json.loads(request.body or b""))
+    return sum(counts.values())
+
+
+def repeats(event: dict[str, Any]) -> int:
+    count: int = event.get("series", {}).get("count", 1)
+    return count
+
+
+async def test_what_shares_an_event_is_told_anew_after_a_while() -> None:
+    """Its note cannot be changed, and an hour-old refusal explains nothing."""
+    server = Server()
+    async with recording(server) as recorder:
+        for number in range(3600):
+            recorder.warning(POD, "FailedScheduling", f"attempt {number}")
+            await asyncio.sleep(1)
+    shared = [event for event in server.posts("FailedScheduling") if event["note"].startswith("among others")]
+    assert 6 <= len(shared) <= 7
 
 
 async def test_a_refusal_is_counted_and_the_rest_goes_on() -> None:

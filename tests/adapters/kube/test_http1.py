@@ -16,7 +16,11 @@ ANSWERS = {
     "empty": OK + b"Content-Length: 0\r\n\r\n",
     "chunks": OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"6\r\nhello\r\r\n5;x=y\r\n\nyou\n\r\n0\r\n\r\n",
     "trailer": OK + b"transfer-encoding: chunked\r\n\r\n" + b"B\r\nhello\r\nyou\n\r\n0\r\nA: b\r\n\r\n",
+    "announced": b"HTTP/1.1 100 Continue\r\nContent-Length: 3\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n"
+    + OK
+    + b"Content-Length: 11\r\n\r\nhello\r\nyou\n",
 }
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def play(raw: bytes, cuts: list[int], max_bytes: int = 100) -> tuple[list[Answer], Parser]:
@@ -89,7 +93,22 @@ def test_headers_of_refusals() -> None:
             "larger than",
             id="long in chunks",
         ),
-        pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", "says its length", id="no number"),
+        pytest.param(CHUNKED + b"xyz\r\n", "says its length", id="chunk of no number"),
+        pytest.param(CHUNKED + b"-6\r\nabcdefgh\r\n", "says its length is b'-6'", id="negative chunk"),
+        pytest.param(CHUNKED + b"+6\r\n", "says its length", id="chunk with a sign"),
+        pytest.param(CHUNKED + b"0x6\r\n", "says its length", id="chunk with a prefix"),
+        pytest.param(CHUNKED + b"1_0\r\n", "says its length", id="chunk as Python writes numbers"),
+        pytest.param(CHUNKED + b"\r\n", "says its length", id="chunk without a length"),
+        pytest.param(CHUNKED + b"65\r\n", "larger than", id="long chunk, by its own account"),
+        pytest.param(CHUNKED + b"3\r\nabcdef\r\n", "longer than it says", id="chunk past its end"),
+        pytest.param(CHUNKED + b"1" * (65 << 10), "head of an answer or of its chunk", id="endless length"),
+        pytest.param(CHUNKED + b"0\r\n" + b"x" * (65 << 10), "head of an answer", id="endless trailer"),
+        pytest.param(OK + b"Content-Length: \xb2\r\n\r\n", "its length is", id="no ASCII digit"),
+        pytest.param(OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", "its length is", id="no number"),
+        pytest.param(b"HTTP/1.1 \xb200 OK\r\n\r\n", "not an HTTP answer", id="status of other digits"),
+        pytest.param(
+            b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "nobody asked for", id="another protocol at once"
+        ),
         pytest.param(b"x" * (65 << 10), "head of an answer", id="endless head"),
     ],
 )

@@ -48,6 +48,16 @@ def test_replace_tells_what_was_deleted_meanwhile_first() -> None:
     assert held.replace({key(kept): kept, key(new): new}) == [(gone, None), (None, new)]
 
 
+def test_a_list_wins_also_with_a_lower_version() -> None:
+    """As after a restore of etcd: the future that was lost must not stay."""
+    held, lost, true = store(), config_map(version=900, color="red"), config_map(version=500, color="blue")
+    held.put(lost)
+    assert held.replace({key(true): true}) == [(lost, true)]
+    assert held.get(key(true)) is true
+    assert (held.by("color", "red"), held.by("color", "blue")) == ([], [true])
+    assert held.replace({key(true): config_map(version=500, color="blue")}) == []
+
+
 def test_indices_follow_changes() -> None:
     held = store()
     held.put(config_map("a", color="red,blue"))
@@ -72,8 +82,9 @@ def test_changes_add_up_to_the_last_state(states: list[dict[str, tuple[int, int,
     """Whoever follows the changes alone knows what the store knows, and its index agrees with its objects."""
     held, followed = store(), dict[str, ConfigMap]()
     for step, state in enumerate(states):
+        epoch = step * 3 % 7  # versions also fall, as after a restore
         objects = [
-            config_map(name, uid=str(uid), version=100 * step + version, color=color)
+            config_map(name, uid=str(uid), version=100 * epoch + version, color=color)
             for name, (uid, version, color) in state.items()
         ]
         for old, new in held.replace({key(obj): obj for obj in objects}):

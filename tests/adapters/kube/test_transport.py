@@ -204,3 +204,28 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
+
+
+@pytest.mark.parametrize("token", ["ab€c", "ab\nc"])
+async def test_a_token_that_cannot_be_sent(transport: Open, token: str) -> None:
+    said = r"of this configuration holds a .*; (copy|mend) it"
+    async with transport("https://127.0.0.1:1", credentials=Fixed(Identity(token=token))) as sender:
+        with pytest.raises(errors.ConfigError, match=said):
+            await sender.send(GET, timeout_s=5)
+        with pytest.raises(errors.ConfigError, match=said):
+            async with sender.stream(GET, timeout_s=5):
+                pass
+
+
+async def test_a_header_that_cannot_be_sent(transport: Open) -> None:
+    with pytest.raises(errors.ConfigError, match="the Impersonate-User of this configuration holds a line"):
+        async with transport("https://127.0.0.1:1", headers=(("Impersonate-User", "a\nb"),)):
+            pass
+
+
+async def test_a_name_of_any_script_is_sent_as_utf_8(transport: Open, tmp_path: Path) -> None:
+    headers = (("Impersonate-User", "жук"),)
+    async with serving(tmp_path) as server, transport(server.url, headers=headers) as sender:
+        await sender.send(GET, timeout_s=5)
+    (seen,) = server.headers
+    assert seen["Impersonate-User"] == "жук"

@@ -203,11 +203,13 @@ async def test_a_handler_that_comes_late_hears_of_what_is_there() -> None:
     assert late == ["a"]
 
 
+def misfit(name: str = "a", *, version: int, uid: str = "uid-a") -> dict[str, object]:
+    meta = {"name": name, "namespace": "default", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": meta, "data": 7}
+
+
 async def test_an_object_that_does_not_fit_stays_as_it_was() -> None:
-    bad = {
-        "metadata": {"name": "a", "namespace": "default", "uid": "uid-a", "resourceVersion": "6"},
-        "data": 7,
-    }
+    bad = misfit(version=6)
     later = [event("MODIFIED", bad), event("ADDED", config_map("b", version=8))]
     again = [event("ADDED", bad), event("ADDED", config_map("b", version=8)), bookmark(9, end=True)]
     done: Line = [event("ADDED", config_map("c", version=10)), HANG]
@@ -215,6 +217,46 @@ async def test_an_object_that_does_not_fit_stays_as_it_was() -> None:
         await watched.until("+a", "+b", "+c")
     assert watched.watch.counts.bad_objects == 2
     assert watched.watch.store.get("default/a") == config_map("a", version=1)
+
+
+async def test_an_object_that_does_not_fit_can_be_deleted() -> None:
+    script: Line = [*LISTED, event("MODIFIED", misfit(version=6)), event("DELETED", misfit(version=7)), 40.0]
+    async with watching(script, [HANG]) as watched:
+        await watched.until("+a", "-a", within_s=10)
+        await asyncio.sleep(60)
+    assert len(watched.watch.store) == 0
+    assert "resourceVersion=7" in watched.targets[1]
+
+
+async def test_what_does_not_fit_and_is_deleted_within_the_list_was_never_there() -> None:
+    bad = [event("ADDED", misfit(version=6)), event("DELETED", misfit(version=7)), bookmark(8, end=True)]
+    async with watching(LISTED, refusal(410, "Expired"), [*bad, HANG]) as watched:
+        await watched.until("+a", "-a", within_s=60)
+
+
+async def test_the_deletion_of_a_namesake_that_did_not_fit_is_not_ours() -> None:
+    late = [event("DELETED", misfit(version=6, uid="another")), event("ADDED", config_map("b", version=7))]
+    async with watching([*LISTED, *late, HANG]) as watched:
+        await watched.until("+a", "+b", within_s=10)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param([[*LISTED, event("ADDED", misfit(version=9, uid="another")), HANG]], id="watched"),
+        pytest.param(
+            [
+                LISTED,
+                refusal(410, "Expired"),
+                [event("ADDED", misfit(version=9, uid="another")), bookmark(9, end=True), HANG],
+            ],
+            id="listed",
+        ),
+    ],
+)
+async def test_a_namesake_that_does_not_fit_means_that_the_known_one_is_gone(script: list[Line]) -> None:
+    async with watching(*script) as watched:
+        await watched.until("+a", "-a", within_s=60)
 
 
 async def test_stops_at_once_when_cancelled() -> None:

@@ -364,8 +364,18 @@ def test_an_unknown_strategy_waits_with_the_names_of_those_there_are() -> None:
     assert status_of(plan)["retries"] == 0
 
 
-def test_a_bad_template_fails_at_once() -> None:
-    plan = plan_for(Facts(workload(template={"spec": {"nodeName": "x"}})), never)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"nodeName": "x"}, id="not for the user to say"),
+        pytest.param(
+            {"containers": [{"name": "main", "resources": {"requests": {"memory": "100E"}}}]},
+            id="more than can be counted",
+        ),
+    ],
+)
+def test_a_bad_template_fails_at_once(spec: dict[str, Any]) -> None:
+    plan = plan_for(Facts(workload(template={"spec": spec})), never)
     assert status_of(plan)["phase"] == "Failed"
     assert status_of(plan)["Scheduled"] == ("False", "InvalidTemplate")
 

@@ -17,7 +17,7 @@ Body = msgspec.Struct | Mapping[str, Any]
 
 
 class Blind(Wire, frozen=True, gc=False):
-    """An answer nobody looks at; see `blind`."""
+    """An object of which nobody wants more than who it is; see `blind` and `metadata`."""
 
     metadata: ObjectMeta = ObjectMeta()
 
@@ -75,6 +75,15 @@ def decode(resource: Resource[T], body: bytes | msgspec.Raw) -> T:
         found: T = decoder(resource.type).decode(body)
     except msgspec.DecodeError as error:
         raise BadAnswer(f"the answer is not a {resource.kind} as we know it: {error}") from error
+    return found
+
+
+def metadata(body: msgspec.Raw) -> Blind:
+    """Who an object is, whatever else it holds."""
+    try:
+        found: Blind = decoder(Blind).decode(body)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"the answer is not an object with metadata: {error}") from error
     return found
 
 

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gpu_orchestrator.adapters.kube import kubeconfig
 from gpu_orchestrator.adapters.kube.credentials import Credentials, Fixed, Identity, TokenFile
@@ -60,7 +60,10 @@ def in_cluster(env: Mapping[str, str] = os.environ, files: Path = POD_FILES) -> 
             "set automountServiceAccountToken: true or pass --kubeconfig"
         )
     return Config(
-        server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+        server=_server(
+            f"https://{f'[{host}]' if ':' in host else host}:{port}",
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT",
+        ),
         trust=Trust(kubeconfig.read_text(files / "ca.crt", "the pod's ca.crt"), source=str(files)),
         credentials=TokenFile(files / "token"),
         namespace=_namespace(files),
@@ -70,7 +73,7 @@ def in_cluster(env: Mapping[str, str] = os.environ, files: Path = POD_FILES) -> 
 
 def _namespace(files: Path) -> str:
     found = files / "namespace"
-    return found.read_text().strip() if found.exists() else "default"
+    return kubeconfig.read_text(found, "the pod's namespace").strip() if found.exists() else "default"
 
 
 def from_kubeconfig(paths: list[Path], context: str = "") -> Config:
@@ -83,7 +86,7 @@ def from_kubeconfig(paths: list[Path], context: str = "") -> Config:
         trust=Trust(
             ca_pem=cluster.ca_pem(chosen.source),
             skip_verify=cluster.insecure_skip_tls_verify,
-            server_name=cluster.tls_server_name,
+            server_name=_tls_name(cluster.tls_server_name, chosen.source),
             source=chosen.source,
         ),
         credentials=chosen.user.credentials(chosen.source, cluster),
@@ -95,21 +98,49 @@ def from_kubeconfig(paths: list[Path], context: str = "") -> Config:
 
 
 def _server(url: str, source: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("https", "http") or not parts.hostname:
+    if _parts(url) is None:
         raise ConfigError(
             f"the cluster's server in {source} is {url!r}; it must be a URL such as https://host:6443"
         )
     return url.rstrip("/")
 
 
+def _tls_name(name: str, source: str) -> str:
+    if name and not _is_host(name):
+        raise ConfigError(f"tls-server-name in {source} is {name!r}; it must be the name of a host")
+    return name
+
+
 def _proxy(asked: str, server: str, source: str) -> str:
     proxy = asked or _proxy_of_environment(server)
-    if proxy and urlsplit(proxy).scheme not in ("http", "https"):
+    if proxy and _parts(proxy) is None:
         raise ConfigError(
             f"the proxy {proxy!r} of {source} is not supported; use an http:// or https:// proxy"
         )
     return proxy
+
+
+def _parts(url: str) -> SplitResult | None:
+    """A URL taken apart, or None where no connection could be made to it, nor a request be written for it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    is_good = parts.scheme in ("https", "http") and port != 0 and _is_plain(url)
+    return parts if is_good and parts.hostname and _is_host(parts.hostname) else None
+
+
+def _is_host(name: str) -> bool:
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return _is_plain(name) and not name.startswith(".")
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def _proxy_of_environment(server: str) -> str:

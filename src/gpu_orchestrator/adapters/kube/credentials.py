@@ -73,6 +73,10 @@ class TokenFile:
             raise ConfigError(
                 f"cannot read the token file {self.path}: {error.strerror}; mount it or mend the path"
             ) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"the token file {self.path} is not a text file; write a token into it"
+            ) from error
         if not token:
             raise ConfigError(f"the token file {self.path} is empty; write a token into it")
         return token

@@ -4,14 +4,15 @@
     recorder.normal(pod_ref, "Scheduled", "bound to node-a, devices 0,1")       # at once, never blocks
     group.create_task(recorder.run())
 
-Repeats become one Event with a count. What comes faster than it can be written waits in a bounded queue;
-past that, and past `PER_OBJECT` different ones about one object, it is dropped and counted.
+Repeats become one Event with a count. Each reason has its own budget for each object: past `PER_REASON`
+different notes the rest share one counted Event, so that many refusals never hide a placement. What comes
+faster than it can be written waits in a bounded queue; past that it is dropped and counted.
 """
 
 import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 
 CAPACITY = 4096
 REMEMBERED = 4096
-PER_OBJECT = 25
+PER_REASON = 10
 REFILL_S = 300.0
 # A series is written again at most this often: the last count matters, not each step to it.
 SERIES_EVERY_S = 10.0
@@ -56,7 +57,11 @@ def about(resource: Resource[Any], obj: Object) -> Reference:
     return Reference(resource.kind, meta.name, meta.namespace, meta.uid, resource.api_version)
 
 
-Key = tuple[Reference, str, str, str]
+Reason = tuple[Reference, str, str]
+"""The object, the type of event and its reason."""
+
+Key = tuple[Reference, str, str, str | int]
+"""A reason with its note; or, for what shares one event, with the number of the period it is in."""
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class _Series:
 
     name: str
     action: str
+    note: str
     first: datetime
     last: datetime
     count: int = 1
@@ -86,14 +92,17 @@ class Recorder:
         *,
         instance: str = "",
         capacity: int = CAPACITY,
+        writers: int = WRITERS,
+        pace: Callable[[], Awaitable[None]] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.dropped = 0
         self._client, self._component, self._now = client, component, now
         self._instance = (instance or f"{component}-{socket.gethostname()}")[:128]
-        self._capacity = capacity
+        self._capacity, self._remembered = capacity, max(REMEMBERED, capacity)
+        self._writers, self._pace = writers, pace
         self._series: OrderedDict[Key, _Series] = OrderedDict()
-        self._buckets: OrderedDict[Reference, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[Reason, _Bucket] = OrderedDict()
         self._waiting: dict[Key, None] = {}
         self._busy = 0
         self._news = asyncio.Event()
@@ -108,10 +117,7 @@ class Recorder:
 
     def record(self, kind: str, what: Reference, reason: str, note: str, *, action: str = "") -> None:
         """Remember to tell; returns at once."""
-        key = (what, kind, reason, _shortened(note))
-        if not self._remember(key, action or reason):
-            self.dropped += 1
-            return
+        key = self._remember((what, kind, reason), note, action or reason)
         if len(self._waiting) >= self._capacity and key not in self._waiting:
             self.dropped += 1
             return
@@ -119,19 +125,29 @@ class Recorder:
         self._quiet.clear()
         self._news.set()
 
-    def _remember(self, key: Key, action: str) -> bool:
+    def _remember(self, reason: Reason, note: str, action: str) -> Key:
+        """Count it where it is known, or begin a series: its own, or past the budget the shared one."""
         now = self._now()
-        known = self._series.get(key)
-        if known and (now - known.last).total_seconds() < FORGET_S:
-            known.count, known.last = known.count + 1, now
-            self._series.move_to_end(key)
-            return True
-        if not self._allowed(key[0]):
-            return False
-        name = f"{key[0].name[:200]}.{uuid4().hex[:16]}"
-        self._series[key] = _Series(name, action, now, now)
-        if len(self._series) > REMEMBERED:
+        key: Key = (*reason, _shortened(note))
+        if self._counted(key, now):
+            return key
+        if not self._allowed(reason):
+            # A note cannot be changed once written; a new period brings a new one.
+            key, note = (*reason, int(now.timestamp() // FORGET_S)), f"among others: {note}"
+            if self._counted(key, now):
+                return key
+        name = f"{reason[0].name[:200]}.{uuid4().hex[:16]}"
+        self._series[key] = _Series(name, action, _shortened(note), now, now)
+        if len(self._series) > self._remembered:
             self._forget_oldest()
+        return key
+
+    def _counted(self, key: Key, now: datetime) -> bool:
+        known = self._series.get(key)
+        if known is None or (now - known.last).total_seconds() >= FORGET_S:
+            return False
+        known.count, known.last = known.count + 1, now
+        self._series.move_to_end(key)
         return True
 
     def _forget_oldest(self) -> None:
@@ -140,14 +156,14 @@ class Recorder:
             del self._waiting[oldest]
             self.dropped += 1
 
-    def _allowed(self, what: Reference) -> bool:
-        """A token for each new event about an object: a loop gone wild must not fill the event store."""
+    def _allowed(self, reason: Reason) -> bool:
+        """A token for each new note of a reason: a loop gone wild must not fill the event store."""
         now = self._now().timestamp()
-        bucket = self._buckets.pop(what, None) or _Bucket(PER_OBJECT, now)
-        self._buckets[what] = bucket
-        while len(self._buckets) > REMEMBERED:
+        bucket = self._buckets.pop(reason, None) or _Bucket(PER_REASON, now)
+        self._buckets[reason] = bucket
+        while len(self._buckets) > self._remembered:
             self._buckets.popitem(last=False)
-        bucket.tokens = min(PER_OBJECT, bucket.tokens + (now - bucket.at) / REFILL_S)
+        bucket.tokens = min(PER_REASON, bucket.tokens + (now - bucket.at) / REFILL_S)
         bucket.at = now
         if bucket.tokens < 1:
             return False
@@ -157,7 +173,7 @@ class Recorder:
     async def run(self) -> None:
         """Write what was recorded, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(WRITERS):
+            for _ in range(self._writers):
                 group.create_task(self._writer())
 
     async def drain(self, timeout_s: float = 2.0) -> bool:
@@ -174,6 +190,10 @@ class Recorder:
             while not self._waiting:
                 self._news.clear()
                 await self._news.wait()
+            if self._pace:
+                await self._pace()
+            if not self._waiting:
+                continue
             key = next(iter(self._waiting))
             del self._waiting[key]
             self._busy += 1
@@ -220,7 +240,7 @@ class Recorder:
             await self._create(key, series, count)
 
     def _event(self, key: Key, series: _Series, count: int) -> Json:
-        what, kind, reason, note = key
+        what, kind, reason, _ = key
         event: Json = {
             "metadata": {"name": series.name, "namespace": _home(what)},
             "eventTime": _micro(series.first),
@@ -229,7 +249,7 @@ class Recorder:
             "action": series.action,
             "reason": reason,
             "type": kind,
-            "note": note,
+            "note": series.note,
             "regarding": _reference(what),
         }
         if count > 1:

@@ -11,6 +11,8 @@ from gpu_orchestrator.adapters.kube.transport import Answer
 MAX_HEAD = 64 << 10
 # Of a dozen header lines these are all that anybody looks at.
 _WANTED = re.compile(rb"(?i)\r\n(content-length|transfer-encoding|connection|retry-after):([^\r\n]*)")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(;.*)?", re.DOTALL)
 
 
 class Parser:
@@ -41,8 +43,9 @@ class Parser:
 
     def feed(self, data: bytes) -> Answer | None:
         self._rest += data
-        if not self._status and not self._take_head():
-            return None
+        while not self._status:
+            if not self._take_head():
+                return None
         if self._chunked:
             return self._take_chunks()
         self._take_rest()
@@ -56,17 +59,21 @@ class Parser:
     def _take_head(self) -> bool:
         end = self._rest.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._rest) > MAX_HEAD:
-                raise BadAnswer(f"the head of an answer is larger than {MAX_HEAD >> 10} KiB")
+            _bound_head(len(self._rest))
             return False
         head = bytes(self._rest[:end])
         del self._rest[: end + 4]
         first = head[:60].partition(b"\r\n")[0].decode("latin-1")
-        if not first.startswith("HTTP/1.") or not first[9:12].isdigit():
+        if not first.startswith("HTTP/1.") or not _LENGTH.fullmatch(first[9:12]):
             raise BadAnswer(f"not an HTTP answer: {first!r}; check the address and that it speaks HTTP")
+        status = int(first[9:12])
+        if status == 101:
+            raise BadAnswer("the server changes to a protocol that nobody asked for; check the address")
+        if status < 200:
+            return True  # 100 Continue and its like announce the answer, they are not it
         for name, value in _WANTED.findall(head):
             self._headers[name.decode("latin-1").title()] = value.decode("latin-1").strip()
-        self._status = int(first[9:12])
+        self._status = status
         self._judge_body(first)
         return True
 
@@ -79,8 +86,8 @@ class Parser:
         elif "chunked" in self._headers.get("Transfer-Encoding", "").lower():
             self._chunked = True
         elif length is not None:
-            if not length.isdigit():
-                raise BadAnswer(f"an answer says its length is {length!r}")
+            if not _LENGTH.fullmatch(length):
+                raise BadAnswer(f"an answer says its length is {length[:20]!r}")
             self._left = int(length)
             self._bound(self._left)
         else:
@@ -99,13 +106,17 @@ class Parser:
         try:
             while (line := self._rest.find(b"\r\n", at)) >= 0:
                 size = _size(self._rest[at:line])
+                self._bound(self._size + size)  # by its own account, before a byte of it is kept
                 end = line + 2 + size
                 if size == 0:
                     return self._take_trailer(line)
                 if len(self._rest) < end + 2:
                     return None
+                if self._rest[end : end + 2] != b"\r\n":
+                    raise BadAnswer("a chunk of an answer is longer than it says")
                 self._keep(bytes(self._rest[line + 2 : end]))
                 at = end + 2
+            _bound_head(len(self._rest) - at)
             return None
         finally:
             del self._rest[:at]
@@ -114,6 +125,7 @@ class Parser:
         """After the last chunk come header lines that nobody needs, and an empty one."""
         if self._rest[line : line + 4] == b"\r\n\r\n" or self._rest.find(b"\r\n\r\n", line) >= 0:
             return self._answer()
+        _bound_head(len(self._rest) - line)
         return None
 
     def _keep(self, part: bytes) -> None:
@@ -130,9 +142,13 @@ class Parser:
         return Answer(self._status, body, self._headers)
 
 
+def _bound_head(size: int) -> None:
+    if size > MAX_HEAD:
+        raise BadAnswer(f"the head of an answer or of its chunk is larger than {MAX_HEAD >> 10} KiB")
+
+
 def _size(line: bytearray) -> int:
-    digits = bytes(line).partition(b";")[0].strip()
-    try:
-        return int(digits, 16)
-    except ValueError as error:
-        raise BadAnswer(f"a chunk of an answer says its length is {digits[:20]!r}") from error
+    found = _CHUNK.fullmatch(line)
+    if found is None:
+        raise BadAnswer(f"a chunk of an answer says its length is {bytes(line[:20])!r}")
+    return int(found[1], 16)

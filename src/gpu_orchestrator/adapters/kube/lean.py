@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.credentials import Identity
-from gpu_orchestrator.adapters.kube.errors import BadAnswer, ConfigError, LostAnswer, Unreachable
+from gpu_orchestrator.adapters.kube.errors import BadAnswer, LostAnswer, Unreachable
 from gpu_orchestrator.adapters.kube.http1 import Parser
 from gpu_orchestrator.adapters.kube.transport import (
     CONNECT_LIMIT_S,
@@ -23,6 +23,7 @@ from gpu_orchestrator.adapters.kube.transport import (
     Answer,
     HttpTransport,
     Request,
+    check_headers,
 )
 
 GOODBYE_S = 1.0
@@ -30,10 +31,11 @@ GOODBYE_S = 1.0
 
 class LeanTransport(HttpTransport):
     def __init__(self, config: Config, *, max_bytes: int = MAX_BYTES, connections: int = CONNECTIONS) -> None:
-        super().__init__(config, max_bytes=max_bytes, connections=connections)
         parts = urlsplit(config.server)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        # Only now: what fails above leaves nothing open.
+        super().__init__(config, max_bytes=max_bytes, connections=connections)
         self._prefix, self._netloc, self._is_tls = parts.path, parts.netloc, parts.scheme == "https"
         self._free = asyncio.Semaphore(connections)
         self._idle: list[_Connection] = []
@@ -143,12 +145,9 @@ class LeanTransport(HttpTransport):
         ]
         if identity.authorization:
             fields.append(("Authorization", identity.authorization))
-        for name, value in fields:
-            if not value.isprintable():
-                raise ConfigError(
-                    f"the {name} for {self._config.source} holds a line break or control character; mend it"
-                )
-        return "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1")
+        check_headers(fields, self._config.source)
+        # As client-go sends them: a user to impersonate may have a name of any script.
+        return "".join(f"{name}: {value}\r\n" for name, value in fields).encode()
 
 
 class _Connection(asyncio.Protocol):

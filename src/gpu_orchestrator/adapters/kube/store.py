@@ -66,8 +66,18 @@ class Store(Generic[T]):
         for name in [name for name in self._objects if name not in current]:
             changes += self.drop(name)
         for obj in current.values():
-            changes += self.put(obj)
+            changes += self._overwrite(obj)
         return changes
+
+    def _overwrite(self, new: T) -> list[Change[T]]:
+        """A list is the truth also where its version is lower, as after a restore of the server's store."""
+        old = self._objects.get(key(new))
+        if old is None or old.metadata.uid != new.metadata.uid:
+            return self.put(new)
+        if old.metadata.resource_version == new.metadata.resource_version:
+            return []
+        self._set(key(new), old, new)
+        return [(old, new)]
 
     def _set(self, name: str, old: T | None, new: T) -> None:
         if old is not None:

@@ -6,7 +6,7 @@ No redirects, cookies or compression: an API server on the same network needs no
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.kube import tls
 from gpu_orchestrator.adapters.kube.config import Config
 from gpu_orchestrator.adapters.kube.credentials import Identity
-from gpu_orchestrator.adapters.kube.errors import BadAnswer, LostAnswer, Unreachable, Untrusted
+from gpu_orchestrator.adapters.kube.errors import BadAnswer, ConfigError, LostAnswer, Unreachable, Untrusted
 
 MAX_BYTES = 64 << 20
 CONNECTIONS = 256
@@ -68,6 +68,7 @@ class HttpTransport:
     """The transport on aiohttp. Make it inside a running event loop."""
 
     def __init__(self, config: Config, *, max_bytes: int = MAX_BYTES, connections: int = CONNECTIONS) -> None:
+        check_headers(config.headers, config.source)
         self._config = config
         self._max_bytes = max_bytes
         self._context: tuple[Identity, ssl.SSLContext | bool] | None = None
@@ -129,6 +130,7 @@ class HttpTransport:
 
     def _headers(self, request: Request, identity: Identity) -> dict[str, str]:
         headers = {"Authorization": identity.authorization} if identity.authorization else {}
+        check_headers(headers.items(), self._config.source)
         if request.body is not None:
             headers["Content-Type"] = request.content_type
         return headers
@@ -173,7 +175,7 @@ class HttpTransport:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _unreachable(self, why: object) -> str:
-        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {_CHECK}"
+        return f"cannot reach {self._config.server} ({self._config.source}): {why}; {CHECK}"
 
     def _translated(self, error: BaseException, timeout_s: float) -> Exception:
         server = f"{self._config.server} ({self._config.source})"
@@ -181,7 +183,7 @@ class HttpTransport:
             case (
                 aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError() | ssl.SSLError()
             ):
-                return Untrusted(f"cannot trust {server}: {_tls_reason(error)}")
+                return Untrusted(f"cannot trust {server}: {tls_reason(error)}")
             case aiohttp.ConnectionTimeoutError():
                 return Unreachable(self._unreachable(f"no connection within {CONNECT_LIMIT_S:.0f} s"))
             case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
@@ -195,10 +197,19 @@ class HttpTransport:
         return LostAnswer(f"the connection to {server} broke: {str(error) or type(error).__name__}")
 
 
-_CHECK = "check that the API server runs, the address in the kubeconfig and the network"
+def check_headers(fields: Iterable[tuple[str, str]], source: str) -> None:
+    """Refuse what cannot be sent, or would be read as something else, before it is sent."""
+    for name, value in fields:
+        if not value.isprintable():
+            raise ConfigError(f"the {name} of {source} holds a line break or control character; mend it")
+        if name == "Authorization" and not value.isascii():
+            raise ConfigError(f"the token of {source} holds a character that no token has; copy it again")
 
 
-def _tls_reason(error: BaseException) -> str:
+CHECK = "check that the API server runs, the address in the kubeconfig and the network"
+
+
+def tls_reason(error: BaseException) -> str:
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     text = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or str(inner)
     if "expired" in text:

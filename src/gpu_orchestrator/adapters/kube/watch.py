@@ -217,9 +217,12 @@ class Watch(Generic[T]):
             self._version = ""  # whatever it says, what follows our version cannot be had: list again
             raise errors.from_event(self._asked, frame.object)
         if frame.type == "BOOKMARK":
-            self._take_bookmark(codec.decoder(codec.Blind).decode(frame.object))
+            self._take_bookmark(codec.metadata(frame.object))
             return
         self.counts.events += 1
+        if frame.type == "DELETED":
+            self._take_deletion(codec.metadata(frame.object))
+            return
         try:
             obj = codec.decode(self._resource, frame.object)
         except errors.BadAnswer as error:
@@ -227,13 +230,18 @@ class Watch(Generic[T]):
             return
         share(obj)
         if self._gathering is not None:
-            _gather(self._gathering, frame.type, obj)
+            self._gathering[key(obj)] = obj
             return
         self._version = obj.metadata.resource_version
-        if frame.type == "DELETED":
-            self._tell(self.store.drop(key(obj), obj.metadata.uid))
-        else:
-            self._tell(self.store.put(obj))
+        self._tell(self.store.put(obj))
+
+    def _take_deletion(self, gone: codec.Blind) -> None:
+        """Who it was is all that counts: what does not fit its type can be deleted as well."""
+        if self._gathering is not None:
+            self._gathering.pop(key(gone), None)
+            return
+        self._version = gone.metadata.resource_version
+        self._tell(self.store.drop(key(gone), gone.metadata.uid))
 
     def _take_bookmark(self, mark: codec.Blind) -> None:
         version = mark.metadata.resource_version
@@ -256,15 +264,22 @@ class Watch(Generic[T]):
         self._version, self._gathering = "", None
 
     def _keep_bad(self, error: errors.BadAnswer, raw: msgspec.Raw) -> None:
-        """An object that does not fit its type stays as it was known: better old than forgotten."""
+        """An object that does not fit its type stays as it was known: better old than forgotten.
+
+        Unless it is another one of the same name: then the one that was known is gone.
+        """
         self.counts.bad_objects += 1
-        meta = codec.decoder(codec.Blind).decode(raw)
+        bad = codec.metadata(raw)
         log.error(
-            "object does not fit its type", resource=self._resource.plural, key=key(meta), error=str(error)
+            "object does not fit its type", resource=self._resource.plural, key=key(bad), error=str(error)
         )
-        known = self.store.get(key(meta))
-        if known is not None and self._gathering is not None:
-            self._gathering[key(meta)] = known
+        known = self.store.get(key(bad))
+        is_same = known is not None and known.metadata.uid == bad.metadata.uid
+        if self._gathering is None:
+            self._version = bad.metadata.resource_version
+            self._tell([] if is_same else self.store.drop(key(bad)))
+        elif known is not None and is_same:
+            self._gathering[key(bad)] = known
 
     def _note(self, error: errors.KubeError) -> None:
         self.counts.failures += 1
@@ -283,10 +298,3 @@ class Watch(Generic[T]):
             handler(old, new)
         except Exception:
             log.exception("watch handler failed", resource=self._resource.plural)
-
-
-def _gather(gathering: dict[str, T], kind: str, obj: T) -> None:
-    if kind == "DELETED":
-        gathering.pop(key(obj), None)
-    else:
-        gathering[key(obj)] = obj

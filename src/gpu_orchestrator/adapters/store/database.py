@@ -3,17 +3,15 @@ may be trusted with tasks. Everything above speaks of tasks and workers.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
-import redis.exceptions
-from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 
 from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
+from gpu_orchestrator.adapters.store.resp import Client, Lost, Refused
 from gpu_orchestrator.adapters.store.scripts import Script
 from gpu_orchestrator.adapters.store.values import Told
 
@@ -39,23 +37,22 @@ class Database:
 
     def __init__(self, url: str, *, prefix: str = "{gpu-orchestrator}:", strict: bool = False) -> None:
         self.url, self.prefix, self.strict = url, prefix, strict
-        self._redis = Redis.from_url(
-            url,
-            socket_timeout=ANSWER_S,
-            socket_connect_timeout=ANSWER_S,
-            retry=None,
-            protocol=2,
-            max_connections=64,
-        )
+        self._client = Client(url, answer_s=ANSWER_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self._client.close()
 
     async def call(self, script: Script[T], *arguments: Any) -> tuple[tuple[Told, ...], T]:
         packed = _encode(arguments)
         try:
             answer = await self._evaluate(script, packed)
-        except redis.exceptions.RedisError as error:
+        except (Lost, Refused) as error:
             raise Unreachable(f"the store at {shown(self.url)} did not {script.name}: {error}") from error
         return script.decode(answer)
 
@@ -75,15 +72,19 @@ class Database:
     async def ping(self) -> None:
         await self._ask("PING")
 
-    def listen(self) -> PubSub:
-        """A connection of its own for what others publish."""
-        return self._redis.pubsub(ignore_subscribe_messages=True)
+    async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
+        """What is published on these channels until the connection is lost."""
+        try:
+            async for name, data in self._client.listen(*(self.prefix + channel for channel in channels)):
+                yield name.removeprefix(self.prefix), data
+        except (Lost, Refused) as error:
+            raise Unreachable(f"the store at {shown(self.url)} cannot be listened to: {error}") from error
 
     async def facts(self) -> Facts:
-        info = cast(dict[str, Any], await self._await(self._redis.info()))
+        info = _info(await self._ask("INFO"))
         fsync = await self._setting("appendfsync")
-        version = str(info.get("valkey_version") or info.get("redis_version", "0"))
-        return Facts(version, str(info.get("maxmemory_policy", "")), _missing(info, fsync))
+        version = info.get("valkey_version") or info.get("redis_version", "0")
+        return Facts(version, info.get("maxmemory_policy", ""), _missing(info, fsync))
 
     async def check(self, *, insecure: bool = False) -> Facts:
         """Raises `Unfit` with all that is wrong, or gives what the server is."""
@@ -99,40 +100,36 @@ class Database:
         if self.strict:
             return await self._evaluate_on_disk(script, packed)
         try:
-            return await self._command("EVALSHA", script.digest, 1, self.prefix, packed)
-        except redis.exceptions.NoScriptError:  # the server is new, or was restarted
-            return await self._command("EVAL", script.source, 1, self.prefix, packed)
-
-    async def _evaluate_on_disk(self, script: Script[Any], packed: bytes) -> bytes:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.execute_command("EVAL", script.source, 1, self.prefix, packed)
-            pipe.execute_command("WAITAOF", 1, 0, int(ANSWER_S * 1000))
-            answer, on_disk = await pipe.execute()
-        if not on_disk[0]:
-            raise redis.exceptions.TimeoutError("the write is not on disk yet")
+            answer = await self._client.ask("EVALSHA", script.digest, 1, self.prefix, packed)
+        except Refused as refused:
+            if not str(refused).startswith("NOSCRIPT"):
+                raise
+            answer = await self._client.ask("EVAL", script.source, 1, self.prefix, packed)  # it is new here
         return cast(bytes, answer)
 
-    async def _command(self, *parts: Any) -> bytes:
-        return cast(bytes, await self._redis.execute_command(*parts))  # type: ignore[no-untyped-call]
+    async def _evaluate_on_disk(self, script: Script[Any], packed: bytes) -> bytes:
+        answer, on_disk = await self._client.ask_all(
+            ("EVAL", script.source, 1, self.prefix, packed), ("WAITAOF", 1, 0, int(ANSWER_S * 1000))
+        )
+        if not on_disk[0]:
+            raise Lost("the write is not on disk yet")
+        return cast(bytes, answer)
 
-    async def _ask(self, *parts: Any) -> Any:
-        return await self._await(self._redis.execute_command(*parts))  # type: ignore[no-untyped-call]
-
-    async def _await(self, asked: Awaitable[Any] | Any) -> Any:
+    async def _ask(self, *parts: bytes | str | int) -> Any:
         try:
-            return await asked
-        except redis.exceptions.RedisError as error:
+            return await self._client.ask(*parts)
+        except (Lost, Refused) as error:
             raise Unreachable(f"the store at {shown(self.url)} does not answer: {error}") from error
 
     async def _setting(self, name: str) -> str:
         """Empty where the server does not tell, as hosted ones do."""
         try:
-            found = await self._redis.config_get(name)
-        except redis.exceptions.ResponseError:
+            found = await self._client.ask("CONFIG", "GET", name)
+        except Refused:
             return ""
-        except redis.exceptions.RedisError as error:
+        except Lost as error:
             raise Unreachable(f"the store at {shown(self.url)} does not answer: {error}") from error
-        return str(found.get(name, ""))
+        return found[1].decode() if found else ""
 
 
 async def wait_until_up(database: Database, timeout_s: float) -> None:
@@ -174,8 +171,13 @@ def _open(url: str) -> list[str]:
     return [f"{parts.hostname} is remote and asks for no password; {advice}"]
 
 
-def _missing(info: dict[str, Any], fsync: str) -> str:
-    if not info.get("aof_enabled"):
+def _info(text: bytes) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.decode().splitlines())
+    return {name: value for name, separator, value in pairs if separator}
+
+
+def _missing(info: dict[str, str], fsync: str) -> str:
+    if info.get("aof_enabled") != "1":
         return "no append-only file: a crash loses what was acknowledged since the last save"
     if fsync not in ("", "always"):
         return f"appendfsync is {fsync}: a crash loses the last second or more"

@@ -21,10 +21,11 @@ Row = dict[str, str]
 
 
 class Settled(Item, frozen=True):
-    """`counted` is 0 for what came too late; `state` is the task's now."""
+    """`counted` is 0 for what came too late; `state` is the task's now; `row` is there if it was wanted."""
 
     counted: int
     state: str
+    row: tuple[str, ...] = ()
 
 
 class Asked(Item, frozen=True):
@@ -50,9 +51,12 @@ class Counts(msgspec.Struct, frozen=True):
     leader_until_ms: int
 
 
+Given = tuple[tuple[str, ...], ...]
+"""For each assignment `(parameters, correlation id)`, or `(why not,)`."""
+
 _Flat = tuple[str | int, ...]
-_SUBMIT = Script[tuple[Taken, ...]]("submit", tuple[Taken, ...])
-_ASSIGN = Script[tuple[tuple[str, ...], ...] | bool]("assign", tuple[tuple[str, ...], ...] | bool)
+_SUBMIT = Script[tuple[tuple[Taken, ...], Given]]("submit", tuple[tuple[Taken, ...], Given])
+_ASSIGN = Script[Given | bool]("assign", Given | bool)
 _NOTE = Script[bool]("note", bool)
 _FINISH = Script[tuple[Settled, ...]]("finish", tuple[Settled, ...])
 _CANCEL = Script[tuple[Asked, ...]]("cancel", tuple[Asked, ...])
@@ -73,10 +77,17 @@ class Tasks:
         self._link, self.keep_ms = link, keep_ms
 
     async def submit(self, tasks: Sequence[NewTask]) -> tuple[Taken, ...]:
-        return await self._link.write(_SUBMIT, DAY_MS, tasks)
+        return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, ()))[0]
 
-    async def assign(self, assignments: Sequence[Assignment]) -> tuple[tuple[str, ...], ...] | None:
-        """For each either `(parameters, correlation id)` or `(why not,)`; None for who does not lead."""
+    async def submit_and_assign(
+        self, tasks: Sequence[NewTask], assignments: Sequence[Assignment]
+    ) -> tuple[tuple[Taken, ...], Given]:
+        """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
+        told of these tasks, it has them."""
+        return await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments)
+
+    async def assign(self, assignments: Sequence[Assignment]) -> Given | None:
+        """None for who does not lead."""
         given = await self._link.write(_ASSIGN, assignments)
         return None if isinstance(given, bool) else given
 

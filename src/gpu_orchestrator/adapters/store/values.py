@@ -47,7 +47,7 @@ OutcomeKind = Literal["done", "failed", "died", "refused", "cancelled"]
 
 
 class Outcome(Item, frozen=True):
-    """`payload` is the result or error as JSON, or evidence in words."""
+    """`payload` is the result or error as JSON, or evidence in words. `wanted`: somebody waits for it."""
 
     id: str
     attempt: int
@@ -58,6 +58,7 @@ class Outcome(Item, frozen=True):
     retryable: bool = False
     delay_ms: int = 0
     duration_ms: int = 0
+    wanted: bool = False
 
 
 class Note(Item, frozen=True):
@@ -152,9 +153,10 @@ class Gone(News, frozen=True):
 
 
 class Worker(News, frozen=True):
-    """Look at the worker's row anew."""
+    """A worker's row as it is now, fields and values in turn; empty when it was forgotten."""
 
     name: str
+    row: tuple[str, ...]
 
 
 class Resync(News, frozen=True):

@@ -5,25 +5,27 @@ store has the last word on every assignment, so a dispatcher that is wrong about
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
 
 import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Row, row_of
 from gpu_orchestrator.adapters.store.values import (
     Assignment,
     Ended,
     Gone,
+    NewTask,
     Queued,
     Remembered,
     Resync,
     Snapshot,
+    Taken,
     Told,
     Worker,
 )
@@ -81,8 +83,7 @@ class Dispatcher:
     _heard: list[events.Event] = field(default_factory=list)
     _later: list[tuple[float, str, int]] = field(default_factory=list)
     _places: list[events.Place] = field(default_factory=list)
-    _changed: set[str] = field(default_factory=set)
-    _work: set[asyncio.Task[None]] = field(default_factory=set)
+    _assigning: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
     _closed: bool = False
     engine: Engine = field(init=False)
@@ -100,8 +101,8 @@ class Dispatcher:
         self._closed = True
         if self._timer:
             self._timer.cancel()
-        for each in self._work:
-            each.cancel()
+        if self._assigning and self._assigning is not asyncio.current_task():
+            self._assigning.cancel()
 
     # --- what it hears -----------------------------------------------------------------------------------
 
@@ -132,11 +133,38 @@ class Dispatcher:
                         self._leave(name)
                 case Gone(id=name):
                     self._leave(name)
-                case Worker(name=name):
-                    self._changed.add(name)
+                case Worker(name=name, row=flat):
+                    self._changed(name, row_of(flat))
                 case Resync():
                     self.in_doubt()
         self._arrange()
+
+    async def submit(self, new: Sequence[NewTask]) -> tuple[Taken, ...]:
+        """Take new tasks, and give those that can go at once in the same write."""
+        now_ms = int(self.means.now() * 1000)
+        for each in new:
+            self._queued(Queued(each.id, each.spec, 0, 0, now_ms))
+        self._decide()
+        ours = {each.id for each in new}
+        places = [place for place in self._places if place.request.key in ours]
+        self._places = [place for place in self._places if place.request.key not in ours]
+        spots = [self._spot(place) for place in places]
+        asked = [self._assignment(place, spot) for place, spot in zip(places, spots, strict=True)]
+        taken, given = await self.means.store.tasks.submit_and_assign(new, asked)
+        self._submitted(new, taken)
+        if len(given) != len(places):
+            self.in_doubt()
+        elif not self._closed:
+            for place, spot, answer in zip(places, spots, given, strict=True):
+                self._assigned(place, spot, answer)
+        self._arrange()
+        return taken
+
+    def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
+        """Forget those that were other tasks already."""
+        for each, known in zip(new, taken, strict=True):
+            if known.id != each.id and not self._closed:
+                self._leave(each.id)
 
     def why(self, name: str) -> Refusal | None:
         return self.engine.why(name)
@@ -184,6 +212,14 @@ class Dispatcher:
         self.tasks[each.id] = Known(spec, each.attempt, each.created_ms / 1000, _died_on(each.deaths))
         self._handle(events.Held(fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))))
 
+    def _changed(self, name: str, row: Row | None) -> None:
+        if row is not None:
+            self.workers[name] = fleet.seen_of(row)
+            self._decide()  # what is promised must be known before what is free
+            self._observe(name)
+        elif self.workers.pop(name, None) is not None:
+            self._handle(events.NodeGone(name))
+
     def _observe(self, name: str) -> None:
         worker, cluster = self.workers[name], self.engine.cluster
         held = cluster.held_on(name).values() if name in cluster else ()
@@ -208,31 +244,26 @@ class Dispatcher:
             return
         if self._heard:
             self._decide()
-        if self._places and not any(each.get_name() == "assign" for each in self._work):
-            self._start(self._assign_all(), "assign")
-        if self._changed and not any(each.get_name() == "observe" for each in self._work):
-            self._start(self._look_at_workers(), "observe")
+        if self._places and self._assigning is None:
+            self._assigning = asyncio.get_running_loop().create_task(self._assign_and_arrange())
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if (delay_s := self._next_delay_s()) is not None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
 
-    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        work = asyncio.get_running_loop().create_task(self._guarded(coroutine), name=name)
-        self._work.add(work)
-        work.add_done_callback(self._work.discard)
-        work.add_done_callback(lambda _: self._arrange())
-
-    async def _guarded(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    async def _assign_and_arrange(self) -> None:
         try:
-            await coroutine
+            await self._assign_all()
         except StoreError as error:
             log.warning("the dispatcher lost track of the store", error=str(error))
             self.in_doubt()
         except Exception:
             log.exception("the dispatcher failed and begins anew")
             self.in_doubt()
+        finally:
+            self._assigning = None
+        self._arrange()
 
     def _next_delay_s(self) -> float | None:
         now = self.means.now()
@@ -250,16 +281,6 @@ class Dispatcher:
                 self._ask(name)
         self._handle(events.Tick())
         self._arrange()
-
-    async def _look_at_workers(self) -> None:
-        names, self._changed = sorted(self._changed), set()
-        found = await fleet.load(self.means.store, names)
-        for name in names:
-            if name in found:
-                self.workers[name] = found[name]
-                self._observe(name)
-            elif self.workers.pop(name, None) is not None:
-                self._handle(events.NodeGone(name))
 
     async def _assign_all(self) -> None:
         while self._places and not self._closed:
@@ -293,8 +314,6 @@ class Dispatcher:
         if len(answer) == 1 or known is None:
             if answer[0] == "task moved on":
                 self._handle(events.Gone(key))
-            else:
-                self._changed.add(place.placement.node)
             self._handle(events.PlaceFailed(key))
             return
         known.attempt += 1

@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Callable
 
 import msgspec
-import redis.exceptions
 import structlog
 
+from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
 
 log = structlog.get_logger()
@@ -29,16 +29,14 @@ class Listener:
     async def run(self) -> None:
         """For ever; what is published while nobody listens is made good by looking."""
         while True:
-            with contextlib.suppress(redis.exceptions.RedisError, OSError):
-                await self._listen()
+            with contextlib.suppress(StoreError):
+                async for channel, data in self._store.database.listen("wake", "ended", self._letters):
+                    self._hear(channel, data)
             await asyncio.sleep(PAUSE_S)
 
-    async def _listen(self) -> None:
-        prefix = self._store.database.prefix
-        async with self._store.database.listen() as channel:
-            await channel.subscribe(f"{prefix}wake", f"{prefix}ended", f"{prefix}api:{self._store.owner}")
-            async for message in channel.listen():
-                self._hear(message["channel"].decode().removeprefix(prefix), message["data"])
+    @property
+    def _letters(self) -> str:
+        return f"api:{self._store.owner}"
 
     def _hear(self, channel: str, data: bytes) -> None:
         if channel == "wake":

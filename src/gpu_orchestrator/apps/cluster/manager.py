@@ -56,12 +56,12 @@ class Manager:
         self.registry = policies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - settles ties
         self.waiters = Waiters()
-        self.outcomes = Outcomes(store, self.metrics, self.waiters.ended)
+        self.outcomes = Outcomes(store, self.metrics, self.waiters)
         self.overview = Overview(store, self.memory)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         clock = StoreClock()
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
-        self._submit: Gather[NewTask, Taken] = Gather(store.tasks.submit)
+        self._submit: Gather[NewTask, Taken] = Gather(self._take)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -88,6 +88,10 @@ class Manager:
     async def submit(self, tasks: Sequence[NewTask]) -> list[Taken]:
         return await self._submit.put_all(tasks)
 
+    async def _take(self, tasks: list[NewTask]) -> Sequence[Taken]:
+        dispatcher = self.leader.dispatcher
+        return await (dispatcher.submit(tasks) if dispatcher else self.store.tasks.submit(tasks))
+
     async def row(self, name: str) -> Row:
         (row,) = await self.store.tasks.fetch([name])
         if row is None:
@@ -99,17 +103,21 @@ class Manager:
     async def wait(self, name: str, timeout_s: float) -> Row:
         """The task's row when it has ended, or as it is when time is up."""
         deadline = monotonic() + timeout_s
-        ended, forget = self.waiters.expect(name)
-        try:
-            row = await self.row(name)
-            while row["state"] not in task.FINAL and (left_s := deadline - monotonic()) > 0:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left_s, LOOK_AGAIN_S)):
-                        await ended.wait()
-                row = await self.row(name)
-            return row
-        finally:
-            forget()
+        while True:
+            with self.waiters.expect(name) as ended:
+                if not self._runs_here(name) and (row := await self.row(name))["state"] in task.FINAL:
+                    return row
+                left_s = max(deadline - monotonic(), 0.0)
+                await asyncio.wait([ended], timeout=min(left_s, LOOK_AGAIN_S))
+                if ended.done() and (told := ended.result()):
+                    return told
+            if left_s <= LOOK_AGAIN_S and not ended.done():
+                return await self.row(name)
+
+    def _runs_here(self, name: str) -> bool:
+        """Whether its end will be heard of here without asking the store."""
+        dispatcher = self.leader.dispatcher
+        return dispatcher is not None and name in dispatcher.tasks
 
     async def ready(self) -> str:
         """Empty when tasks can be taken and placed, else what is missing."""

@@ -5,19 +5,20 @@ A beginning is written a moment later, and not at all when the end has come by t
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.tasks import Settled
+from gpu_orchestrator.adapters.store.tasks import Settled, row_of
 from gpu_orchestrator.adapters.store.values import Active, Note, Outcome, Renewal
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.gather import Gather
 from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.waiters import Waiters
 
 log = structlog.get_logger()
 
@@ -28,10 +29,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Outcomes:
-    """`ended` is called with the id of every task that became final."""
+    """`waiters` are told of every task that became final."""
 
-    def __init__(self, store: Store, metrics: Metrics, ended: Callable[[str], None]) -> None:
-        self._store, self._metrics, self._ended = store, metrics, ended
+    def __init__(self, store: Store, metrics: Metrics, waiters: Waiters) -> None:
+        self._store, self._metrics, self._waiters = store, metrics, waiters
         self._finish: Gather[Outcome, Settled] = Gather(self._into_store)
         self._notes: dict[tuple[str, int], Note] = {}
         self._began: dict[tuple[str, int], float] = {}
@@ -42,6 +43,8 @@ class Outcomes:
         """Whether it counted: false for what came too late."""
         self._notes.pop((said.task, said.attempt), None)
         outcome = _outcome(by, said, int(seconds * 1000))
+        if said.task in self._waiters:
+            outcome = msgspec.structs.replace(outcome, wanted=True)
         return asyncio.ensure_future(self._settle(outcome, seconds))
 
     def started(self, by: Renewal, name: str, attempt: int) -> None:
@@ -79,7 +82,7 @@ class Outcomes:
             return False
         self._metrics.ended(settled.state, seconds)
         if settled.state != "queued":
-            self._ended(outcome.id)
+            self._waiters.ended(outcome.id, row_of(settled.row))
         return True
 
     async def _into_store(self, outcomes: list[Outcome]) -> Sequence[Settled]:

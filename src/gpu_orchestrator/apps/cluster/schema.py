@@ -224,6 +224,8 @@ class ClusterStatus(Answer, frozen=True):
     uptime_seconds: float
     leader: str
     tasks: dict[str, int]
+    committed: int
+    """Results that were ever committed; more than tasks that ever completed would be a fault."""
 
 
 class Health(Answer, frozen=True):

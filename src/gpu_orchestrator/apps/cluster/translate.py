@@ -11,6 +11,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster.policies import SCORE_LABEL, SLOTS
 from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
 from gpu_orchestrator.core.node import Node, node
 from gpu_orchestrator.core.request import Expression, Request, Term, request
 
@@ -80,7 +81,7 @@ def node_of(worker: Seen, memory: Memory, reserved: dict[int, Reserved]) -> Node
             _device(each, worker, memory, readings.get(each.index), reserved.get(each.index, Reserved()))
             for each in hello.devices
         ],
-        resources={SLOTS: hello.max_concurrent},
+        resources={SLOTS: within(hello.max_concurrent, MOST_AMOUNT)},
         labels=labels,
         ready=worker.online,
         schedulable=not (worker.cordoned or worker.draining),
@@ -95,7 +96,7 @@ def _device(
     reserved: Reserved,
 ) -> Device:
     """The core subtracts what is promised itself; `taken_mib` is all else that is not free."""
-    offered = int(each.memory_mib * memory.threshold)
+    offered = within(int(each.memory_mib * memory.threshold), MOST_MIB)
     free = free_mib(each.memory_mib, memory, reading, reserved)
     return Device(
         each.index,
@@ -103,7 +104,7 @@ def _device(
         vendor=each.vendor or VENDORLESS,
         model=each.model,
         memory_mib=offered,
-        taken_mib=max(offered - reserved.mib - free, 0),
+        taken_mib=within(offered - reserved.mib - free, MOST_MIB),
         healthy=not (reading and reading.problem) and each.index not in worker.cordoned_devices,
         island=each.island,
         numa=each.numa,

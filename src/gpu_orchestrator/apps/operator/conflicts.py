@@ -11,6 +11,7 @@ from gpu_orchestrator.api import names, quantity, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
+from gpu_orchestrator.core.errors import InvalidRequest
 
 MAIN = "main"
 SCHEDULERS = ("", "default-scheduler")
@@ -35,7 +36,7 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
         _refuse("priorityClassName", f"is {pod.priority_class_name!r}", "set spec.priority instead")
     _check_names(pod)
     _check_affinity(pod)
-    _check_quantities(pod)
+    _check_quantities(pod, workload.spec.gpu_count)
 
 
 def _check_names(pod: PodSpec) -> None:
@@ -55,11 +56,13 @@ def _check_affinity(pod: PodSpec) -> None:
                 )
 
 
-def _check_quantities(pod: PodSpec) -> None:
+def _check_quantities(pod: PodSpec, gpus: int) -> None:
     try:
-        translate.asked(pod)
+        translate.shape(pod, gpus)
     except quantity.BadQuantity as error:
         raise InvalidTemplate(f"spec.template asks for what cannot be read: {error}") from error
+    except InvalidRequest as error:
+        raise InvalidTemplate(f"spec.template asks for what cannot be had: {error}") from error
 
 
 def gpu_resource(workload: GPUWorkload, pod: PodSpec) -> str:

@@ -28,8 +28,8 @@ class Options:
     namespace: str = ""
     leader_elect: bool = True
     lease_namespace: str = names.NAMESPACE
-    metrics_address: str = ":8080"
-    probe_address: str = ":8081"
+    metrics_address: str = "127.0.0.1:8080"
+    probe_address: str = "127.0.0.1:8081"
 
 
 async def run(options: Options) -> None:

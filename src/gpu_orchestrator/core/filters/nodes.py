@@ -147,11 +147,16 @@ def _label_holds(expression: Expression, inventory: Inventory, rows: Ints) -> Bo
     return held
 
 
+_MOST_BOUND = 2**63 - 1
+
+
 def _compared(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
-    """Whole numbers only, as in Kubernetes; whatever is none does not match."""
+    """Whole numbers of 64 bits only, as in Kubernetes; whatever is none does not match."""
     try:
         bound = int(expression.values[0])
     except (IndexError, ValueError):
+        return np.zeros(len(rows), np.bool_)
+    if abs(bound) > _MOST_BOUND:
         return np.zeros(len(rows), np.bool_)
     numbers = inventory.label_as_number(expression.key)[rows]
     compared = numbers > bound if expression.operator == "Gt" else numbers < bound

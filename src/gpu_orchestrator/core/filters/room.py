@@ -1,5 +1,6 @@
 """Filters on everything that is not a device: cpu, memory, pods, extended resources, host ports."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,15 @@ class Enough(Filter):
 
     def __init__(self, asked: tuple[tuple[str, int], ...], inventory: Inventory) -> None:
         self.names = [name for name, _ in asked]
-        self.kinds = [inventory.kind(name) for name in self.names]
         self.amounts = np.array([amount for _, amount in asked], np.int64)
         self.floors: dict[int, Ints] = {}
+        self.unheard = True
+        self._resolve(inventory)
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        self._resolve(cluster.inventory)
         kinds = cluster.usage.kinds
-        if kinds <= max(self.kinds):
+        if self.unheard or kinds <= max(self.kinds):
             return np.zeros(len(rows), np.bool_)
         floor = self.floors.get(kinds)
         if floor is None:
@@ -43,8 +46,9 @@ class Enough(Filter):
 
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
         first_short = (self.free(cluster, rows) < self.amounts).argmax(axis=1)
-        counts = np.bincount(first_short, minlength=len(self.names))
-        return {_short_of(name): int(n) for name, n in zip(self.names, counts, strict=True) if n}
+        has_any = self.capacity(cluster.inventory, rows)[np.arange(len(rows)), first_short] > 0
+        counted = Counter(zip(first_short.tolist(), has_any.tolist(), strict=True))
+        return {_short_of(self.names[at], has_any=any_): n for (at, any_), n in counted.items()}
 
     def lack(self, cluster: "Cluster", row: int) -> str:
         free = np.maximum(self.free(cluster, np.array([row]))[0], 0)
@@ -57,10 +61,19 @@ class Enough(Filter):
 
     def free(self, cluster: "Cluster", rows: Ints) -> Ints:
         """What is free of each resource asked for, one row per node."""
+        self._resolve(cluster.inventory)
         return _columns(cluster.usage.free, rows, self.kinds)
 
     def capacity(self, inventory: Inventory, rows: Ints) -> Ints:
+        self._resolve(inventory)
         return _columns(inventory.capacity, rows, self.kinds)
+
+    def _resolve(self, inventory: Inventory) -> None:
+        """A resource that nobody offered or held when it was asked for may have a column by now."""
+        if self.unheard:
+            self.kinds = [inventory.kind(name) for name in self.names]
+            self.unheard = 0 in self.kinds
+            self.floors.clear()
 
     def _floor(self, kinds: int) -> Ints:
         """What must be free of every kind of resource; for what is not asked, anything, even less than
@@ -70,8 +83,10 @@ class Enough(Filter):
         return floor
 
 
-def _short_of(name: str) -> str:
-    return "have no room for another pod" if name == "pods" else f"have too little {name}"
+def _short_of(name: str, *, has_any: bool) -> str:
+    if name == "pods":
+        return "have no room for another pod"
+    return f"have too little {name}" if has_any else f"have no {name}"
 
 
 def _columns(amounts: Ints, rows: Ints, kinds: list[int]) -> Ints:

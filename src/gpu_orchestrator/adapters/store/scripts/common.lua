@@ -53,6 +53,19 @@ local function tell_queued(id, spec, attempt, after, created, deaths)
   tell({'Queued', id, spec, attempt, after, created, deaths})
 end
 
+-- A worker's row as it is now, with how its tasks went; empty if it was forgotten.
+local function tell_worker(name)
+  local row = redis.call('HGETALL', P .. 'w:' .. name)
+  local went = redis.call('HMGET', P .. 'd:' .. name, 'done', 'failed')
+  if #row > 0 then
+    for number, field in ipairs({'done', 'failed'}) do
+      row[#row + 1] = field
+      row[#row + 1] = went[number] or '0'
+    end
+  end
+  tell({'Worker', name, row})
+end
+
 -- Only who holds the attempt may speak of it.
 local function holds(task, attempt, worker, epoch)
   return (task[1] == 'assigned' or task[1] == 'running') and task[2] == text(attempt) and task[3] == worker
@@ -125,5 +138,33 @@ local function lose(worker, evidence, keep_ms)
     died(id, worker, 'worker', evidence, 0, keep_ms)
   end
   redis.call('DEL', P .. 'on:' .. worker)
+end
+
+-- Give queued tasks {id, attempt so far, worker, its epoch, placement JSON} to workers, each only if task and worker
+-- are as the leader knew them: {params, correlation id}, or {why not}.
+local function assign(assignments)
+  local given, epochs = {}, {}
+  for number, each in ipairs(assignments) do
+    local id, worker = each[1], each[3]
+    local key = P .. 't:' .. id
+    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created')
+    if not epochs[worker] then
+      local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
+      epochs[worker] = row[2] == 'online' and row[1] or 'none'
+    end
+    if task[1] ~= 'queued' or task[2] ~= text(each[2]) then
+      given[number] = {'task moved on'}
+    elseif epochs[worker] ~= text(each[4]) then
+      given[number] = {'worker moved on'}
+    else
+      redis.call('HSET', key, 'state', 'assigned', 'attempt', text(each[2] + 1), 'worker', worker, 'epoch',
+        text(each[4]), 'place', each[5], 'assigned', text(NOW), 'started', '0', 'cancel', '0', 'reason', '')
+      move(id, 'queued', 'assigned', task[5])
+      redis.call('SADD', P .. 'on:' .. worker, id)
+      redis.call('ZADD', P .. 'of:' .. worker, NOW, id)
+      given[number] = {task[3], task[4]}
+    end
+  end
+  return given
 end
 

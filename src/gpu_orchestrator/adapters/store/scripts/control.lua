@@ -10,6 +10,6 @@ if row[1] then
     redis.call('DEL', key, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
     redis.call('SREM', P .. 'workers', name)
   end
-  tell({'Worker', name})
+  tell_worker(name)
 end
 return answer(fence, {row[1] or '', row[2] or ''})

@@ -8,6 +8,6 @@ local present = row[1] == text(each[2]) and row[2] == each[3] and row[3] == 'onl
 if present then
   redis.call('HSET', key, 'state', 'suspect', 'connection', '')
   redis.call('ZADD', P .. 'leases', 'LT', NOW + grace_ms, each[1])
-  tell({'Worker', each[1]})
+  tell_worker(each[1])
 end
 return answer(fence, present)

@@ -1,7 +1,7 @@
 -- What workers say an attempt came to. Counts only from who holds the attempt; the rest is late and dropped.
 -- Arguments: fence, keep_ms, outcomes {id, attempt, worker, epoch, kind, payload JSON or text, retryable, delay_ms,
---   duration ms}; kind is done | failed | died | refused | cancelled
--- Answers per outcome {1 counted | 0 late, state of the task now}
+--   duration ms, wanted}; kind is done | failed | died | refused | cancelled
+-- Answers per outcome {1 counted | 0 late, state of the task now, its row if it is final and wanted}
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 local day = text(math.floor(NOW / 86400000))
 local told, finals = {}, {}
@@ -39,7 +39,7 @@ for number, each in ipairs(outcomes) do
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started')
   if not holds(task, attempt, worker, each[4]) then
     count('late')
-    told[number] = {0, task[1] or 'gone'}
+    told[number] = {0, task[1] or 'gone', {}}
   else
     if kind == 'died' then
       begin(id, task[1])
@@ -65,7 +65,7 @@ for number, each in ipairs(outcomes) do
     end
     local state = redis.call('HGET', key, 'state')
     if state ~= 'queued' then finals[#finals + 1] = id end
-    told[number] = {1, state}
+    told[number] = {1, state, (each[10] and state ~= 'queued') and redis.call('HGETALL', key) or {}}
   end
 end
 announce(finals)

@@ -15,7 +15,7 @@ for number, each in ipairs(ARG[4]) do
     redis.call('ZREM', P .. 'leases', name)
     if checked == 1 then count('expired') end
     lose(name, each[3], keep_ms)
-    tell({'Worker', name})
+    tell_worker(name)
   end
 end
 return answer(fence, gone)

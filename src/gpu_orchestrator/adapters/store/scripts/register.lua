@@ -13,7 +13,7 @@ local function greet(kind, epoch)
   redis.call('HSETNX', key, 'registered', text(NOW))
   redis.call('ZADD', P .. 'leases', NOW + lease_ms, name)
   redis.call('SADD', P .. 'workers', name)
-  tell({'Worker', name})
+  tell_worker(name)
   return answer(fence, {kind, epoch})
 end
 

@@ -5,7 +5,7 @@ for _, each in ipairs(ARG[2]) do
   local key = P .. 'w:' .. each[1]
   if redis.call('HGET', key, 'epoch') == text(each[2]) then
     redis.call('HSET', key, 'report', each[3], 'reported', text(NOW))
-    tell({'Worker', each[1]})
+    tell_worker(each[1])
   end
 end
 return answer(ARG[1], false)

@@ -71,6 +71,7 @@ async def status(request: Request) -> Response:
             uptime_seconds=round(uptime, 1),
             leader=counts.leader if counts else "",
             tasks=states,
+            committed=counts.stats.get("completed", 0) if counts else 0,
         )
     )
 

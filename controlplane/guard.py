@@ -1,0 +1,29 @@
+"""Processes end with their owner: a mark for their environment, and a watchdog that looks for it."""
+
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from controlplane import watchdog
+
+
+class Guard:
+    """When this process ends, however it ends, all that carries the mark is killed and `folder` removed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        command = [sys.executable, "-S", "-E", watchdog.__file__, self.mark, str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {watchdog.MARK: self.mark}
+
+    def end(self) -> None:
+        """The watchdog does the last of the work in every case, so that the way out is always tried."""
+        self._process.communicate()  # closes the pipe and waits
+        watchdog.end_all(self.mark)
+        shutil.rmtree(self.folder, ignore_errors=True)

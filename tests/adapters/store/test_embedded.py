@@ -1,0 +1,141 @@
+"""The embedded store: what it acknowledged survives, it dies with its owner, and it says what is wrong."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_orchestrator.adapters.store.database import Database, Facts, _open, shown
+from gpu_orchestrator.adapters.store.embedded import Embedded, embedded
+from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.values import NewTask
+from tests import stores
+from tests.apps.worker.workers import is_alive
+
+pytestmark = pytest.mark.real
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from gpu_orchestrator.adapters.store.embedded import Embedded
+
+async def main():
+    server = Embedded(Path(sys.argv[1]))
+    await server.start()
+    print(server.process.pid, flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+async def check(url: str, *, strict: bool = False) -> Facts:
+    async with Database(url, strict=strict) as database:
+        return await database.check()
+
+
+async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="a") as store:
+        names = [f"t{number}" for number in range(500)]
+        await store.tasks.submit([NewTask(name, "{}", "{}") for name in names])
+        server.kill()
+        with pytest.raises(Unreachable, match="did not counts"):
+            await store.tasks.counts()
+        await server.start()
+        assert (await store.tasks.counts()).states["queued"] == 500
+
+
+async def test_it_is_kept_running(tmp_path: Path) -> None:
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="a") as store:
+        keeping = asyncio.create_task(server.keep())
+        assert server.process is not None
+        first = server.process.pid
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while server.process.pid == first or not await answers(store):  # noqa: ASYNC110 - a process tells no one
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+
+
+async def answers(store: Store) -> bool:
+    try:
+        await store.database.ping()
+    except Unreachable:
+        return False
+    return True
+
+
+async def test_it_ends_with_its_owner_and_a_restart_finds_the_data(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    assert owner.stdout is not None
+    pid = int(await asyncio.to_thread(owner.stdout.readline))
+    async with Store(Database(Embedded(tmp_path).url), owner="a") as store:
+        await store.tasks.submit([NewTask("t", "{}", "{}")])
+    owner.kill()
+    await asyncio.to_thread(owner.wait)
+    async with embedded(tmp_path) as again, Store(Database(again.url), owner="b") as store:
+        assert not is_alive(pid)
+        assert (await store.tasks.counts()).states["queued"] == 1
+    owner.stdout.close()
+
+
+async def test_only_its_user_may_use_it(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "store") as server:
+        assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+        assert server.socket.stat().st_mode & 0o177 == 0o000
+        facts = await check(server.url)
+    assert facts.durable == ""
+
+
+async def test_a_folder_with_a_long_name_will_do(tmp_path: Path) -> None:
+    async with embedded(tmp_path / ("long" * 30)) as server:
+        await check(server.url)
+
+
+async def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unfit, match=r"cannot be written: .*; give another with --data"):
+        await Embedded(tmp_path / "file" / "store").start()
+
+
+async def test_a_store_that_loses_tasks_is_refused(tmp_path: Path) -> None:
+    async with stores.external(tmp_path, maxmemory_policy="allkeys-lru") as url:
+        with pytest.raises(Unfit, match="maxmemory-policy is allkeys-lru, which throws tasks away"):
+            await check(url)
+
+
+async def test_a_store_without_a_file_is_weak_and_strict_refuses_it(tmp_path: Path) -> None:
+    async with stores.external(tmp_path) as url:
+        assert "no append-only file" in (await check(url)).durable
+        with pytest.raises(Unfit, match="DURABILITY=strict needs an append-only file"):
+            await check(url, strict=True)
+
+
+async def test_strict_answers_once_the_write_is_on_disk(tmp_path: Path) -> None:
+    async with stores.external(tmp_path, appendonly="yes", appendfsync="everysec") as url:
+        assert "everysec" in (await check(url)).durable
+        async with Store(Database(url, strict=True), owner="a") as store:
+            await store.tasks.submit([NewTask("t", "{}", "{}")])
+            assert (await store.tasks.counts()).states["queued"] == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "fits"),
+    [
+        ("redis://127.0.0.1:6379", True),
+        ("redis://:secret@db.example:6379", True),
+        ("rediss://db.example:6379", True),
+        ("redis://db.example:6379", False),
+    ],
+)
+def test_a_remote_store_must_ask_for_a_password(url: str, fits: bool) -> None:
+    assert (_open(url) == []) is fits
+
+
+def test_a_password_is_never_shown() -> None:
+    assert shown("redis://:secret@db:6379/0") == "redis://:***@db:6379/0"

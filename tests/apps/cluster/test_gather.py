@@ -1,0 +1,65 @@
+"""Many callers, one call."""
+
+import asyncio
+
+import pytest
+
+from gpu_orchestrator.apps.cluster.gather import Gather
+
+
+class Slow:
+    """Answers when told to, and keeps what each call was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.go = asyncio.Event()
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.calls.append(items)
+        await self.go.wait()
+        if 13 in items:
+            raise ValueError("unlucky")
+        return [item * 10 for item in items]
+
+
+async def test_what_arrives_meanwhile_goes_together() -> None:
+    slow = Slow()
+    gather: Gather[int, int] = Gather(slow)
+    first = gather.put(1)
+    await asyncio.sleep(0)
+    others = [gather.put(number) for number in (2, 3, 4)]
+    await asyncio.sleep(0)
+    slow.go.set()
+    assert await first == 10
+    assert await asyncio.gather(*others) == [20, 30, 40]
+    assert slow.calls == [[1], [2, 3, 4]]
+
+
+async def test_no_call_takes_more_than_allowed() -> None:
+    slow = Slow()
+    slow.go.set()
+    gather: Gather[int, int] = Gather(slow, most=2)
+    assert await gather.put_all(range(5)) == [0, 10, 20, 30, 40]
+    assert [len(call) for call in slow.calls] == [2, 2, 1]
+
+
+async def test_an_error_reaches_those_of_its_call_only() -> None:
+    slow = Slow()
+    slow.go.set()
+    gather: Gather[int, int] = Gather(slow, most=1)
+    good, bad = gather.put(1), gather.put(13)
+    assert await good == 10
+    with pytest.raises(ValueError, match="unlucky"):
+        await bad
+    assert await gather.put(2) == 20, "it goes on"
+
+
+async def test_who_gave_up_does_not_disturb_the_rest() -> None:
+    slow = Slow()
+    gather: Gather[int, int] = Gather(slow)
+    gone, stays = gather.put(1), gather.put(2)
+    await asyncio.sleep(0)
+    gone.cancel()
+    slow.go.set()
+    assert await stays == 20
+    await gather.close()

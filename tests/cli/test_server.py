@@ -1,0 +1,126 @@
+"""Starting the manager from the command line: what is wrong is one line, and nothing is half-started."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.apps.worker.workers import compiled
+from tests.scenarios.nemesis import children_of
+from tests.stores import free_port
+
+pytestmark = pytest.mark.real
+COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
+
+
+def start(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs to its end, which it must find by itself."""
+    return subprocess.run(
+        [COMMAND, *words],
+        cwd=folder,
+        env={**compiled(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def only_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        pytest.param({"API_PORT": "http"}, "API_PORT=http is not allowed", id="bad setting"),
+        pytest.param({"REDIS_URL": "redis://127.0.0.1:1"}, "does not answer", id="store gone"),
+        pytest.param({"PLACEMENT_POLICY": "best"}, "unknown strategy 'best'", id="unknown policy"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, environ: dict[str, str], said: str) -> None:
+    asked = {"API_PORT": "0", **environ}
+    assert said in only_line(start(tmp_path, "server", "--data", str(tmp_path / "data"), **asked))
+
+
+def test_a_taken_port_is_said_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = only_line(start(tmp_path, "server", "--port", port, "--data", str(tmp_path / "data")))
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
+    assert not (tmp_path / "data" / "store").exists()
+
+
+def test_a_data_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = only_line(start(tmp_path, "server", "--port", "0", "--data", str(tmp_path / "file" / "data")))
+    assert "cannot be written" in line
+
+
+@contextmanager
+def up(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [COMMAND, "up", "--simulate", "2", "--data", str(folder / "data"), *words],
+        cwd=folder,
+        env=compiled(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if wanted in line:
+            return lines
+    raise AssertionError(f"no {wanted!r} in {''.join(lines)}")
+
+
+def test_up_shows_tasks_at_work_ends_cleanly_and_remembers(tmp_path: Path) -> None:
+    port = str(free_port())
+    with up(tmp_path, "--port", port) as first:
+        greeting = "".join(lines_until(first, "sample-7 completed"))
+        assert f"is up at http://127.0.0.1:{port}" in greeting
+        assert "API key (shown once)" in greeting
+        second = start(tmp_path, "up", "--data", str(tmp_path / "data"), "--port", "0")
+        assert f"is in use: process {first.pid} listens on http://127.0.0.1:{port}" in only_line(second)
+        here = {"DATA_DIR": str(tmp_path / "data")}
+        done = start(
+            tmp_path, "task", "submit", "echo", '{"a": 1}', "--gpus", "0", "--wait", "--json", **here
+        )
+        assert '"a": 1' in done.stdout, done.stderr
+        listed = start(tmp_path, "worker", "list", **here)
+        assert "2 ×" in listed.stdout
+        below = [first.pid, *all_below(first.pid)]
+        first.send_signal(signal.SIGINT)
+        assert first.wait(30) == 0
+    assert not [pid for pid in below if os.path.exists(f"/proc/{pid}")]
+    with up(tmp_path, "--port", port) as again:
+        later = "".join(lines_until(again, "sample-7 completed"))
+        assert "API key" not in later
+        again.send_signal(signal.SIGINT)
+        assert again.wait(30) == 0
+
+
+def all_below(pid: int) -> list[int]:
+    children = children_of(pid)
+    return [*children, *(each for child in children for each in all_below(child))]

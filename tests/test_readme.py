@@ -1,0 +1,58 @@
+"""The README's commands work as written: each marked block is run, in order, beside a real `make run`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(
+    r"<!-- run by tests/test_readme\.py -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home of its own, in which `make run`'s command is running."""
+    target = (ROOT / "Makefile").read_text().split("\nrun:")[1].split("\n")[1]
+    words = target.strip().removeprefix("@").replace("$(BIN)/", "").replace("$(ARGS)", "").split()
+    command = [str(Path(sys.executable).parent / words[0]), *words[1:]]
+    with subprocess.Popen(
+        command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as up:
+        said = []
+        for line in up.stdout or ():
+            said.append(line)
+            if "sample-8 completed" in line or "sample-1 completed" in line:
+                break
+        else:
+            raise AssertionError(f"it ended: {''.join(said)}")
+        yield tmp_path
+        up.terminate()
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(home)}
+
+
+def test_every_marked_block_works_as_written(home: Path) -> None:
+    assert len(BLOCKS) == 3
+    script = "set -euo pipefail\n" + "\necho; echo ==next==\n".join(BLOCKS)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=environment(home), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    by_command, over_http, refused = done.stdout.split("==next==")
+    assert "world" in by_command
+    answers = [json.loads(line) for line in over_http.replace("}{", "}\n{").splitlines() if line.strip()]
+    assert answers[0]["status"]
+    assert answers[2]["task_id"]
+    error = json.loads(refused)["error"]
+    assert error["message"].startswith("no worker can ever take this: 0/1 nodes fit"), error
