@@ -10,6 +10,7 @@ import pytest
 from gpu_orchestrator.api import session
 from tests.apps.cluster import hand
 from tests.apps.cluster.conftest import Site
+from tests.scale import Scale
 
 pytestmark = pytest.mark.real
 
@@ -63,11 +64,12 @@ async def test_a_batch_is_taken_whole_or_not_at_all(site: Site) -> None:
     working.cancel()
 
 
-async def test_the_high_one_goes_first_though_thousands_wait(site: Site) -> None:
+async def test_the_high_one_goes_first_though_thousands_wait(site: Site, scale: Scale) -> None:
     worker = await site.join(max_concurrent=1)
     low = {"task_type": "echo", "priority": "low", "resources": {"gpus": 0}}
-    await site.call("POST", "/tasks/batch", {"tasks": [low] * 3000})
-    for _ in range(5):
+    status, _ = await site.call("POST", "/tasks/batch", {"tasks": [low] * scale(test=3000, accept=10_000)})
+    assert status == 202
+    for _ in range(scale(test=5, accept=50)):
         running = await worker.take()
         high = await site.submit(priority="high", resources={"gpus": 0})
         await worker.finish(running)

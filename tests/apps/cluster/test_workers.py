@@ -113,6 +113,31 @@ async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: New
     keeping.cancel()
 
 
+async def test_when_most_fall_silent_at_once_we_suspect_ourselves_first(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=3)
+    workers = [await site.join(name) for name in "abcd"]
+    name = await site.submit(resources={"gpus": 0})
+    began = asyncio.get_running_loop().time()
+    await _reaches(site, "reaper_pauses_total", 1)
+    before = await _metric(site, "lease_expirations_total")
+    assert before <= 2, "of four the first half may be believed"
+    await _reaches(site, "lease_expirations_total", 4)
+    assert asyncio.get_running_loop().time() - began >= 6, "a lease, and another one for us"
+    assert (await site.task(name))["status"] == "queued"
+    assert len(workers) == 4
+
+
+async def _reaches(site: Site, metric: str, value: float) -> None:
+    while await _metric(site, metric) < value:  # noqa: ASYNC110 - asked over HTTP, there is no event
+        await asyncio.sleep(0.05)
+
+
+async def _metric(site: Site, name: str) -> float:
+    async with site.http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
 async def test_a_name_is_one_worker_s(site: Site) -> None:
     await site.join()
     async with hand.joined(site.running.url, TOKEN, hand.hello("w", instance="other")) as second:
