@@ -38,6 +38,18 @@ async def test_a_task_runs_and_its_result_comes_back(site: Site) -> None:
     assert ended["duration_seconds"] >= 0
 
 
+async def test_submitting_can_wait_for_the_end(site: Site) -> None:
+    worker = await site.join(max_concurrent=1)
+    asked = asyncio.create_task(site.call("POST", "/tasks?wait=10", {"task_type": "echo"}))
+    await worker.finish(await worker.take(), "good")
+    status, ended = await asked
+    assert (status, ended["status"], ended["result"]) == (200, "completed", "good")
+    status, waits = await site.call("POST", "/api/v1/tasks?wait=0.1", {"task_type": "echo"})
+    assert (status, waits["status"]) == (200, "assigned")
+    status, answer = await site.call("POST", "/tasks?wait=long", {"task_type": "echo"})
+    assert (status, answer["error"]["message"]) == (422, "wait=long: give seconds from 0 to 600")
+
+
 async def test_a_task_without_memory_gets_a_device_whole(site: Site) -> None:
     worker = await site.join()
     names = [await site.submit() for _ in range(3)]

@@ -66,6 +66,7 @@ class Seen:
     readings: tuple[session.Reading, ...] = ()
     score: float | None = None
     api: str = ""
+    connection: str = ""
 
 
 def node_of(worker: Seen, memory: Memory, reserved: dict[int, Reserved]) -> Node:
