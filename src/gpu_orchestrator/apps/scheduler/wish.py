@@ -6,7 +6,7 @@ What this scheduler does not implement is refused by name: a pod placed wrongly 
 
 from dataclasses import replace
 
-from gpu_orchestrator.api import claims, names, translate, volumes
+from gpu_orchestrator.api import claims, names, volumes
 from gpu_orchestrator.api.claims import BadAsk
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
@@ -88,11 +88,10 @@ def _placement_rules(spec: PodSpec) -> dict[str, bool]:
 
 
 def _gpu_resources(spec: PodSpec) -> list[str]:
-    if not translate.gpus_asked(spec):
-        return []
+    """Whole GPUs of a device plugin that the pod requests, by name."""
     every = [*spec.containers, *spec.init_containers]
-    asked = {name for each in every for name in (*each.resources.requests, *each.resources.limits)}
-    return sorted(asked & set(names.GPU_RESOURCES))
+    asked = [each.resources.limits | each.resources.requests for each in every]
+    return sorted({name for each in asked for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
 
 
 def _unclaimed(pod: Pod, claim: GpuClaim | None, server: Pod | None) -> str:
