@@ -1,9 +1,9 @@
 """Around every request: who asks, how large it is, how long it took; and the one shape of errors."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from secrets import token_hex
 from time import perf_counter
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import msgspec
 import structlog
@@ -141,7 +141,7 @@ def _scope_of(method: str, path: str) -> KeyScope:
 
 def _correlation(headers: Headers) -> str:
     given = headers.get("x-correlation-id") or headers.get("x-request-id") or ""
-    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else uuid4().hex
+    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else token_hex(16)
 
 
 async def on_api_error(_: Request, error: Exception) -> Response:
