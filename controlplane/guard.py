@@ -17,7 +17,7 @@ class Guard:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         command = [sys.executable, "-S", "-E", watchdog.__file__, self.mark, str(folder)]
-        # Without the mark of an outer guard: this watchdog must outlive what that one kills, to do its own work.
+        # Without the mark of an outer guard: this watchdog must outlive what that one kills.
         environment = {name: value for name, value in os.environ.items() if name != watchdog.MARK}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, start_new_session=True, cwd="/", env=environment
