@@ -45,7 +45,10 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram
+bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS=...]
+	@$(BIN)/python -m benchmarks.bind $(ARGS)
+
 bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
 	@$(BIN)/python -m benchmarks.operator $(ARGS)
 

@@ -110,10 +110,9 @@ class Exchange:
         self.tell()
         transport = self.request.transport
         if transport is not None:
-            if reset:
-                connection = transport.get_extra_info("socket")
-                if connection is not None:  # None when the component, killed, has closed it already
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            connection = transport.get_extra_info("socket") if reset else None
+            if connection is not None:  # a component that was killed has closed it already
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             transport.abort()
         return web.Response()
 

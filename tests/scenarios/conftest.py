@@ -1,13 +1,17 @@
-"""Fixtures of the scenarios with the operator: one cluster for all of them, a namespace for each."""
+"""Fixtures of the scenarios: the operator with a cluster for all its tests, stages for the gpu-scheduler."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
+from tests.conftest import NewCluster
+from tests.scenarios import stage as stages
 from tests.scenarios.operating import ACCOUNT, ROOT, SYSTEM, Operator, Site
+from tests.scenarios.stage import Stage
 
 NewOperator = Callable[..., Operator]
 
@@ -51,3 +55,23 @@ def new_operator(account: Path, tmp_path: Path) -> NewOperator:
         return Operator(kubeconfig or account, *flags, log=tmp_path / "operator.log")
 
     return make
+
+
+@pytest.fixture
+def stage(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Stage]:
+    """A stage of the test's own in the shared cluster: its namespace, leases, nodes and scheduler."""
+    stages.install(cluster)
+    made = Stage(cluster, namespace, tmp_path, namespace, f"scheduler-{uuid4().hex[:6]}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bare_stage(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Stage]:
+    """A cluster of an API server and etcd alone, for races and crashes: bound pods stay as they are."""
+    cluster = new_cluster(parts=(), node_lifecycle=False)
+    stages.install(cluster)
+    cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "race"}})
+    made = Stage(cluster, "race", tmp_path, static=True)
+    yield made
+    made.close()

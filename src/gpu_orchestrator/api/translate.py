@@ -145,14 +145,14 @@ def _toleration(wire: Any) -> Toleration:
 
 def _affinity(spec: PodSpec, avoid: tuple[str, ...]) -> tuple[Term, ...]:
     required = spec.affinity.node_affinity.required
-    terms = tuple(_term(term) for term in required.node_selector_terms) if required else ()
+    terms = tuple(term_of(term) for term in required.node_selector_terms) if required else ()
     if not avoid:
         return terms
     elsewhere = Expression("metadata.name", "NotIn", avoid)
     return tuple(Term(term.labels, (*term.fields, elsewhere)) for term in terms or (Term(),))
 
 
-def _term(wire: NodeSelectorTerm) -> Term:
+def term_of(wire: NodeSelectorTerm) -> Term:
     return Term(
         tuple(_expression(each) for each in wire.match_expressions),
         tuple(_expression(each) for each in wire.match_fields),

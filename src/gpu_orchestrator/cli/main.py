@@ -15,6 +15,7 @@ for name, where in {
     "task": "task:app",
     "status": "workers:status",
     "operator": "operator:operator",
+    "scheduler": "scheduler:scheduler",
     "doctor": "doctor:doctor",
 }.items():
     app.command(f"gpu_orchestrator.cli.{where}", name=name)

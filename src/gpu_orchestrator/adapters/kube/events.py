@@ -12,7 +12,7 @@ faster than it can be written waits in a bounded queue; past that it is dropped 
 import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -92,12 +92,15 @@ class Recorder:
         *,
         instance: str = "",
         capacity: int = CAPACITY,
+        writers: int = WRITERS,
+        pace: Callable[[], Awaitable[None]] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.dropped = 0
         self._client, self._component, self._now = client, component, now
         self._instance = (instance or f"{component}-{socket.gethostname()}")[:128]
-        self._capacity = capacity
+        self._capacity, self._remembered = capacity, max(REMEMBERED, capacity)
+        self._writers, self._pace = writers, pace
         self._series: OrderedDict[Key, _Series] = OrderedDict()
         self._buckets: OrderedDict[Reason, _Bucket] = OrderedDict()
         self._waiting: dict[Key, None] = {}
@@ -135,7 +138,7 @@ class Recorder:
                 return key
         name = f"{reason[0].name[:200]}.{uuid4().hex[:16]}"
         self._series[key] = _Series(name, action, _shortened(note), now, now)
-        if len(self._series) > REMEMBERED:
+        if len(self._series) > self._remembered:
             self._forget_oldest()
         return key
 
@@ -158,7 +161,7 @@ class Recorder:
         now = self._now().timestamp()
         bucket = self._buckets.pop(reason, None) or _Bucket(PER_REASON, now)
         self._buckets[reason] = bucket
-        while len(self._buckets) > REMEMBERED:
+        while len(self._buckets) > self._remembered:
             self._buckets.popitem(last=False)
         bucket.tokens = min(PER_REASON, bucket.tokens + (now - bucket.at) / REFILL_S)
         bucket.at = now
@@ -170,7 +173,7 @@ class Recorder:
     async def run(self) -> None:
         """Write what was recorded, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(WRITERS):
+            for _ in range(self._writers):
                 group.create_task(self._writer())
 
     async def drain(self, timeout_s: float = 2.0) -> bool:
@@ -187,6 +190,10 @@ class Recorder:
             while not self._waiting:
                 self._news.clear()
                 await self._news.wait()
+            if self._pace:
+                await self._pace()
+            if not self._waiting:
+                continue
             key = next(iter(self._waiting))
             del self._waiting[key]
             self._busy += 1

@@ -49,6 +49,7 @@ class Hands:
     recorder: Recorder
     keep_workload: Callable[[GPUWorkload], None]
     keep_job: Callable[[Job], None]
+    keep_deletion: Callable[[Job], None]
 
     async def perform(self, workload: GPUWorkload, plan: Plan) -> GPUWorkload:
         """The workload as it is afterwards."""
@@ -135,6 +136,7 @@ class Hands:
             return
         except errors.Conflict as error:
             raise Overtaken(str(error)) from error
+        self.keep_deletion(job)
 
     async def _set_ttl(self, job: Job, seconds: int) -> None:
         meta = job.metadata

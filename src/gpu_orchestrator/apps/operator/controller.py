@@ -74,7 +74,8 @@ class Controller:
         self.nodes = Watch(client, NODES)
         self.world = World(registry or Registry(), self._rng, clock=time.monotonic, found=self.queue.add)
         self._eyes = Eyes(client, self.nodes, self.pods, self.jobs, self.workloads)
-        self._hands = apply.Hands(client, recorder, self._eyes.keep_workload, self._keep_job)
+        eyes = self._eyes
+        self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
         self._listen()
 

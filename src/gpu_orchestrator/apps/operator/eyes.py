@@ -6,6 +6,8 @@ the Job is there. It only makes words better: nothing is decided by it.
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.api import translate
@@ -38,6 +40,7 @@ class Eyes:
     _fresh_jobs: Fresh[Job] = field(init=False)
     _fresh_workloads: Fresh[GPUWorkload] = field(init=False)
     _evicted: dict[str, str] = field(default_factory=dict)
+    _leaving: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._fresh_jobs = Fresh(self.jobs.store, lambda: self.jobs.resource_version)
@@ -50,6 +53,12 @@ class Eyes:
 
     def keep_job(self, answer: Job) -> None:
         self._fresh_jobs.keep(answer)
+
+    def keep_deletion(self, job: Job) -> None:
+        """It was asked to go: see it as leaving before the watch does, so that it is asked once."""
+        known = self.jobs.store.get(key(job))
+        if known and known.metadata.uid == job.metadata.uid:  # else it is gone, and nobody would forget it
+            self._leaving.add(job.metadata.uid)
 
     async def look(self, name: str) -> Facts | None:
         """All there is to know, with what only the ended pod of a failed Job can tell; None for what is
@@ -68,13 +77,19 @@ class Eyes:
             return None
         current = jobs.key_of(workload, workload.status.retry_count)
         found = self._fresh_jobs.by("owner", workload.metadata.uid, [current])
-        own = tuple(job for job in found if jobs.owner_uid(job) == workload.metadata.uid)
+        own = tuple(self._as_left(job) for job in found if jobs.owner_uid(job) == workload.metadata.uid)
         job = next((each for each in own if key(each) == current), None)
         facts = Facts(workload, own, tuple(self.pods.store.by("job", current)))
         if job is None:
             return facts
         last_words = self._evicted.get(job.metadata.uid, "")
         return replace(facts, trouble=self._trouble(job, last_words), preempted=last_words == PREEMPTED)
+
+    def _as_left(self, job: Job) -> Job:
+        if job.metadata.uid not in self._leaving or job.is_deleting:
+            return job
+        leaving = structs.replace(job.metadata, deletion_timestamp=job.metadata.creation_timestamp)
+        return structs.replace(job, metadata=leaving)
 
     def _trouble(self, job: Job, last_words: str) -> str:
         """What befell the Job from outside, if anything did."""
@@ -94,3 +109,4 @@ class Eyes:
     def _forget_job(self, old: Job | None, new: Job | None) -> None:
         if old and not new:
             self._evicted.pop(old.metadata.uid, None)
+            self._leaving.discard(old.metadata.uid)

@@ -1,0 +1,293 @@
+"""How many pods per second are bound, against kube-scheduler on the same API server. `make bench-bind`.
+
+A backlog of single-GPU pods waits; then one scheduler at a time is started and works it off. Counted from
+the first bind to the last, and to its last write of any kind (events, claim status), by the API server's own
+audit log. Contenders take turns; ratios are those of neighbours in the same round, and the median counts.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from controlplane.api import Json
+from controlplane.cluster import Cluster
+from controlplane.process import Process
+from tests.scenarios import stage as stages
+from tests.scenarios.stage import CLAIMS, SYSTEM, claim, pod
+
+WRITES = {"create", "update", "patch", "delete"}
+PODS = "/api/v1/namespaces/bench/pods"
+SETTLE_S = 1.5
+LIMIT_S = 180.0
+
+KUBE = "kube-scheduler"
+OURS = ("lease", "binding", "claims")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contender's round. Rates are pods per second; CPU is seconds between the first and last bind."""
+
+    who: str
+    bound_per_s: float
+    done_per_s: float
+    writes_per_pod: float
+    cpu_s: dict[str, float]
+    rss_mb: float
+    writes: dict[str, int] = field(default_factory=dict)
+
+
+class Log:
+    """What one user wrote since the mark, read from the audit log without asking the server anything."""
+
+    def __init__(self, file: Path, user: str) -> None:
+        self._file, self._user, self._at = file, user, file.stat().st_size
+        self.binds: list[float] = []
+        self.writes: list[float] = []
+        self.kinds: Counter[str] = Counter()
+
+    def read(self) -> None:
+        with self._file.open("rb") as lines:
+            lines.seek(self._at)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        if self._user.encode() not in line:
+            return
+        event = json.loads(line)
+        about = event.get("objectRef", {})
+        if event["user"].get("username") != self._user or event["verb"] not in WRITES:
+            return
+        if about.get("name", "").startswith(("gpu-scheduler.", "kube-scheduler")):
+            return  # the leader's own lease
+        what = "/".join(part for part in (about.get("resource"), about.get("subresource")) if part)
+        at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
+        self.kinds[f"{event['verb']} {what}"] += 1
+        self.writes.append(at)
+        if what == "pods/binding" and event.get("responseStatus", {}).get("code") == 201:
+            self.binds.append(at)
+
+
+class Bench:
+    def __init__(self, cluster: Cluster, folder: Path, pods: int) -> None:
+        self._cluster, self._folder, self._pods = cluster, folder, pods
+        self._token = cluster.service_account_kubeconfig(SYSTEM, "gpu-scheduler", valid_s=7200)
+
+    def measure(self, who: str) -> Result:
+        self._make_pods(who)
+        user = "system:kube-scheduler" if who == KUBE else f"system:serviceaccount:{SYSTEM}:gpu-scheduler"
+        log = Log(self._cluster.folder / "audit.log", user)
+        process = self._process(who)
+        process.start(wait=False)
+        try:
+            first = self._wait(log, 1)
+            before = self._cpu(process)
+            self._wait(log, self._pods)
+            after = self._cpu(process)
+            self._wait_quiet(log)
+            rss_mb = process.memory_mb
+        finally:
+            process.stop(timeout_s=10)
+            self._clean(who)
+        del first
+        cpu = {name: round(after[name] - before[name], 2) for name in before}
+        return _result(who, log, cpu, rss_mb)
+
+    def _process(self, who: str) -> Process:
+        if who == KUBE:
+            return self._cluster.parts[KUBE]
+        settings = {
+            "kubeconfig": str(self._token),
+            "lock": "binding" if who == "binding" else "lease",
+            "metricsBindAddress": "0",
+            "healthProbeBindAddress": "0",
+        }
+        file = self._folder / f"{who}.json"
+        file.write_text(json.dumps(settings))
+        command = [sys.executable, "-m", "gpu_orchestrator", "scheduler", f"--config={file}"]
+        return Process("ours", command, self._folder, {})
+
+    def _cpu(self, process: Process) -> dict[str, float]:
+        parts = {name: self._cluster.parts[name].cpu_s for name in ("kube-apiserver", "etcd")}
+        return {**parts, "scheduler": process.cpu_s}
+
+    def _wait(self, log: Log, binds: int) -> float:
+        deadline = time.monotonic() + LIMIT_S
+        while len(log.binds) < binds:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(log.binds)} of {binds} pods bound after {LIMIT_S:.0f} s")
+            time.sleep(0.05)
+            log.read()
+        return log.binds[0]
+
+    def _wait_quiet(self, log: Log) -> None:
+        seen, since = -1, time.monotonic()
+        while time.monotonic() - since < SETTLE_S:
+            log.read()
+            if len(log.writes) != seen:
+                seen, since = len(log.writes), time.monotonic()
+            time.sleep(0.1)
+
+    def _make_pods(self, who: str) -> None:
+        if who == "claims":
+            made = [claim(f"c{number}") for number in range(self._pods)]
+            self._cluster.api.create_all(CLAIMS.format("bench"), made)
+        self._cluster.api.create_all(PODS, [_pod(who, number) for number in range(self._pods)])
+
+    def _clean(self, who: str) -> None:
+        api = self._cluster.api
+        names = [{"path": f"{PODS}/p{number}"} for number in range(self._pods)]
+        api.in_parallel(lambda each: api.request("DELETE", each["path"], {"gracePeriodSeconds": 0}), names)
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
+        held = api.request("GET", leases)["items"]
+        paths = [{"path": f"{leases}/{each['metadata']['name']}"} for each in held]
+        api.in_parallel(lambda each: api.request("DELETE", each["path"]), paths)
+        if who == "claims":
+            self._clean_claims()
+
+    def _clean_claims(self) -> None:
+        api, home = self._cluster.api, CLAIMS.format("bench")
+        paths = [{"path": f"{home}/c{number}"} for number in range(self._pods)]
+
+        def remove(each: Json) -> Json:
+            free = {"metadata": {"finalizers": None}}
+            api.request("PATCH", each["path"], free, content_type="application/merge-patch+json")
+            return api.request("DELETE", each["path"])
+
+        api.in_parallel(remove, paths)
+
+
+def _pod(who: str, number: int) -> Json:
+    name = f"p{number}"
+    if who == KUBE:
+        made = pod(name, resources={"limits": {"nvidia.com/gpu": "1"}})
+        made["spec"]["schedulerName"] = "default-scheduler"
+        return made
+    made = pod(name, claim=f"c{number}") if who == "claims" else pod(name, gpus=1)
+    made["spec"]["schedulerName"] = "gpu-scheduler"
+    return made
+
+
+def _result(who: str, log: Log, cpu: dict[str, float], rss_mb: float) -> Result:
+    binds, writes = sorted(log.binds), sorted(log.writes)
+    count = len(binds) - 1
+    return Result(
+        who,
+        bound_per_s=round(count / (binds[-1] - binds[0]), 1),
+        done_per_s=round(count / (writes[-1] - binds[0]), 1),
+        writes_per_pod=round(len(writes) / len(binds), 2),
+        cpu_s=cpu,
+        rss_mb=round(rss_mb, 1),
+        writes=dict(log.kinds),
+    )
+
+
+def run(nodes: int, pods: int, rounds: int, who: tuple[str, ...]) -> list[list[Result]]:
+    parts = ("kube-controller-manager", KUBE)
+    with Cluster.start(parts=parts, node_lifecycle=False) as cluster, tempfile.TemporaryDirectory() as folder:
+        cluster.parts[KUBE].stop()
+        stages.install(cluster)
+        _prepare(cluster)
+        cluster.gpu_nodes(nodes, static=True)
+        bench = Bench(cluster, Path(folder), pods)
+        return [list(_round(bench, who, number)) for number in range(rounds)]
+
+
+def _round(bench: Bench, who: tuple[str, ...], number: int) -> Iterator[Result]:
+    order = who if number % 2 == 0 else tuple(reversed(who))
+    for each in order:
+        result = bench.measure(each)
+        print(f"{result.who:15} {json.dumps(asdict(result))}", flush=True)
+        yield result
+
+
+def _prepare(cluster: Cluster) -> None:
+    api = cluster.api
+    api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "bench"}})
+    cluster.kubectl("create", "serviceaccount", "gpu-scheduler", "-n", SYSTEM)
+    admin = ["create", "clusterrolebinding", "bench", "--clusterrole=cluster-admin"]
+    cluster.kubectl(*admin, f"--serviceaccount={SYSTEM}:gpu-scheduler")
+    deadline = time.monotonic() + 20
+    while "default" not in cluster.kubectl("get", "serviceaccounts", "-n", "bench"):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the namespace has no default ServiceAccount after 20 s")
+        time.sleep(0.1)
+
+
+def summary(rounds: list[list[Result]]) -> dict[str, Any]:
+    by: dict[str, list[Result]] = {}
+    for results in rounds:
+        for each in results:
+            by.setdefault(each.who, []).append(each)
+
+    def ratio(who: str, of: Callable[[Result], float]) -> float | None:
+        if who not in by or KUBE not in by:
+            return None
+        pairs = zip(by[who], by[KUBE], strict=True)
+        return round(statistics.median(of(ours) / of(theirs) for ours, theirs in pairs), 2)
+
+    told: dict[str, Any] = {}
+    for who in OURS:
+        told[f"ratio_{who}"] = ratio(who, lambda each: each.bound_per_s)
+        told[f"ratio_{who}_all_writes"] = ratio(who, lambda each: each.done_per_s)
+        if who in by:
+            told[f"writes_per_pod_{who}"] = statistics.median(each.writes_per_pod for each in by[who])
+    told["pods_per_s"] = {
+        who: round(statistics.median(each.bound_per_s for each in them), 1) for who, them in by.items()
+    }
+    told["rss_mb"] = max((each.rss_mb for who, them in by.items() if who != KUBE for each in them), default=0)
+    return told
+
+
+def table(rounds: list[list[Result]]) -> None:
+    head = (
+        f"{'':15}{'bound/s':>9}{'done/s':>9}{'writes':>8}{'api CPU':>9}{'etcd':>7}{'sched':>7}{'RSS MB':>8}"
+    )
+    print(f"\n{head}")
+    for who in (KUBE, *OURS):
+        them = [each for results in rounds for each in results if each.who == who]
+        if them:
+            middle = [
+                statistics.median(value)
+                for value in (
+                    [each.bound_per_s for each in them],
+                    [each.done_per_s for each in them],
+                    [each.writes_per_pod for each in them],
+                    [each.cpu_s["kube-apiserver"] for each in them],
+                    [each.cpu_s["etcd"] for each in them],
+                    [each.cpu_s["scheduler"] for each in them],
+                    [each.rss_mb for each in them],
+                )
+            ]
+            widths = (9, 9, 8, 9, 7, 7, 8)
+            print(f"{who:15}" + "".join(f"{value:{w}.1f}" for value, w in zip(middle, widths, strict=True)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--who", default=",".join((KUBE, *OURS)), help="contenders, by comma")
+    args = parser.parse_args()
+    results = run(args.nodes, args.pods, args.rounds, tuple(args.who.split(",")))
+    table(results)
+    load = Path("/proc/loadavg").read_text().split()[0]
+    print(json.dumps({"nodes": args.nodes, "pods": args.pods, "load": float(load), **summary(results)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""From a pod and its claim to what the core decides over, and from a placement back to what is written.
+
+Three ways to ask: a claim, a template that each pod gets a claim of its own from, or a bare number of GPUs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import WHOLE, Device
+from gpu_orchestrator.core.request import Fabric, Request, Shape
+
+MOST_GPUS = 64
+
+
+class BadAsk(ValueError):
+    """The pod asks in a way that cannot be meant; the message says what to write instead."""
+
+
+def claim_name(pod: Pod) -> str:
+    """The GpuClaim that serves the pod: the one it names, or its own made from a template. Empty for none."""
+    asks = pod.metadata.annotations
+    if name := asks.get(names.CLAIM, ""):
+        return name
+    return child_name(pod) if names.CLAIM_TEMPLATE in asks else ""
+
+
+def child_name(pod: Pod) -> str:
+    """A name that can be computed again: creating the child twice creates it once."""
+    return f"{pod.metadata.name[:240]}-{pod.metadata.uid[:8]}"
+
+
+def gpus_asked(pod: Pod) -> int:
+    """The number in `gpu.scheduling/gpus`."""
+    text = pod.metadata.annotations[names.GPUS]
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_GPUS:
+        raise BadAsk(f"{names.GPUS} is {text!r}; write a number from 1 to {MOST_GPUS}")
+    return int(text)
+
+
+def request(pod: Pod, spec: GpuClaimSpec | None) -> Request:
+    """What the pod asks for. `spec` is that of its claim or template; None when it names neither."""
+    meta = pod.metadata
+    shape = translate.shape(pod.spec, gpus_asked(pod) if spec is None else spec.devices.count)
+    return Request(
+        meta.uid,
+        shape if spec is None else _claimed(shape, spec),
+        priority=pod.spec.priority,
+        tenant=meta.namespace,
+        strategy=meta.annotations.get(names.STRATEGY, ""),
+        allocator="" if spec is None else spec.devices.policy,
+    )
+
+
+def _claimed(shape: Shape, spec: GpuClaimSpec) -> Shape:
+    devices, network = spec.devices, spec.network
+    is_shared = devices.exclusivity == "Shared"
+    return replace(
+        shape,
+        exclusive=not is_shared,
+        milli=devices.share or 0 if is_shared else WHOLE,
+        memory_mib=devices.memory_mib or 0 if is_shared else 0,
+        vendor=devices.vendor or "",
+        models=(devices.model,) if devices.model else (),
+        prefer_ids=tuple(devices.prefer_ids) if devices.policy == "preferIds" else (),
+        mode=spec.topology.mode,
+        min_bandwidth_gbps=spec.topology.min_bandwidth_gbps or 0,
+        labels=tuple(sorted({*shape.labels, *spec.selector.match_labels.items()})),
+        fabric=Fabric(network.rdma_required, network.min_ports or 0, spec.storage.cu_file),
+    )
+
+
+def allocated(placement: Placement) -> str:
+    """`node-a:0,1`."""
+    return f"{placement.node}:{','.join(map(str, placement.devices))}"
+
+
+def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
+    """The annotations of a bound pod. `devices` are those of the placement, in its order."""
+    ids, uuids = [str(device.id) for device in devices], [device.uuid for device in devices]
+    visible = uuids if all(uuids) else ids
+    # HIP counts the devices that a container sees; CUDA knows them by UUID too.
+    by_uuid = all(uuids) and all(device.vendor == "nvidia" for device in devices)
+    local = uuids if by_uuid else [str(number) for number in range(len(devices))]
+    return {
+        names.ALLOCATED: allocated(placement),
+        names.VISIBLE_DEVICES: ",".join(visible),
+        names.LOCAL_DEVICES: ",".join(local),
+    }
+
+
+def given(pod: Pod) -> tuple[int, ...]:
+    """The devices that a bound pod's annotation names; none when it speaks of another node."""
+    node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
+    if not node or node != pod.spec.node_name:
+        return ()
+    return tuple(int(each) for each in ids.split(",") if each.isdecimal())
+
+
+def held(pod: Pod, spec: GpuClaimSpec | None) -> Placement | None:
+    """What a bound pod takes from its node, with the very devices it was given. None for a pod that has
+    ended or has no node."""
+    taken = translate.held(pod)
+    devices = given(pod)
+    if taken is None or not devices:
+        return taken
+    shape = Shape() if spec is None or spec.devices.exclusivity != "Shared" else _claimed(Shape(), spec)
+    return replace(
+        taken,
+        devices=devices,
+        unnamed=0,
+        exclusive=shape.exclusive,
+        milli=shape.milli,
+        memory_mib=shape.memory_mib,
+    )

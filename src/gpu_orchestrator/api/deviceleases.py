@@ -1,0 +1,123 @@
+"""The Lease of one device: who holds it, written so that every scheduler reads the same.
+
+An exclusive holder is the Lease's `holderIdentity`. Shared holders stand in one annotation; the identity is
+then the word `shared`, so an old reader sees that the device is taken. Every entry carries the moment it was
+made: an entry made anew by somebody else is another entry.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
+from gpu_orchestrator.api.wire import ObjectMeta
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import WHOLE
+
+SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One device of one node."""
+
+    node: str
+    device: int
+    uuid: str = ""
+    memory_mib: int = 0
+
+    @property
+    def lease(self) -> str:
+        return names.device_lease(self.node, self.device)
+
+
+class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, omit_defaults=True):
+    """Who holds a device. `share` and `memory_mib` are set for shared holders alone."""
+
+    uid: str
+    pod: str = ""
+    namespace: str = ""
+    share: int = 0
+    memory_mib: int = 0
+    since: str = ""
+
+    def placement(self, spot: Spot, *, exclusive: bool) -> Placement:
+        """What the holder takes, as the core counts it."""
+        return Placement(
+            f"lease/{spot.lease}/{self.uid}",
+            spot.node,
+            devices=(spot.device,),
+            exclusive=exclusive,
+            milli=WHOLE if exclusive else self.share,
+            memory_mib=0 if exclusive else self.memory_mib,
+        )
+
+
+def exclusive(spot: Spot, holder: Holder, namespace: str) -> Lease:
+    """The Lease whose creation takes a whole device."""
+    about = {names.LEASE_POD: holder.pod, names.LEASE_NAMESPACE: holder.namespace}
+    return _lease(spot, namespace, holder.uid, holder.since, about, {names.POD_UID: holder.uid})
+
+
+def shared(spot: Spot, holders: Iterable[Holder], namespace: str, since: str) -> Lease:
+    """The Lease of a device that several share."""
+    return _lease(spot, namespace, SHARED, since, {names.LEASE_HOLDERS: encode(holders)}, {})
+
+
+def _lease(
+    spot: Spot, namespace: str, identity: str, since: str, about: dict[str, str], labels: dict[str, str]
+) -> Lease:
+    annotations = {names.LEASE_NODE: spot.node, **about}
+    if spot.uuid:
+        annotations[names.LEASE_UUID] = spot.uuid
+    meta = ObjectMeta(
+        name=spot.lease,
+        namespace=namespace,
+        labels={names.MANAGED: "true", **labels},
+        annotations=annotations,
+    )
+    return Lease(meta, LeaseSpec(holder_identity=identity, acquire_time=since, renew_time=since))
+
+
+def encode(holders: Iterable[Holder]) -> str:
+    return msgspec.json.encode(list(holders)).decode()
+
+
+def is_device(lease: Lease) -> bool:
+    return lease.metadata.labels.get(names.MANAGED) == "true"
+
+
+def is_shared(lease: Lease) -> bool:
+    return lease.spec.holder_identity == SHARED
+
+
+def spot(lease: Lease) -> Spot | None:
+    """The device that a Lease stands for; None for one that is no device's."""
+    meta = lease.metadata
+    node = meta.annotations.get(names.LEASE_NODE, "")
+    head, _, device = meta.name.rpartition("-")
+    if not device.isdecimal() or head != f"{names.DEVICE_LEASE_PREFIX}{node}":
+        return None
+    return Spot(node, int(device), meta.annotations.get(names.LEASE_UUID, ""))
+
+
+def holders(lease: Lease) -> tuple[Holder, ...]:
+    """Everybody who holds the device. An annotation that cannot be read holds it whole, so nothing is given
+    twice."""
+    spec, about = lease.spec, lease.metadata.annotations
+    if not is_shared(lease):
+        pod, namespace = about.get(names.LEASE_POD, ""), about.get(names.LEASE_NAMESPACE, "")
+        return (Holder(spec.holder_identity, pod, namespace, since=spec.acquire_time),)
+    try:
+        return tuple(msgspec.json.decode(about.get(names.LEASE_HOLDERS, "[]"), type=list[Holder]))
+    except msgspec.DecodeError:
+        return (Holder("unreadable", share=WHOLE),)
+
+
+def fits(known: Iterable[Holder], new: Holder, memory_mib: int) -> bool:
+    """Whether one more may share the device. Without a known size, memory cannot be oversold by us."""
+    all_of = [*known, new]
+    share, memory = sum(each.share for each in all_of), sum(each.memory_mib for each in all_of)
+    return share <= WHOLE and (memory <= memory_mib or not new.memory_mib)

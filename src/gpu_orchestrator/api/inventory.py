@@ -1,0 +1,109 @@
+"""A node with its devices: what its agent reports, else what a person wrote on it, else how many it counts.
+
+The scheduler asks `node_of` whenever a node or its report changed. A report wins over everything else, also
+over the node's own count; device slices are left out until somebody can ask for them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
+from gpu_orchestrator.api.kubernetes import Node as WireNode
+from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.node import Node, node
+
+PLUGIN_UNTOLD = "have pods of a device plugin and no agent that tells which devices these took"
+
+
+class Written(
+    msgspec.Struct,
+    frozen=True,
+    rename={"memory_mib": "memoryMiB", "bandwidth_gbps": "bandwidthGBps"},
+):
+    """The annotation `gpu.scheduling/devices` of a node that counts no GPUs: no device plugin runs there."""
+
+    count: int = 0
+    vendor: str = "nvidia"
+    model: str = ""
+    memory_mib: int = 0
+    bandwidth_gbps: int = 0
+    islands: tuple[tuple[int, ...], ...] = ()
+
+
+def node_of(seen: WireNode, report: GpuNodeStatus | None = None, *, barred: str = "") -> Node:
+    """`barred`: why none of its devices may be given now."""
+    known = translate.node_of(seen)
+    if report is not None:
+        known = _reported(known, report)
+    elif not known.devices and names.NODE_DEVICES in seen.metadata.annotations:
+        known = _with(known, *_written(seen.metadata.annotations[names.NODE_DEVICES]))
+    return replace(known, barred=barred) if barred else known
+
+
+def _reported(known: Node, report: GpuNodeStatus) -> Node:
+    status = report.status
+    parents = {device.mig.parent for device in status.devices if device.mig}
+    whole = [device for device in status.devices if not device.mig]
+    links = {
+        (link.pair[0], link.pair[1]): link.bandwidth_gbps for link in status.links if len(link.pair) == 2
+    }
+    gbps = {device.id: device.bandwidth_gbps for device in whole}
+    made = _with(known, [_device(each, sliced=each.uuid in parents) for each in whole], gbps, links or None)
+    fabric = status.fabric
+    return replace(made, rdma_ports=fabric.ports if fabric.gpu_direct_rdma else 0, cufile=fabric.cu_file)
+
+
+def _device(seen: NodeDevice, *, sliced: bool) -> Device:
+    """A GPU that is cut into slices is not there to be given whole."""
+    return Device(
+        seen.id,
+        uuid=seen.uuid,
+        vendor=seen.vendor or "nvidia",
+        model=seen.model,
+        memory_mib=seen.memory_mib,
+        healthy=seen.health == "Healthy" and not sliced,
+        island=-1 if seen.island is None else seen.island,
+        numa=-1 if seen.numa_node is None else seen.numa_node,
+    )
+
+
+def _written(text: str) -> tuple[list[Device], dict[int, int]]:
+    try:
+        told = msgspec.json.decode(text, type=Written)
+    except msgspec.DecodeError:
+        return [], {}
+    island_of = {device: at for at, island in enumerate(told.islands) for device in island}
+    ids = sorted(set(island_of) | set(range(told.count)))
+    devices = [
+        Device(
+            each,
+            vendor=told.vendor,
+            model=told.model,
+            memory_mib=told.memory_mib,
+            island=island_of.get(each, -1),
+        )
+        for each in ids
+    ]
+    return devices, dict.fromkeys(island_of, told.bandwidth_gbps)
+
+
+def _with(
+    known: Node,
+    devices: Sequence[Device],
+    gbps: dict[int, int],
+    links: dict[tuple[int, int], int] | None = None,
+) -> Node:
+    made = node(known.name, devices, links=links, gbps=gbps)
+    return replace(known, devices=made.devices, topology=made.topology)
+
+
+def used_by(report: GpuNodeStatus | None) -> dict[str, tuple[int, ...]]:
+    """Which devices each pod UID uses, as the agent sees it."""
+    used: dict[str, tuple[int, ...]] = {}
+    for device in report.status.devices if report else ():
+        for uid in device.in_use_by:
+            used[uid] = (*used.get(uid, ()), device.id)
+    return used

@@ -1,0 +1,90 @@
+"""Which nodes a pod's volumes can be reached from. Volumes that are bound say so; others we cannot place.
+
+Binding a volume (and making one for its first consumer) is work of another kind, which this scheduler leaves
+to those that do it: such a pod is told so.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
+from gpu_orchestrator.api.pod import NodeSelector
+from gpu_orchestrator.api.translate import term_of
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.core.request import Term
+
+
+class ClaimReference(Wire, frozen=True, gc=False):
+    namespace: str = ""
+    name: str = ""
+
+
+class VolumeAffinity(Wire, frozen=True, gc=False):
+    required: NodeSelector | None = None
+
+
+class VolumeSpec(Wire, frozen=True, gc=False):
+    claim_ref: ClaimReference = ClaimReference()
+    node_affinity: VolumeAffinity | None = None
+
+
+class Volume(Wire, frozen=True, gc=False):
+    """A PersistentVolume, as far as it matters to where its pod can go."""
+
+    metadata: ObjectMeta
+    spec: VolumeSpec = VolumeSpec()
+
+
+VOLUMES = Resource(Volume, "PersistentVolume", "persistentvolumes", namespaced=False)
+
+
+class Known(Protocol):
+    """Where bound volumes are looked up."""
+
+    def volume_claim(self, key: str) -> VolumeClaim | None: ...
+
+    def volume(self, name: str) -> Volume | None: ...
+
+
+def claims_of(pod: Pod) -> list[str]:
+    """Keys of the PersistentVolumeClaims that a pod mounts."""
+    mounted = [each.persistent_volume_claim for each in pod.spec.volumes]
+    return [f"{pod.metadata.namespace}/{each.claim_name}" for each in mounted if each]
+
+
+def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | str:
+    """The alternatives of each volume, all of which must hold; or in words which volume is not ready."""
+    found: list[tuple[Term, ...]] = []
+    for key in claims_of(pod):
+        claim = known.volume_claim(key)
+        if claim is None:
+            return f"PersistentVolumeClaim {key} does not exist; create it"
+        if claim.status.phase != "Bound" or not claim.spec.volume_name:
+            return (
+                f"PersistentVolumeClaim {key} is not bound, and this scheduler binds no volumes; "
+                "use a StorageClass with volumeBindingMode Immediate"
+            )
+        volume = known.volume(claim.spec.volume_name)
+        if volume is None:
+            return f"PersistentVolume {claim.spec.volume_name} of {key} does not exist"
+        if volume.spec.node_affinity and volume.spec.node_affinity.required:
+            found.append(tuple(map(term_of, volume.spec.node_affinity.required.node_selector_terms)))
+    return tuple(found)
+
+
+def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:
+    """Alternatives that hold where one of each holds. A term without conditions matches nothing."""
+    if not one or not other:
+        return one or other
+    real = [(a, b) for a in one if _says(a) for b in other if _says(b)]
+    return tuple(Term((*a.labels, *b.labels), (*a.fields, *b.fields)) for a, b in real) or (Term(),)
+
+
+def all_of(first: tuple[Term, ...], rest: Iterable[tuple[Term, ...]]) -> tuple[Term, ...]:
+    for each in rest:
+        first = both(first, each)
+    return first
+
+
+def _says(term: Term) -> bool:
+    return bool(term.labels or term.fields)

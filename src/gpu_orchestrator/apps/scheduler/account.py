@@ -1,0 +1,116 @@
+"""Keeps every claim true to its pod: looks at one claim at a time, as it and its pod are now, and writes what
+is due. Asked after each bind, each end, and by the sweep; nothing is remembered, so nothing can be lost."""
+
+from collections.abc import Callable
+from math import isinf
+
+from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.api import claims as asks
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.gpuclaim import GpuClaim
+from gpu_orchestrator.api.kubernetes import Lease, Pod
+from gpu_orchestrator.api.wire import Json, key
+from gpu_orchestrator.apps.scheduler import claims, wish
+from gpu_orchestrator.apps.scheduler.claims import Claims, Due
+from gpu_orchestrator.apps.scheduler.desk import Desk
+from gpu_orchestrator.apps.scheduler.lull import Lull
+from gpu_orchestrator.apps.scheduler.release import Releaser
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.topology import weakest_link
+
+WRITERS = 16
+AGAIN_S = 0.2
+
+
+class Account:
+    def __init__(
+        self, claims: Claims, desk: Desk, releaser: Releaser, *, lull: Lull, now: Callable[[], str]
+    ) -> None:
+        self._claims, self._desk, self._releaser = claims, desk, releaser
+        self._lull, self._now = lull, now
+        self.queue: WorkQueue[str] = WorkQueue()
+
+    def see_pod(self, old: Pod | None, new: Pod | None) -> None:
+        pod = new or old
+        if pod is not None and (new is None or new.spec.node_name):
+            self.check_pod(pod)
+
+    def see_claim(self, old: GpuClaim | None, new: GpuClaim | None) -> None:
+        if new is not None:
+            self.check(key(new))
+
+    def see_lease(self, old: Lease | None, new: Lease | None) -> None:
+        """A claim is released when the last lease of its pod is gone."""
+        if new is None and old is not None and deviceleases.is_device(old):
+            for holder in deviceleases.holders(old):
+                self.freed(holder.uid)
+
+    def freed(self, uid: str) -> None:
+        for claim in self._desk.stores.claims.by("pod", uid):
+            self.check(key(claim))
+
+    def check_pod(self, pod: Pod) -> None:
+        if name := asks.claim_name(pod):
+            self.check(f"{pod.metadata.namespace}/{name}")
+
+    def check(self, name: str) -> None:
+        """Have the claim of this key put right, if it is not."""
+        if self._unkept(name) or self._due(name):
+            self.queue.add(name)
+
+    async def run(self) -> None:
+        await self.queue.run(self._put_right, workers=WRITERS)
+
+    async def _put_right(self, name: str) -> None:
+        await self._lull.wait()
+        claim = self._desk.stores.claims.get(name)
+        if pod := self._unkept(name):
+            asked = self._desk.claim_of(pod)
+            done = asked is None or await self._claims.reserve(pod, asked) is None
+        elif claim is not None and (due := self._due(name)):
+            done = await self._claims.write(claim, due)
+        else:
+            return
+        if not done:
+            self.queue.add_after(name, AGAIN_S)
+
+    def _unkept(self, name: str) -> Pod | None:
+        """The bound pod whose claim, or child of its template, is not yet kept for it."""
+        claim = self._desk.stores.claims.get(name)
+        for pod in self._desk.stores.pods.by("claim", name):
+            if not self._is_bound_by(pod, name):
+                continue
+            if claim is None:
+                return pod if wish.is_template(pod) and self._desk.claim_of(pod) else None
+            if not claim.metadata.deletion_timestamp and not wish.served(claim):
+                return pod
+        return None
+
+    def _is_bound_by(self, pod: Pod, name: str) -> bool:
+        own = f"{pod.metadata.namespace}/{asks.claim_name(pod)}"
+        return bool(pod.spec.node_name) and pod.metadata.uid in self._desk.ours and own == name
+
+    def _due(self, name: str) -> Due | None:
+        claim = self._desk.stores.claims.get(name)
+        if claim is None:
+            return None
+        uid = wish.served(claim)
+        pod, fate = self._desk.ours.get(uid), self._desk.fate(uid)
+        held = fate in ("flying", "bound") or uid in self._releaser or uid in self._desk.leases
+        given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
+        return claims.due(claim, pod, given=given, held=held)
+
+    def _given(self, pod: Pod, claim: GpuClaim) -> Json:
+        placement = Placement(pod.metadata.uid, pod.spec.node_name, devices=asks.given(pod))
+        uuids = [device.uuid for device in self._desk.devices(placement)]
+        gbps = self._bandwidth(placement)
+        return claims.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
+
+    def _bandwidth(self, placement: Placement) -> int:
+        cluster = self._desk.engine.cluster
+        if placement.node not in cluster:
+            return 0
+        topology = cluster.node(placement.node).topology
+        at = [topology.position[each] for each in placement.devices if each in topology.position]
+        gbps = weakest_link(topology, at)
+        return 0 if isinf(gbps) else int(gbps)

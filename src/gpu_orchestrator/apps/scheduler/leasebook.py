@@ -1,0 +1,87 @@
+"""Which leases there are, by device and by pod, and what of them counts as taken.
+
+A lease counts by itself unless its holder counts it: the pod that we are binding, by the engine's assumption;
+the bound pod, by its own placement. So a device is accounted to exactly one of them at any moment, and stays
+taken when an ended pod leaves its lease behind.
+"""
+
+from collections.abc import Callable
+
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import Spot
+from gpu_orchestrator.api.kubernetes import Lease
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.engine.events import Event, Gone, Held
+
+
+class LeaseBook:
+    """`placement_of` gives what a pod counts by itself, by its UID."""
+
+    def __init__(
+        self, feed: Callable[[Event], None], placement_of: Callable[[str], Placement | None]
+    ) -> None:
+        self._feed, self._placement_of = feed, placement_of
+        self._told: dict[str, dict[str, Placement]] = {}
+        self._of: dict[str, dict[str, Lease]] = {}
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._of
+
+    def of(self, uid: str) -> list[Lease]:
+        """The device leases that name this pod."""
+        return list(self._of.get(uid, {}).values())
+
+    def see(self, old: Lease | None, new: Lease | None) -> None:
+        lease = new or old
+        if lease is None or not deviceleases.is_device(lease):
+            return
+        name = lease.metadata.name
+        before = {each.uid for each in deviceleases.holders(old)} if old else set()
+        after = {each.uid for each in deviceleases.holders(new)} if new else set()
+        for uid in before - after:
+            self._drop(uid, name)
+        for uid in after:
+            self._of.setdefault(uid, {})[name] = lease
+        self._count(name, new)
+
+    def found(self, lease: Lease) -> None:
+        """Somebody met this lease before the watch showed it."""
+        self._count(lease.metadata.name, lease)
+
+    def recount(self, uid: str) -> None:
+        """The pod counts other devices than before: so do its leases."""
+        for name, lease in list(self._of.get(uid, {}).items()):
+            self._count(name, lease)
+
+    def _drop(self, uid: str, name: str) -> None:
+        mine = self._of.get(uid, {})
+        mine.pop(name, None)
+        if not mine:
+            self._of.pop(uid, None)
+
+    def _count(self, name: str, lease: Lease | None) -> None:
+        wanted = self._wanted(lease) if lease else {}
+        told = self._told.pop(name, {})
+        if wanted:
+            self._told[name] = wanted
+        for uid, placement in wanted.items():
+            if told.get(uid) != placement:
+                self._feed(Held(placement))
+        for uid, placement in told.items():
+            if uid not in wanted:
+                self._feed(Gone(placement.key))
+
+    def _wanted(self, lease: Lease) -> dict[str, Placement]:
+        spot = deviceleases.spot(lease)
+        if spot is None:
+            return {}
+        exclusive = not deviceleases.is_shared(lease)
+        return {
+            holder.uid: holder.placement(spot, exclusive=exclusive)
+            for holder in deviceleases.holders(lease)
+            if not self._counts_itself(holder.uid, spot)
+        }
+
+    def _counts_itself(self, uid: str, spot: Spot) -> bool:
+        placement = self._placement_of(uid)
+        return placement is not None and placement.node == spot.node and spot.device in placement.devices

@@ -1,0 +1,220 @@
+"""The guard of the devices: who holds one is decided by the API server, in one write.
+
+Exclusive: creating the Lease takes the device. Shared: an entry is added to the Lease's holders by
+compare-and-set. A Lease that names our pod already (an answer that was lost, or another scheduler at the same
+pod) is taken over by writing to it, so that whoever made it can no longer delete it: every removal names the
+version it has seen.
+
+    nobody's ──create──▶ held ──take over (version moves)──▶ held ──delete at that version──▶ nobody's
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, NotFound
+from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api import deviceleases, names
+from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.kubernetes import LEASES, Lease
+from gpu_orchestrator.api.wire import Json
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+
+TRIES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Grip:
+    """A hold of one device, as we know it: what a removal must find unchanged."""
+
+    spot: Spot
+    holder: Holder
+    uid: str
+    version: str
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Somebody else has the device; `lease` is what was found, if it was still there."""
+
+    spot: Spot
+    lease: Lease | None = None
+
+    def __str__(self) -> str:
+        holders = deviceleases.holders(self.lease) if self.lease else ()
+        who = ", ".join(f"{each.namespace}/{each.pod}" for each in holders) or "somebody who just left"
+        return f"device {self.spot.device} of {self.spot.node} is held by {who}"
+
+
+def grips(lease: Lease) -> list[Grip]:
+    """Every hold that a Lease speaks of."""
+    spot, meta = deviceleases.spot(lease), lease.metadata
+    if spot is None:
+        return []
+    exclusive = not deviceleases.is_shared(lease)
+    return [
+        Grip(spot, holder, meta.uid, meta.resource_version, exclusive)
+        for holder in deviceleases.holders(lease)
+    ]
+
+
+class Leases:
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        store: Store[Lease],
+        *,
+        metrics: Metrics,
+        now: Callable[[], str],
+    ) -> None:
+        self._client, self._namespace, self._store = client, namespace, store
+        self._metrics, self._now = metrics, now
+        self._turns: dict[str, _Turn] = {}
+        self._written: dict[str, Lease] = {}
+
+    async def acquire(self, spot: Spot, holder: Holder, *, exclusive: bool) -> Grip | Taken:
+        result = await (self._take(spot, holder) if exclusive else self._join(spot, holder))
+        self._metrics.lease("acquire", "ok" if isinstance(result, Grip) else "taken")
+        return result
+
+    async def release(self, grip: Grip) -> bool:
+        """Give the device back, if the hold is still the one we know. False if somebody took it over."""
+        gone = await (self._delete(grip.spot, grip.uid, grip.version) if grip.exclusive else self._part(grip))
+        self._metrics.lease("release", "ok" if gone else "kept")
+        return gone
+
+    async def _take(self, spot: Spot, holder: Holder) -> Grip | Taken:
+        made = deviceleases.exclusive(spot, holder, self._namespace)
+        try:
+            lease = await self._client.create(LEASES, made, idempotent=True)
+        except AlreadyExists:
+            return await self._take_over(spot, holder)
+        return _grip(spot, holder, lease)
+
+    async def _take_over(self, spot: Spot, holder: Holder) -> Grip | Taken:
+        found = await self._read(spot)
+        if found is None or found.spec.holder_identity != holder.uid:
+            return Taken(spot, found)
+        spec = {"acquireTime": holder.since, "renewTime": self._now()}
+        lease = await self._write(spot, found, {"spec": spec})
+        return Taken(spot) if lease is None else _grip(spot, holder, lease)
+
+    async def _join(self, spot: Spot, holder: Holder) -> Grip | Taken:
+        """Add an entry to the device's holders; one at a time in this process, by version among several."""
+        async with self._alone(spot.lease):
+            lease = self._latest(spot)
+            for _ in range(TRIES):
+                written = await self._joined(spot, holder, lease)
+                if isinstance(written, Taken):
+                    return written
+                if written is not None:
+                    self._written[spot.lease] = written
+                    return _grip(spot, holder, written, exclusive=False)
+                lease = await self._read(spot)
+            return Taken(spot, lease)
+
+    async def _joined(self, spot: Spot, holder: Holder, lease: Lease | None) -> Lease | Taken | None:
+        """None when somebody else wrote first: look again."""
+        if lease is None:
+            made = deviceleases.shared(spot, [holder], self._namespace, self._now())
+            try:
+                return await self._client.create(LEASES, made, idempotent=True)
+            except AlreadyExists:
+                return None
+        others = [each for each in deviceleases.holders(lease) if each.uid != holder.uid]
+        if not deviceleases.is_shared(lease) or not deviceleases.fits(others, holder, spot.memory_mib):
+            return Taken(spot, lease)
+        return await self._write(spot, lease, _holders([*others, holder]))
+
+    async def _part(self, grip: Grip) -> bool:
+        """Take an entry out of the device's holders; the last one takes the Lease with it."""
+        async with self._alone(grip.spot.lease):
+            lease = self._latest(grip.spot)
+            for _ in range(TRIES):
+                if lease is None or grip.holder not in deviceleases.holders(lease):
+                    lease = await self._read(grip.spot)  # the watch may lag behind
+                if lease is None:
+                    return True
+                known = deviceleases.holders(lease)
+                if grip.holder not in known:
+                    return grip.holder.uid not in {each.uid for each in known}
+                if await self._without(grip, lease):
+                    return True
+                lease = None
+            return False
+
+    async def _without(self, grip: Grip, lease: Lease) -> bool:
+        left = [each for each in deviceleases.holders(lease) if each != grip.holder]
+        if not left:
+            self._written.pop(grip.spot.lease, None)
+            return await self._delete(grip.spot, lease.metadata.uid, lease.metadata.resource_version)
+        written = await self._write(grip.spot, lease, _holders(left))
+        if written is not None:
+            self._written[grip.spot.lease] = written
+        return written is not None
+
+    async def _read(self, spot: Spot) -> Lease | None:
+        try:
+            return await self._client.get(LEASES, spot.lease, self._namespace)
+        except NotFound:
+            return None
+
+    async def _write(self, spot: Spot, seen: Lease, body: Json) -> Lease | None:
+        """None when the Lease is no longer what was seen."""
+        guard = {"resourceVersion": seen.metadata.resource_version}
+        body = {**body, "metadata": {**body.get("metadata", {}), **guard}}
+        try:
+            return await self._client.patch(LEASES, spot.lease, body, self._namespace)
+        except (Conflict, NotFound):
+            return None
+
+    async def _delete(self, spot: Spot, uid: str, version: str) -> bool:
+        try:
+            await self._client.delete(LEASES, spot.lease, self._namespace, uid=uid, resource_version=version)
+        except NotFound:
+            return True
+        except Conflict:
+            return False
+        return True
+
+    def _latest(self, spot: Spot) -> Lease | None:
+        """The newest state we know: the watch may lag behind our own writes."""
+        seen = self._store.get(f"{self._namespace}/{spot.lease}")
+        mine = self._written.get(spot.lease)
+        if mine is None or (
+            seen and int(seen.metadata.resource_version) >= int(mine.metadata.resource_version)
+        ):
+            self._written.pop(spot.lease, None)
+            return seen
+        return mine
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """One at a time per name; a name nobody waits for is forgotten."""
+        turn = self._turns.setdefault(name, _Turn())
+        turn.users += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                self._turns.pop(name, None)
+
+
+@dataclass(slots=True)
+class _Turn:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+def _grip(spot: Spot, holder: Holder, lease: Lease, *, exclusive: bool = True) -> Grip:
+    return Grip(spot, holder, lease.metadata.uid, lease.metadata.resource_version, exclusive)
+
+
+def _holders(holders: list[Holder]) -> Json:
+    return {"metadata": {"annotations": {names.LEASE_HOLDERS: deviceleases.encode(holders)}}}

@@ -1,0 +1,38 @@
+"""Words wait for a lull: while many pods are being bound, events, conditions and claim status stand back.
+
+Never for long: a burst that goes on for more than `MOST_S` has to share the API server with them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+BUSY, CALM = 16, 4
+MOST_S = 5.0
+
+
+class Lull:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._busy_since: float | None = None
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def set(self, jobs: int) -> None:
+        """So many pods are being bound now."""
+        if jobs >= BUSY and self._busy_since is None:
+            self._busy_since = self._clock()
+            self._quiet.clear()
+        elif jobs <= CALM and self._busy_since is not None:
+            self._busy_since = None
+            self._quiet.set()
+
+    async def wait(self) -> None:
+        since = self._busy_since
+        if since is None:
+            return
+        left_s = since + MOST_S - self._clock()
+        if left_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._quiet.wait()

@@ -1,0 +1,139 @@
+"""Knits the parts together for one term of leadership: watches to the desk, its wishes to the hands."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.apps.scheduler.account import Account
+from gpu_orchestrator.apps.scheduler.agents import Agents
+from gpu_orchestrator.apps.scheduler.bind import Binder
+from gpu_orchestrator.apps.scheduler.claims import Claims
+from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
+from gpu_orchestrator.apps.scheduler.leases import Leases
+from gpu_orchestrator.apps.scheduler.lull import Lull
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.apps.scheduler.release import Releaser
+from gpu_orchestrator.apps.scheduler.settings import Settings
+from gpu_orchestrator.apps.scheduler.sweep import Parts, Sweep
+from gpu_orchestrator.apps.scheduler.tell import Teller
+from gpu_orchestrator.apps.scheduler.watches import Watches
+from gpu_orchestrator.apps.scheduler.work import Work, waited_s
+from gpu_orchestrator.core.policy import Rng
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.policies.registry import Registry
+
+MAX_DECISIONS = 64
+
+log = structlog.get_logger()
+
+
+class Scheduler:
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        watches: Watches,
+        recorder: Recorder,
+        metrics: Metrics,
+        *,
+        lull: Lull,
+        registry: Registry,
+        rng: Rng,
+        may_write: Callable[[], bool],
+    ) -> None:
+        self._settings, self._watches = settings, watches
+        clock, stores = asyncio.get_running_loop().time, watches.stores
+        uses_leases = settings.lock == "lease"
+        leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
+        guard = leases if uses_leases else None
+        self._work = Work(client, guard, metrics, lull)
+        engine = Engine(
+            registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
+        )
+        self.desk = Desk(
+            engine,
+            stores,
+            self._work,
+            Rules(settings.scheduler_name, clears=settings.leader_elect, leases=uses_leases),
+            clock=clock,
+            waited_s=waited_s,
+        )
+        self._agents = Agents(clock, lambda: datetime.now(UTC))
+        self._releaser = Releaser(
+            guard,
+            stores.reports,
+            self._agents,
+            leases_of=self.desk.leases.of,
+            freed=self._freed,
+            clock=clock,
+            wait_s=settings.release_seconds,
+        )
+        claims = Claims(client)
+        self._account = Account(claims, self.desk, self._releaser, lull=lull, now=_now)
+        self._teller = Teller(client, recorder, lull, self._waits)
+        self._work.desk, self._work.releaser, self._work.teller = self.desk, self._releaser, self._teller
+        self._work.binder = Binder(
+            client,
+            guard,
+            claims,
+            keeps_claims=not settings.leader_elect,
+            may_write=may_write,
+            now=_now,
+        )
+        self._sweep = Sweep(
+            client,
+            guard,
+            Parts(self.desk, self._account, self._releaser, self._teller, metrics),
+            clear=self._work.clear,
+            now=_now,
+            clock=clock,
+            wait_s=settings.release_seconds,
+        )
+        metrics.watch(engine)
+
+    async def work(self) -> None:
+        """Take in all that there is, then decide until cancelled."""
+        self._listen()
+        self.desk.open()
+        log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._releaser.run())
+            group.create_task(self._account.run())
+            group.create_task(self._teller.run())
+            group.create_task(self._sweep.run(self._settings.sweep_seconds))
+
+    async def finish(self, limit_s: float) -> None:
+        await self._work.finish(limit_s)
+
+    def _listen(self) -> None:
+        """In this order: who holds what must be known before anybody asks."""
+        watches = self._watches
+        watches.nodes.on_change(self.desk.nodes.see)
+        watches.reports.on_change(self.desk.nodes.see_report)
+        watches.reports.on_change(self._releaser.see_report)
+        watches.claims.on_change(self.desk.see_claim)
+        watches.leases.on_change(self._agents.see_lease)
+        watches.leases.on_change(self.desk.leases.see)
+        watches.pods.on_change(self.desk.see_pod)
+        watches.volumes.on_change(self.desk.see_volume)
+        watches.volume_claims.on_change(self.desk.see_volume_claim)
+        watches.pods.on_change(self._account.see_pod)
+        watches.leases.on_change(self._account.see_lease)
+        watches.claims.on_change(self._account.see_claim)
+
+    def _freed(self, uid: str) -> None:
+        self.desk.freed(uid)
+        self._account.freed(uid)
+
+    def _waits(self, uid: str) -> tuple[Pod, str] | None:
+        why, pod = self.desk.waiting.get(uid), self.desk.ours.get(uid)
+        return (pod, why) if pod is not None and why and self.desk.fate(uid) == "waiting" else None
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

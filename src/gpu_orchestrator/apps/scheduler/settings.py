@@ -1,0 +1,65 @@
+"""How the scheduler is told to behave: a file, and flags that win over it. Unknown keys are refused."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from gpu_orchestrator.api import names
+
+Lock = Literal["lease", "binding"]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class BadSettings(ValueError):
+    """The file cannot be used as it is."""
+
+
+class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """`lock: lease` guards every device by a Lease, so any number of schedulers is safe. `lock: binding`
+    writes less and relies on there being one leader."""
+
+    kubeconfig: str = ""
+    namespace: str = names.NAMESPACE
+    scheduler_name: str = names.SCHEDULER
+    lock: Lock = "lease"
+    strategy: str = ""
+    leader_elect: bool = True
+    lease_seconds: Seconds = 15.0
+    renew_seconds: Seconds = 10.0
+    retry_seconds: Seconds = 2.0
+    metrics_bind_address: str = ":8080"
+    health_probe_bind_address: str = ":8081"
+    max_in_flight: Annotated[int, Meta(ge=1, le=1000)] = 64
+    sweep_seconds: Seconds = 30.0
+    release_seconds: Annotated[float, Meta(ge=0)] = 30.0
+
+
+def load(path: str, flags: dict[str, Any]) -> Settings:
+    """`flags` are those that were given; the others are None."""
+    told = _read(Path(path)) if path else {}
+    told |= {_camel(name): value for name, value in flags.items() if value is not None}
+    try:
+        return msgspec.convert(told, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(_camel(name) for name in Settings.__struct_fields__)
+        raise BadSettings(f"settings of {path or 'the command line'}: {error}; known: {known}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise BadSettings(f"cannot read {path}: {error.strerror}; mend --config") from error
+    except yaml.YAMLError as error:
+        raise BadSettings(f"{path} is no YAML: {error}") from error
+    if told is not None and not isinstance(told, dict):
+        raise BadSettings(f"{path} holds a {type(told).__name__}; write keys and values")
+    return dict(told or {})
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)

@@ -1,0 +1,158 @@
+"""What was left over: on start and every so often, leases, bound pods and claims are compared.
+
+lease of a pod that is bound elsewhere          goes
+lease of a pod that is gone                     goes, by the rules of `release`
+lease of an unbound pod that nobody is binding  goes after `wait_s`, the pod touched first
+bound pod without its lease                     gets it back; somebody else's lease there is a conflict
+claim                                           looked at by `account`
+pod that waits for a reason no longer true      is told the new one
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.api import deviceleases, translate
+from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
+from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.scheduler.account import Account
+from gpu_orchestrator.apps.scheduler.desk import Desk
+from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken, grips
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.apps.scheduler.release import Releaser
+from gpu_orchestrator.apps.scheduler.tell import Teller
+
+RETOLD = 100
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Those whose work the sweep looks after."""
+
+    desk: Desk
+    account: Account
+    releaser: Releaser
+    teller: Teller
+    metrics: Metrics
+
+
+class Sweep:
+    def __init__(
+        self,
+        client: Client,
+        leases: Leases | None,
+        parts: Parts,
+        *,
+        clear: Callable[[Pod], None],
+        now: Callable[[], str],
+        clock: Callable[[], float],
+        wait_s: float,
+    ) -> None:
+        self._client, self._leases, self._parts = client, leases, parts
+        self._clear, self._now, self._clock, self._wait_s = clear, now, clock, wait_s
+        self._first_seen: dict[Grip, float] = {}
+
+    async def run(self, every_s: float) -> None:
+        while True:
+            try:
+                await self.once()
+            except KubeError as error:
+                log.warning("sweep interrupted", error=str(error))
+            await asyncio.sleep(every_s)
+
+    async def once(self) -> None:
+        if self._leases is not None:
+            all_grips = [grip for lease in self._parts.desk.stores.leases for grip in _of_device(lease)]
+            self._forget_gone(all_grips)
+            for grip in all_grips:
+                await self._look_at(grip, self._leases)
+            for pod in list(self._parts.desk.ours.values()):
+                await self._restore(pod, self._leases)
+        self._parts.desk.refresh(RETOLD)
+        for claim in list(self._parts.desk.stores.claims):
+            self._parts.account.check(key(claim))
+        for pod in list(self._parts.desk.ours.values()):
+            self._parts.account.check_pod(pod)
+
+    def _forget_gone(self, seen: list[Grip]) -> None:
+        known = set(seen)
+        self._first_seen = {grip: at for grip, at in self._first_seen.items() if grip in known}
+
+    async def _look_at(self, grip: Grip, leases: Leases) -> None:
+        desk, uid = self._parts.desk, grip.holder.uid
+        match desk.fate(uid):
+            case "bound" if not _names(desk, grip):
+                self._parts.metrics.leaked.inc()
+                log.warning("lease of a pod that has its devices elsewhere", lease=grip.spot.lease, uid=uid)
+                await leases.release(grip)
+            case "waiting" if self._is_old(grip):
+                self._parts.metrics.leaked.inc()
+                self._clear(desk.ours[uid])
+            case "unknown" if uid not in self._parts.releaser and await self._is_gone(grip):
+                self._parts.metrics.leaked.inc()
+                self._parts.releaser.add(uid, grip.spot.node)
+
+    def _is_old(self, grip: Grip) -> bool:
+        return self._clock() - self._first_seen.setdefault(grip, self._clock()) >= self._wait_s
+
+    async def _is_gone(self, grip: Grip) -> bool:
+        """Our watch may not have shown the pod yet; the server knows. A UID never comes back."""
+        holder = grip.holder
+        if not holder.pod or not holder.namespace:
+            return True
+        try:
+            pod = await self._client.get(PODS, holder.pod, holder.namespace)
+        except NotFound:
+            return True
+        return pod.metadata.uid != holder.uid or pod.status.phase in translate.TERMINAL
+
+    async def _restore(self, pod: Pod, leases: Leases) -> None:
+        placement = self._parts.desk.placement(pod.metadata.uid)
+        if placement is None or not pod.spec.node_name:
+            return
+        for spot in self._missing(pod):
+            meta = pod.metadata
+            shared = (0, 0) if placement.exclusive else (placement.milli, placement.memory_mib)
+            holder = Holder(meta.uid, meta.name, meta.namespace, *shared, self._now())
+            result = await leases.acquire(spot, holder, exclusive=placement.exclusive)
+            if isinstance(result, Taken):
+                await self._tell_conflict(pod, result)
+            else:
+                log.warning("bound pod had no lease, restored", pod=key(pod), lease=spot.lease)
+
+    def _missing(self, pod: Pod) -> Iterator[Spot]:
+        desk = self._parts.desk
+        placement = desk.placement(pod.metadata.uid)
+        held = {lease.metadata.name for lease in desk.leases.of(pod.metadata.uid)}
+        for device in desk.devices(placement) if placement else ():
+            spot = Spot(pod.spec.node_name, device.id, device.uuid, device.memory_mib)
+            if spot.lease not in held:
+                yield spot
+
+    async def _tell_conflict(self, pod: Pod, taken: Taken) -> None:
+        if taken.lease is None:
+            return  # it went between two looks; the next sweep sees
+        self._parts.metrics.conflicts.inc()
+        others = ", ".join(f"{each.namespace}/{each.pod}" for each in deviceleases.holders(taken.lease))
+        where = f"device {taken.spot.device} of {taken.spot.node}"
+        self._parts.teller.conflict(
+            pod, f"{where} was given to this pod, and its lease is held by {others}; delete one of the pods"
+        )
+
+
+def _of_device(lease: Lease) -> list[Grip]:
+    return grips(lease) if deviceleases.is_device(lease) else []
+
+
+def _names(desk: Desk, grip: Grip) -> bool:
+    placement = desk.placement(grip.holder.uid)
+    return (
+        placement is not None and placement.node == grip.spot.node and grip.spot.device in placement.devices
+    )

@@ -1,0 +1,131 @@
+"""What a pod of ours asks for, or in words why it cannot be served. Pure; the desk asks whenever the pod or
+its claim changed.
+
+What this scheduler does not implement is refused by name: a pod placed wrongly is worse than one that waits.
+"""
+
+from dataclasses import replace
+
+from gpu_orchestrator.api import claims, names, volumes
+from gpu_orchestrator.api.claims import BadAsk
+from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.pod import PodSpec
+from gpu_orchestrator.api.quantity import BadQuantity
+from gpu_orchestrator.core.errors import InvalidRequest
+from gpu_orchestrator.core.request import Request
+
+
+def named_claim(pod: Pod) -> str:
+    """The claim or template that the pod's wish is read from; empty when it asks for bare GPUs."""
+    asks = pod.metadata.annotations
+    return asks.get(names.CLAIM, "") or asks.get(names.CLAIM_TEMPLATE, "")
+
+
+def is_template(pod: Pod) -> bool:
+    return names.CLAIM not in pod.metadata.annotations and names.CLAIM_TEMPLATE in pod.metadata.annotations
+
+
+def is_gated(pod: Pod) -> bool:
+    """Somebody else holds the pod back; it does not ask yet."""
+    return bool(pod.spec.scheduling_gates)
+
+
+def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known, server: Pod | None = None) -> Request | str:
+    """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists;
+    `server` is the pod that we let the claim serve, whether it says so yet or not."""
+    if reason := _unfit(pod) or _unclaimed(pod, claim, server):
+        return reason
+    reach = volumes.reach(pod, known)
+    if isinstance(reach, str):
+        return reach
+    try:
+        request = claims.request(pod, claim.spec if claim else None)
+        if not reach:
+            return request
+        affinity = volumes.all_of(request.shape.affinity, reach)
+        return replace(request, shape=replace(request.shape, affinity=affinity))
+    except (BadAsk, BadQuantity, InvalidRequest) as error:
+        return f"the pod asks for what cannot be meant: {error}"
+
+
+def _unfit(pod: Pod) -> str:
+    asks = [name for name in names.ASKING_ANNOTATIONS if name in pod.metadata.annotations]
+    if not asks:
+        return (
+            "the pod names this scheduler and asks for no GPU; add one of the annotations "
+            f"{', '.join(names.ASKING_ANNOTATIONS)} or use another schedulerName"
+        )
+    if len(asks) > 1:
+        return f"the pod asks in {len(asks)} ways at once ({', '.join(asks)}); keep one of the annotations"
+    if missing := unsupported(pod):
+        return f"the pod uses what this scheduler does not implement: {', '.join(missing)}"
+    return ""
+
+
+def unsupported(pod: Pod) -> list[str]:
+    """What the pod uses and we do not implement, in the words of its manifest."""
+    spec, asks = pod.spec, pod.metadata.annotations
+    uses = {
+        **_placement_rules(spec),
+        "spec.resourceClaims": bool(spec.resource_claims),
+        f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
+        f"a gang ({names.GANG})": names.GANG in asks,
+    }
+    return [what for what, is_used in uses.items() if is_used]
+
+
+def _placement_rules(spec: PodSpec) -> dict[str, bool]:
+    spread = [
+        each for each in spec.topology_spread_constraints if each.when_unsatisfiable != "ScheduleAnyway"
+    ]
+    return {
+        "required podAffinity": bool(spec.affinity.pod_affinity.required),
+        "required podAntiAffinity": bool(spec.affinity.pod_anti_affinity.required),
+        "topologySpreadConstraints with DoNotSchedule": bool(spread),
+        "ephemeral volumes": any(volume.ephemeral for volume in spec.volumes),
+    }
+
+
+def _gpu_resources(spec: PodSpec) -> list[str]:
+    """Whole GPUs of a device plugin that the pod requests, by name."""
+    every = [*spec.containers, *spec.init_containers]
+    asked = [each.resources.limits | each.resources.requests for each in every]
+    return sorted({name for each in asked for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
+
+
+def _unclaimed(pod: Pod, claim: GpuClaim | None, server: Pod | None) -> str:
+    """Why the pod's claim does not serve it; empty if it does or there need be none."""
+    name = named_claim(pod)
+    if not name:
+        return ""
+    kind = "template GpuClaim" if is_template(pod) else "GpuClaim"
+    if claim is None:
+        return f"{kind} {pod.metadata.namespace}/{name} does not exist; create it"
+    if missing := _unsupported_claim(claim.spec):
+        return f"{kind} {name} asks for what this scheduler does not implement: {missing}"
+    if is_template(pod):
+        return ""
+    if claim.metadata.deletion_timestamp:
+        return f"GpuClaim {name} is being deleted; create it anew"
+    uid = server.metadata.uid if server else served(claim)
+    if uid and uid != pod.metadata.uid:
+        who = server.metadata.name if server else _who(claim)
+        return f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
+    return ""
+
+
+def _unsupported_claim(spec: GpuClaimSpec) -> str:
+    if spec.devices.exclusivity == "MIG":
+        return "devices.exclusivity MIG"
+    return f"gangRef {spec.gang_ref}" if spec.gang_ref else ""
+
+
+def served(claim: GpuClaim) -> str:
+    """UID of the pod that the claim is kept for; empty when it is free."""
+    meta = claim.metadata
+    return meta.labels.get(names.POD_UID, "") if names.CLAIM_FINALIZER in meta.finalizers else ""
+
+
+def _who(claim: GpuClaim) -> str:
+    return claim.metadata.annotations.get(names.LEASE_POD, "") or f"UID {served(claim)}"

@@ -1,0 +1,164 @@
+"""Performs what the desk wants done, many jobs at once, and brings the outcome back to it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
+from gpu_orchestrator.api.kubernetes import PODS, Pod
+from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.scheduler.bind import Binder, Bound, Failed, Job
+from gpu_orchestrator.apps.scheduler.desk import Desk, Ended
+from gpu_orchestrator.apps.scheduler.leases import Leases, grips
+from gpu_orchestrator.apps.scheduler.lull import Lull
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.apps.scheduler.release import Releaser
+from gpu_orchestrator.apps.scheduler.tell import Teller
+from gpu_orchestrator.apps.scheduler.touch import touch
+
+CLEAR_TRIES = 10
+SEEN_WITHIN_S = 2.0
+LOOK_EVERY_S = 0.02
+SHORT_S = 30.0
+
+log = structlog.get_logger()
+
+
+class Work:
+    """The hands of the desk. Its parts are set by `run`, which knits them together."""
+
+    desk: Desk
+    binder: Binder
+    teller: Teller
+    releaser: Releaser
+
+    def __init__(self, client: Client, leases: Leases | None, metrics: Metrics, lull: Lull) -> None:
+        self._client, self._leases, self._metrics, self._lull = client, leases, metrics, lull
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._bound_at: dict[str, float] = {}
+
+    def place(self, job: Job) -> None:
+        self._start(self._place(job))
+        self._lull.set(len(self.desk.flying))
+
+    def give_up(self, job: Job, why: str) -> None:
+        """Not now, for the desk is in the midst of something."""
+        asyncio.get_running_loop().call_soon(self.desk.done, Failed(job, why))
+
+    def refuse(self, pod: Pod, why: str) -> None:
+        self.teller.refused(pod, why)
+
+    def ended(self, ended: Ended) -> None:
+        uid = ended.pod.metadata.uid
+        node = ended.placement.node if ended.placement else ""
+        bound_at = self._bound_at.pop(uid, float("-inf"))
+        short = asyncio.get_running_loop().time() - bound_at < SHORT_S
+        self.releaser.add(uid, node, short=short)
+
+    def clear(self, pod: Pod) -> None:
+        self._start(self._clear(pod))
+
+    def wake_at(self, moment: float | None) -> None:
+        """Have the engine look again at this moment; the latest wish counts."""
+        if self._timer is not None:
+            if self._timer.when() == moment:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if moment is not None:
+            self._timer = asyncio.get_running_loop().call_at(moment, self._tick)
+
+    async def finish(self, limit_s: float) -> None:
+        """Decide nothing more and let what is under way come to its end."""
+        self.desk.close()
+        self.wake_at(None)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=limit_s)
+        for task in self._tasks:
+            task.cancel()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.desk.tick()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _place(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            outcome = await self.binder.perform(job)
+        except Exception as error:  # the edge of one job: others go on, this one is not lost
+            log.exception("binding failed", pod=key(job.pod))
+            outcome = Failed(job, repr(error))
+        if isinstance(outcome, Bound):
+            self._bound_at[job.pod.metadata.uid] = loop.time()
+        self._observe(outcome, loop.time() - began)
+        self.desk.done(outcome)
+        self._lull.set(len(self.desk.flying))
+
+    def _observe(self, outcome: Bound | Failed, took_s: float) -> None:
+        if isinstance(outcome, Failed):
+            self._metrics.result("failed").observe(took_s)
+            self.teller.failed(outcome.job, outcome.why)
+            return
+        self._metrics.result("bound").observe(took_s)
+        self._metrics.end_to_end.observe(waited_s(outcome.job.pod))
+        self.teller.bound(outcome.job)
+
+    async def _clear(self, pod: Pod) -> None:
+        """Take leases away from an unbound pod: first write to it, so that no bind that relied on them can
+        land, then delete them as they were seen before that write."""
+        uid = pod.metadata.uid
+        mine = [grip for lease in self.desk.leases.of(uid) for grip in grips(lease) if grip.holder.uid == uid]
+        try:
+            if self._leases is not None and await self._touched(pod):
+                for grip in mine:
+                    await self._leases.release(grip)
+                await self._until_seen(uid)
+                log.info("leftover leases cleared", pod=key(pod), leases=[each.spot.lease for each in mine])
+        except KubeError as error:
+            log.warning("leftover leases not cleared", pod=key(pod), error=str(error))
+        self.desk.cleared(uid)
+
+    async def _touched(self, pod: Pod) -> bool:
+        """False when the pod is gone or has got its place meanwhile."""
+        uid = pod.metadata.uid
+        for _ in range(CLEAR_TRIES):
+            try:
+                await touch(
+                    self._client, pod, "a reservation that nobody was using was given up; deciding anew"
+                )
+            except NotFound:
+                return False
+            except Conflict:
+                pod = await self._client.get(PODS, pod.metadata.name, pod.metadata.namespace)
+                if pod.metadata.uid != uid or pod.spec.node_name:
+                    return False
+                continue
+            return True
+        return False
+
+    async def _until_seen(self, uid: str) -> None:
+        """The watch shows what we deleted a little later; a decision before that would see it taken."""
+        for _ in range(round(SEEN_WITHIN_S / LOOK_EVERY_S)):
+            if uid not in self.desk.leases:
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def waited_s(pod: Pod, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float:
+    """Seconds since the pod was created."""
+    try:
+        created = datetime.fromisoformat(pod.metadata.creation_timestamp)
+    except ValueError:
+        return 0.0
+    return max(0.0, (now() - created).total_seconds())

@@ -1,0 +1,70 @@
+"""`gpu-orchestrator scheduler`: binds claimed pods to exact GPUs."""
+
+import sys
+from typing import Annotated
+
+import structlog
+import uvloop
+from cyclopts import Parameter
+
+from gpu_orchestrator.adapters import logs
+from gpu_orchestrator.adapters.kube.election import Lost
+from gpu_orchestrator.adapters.kube.errors import KubeError
+from gpu_orchestrator.adapters.serving import BadAddress
+from gpu_orchestrator.apps.scheduler import settings
+from gpu_orchestrator.apps.scheduler.run import run
+from gpu_orchestrator.apps.scheduler.settings import BadSettings, Lock
+from gpu_orchestrator.policies.registry import BadPlugin, UnknownPolicy
+
+
+def scheduler(
+    *,
+    config: str = "",
+    kubeconfig: str | None = None,
+    namespace: str | None = None,
+    scheduler_name: str | None = None,
+    lock: Lock | None = None,
+    leader_elect: bool | None = None,
+    metrics_bind_address: str | None = None,
+    health_probe_bind_address: str | None = None,
+    v: Annotated[int, Parameter(name="--v")] = 0,
+) -> None:
+    """Give each pod that asks for GPUs the very devices that suit it best, and bind it to their node.
+
+    Parameters
+    ----------
+    config
+        File with settings; flags win over it.
+    kubeconfig
+        Which cluster to speak to; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
+    namespace
+        Where the device leases and the leader's lease live; no tenant may write there.
+    scheduler_name
+        Serve pods with this schedulerName; gpu-scheduler by default.
+    lock
+        lease: every device is guarded by a Lease (default). binding: fewer writes, safe with one leader only.
+    leader_elect
+        Of several schedulers only one works at a time; the others stand by. On by default.
+    metrics_bind_address
+        Where /metrics is served (host:port); 0 for nowhere.
+    health_probe_bind_address
+        Where /healthz and /readyz are served; 0 for nowhere.
+    v
+        0 tells what happens, 1 also why.
+    """
+    logs.configure(v)
+    flags = {
+        "kubeconfig": kubeconfig,
+        "namespace": namespace,
+        "scheduler_name": scheduler_name,
+        "lock": lock,
+        "leader_elect": leader_elect,
+        "metrics_bind_address": metrics_bind_address,
+        "health_probe_bind_address": health_probe_bind_address,
+    }
+    try:
+        uvloop.run(run(settings.load(config, flags)))
+    except* (KubeError, Lost, BadAddress, BadSettings, BadPlugin, UnknownPolicy) as group:
+        for error in group.exceptions:
+            structlog.get_logger().error("scheduler ended", error=str(error))
+        sys.exit(1)

@@ -1,0 +1,264 @@
+"""The desk alone: objects in, jobs and refusals out, a device accounted to exactly one at any moment."""
+
+import random
+from typing import Any
+
+import pytest
+
+from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.gpuclaim import GpuClaim
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
+from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
+from gpu_orchestrator.api.wire import ObjectMeta
+from gpu_orchestrator.apps.scheduler import wish
+from gpu_orchestrator.apps.scheduler.bind import Bound, Failed, Job
+from gpu_orchestrator.apps.scheduler.desk import Desk, Ended, Rules, Stores, claims_of
+from gpu_orchestrator.apps.scheduler.leases import Taken
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.policies.registry import Registry
+from tests.apps.scheduler.objects import claim, node, pod, report
+
+
+class Hands:
+    """Remembers what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.given_up: list[Job] = []
+        self.refused: dict[str, str] = {}
+        self.has_ended: list[Ended] = []
+        self.cleared: list[str] = []
+
+    def place(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def give_up(self, job: Job, why: str) -> None:
+        self.given_up.append(job)
+
+    def refuse(self, pod: Pod, why: str) -> None:
+        self.refused[pod.metadata.name] = why
+
+    def ended(self, ended: Ended) -> None:
+        self.has_ended.append(ended)
+
+    def clear(self, pod: Pod) -> None:
+        self.cleared.append(pod.metadata.name)
+
+    def wake_at(self, moment: float | None) -> None: ...
+
+
+class World:
+    """A desk with its stores, changed as a watch would change them."""
+
+    def __init__(self, *nodes: Node, **rules: Any) -> None:
+        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
+        self.nodes: Store[Node] = Store()
+        self.claims: Store[GpuClaim] = Store({"pod": lambda each: [wish.served(each)]})
+        self.reports: Store[GpuNodeStatus] = Store()
+        self.leases: Store[Lease] = Store()
+        stores = Stores(self.pods, self.nodes, self.claims, self.reports, self.leases, Store(), Store())
+        self.hands = Hands()
+        engine = Engine(Registry().policy_of, random.Random(1))
+        self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: 0.0)
+        for each in nodes:
+            self.node(each)
+        self.desk.open()
+
+    def node(self, seen: Node) -> None:
+        for change in self.nodes.put(seen):
+            self.desk.nodes.see(*change)
+
+    def report(self, seen: GpuNodeStatus) -> None:
+        for change in self.reports.put(seen):
+            self.desk.nodes.see_report(*change)
+
+    def pod(self, seen: Pod) -> None:
+        for change in self.pods.put(seen):
+            self.desk.see_pod(*change)
+
+    def pod_gone(self, name: str) -> None:
+        for change in self.pods.drop(f"default/{name}"):
+            self.desk.see_pod(*change)
+
+    def claim(self, seen: GpuClaim) -> None:
+        for change in self.claims.put(seen):
+            self.desk.see_claim(*change)
+
+    def lease(self, seen: Lease) -> None:
+        for change in self.leases.put(seen):
+            self.desk.leases.see(*change)
+
+    def lease_gone(self, name: str) -> None:
+        for change in self.leases.drop(f"system/{name}"):
+            self.desk.leases.see(*change)
+
+    def free(self, name: str) -> int:
+        return self.desk.engine.cluster.free_gpus(name)
+
+    def bind(self, job: Job) -> None:
+        """Bound, and shown by the watch."""
+        self.desk.done(Bound(job))
+        name, where = job.pod.metadata.name, job.placement
+        ids = ",".join(map(str, where.devices))
+        self.pod(pod(name, node=where.node, gpus=len(where.devices), allocated=f"{where.node}:{ids}"))
+
+
+def lease(node: str, device: int, uid: str, version: int = 1) -> Lease:
+    made = deviceleases.exclusive(Spot(node, device), Holder(uid, "p", "default", since="t"), "system")
+    meta = made.metadata
+    about = ObjectMeta(
+        meta.name, "system", f"lease-{meta.name}", str(version), 0, meta.labels, meta.annotations
+    )
+    return Lease(about, made.spec)
+
+
+def test_a_pod_is_placed_once_and_held_once() -> None:
+    world = World(node("a", 2))
+    world.pod(pod("p", gpus=1))
+    (job,) = world.hands.jobs
+    assert world.free("a") == 1
+    world.lease(lease("a", job.placement.devices[0], "uid-p"))
+    assert world.free("a") == 1  # the assumption and the lease are the same device
+    world.bind(job)
+    assert world.free("a") == 1
+    assert len(world.hands.jobs) == 1
+
+
+def test_a_bound_pod_that_is_shown_unbound_for_a_moment_longer_keeps_its_devices() -> None:
+    """Another event about it arrives between its bind and the watch telling of it."""
+    world = World(node("a", 2))
+    world.claim(claim("c"))
+    world.pod(pod("p", claim="c"))
+    (job,) = world.hands.jobs
+    world.lease(lease("a", job.placement.devices[0], "uid-p"))
+    world.desk.done(Bound(job))
+    world.claim(claim("c", served="uid-p"))
+    assert world.hands.cleared == []
+    assert world.free("a") == 1
+
+
+def test_an_ended_pods_lease_holds_its_device() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1))
+    (job,) = world.hands.jobs
+    world.lease(lease("a", 0, "uid-p"))
+    world.bind(job)
+    world.pod_gone("p")
+    assert [each.placement for each in world.hands.has_ended] == [job.placement]
+    world.pod(pod("q", gpus=1))
+    assert world.hands.refused == {"q": "0/1 nodes fit: 1 has no wholly free GPU"}
+    world.lease_gone("gpu-a-0")
+    assert [each.pod.metadata.name for each in world.hands.jobs] == ["p", "q"]
+
+
+def test_without_leases_an_ended_pods_devices_are_remembered() -> None:
+    world = World(node("a", 1), leases=False)
+    world.pod(pod("p", gpus=1))
+    world.bind(world.hands.jobs[0])
+    world.pod_gone("p")
+    assert world.free("a") == 0
+    world.desk.freed("uid-p")
+    assert world.free("a") == 1
+
+
+def test_a_pod_that_ends_while_it_is_bound_is_released() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1))
+    (job,) = world.hands.jobs
+    world.lease(lease("a", 0, "uid-p"))
+    world.pod_gone("p")
+    assert world.hands.has_ended == []
+    world.desk.done(Bound(job))
+    assert [each.placement for each in world.hands.has_ended] == [job.placement]
+    assert world.free("a") == 0  # until its lease is gone
+    world.lease_gone("gpu-a-0")
+    assert world.free("a") == 1
+
+
+def test_a_device_that_was_taken_is_not_tried_again() -> None:
+    world = World(node("a", 2))
+    world.pod(pod("p", gpus=1))
+    (job,) = world.hands.jobs
+    spot = Spot("a", job.placement.devices[0])
+    world.desk.done(Failed(job, "taken", (Taken(spot, lease("a", spot.device, "uid-other")),)))
+    assert world.free("a") == 1
+
+
+def test_leftover_leases_are_cleared_before_the_pod_is_asked_for() -> None:
+    world = World(node("a", 1))
+    world.lease(lease("a", 0, "uid-p"))
+    world.pod(pod("p", gpus=1))
+    assert world.hands.cleared == ["p"]
+    assert world.hands.jobs == []
+    world.lease_gone("gpu-a-0")
+    world.desk.cleared("uid-p")
+    assert len(world.hands.jobs) == 1
+
+
+def test_beside_others_leftover_leases_are_left_alone() -> None:
+    world = World(node("a", 2), clears=False)
+    world.lease(lease("a", 0, "uid-p"))
+    world.pod(pod("p", gpus=1))
+    assert world.hands.cleared == []
+    assert [each.placement.devices for each in world.hands.jobs] == [(1,)]
+
+
+def test_a_claim_is_given_to_one_of_two_pods() -> None:
+    world = World(node("a", 2))
+    world.pod(pod("p", claim="c"))
+    world.pod(pod("q", claim="c"))
+    assert world.hands.refused["p"] == "GpuClaim default/c does not exist; create it"
+    world.claim(claim("c"))
+    (job,) = world.hands.jobs
+    assert job.pod.metadata.name == "p"
+    assert world.hands.refused["q"].startswith("GpuClaim c serves another pod (p)")
+    world.desk.done(Failed(job, "refused"))
+    assert "q" in {each.pod.metadata.name for each in (*world.hands.jobs, *world.hands.given_up)}
+
+
+@pytest.mark.parametrize(
+    ("used", "free"),
+    [
+        pytest.param([], 0, id="nobody tells: barred"),
+        pytest.param(["uid-plugin"], 1, id="the agent tells: the other is free"),
+    ],
+)
+def test_pods_of_a_device_plugin(used: list[str], free: int) -> None:
+    world = World(node("a", 2))
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    world.pod(pod("plugin", node="a", schedulerName="default-scheduler", containers=[limits]))
+    world.report(report("a", {"id": 0, "inUseBy": used}, {"id": 1}))
+    world.pod(pod("p", gpus=1))
+    assert [each.placement.devices for each in world.hands.jobs] == [(1,)] * free
+    world.pod_gone("plugin")
+    world.report(report("a", {"id": 0}, {"id": 1}))
+    assert len(world.hands.jobs) == 1
+
+
+def test_a_refusal_is_told_once_and_again_when_the_reason_changed() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=2))
+    assert world.hands.refused.pop("p") == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
+    world.desk.refresh(10)
+    assert world.hands.refused == {}
+    world.node(node("a", 1, unschedulable=True))
+    world.desk.refresh(0)
+    assert world.hands.refused == {}
+    world.desk.refresh(10)
+    assert world.hands.refused == {"p": "0/1 nodes fit: 1 is cordoned"}
+
+
+def test_an_unknown_strategy_is_refused_with_a_hint() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1, strategy="binpak"))
+    assert "did you mean 'binPack'?" in world.hands.refused["p"]
+
+
+def test_a_gated_pod_waits_in_silence() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1, schedulingGates=[{"name": "g"}]))
+    assert (world.hands.jobs, world.hands.refused) == ([], {})
+    world.pod(pod("p", gpus=1))
+    assert len(world.hands.jobs) == 1

@@ -1,0 +1,115 @@
+"""Device leases under any interleaving: never two exclusive holders, shares never oversold, nothing of a
+winner deleted by a loser."""
+
+import asyncio
+import json
+import random
+
+import looptime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from tests.apps.scheduler.lease_server import LeaseServer
+
+SPOT = Spot("a", 0, memory_mib=1000)
+moments = iter(range(1_000_000))
+
+
+def scheduler(server: LeaseServer) -> Leases:
+    """Another process: it knows nothing of the others but what the server says."""
+    return Leases(Client(server), "system", Store(), metrics=Metrics(), now=lambda: f"moment {next(moments)}")
+
+
+def whole(uid: str) -> Holder:
+    return Holder(uid, uid, "default", since=f"moment {next(moments)}")
+
+
+def share(uid: str, milli: int, mib: int = 0) -> Holder:
+    return Holder(uid, uid, "default", milli, mib, f"moment {next(moments)}")
+
+
+class Holding:
+    """What was granted and not yet given back; checks the promises at every step."""
+
+    def __init__(self) -> None:
+        self.now: list[Grip] = []
+
+    def add(self, grip: Grip) -> None:
+        self.now.append(grip)
+        uids = {each.holder.uid for each in self.now}
+        if any(each.exclusive for each in self.now):
+            assert len(uids) == 1, f"exclusive beside others: {self.now}"
+        shares = {each.holder.uid: each.holder for each in self.now if not each.exclusive}
+        assert sum(each.share for each in shares.values()) <= 1000
+        assert sum(each.memory_mib for each in shares.values()) <= SPOT.memory_mib
+
+
+async def come_and_go(leases: Leases, holding: Holding, uid: str, rng: random.Random) -> None:
+    for _ in range(4):
+        exclusive = rng.random() < 0.4
+        holder = whole(uid) if exclusive else share(uid, rng.choice((200, 500)), rng.choice((0, 400)))
+        grip = await leases.acquire(SPOT, holder, exclusive=exclusive)
+        if isinstance(grip, Taken):
+            continue
+        holding.add(grip)
+        await asyncio.sleep(rng.random() / 50)
+        holding.now.remove(grip)
+        assert await leases.release(grip)
+
+
+@given(seed=st.integers(0, 1_000_000), processes=st.integers(1, 3), pods=st.integers(2, 6))
+@settings(max_examples=40, deadline=None)
+def test_any_interleaving(seed: int, processes: int, pods: int) -> None:
+    async def play() -> None:
+        server, rng, holding = LeaseServer(seed), random.Random(seed), Holding()
+        schedulers = [scheduler(server) for _ in range(processes)]
+        async with asyncio.TaskGroup() as group:
+            for number in range(pods):
+                group.create_task(come_and_go(rng.choice(schedulers), holding, f"pod-{number}", rng))
+        assert server.leases == {}
+
+    loop = looptime.new_event_loop(start=0)
+    try:
+        loop.run_until_complete(play())
+    finally:
+        loop.close()
+
+
+@pytest.mark.looptime
+async def test_a_lease_taken_over_is_not_deleted_by_whoever_made_it() -> None:
+    server = LeaseServer(1)
+    first, second = scheduler(server), scheduler(server)
+    made = await first.acquire(SPOT, whole("p"), exclusive=True)
+    taken_over = await second.acquire(SPOT, whole("p"), exclusive=True)
+    assert isinstance(made, Grip)
+    assert isinstance(taken_over, Grip)
+    assert not await first.release(made)
+    assert "gpu-a-0" in server.leases
+    assert await second.release(taken_over)
+    assert server.leases == {}
+
+
+@pytest.mark.looptime
+async def test_an_entry_made_anew_is_not_removed_by_whoever_made_the_old_one() -> None:
+    server = LeaseServer(1)
+    first, second = scheduler(server), scheduler(server)
+    made = await first.acquire(SPOT, share("p", 500), exclusive=False)
+    anew = await second.acquire(SPOT, share("p", 500), exclusive=False)
+    assert isinstance(made, Grip)
+    assert isinstance(anew, Grip)
+    assert not await first.release(made)
+    assert len(json.loads(server.leases["gpu-a-0"]["metadata"]["annotations"]["gpu.scheduling/holders"])) == 1
+
+
+@pytest.mark.looptime
+async def test_who_has_it_is_named() -> None:
+    server = LeaseServer(1)
+    await scheduler(server).acquire(SPOT, whole("p"), exclusive=True)
+    taken = await scheduler(server).acquire(SPOT, whole("q"), exclusive=True)
+    assert str(taken) == "device 0 of a is held by default/p"

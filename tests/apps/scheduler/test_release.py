@@ -1,0 +1,74 @@
+"""When what an ended pod held is free: by the agent's word, or by waiting where nobody tells."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
+from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
+from gpu_orchestrator.api.wire import ObjectMeta
+from gpu_orchestrator.apps.scheduler.agents import Agents
+from gpu_orchestrator.apps.scheduler.release import POLL_S, Leaving, Releaser
+from tests.apps.scheduler.objects import report
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def sign_of_life(renewed: datetime) -> Lease:
+    return Lease(ObjectMeta("gpu-agent-a"), LeaseSpec(renew_time=renewed.isoformat()))
+
+
+def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100.0) -> Releaser:
+    """`used`: whether the report names the pod; None without a report."""
+    reports: Store[GpuNodeStatus] = Store()
+    if used is not None:
+        reports.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
+    agents = Agents(lambda: clock, lambda: NOW)
+    if agent_age_s is not None:
+        agents.see_lease(None, sign_of_life(NOW - timedelta(seconds=agent_age_s)))
+    return Releaser(
+        None,
+        reports,
+        agents,
+        leases_of=lambda _: [],
+        freed=lambda _: None,
+        clock=lambda: clock,
+        wait_s=30.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "agent_age_s", "short", "left_s"),
+    [
+        pytest.param(None, None, False, 20, id="no agent: 30 s after the end"),
+        pytest.param(None, 1, False, 20, id="an agent that reports nothing"),
+        pytest.param(False, 1, False, 0, id="the agent sees it no more"),
+        pytest.param(True, 1, False, POLL_S, id="the agent still sees it"),
+        pytest.param(False, 1, True, 20, id="too short to have been seen"),
+        pytest.param(True, 91, False, 20, id="the agent has died"),
+    ],
+)
+def test_left(used: bool | None, agent_age_s: float | None, short: bool, left_s: float) -> None:
+    made = releaser(used=used, agent_age_s=agent_age_s)
+    assert made.left_s(Leaving("p", "a", at=90.0, short=short)) == left_s
+
+
+def test_a_pod_that_was_never_bound_leaves_at_once() -> None:
+    assert releaser(used=None, agent_age_s=None).left_s(Leaving("p", "", at=100.0)) == 0
+
+
+def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
+    """Its clock is an hour behind; it counts from when we see it move."""
+    moment = [0.0]
+    agents = Agents(lambda: moment[0], lambda: NOW)
+    old = sign_of_life(NOW - timedelta(hours=1))
+    agents.see_lease(None, old)
+    assert not agents.is_live("a")
+    new = sign_of_life(NOW - timedelta(hours=1) + timedelta(seconds=30))
+    agents.see_lease(old, new)
+    assert agents.is_live("a")
+    moment[0] = 91.0
+    assert not agents.is_live("a")
+    agents.see_lease(new, None)
+    assert not agents.is_live("a")
