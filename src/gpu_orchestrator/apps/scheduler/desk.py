@@ -225,9 +225,9 @@ class Desk:
         """What we know of a pod by its UID."""
         if uid in self.flying:
             return "flying"
-        if uid not in self.ours:
-            return "unknown"
-        return "bound" if uid in self._held else "waiting"
+        if uid in self._held:
+            return "bound"  # whoever bound it: other schedulers' pods are counted, too
+        return "waiting" if uid in self.ours else "unknown"
 
     def placement(self, uid: str) -> Placement | None:
         """What a bound pod holds."""

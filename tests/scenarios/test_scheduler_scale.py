@@ -1,0 +1,113 @@
+"""Many pods that do not fit, many that come in a steady stream, and many that are there already."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+from controlplane.api import Json
+from tests.history import Change, History
+from tests.scale import Scale
+from tests.scenarios.stage import Stage, pod, until
+
+Figure = Callable[[str], None]
+
+
+def test_pods_that_do_not_fit_do_not_slow_those_that_do(
+    bare_stage: Stage, scale: Scale, figure: Figure
+) -> None:
+    """Rounds without the backlog, with it, and without it again; what a pod costs must stay the same."""
+    backlog, fitting = scale(test=500, accept=10_000), scale(test=100, accept=500)
+    bare_stage.gpu_nodes(fitting // 8 + 1, gpus=8)
+    process = bare_stage.scheduler(leaderElect=False, releaseSeconds=0)
+
+    def rounds(name: str) -> tuple[float, float]:
+        """Pods per second and CPU seconds per pod, medians of three."""
+        rates, costs = [], []
+        for number in range(3):
+            began, cpu_s = time.monotonic(), process.cpu_s
+            pods = [f"{name}-{number}-{n}" for n in range(fitting)]
+            bare_stage.create(*(pod(each, gpus=1) for each in pods))
+            bare_stage.wait_bound(*pods, within_s=120)
+            rates.append(fitting / (time.monotonic() - began))
+            costs.append((process.cpu_s - cpu_s) / fitting)
+            bare_stage.delete(*pods, force=True)
+            until(lambda: not bare_stage.leases(), "the devices are free again", 60)
+        return statistics.median(rates), statistics.median(costs)
+
+    before = rounds("before")
+    unfit = [f"unfit-{n}" for n in range(backlog)]
+    bare_stage.create(*(pod(each, gpus=64) for each in unfit))
+    until(lambda: told(bare_stage) == backlog, "each was told why it waits", 240)
+    during = rounds("during")
+    bare_stage.delete(*unfit, force=True)
+    after = rounds("after")
+    alone_rate, alone_cost = (statistics.mean(pair) for pair in zip(before, after, strict=True))
+    rate, cost = during[0] / alone_rate, during[1] / alone_cost
+    figure(f"beside {backlog} unfit pods: {rate:.2f} of the throughput, {cost:.2f} of the CPU per pod")
+    assert rate > scale(test=0.5, accept=0.9)
+    assert cost < scale(test=2.0, accept=1.3)
+
+
+def told(stage: Stage) -> int:
+    """Pods that carry the reason why they wait."""
+    reasons = [
+        each
+        for found in stage.pods().values()
+        for each in found["status"].get("conditions", [])
+        if each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable"
+    ]
+    return len(reasons)
+
+
+def test_a_steady_stream_is_bound_at_once(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
+    """50 pods a second; from a pod's creation to its bind, as a watch sees both."""
+    seconds = scale(test=4, accept=60)
+    bare_stage.gpu_nodes(50 * seconds // 8 + 1, gpus=8)
+    bare_stage.scheduler()
+    with History(bare_stage.cluster, bare_stage.namespace) as history:
+        start = time.monotonic()
+        for number in range(50 * seconds):
+            time.sleep(max(0.0, start + number / 50 - time.monotonic()))
+            bare_stage.create(pod(f"p{number}", gpus=1))
+        bare_stage.wait_bound(within_s=60)
+    waits = latencies(history.changes)
+    p99_s = statistics.quantiles(waits, n=100)[98]
+    figure(f"{len(waits)} pods at 50/s: median {statistics.median(waits):.3f} s, p99 {p99_s:.3f} s")
+    assert len(waits) == 50 * seconds
+    assert p99_s <= 1.0
+
+
+def latencies(changes: list[Change]) -> list[float]:
+    created: dict[str, float] = {}
+    waits: dict[str, float] = {}
+    for change in changes:
+        if change.kind == "pods" and not change.gone:
+            uid = change.object["metadata"]["uid"]
+            created.setdefault(uid, change.at)
+            if change.object["spec"].get("nodeName"):
+                waits.setdefault(uid, change.at - created[uid])
+    return list(waits.values())
+
+
+def test_a_large_cluster_is_taken_in_at_once(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
+    """Memory and the time from a cold start to the first bind, with many nodes and bound pods."""
+    nodes, pods = scale(test=100, accept=5000), scale(test=1000, accept=50_000)
+    names = bare_stage.gpu_nodes(nodes, gpus=8)
+    bare_stage.create(*(ordinary(number, names[number % nodes]) for number in range(pods)))
+    bare_stage.create(pod("first", gpus=8))
+    began = time.monotonic()
+    process = bare_stage.scheduler(leaderElect=False)
+    until(lambda: bare_stage.pod("first")["spec"].get("nodeName"), "the first pod is bound", 30)
+    took_s = time.monotonic() - began
+    figure(f"{nodes} nodes, {pods} pods: {process.memory_mb:.0f} MB, first bind after {took_s:.1f} s")
+    assert took_s <= 10
+    assert process.memory_mb <= 400
+
+
+def ordinary(number: int, node: str) -> Json:
+    """Somebody else's pod, as large as they usually are."""
+    asked = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
+    labels = {"app": f"app-{number % 500}", "pod-template-hash": f"{number % 5000:x}", "tier": "back"}
+    made = pod(f"other-{number}", meta={"labels": labels}, resources=asked, nodeName=node)
+    made["spec"]["schedulerName"] = "default-scheduler"
+    return made
