@@ -68,7 +68,7 @@ async def test_a_worker_started_anew_is_not_who_it_was(new_site: NewSite) -> Non
     name = await site.submit()
     await worker.take()
     await worker.vanish()
-    await _until(site, "w", "suspect")
+    await _until_missed(site, "w")
     again = await site.join(instance="w-2")
     assign = await again.take()
     assert (assign.task, assign.attempt) == (name, 2)
@@ -128,8 +128,9 @@ async def test_when_most_fall_silent_at_once_we_suspect_ourselves_first(new_site
 
 
 async def _reaches(site: Site, metric: str, value: float) -> None:
-    while await _metric(site, metric) < value:  # noqa: ASYNC110 - asked over HTTP, there is no event
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while await _metric(site, metric) < value:  # noqa: ASYNC110 - asked over HTTP, there is no event
+            await asyncio.sleep(0.05)
 
 
 async def _metric(site: Site, name: str) -> float:
@@ -224,7 +225,7 @@ async def test_a_worker_behind_an_old_proxy_can_poll(new_site: NewSite) -> None:
             assert answer.status == 409
         async with http.get("/workers") as answer:
             assert answer.status == 403
-    await _until(site, "w", "suspect")
+    await _until_missed(site, "w")
 
 
 async def test_a_stranger_cannot_join(site: Site) -> None:
@@ -239,17 +240,20 @@ async def test_a_worker_that_speaks_nonsense_is_told_and_left(site: Site) -> Non
     worker = await site.join()
     await worker.socket.send_bytes(b'[{"type": "Sing"}]')
     assert "not understood" in (await worker.hear(session.Goodbye)).reason
-    await _until(site, "w", "suspect")
+    await _until_missed(site, "w")
 
 
-async def _until(site: Site, worker: str, status: str) -> None:
-    while (await site.call("GET", f"/workers/{worker}"))[1]["status"] != status:
-        pass
+async def _until_missed(site: Site, worker: str) -> None:
+    """Suspect, or already taken off where its short lease was over before the connection was."""
+    async with asyncio.timeout(30):
+        while (await site.call("GET", f"/workers/{worker}"))[1]["status"] not in ("suspect", "offline"):
+            pass
 
 
 async def _worker_of(site: Site, name: str) -> str:
-    while not (shown := await site.task(name))["assigned_worker"]:
-        pass
+    async with asyncio.timeout(30):
+        while not (shown := await site.task(name))["assigned_worker"]:
+            pass
     return str(shown["assigned_worker"])
 
 
