@@ -30,6 +30,7 @@ from gpu_orchestrator.apps.cluster.overview import Overview
 from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
+from gpu_orchestrator.apps.cluster.tally import Tally
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.translate import Memory
 from gpu_orchestrator.apps.cluster.waiters import Waiters
@@ -64,6 +65,7 @@ class Manager:
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
         self.keyring = Keyring(store, self.keys, self._keys_changed)
         clock = StoreClock()
+        self.tally = Tally(store.shares, settings, self.metrics, clock.now)
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
         self._submit: Gather[NewTask, Taken] = Gather(self._take)
         self._behind: list[asyncio.Task[None]] = []
@@ -79,7 +81,9 @@ class Manager:
         )
         await self.keyring.refresh()
         loop = asyncio.get_running_loop()
-        self._behind = [loop.create_task(each.run()) for each in (self.leader, listener, self.keyring)]
+        self._behind = [
+            loop.create_task(each.run()) for each in (self.leader, listener, self.keyring, self.tally)
+        ]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""
