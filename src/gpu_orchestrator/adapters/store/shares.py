@@ -16,6 +16,22 @@ class Spent(Item, frozen=True):
     counts: tuple[int, ...]
 
 
+class Usage(Item, frozen=True):
+    """`gpu_ms` is what every owner used today, owners and numbers in turn; `queued` and `active` are tasks of
+    the one who was asked for."""
+
+    day_left_ms: int
+    gpu_ms: tuple[str, ...]
+    queued: int
+    active: int
+
+    def used_s(self) -> dict[str, float]:
+        """GPU seconds of today by owner."""
+        pairs = zip(self.gpu_ms[::2], self.gpu_ms[1::2], strict=True)
+        return {owner: int(ms) / 1000 for owner, ms in pairs}
+
+
+_USAGE = Script[Usage]("usage", Usage)
 _TALLY = Script[tuple[tuple[int, ...], ...]]("tally", tuple[tuple[int, ...], ...])
 
 
@@ -27,3 +43,6 @@ class Shares:
         """For each window what all processes have let in, by slot."""
         told = await self._link.read(_TALLY, spent)
         return [dict(zip(each[::2], each[1::2], strict=True)) for each in told]
+
+    async def usage(self, owner: str = "") -> Usage:
+        return await self._link.read(_USAGE, owner)

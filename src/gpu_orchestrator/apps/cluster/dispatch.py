@@ -27,6 +27,7 @@ from gpu_orchestrator.adapters.store.values import (
     Snapshot,
     Taken,
     Told,
+    Unit,
     Worker,
 )
 from gpu_orchestrator.api import session, task
@@ -139,7 +140,9 @@ class Dispatcher:
                     self.in_doubt()
         self._arrange()
 
-    async def submit(self, new: Sequence[NewTask]) -> tuple[Taken, ...]:
+    async def submit(
+        self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
+    ) -> tuple[Taken, ...]:
         """Take new tasks, and give those that can go at once in the same write."""
         now_ms = int(self.means.now() * 1000)
         for each in new:
@@ -150,7 +153,7 @@ class Dispatcher:
         self._places = [place for place in self._places if place.request.key not in ours]
         spots = [self._spot(place) for place in places]
         asked = [self._assignment(place, spot) for place, spot in zip(places, spots, strict=True)]
-        taken, given = await self.means.store.tasks.submit_and_assign(new, asked)
+        taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
         self._submitted(new, taken)
         if len(given) != len(places):
             self.in_doubt()
@@ -161,7 +164,7 @@ class Dispatcher:
         return taken
 
     def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
-        """Forget those that were other tasks already."""
+        """Forget those that were other tasks already, and those that were not taken."""
         for each, known in zip(new, taken, strict=True):
             if known.id != each.id and not self._closed:
                 self._leave(each.id)
@@ -210,7 +213,8 @@ class Dispatcher:
         """An attempt that was under way when this term began."""
         spec = task.decode(each.spec)
         self.tasks[each.id] = Known(spec, each.attempt, each.created_ms / 1000, _died_on(each.deaths))
-        self._handle(events.Held(fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))))
+        placement = fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))
+        self._handle(events.Held(placement, request_of(each.id, spec)))
 
     def _changed(self, name: str, row: Row | None) -> None:
         if row is not None:
@@ -307,7 +311,9 @@ class Dispatcher:
         key, worker = place.request.key, place.placement.node
         known = self.tasks.get(key)
         attempt = known.attempt if known else -1
-        return Assignment(key, attempt, worker, self.workers[worker].epoch, fleet.encode(spot))
+        seen = self.workers[worker]
+        milli = fleet.milli_of(spot, seen, self.means.memory)
+        return Assignment(key, attempt, worker, seen.epoch, fleet.encode(spot), milli)
 
     def _assigned(self, place: events.Place, spot: Spot, answer: Sequence[str]) -> None:
         key, known = place.request.key, self.tasks.get(place.request.key)

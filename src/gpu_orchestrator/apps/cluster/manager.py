@@ -14,12 +14,12 @@ from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
-from gpu_orchestrator.adapters.store.values import NewTask, Taken
+from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, Unit
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
-from gpu_orchestrator.apps.cluster.gather import Gather
+from gpu_orchestrator.apps.cluster.intake import Intake
 from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.leader import Leader, StoreClock
@@ -67,7 +67,7 @@ class Manager:
         clock = StoreClock()
         self.tally = Tally(store.shares, settings, self.metrics, clock.now)
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
-        self._submit: Gather[NewTask, Taken] = Gather(self._take)
+        self._intake = Intake(self._take)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -99,12 +99,15 @@ class Manager:
     def _keys_changed(self) -> None:
         self.sessions.part_from(lambda key: not self.keys.is_good(key))
 
-    async def submit(self, tasks: Sequence[NewTask]) -> list[Taken]:
-        return await self._submit.put_all(tasks)
+    async def submit(self, tasks: Sequence[NewTask], may: Unit = ANY_NUMBER) -> list[Taken]:
+        """All of them or none; in that case every answer says why."""
+        return await self._intake.put(tasks, may)
 
-    async def _take(self, tasks: list[NewTask]) -> Sequence[Taken]:
+    async def _take(
+        self, tasks: Sequence[NewTask], units: Sequence[Unit], unit_of: Sequence[int]
+    ) -> Sequence[Taken]:
         dispatcher = self.leader.dispatcher
-        return await (dispatcher.submit(tasks) if dispatcher else self.store.tasks.submit(tasks))
+        return await (dispatcher or self.store.tasks).submit(tasks, units, unit_of)
 
     async def row(self, name: str) -> Row:
         (row,) = await self.store.tasks.fetch([name])
