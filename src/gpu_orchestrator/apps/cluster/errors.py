@@ -5,7 +5,7 @@ ApiError
 ├── Unauthorized 401    ├── Unprocessable 422
 ├── Forbidden 403       ├── NotFound 404          ├── MethodNotAllowed 405
 └── Later: try again after some seconds
-    ├── TooManyRequests 429    └── Unavailable 503
+    ├── TooManyRequests 429    └── Unavailable 503 ── QueueFull
 """
 
 from math import ceil
@@ -67,3 +67,9 @@ class TooManyRequests(Later):
 
 class Unavailable(Later):
     status, code = 503, "unavailable"
+
+
+class QueueFull(Unavailable):
+    """Too many tasks wait already."""
+
+    code = "queue_full"

@@ -127,7 +127,7 @@ def _correlation(headers: Headers) -> str:
 
 
 async def refusal(manager: Manager, error: errors.ApiError) -> Response:
-    if isinstance(error, errors.TooManyRequests):
+    if isinstance(error, errors.TooManyRequests | errors.QueueFull):
         await manager.tally.linger()
     return error_response(error)
 

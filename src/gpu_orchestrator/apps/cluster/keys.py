@@ -113,10 +113,17 @@ class Keys:
         self.now_ms = now_ms
         self.used: dict[str, int] = {}
         self._known = {key.digest: key for key in self.configured}
+        self.revision = 0
 
     def replace(self, stored: Iterable[Key]) -> None:
         """All that the store has, in place of what it had before."""
         self._known = {key.digest: key for key in (*stored, *self.configured)}
+        self.revision += 1
+
+    def all(self) -> Iterable[Key]:
+        """Those that may be used now."""
+        now_ms = self.now_ms()
+        return [key for key in self._known.values() if not key.is_over(now_ms)]
 
     def find(self, authorization: str) -> Key:
         """The key of an `Authorization` header; raises `Unauthorized`."""

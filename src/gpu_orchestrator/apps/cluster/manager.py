@@ -27,6 +27,7 @@ from gpu_orchestrator.apps.cluster.listener import Listener
 from gpu_orchestrator.apps.cluster.metrics import Metrics, gauge
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.overview import Overview
+from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
@@ -64,6 +65,7 @@ class Manager:
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
         self.keyring = Keyring(store, self.keys, self._keys_changed)
+        self.owners = Owners(settings)
         clock = StoreClock()
         self.tally = Tally(store.shares, settings, self.metrics, clock.now)
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
@@ -97,6 +99,7 @@ class Manager:
         await asyncio.gather(*self._behind, return_exceptions=True)
 
     def _keys_changed(self) -> None:
+        self.owners.follow(self.keys)
         self.sessions.part_from(lambda key: not self.keys.is_good(key))
 
     async def submit(self, tasks: Sequence[NewTask], may: Unit = ANY_NUMBER) -> list[Taken]:
@@ -131,6 +134,12 @@ class Manager:
             if left_s <= LOOK_AGAIN_S and not ended.done():
                 return await self.row(name)
 
+    async def held_back(self, owner: str) -> str:
+        """Why no task of this owner may begin now, or empty."""
+        usage = await self.store.shares.usage(owner)
+        self.owners.used_s = usage.used_s()
+        return self.owners.held_back(owner, usage.active)
+
     def _runs_here(self, name: str) -> bool:
         """Whether its end will be heard of here without asking the store."""
         dispatcher = self.leader.dispatcher
@@ -152,6 +161,7 @@ class Manager:
             self.memory,
             self.metrics,
             clock.now,
+            self.owners,
         )
 
     def _gauges(self) -> Iterable[Metric]:
@@ -161,5 +171,12 @@ class Manager:
         if dispatcher is None:
             return
         depth = dispatcher.depth()
-        yield gauge("queue_depth", "Waiting tasks", ["priority"], [([str(p)], n) for p, n in depth.items()])
+        waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
+        yield gauge("queue_depth", "Waiting tasks", ["priority"], waiting)
+        for name, text, counted in (
+            ("owner_tasks_queued", "Waiting tasks of each owner", depth.waiting_of),
+            ("owner_tasks_running", "Tasks of each owner that were given to a worker", depth.running_of),
+            ("owner_gpu_seconds_today", "GPU seconds of each owner, of what ended today", self.owners.used_s),
+        ):
+            yield gauge(name, text, ["owner"], [([owner], float(n)) for owner, n in counted.items()])
         yield from self.overview.device_gauges(dispatcher.workers, dispatcher.engine.cluster)

@@ -12,7 +12,7 @@ from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.cluster import errors, schema, shown
 from gpu_orchestrator.apps.cluster.intake import is_refusal
 from gpu_orchestrator.apps.cluster.keys import Key
-from gpu_orchestrator.apps.cluster.limits import UNLIMITED, Allowance, allowance
+from gpu_orchestrator.apps.cluster.limits import Allowance
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.translate import request_of
 
@@ -27,7 +27,7 @@ async def accept(
     for number, spec in enumerate(specs):
         await _check(manager, number, spec)
     new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
-    may = allowance(key.limits, manager.settings) if not key.is_unlimited else UNLIMITED
+    may = manager.owners.of_key(key)
     taken = await manager.submit(new, _unit(key, may, manager.settings))
     _check_taken(manager, taken, key, may)
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
@@ -50,7 +50,7 @@ def _check_taken(manager: Manager, taken: Sequence[Taken], key: Key, may: Allowa
     most = may.queued if refused.fresh == OWNER_FULL else manager.settings.max_queued_tasks
     whose = key.owner if refused.fresh == OWNER_FULL else "one priority"
     room_s = min(manager.overview.drain_s(len(taken), manager.metrics.average_s), LONGEST_ADVICE_S)
-    raise errors.Unavailable(
+    raise errors.QueueFull(
         f"no more than {most} tasks of {whose} may wait, and {len(taken)} more would be too many; "
         "nothing was taken, try again when some have run",
         room_s,
