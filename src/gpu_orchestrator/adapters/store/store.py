@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from types import TracebackType
 
+from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
@@ -20,6 +21,7 @@ class Terms:
     leader_ms: int = 3_000
     keep_ms: int = 7 * DAY_MS
     most_workers: int = 10
+    audit_entries: int = 100_000
 
 
 class Store:
@@ -36,6 +38,7 @@ class Store:
             keep_ms=terms.keep_ms,
             most=terms.most_workers,
         )
+        self.audit = AuditLog(self.link, keep=terms.audit_entries)
         self.keys = StoredKeys(self.link, keep_ms=terms.keep_ms)
         self.leadership = Leadership(self.link, owner=owner, lease_ms=terms.leader_ms)
 

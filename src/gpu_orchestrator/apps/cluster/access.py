@@ -40,7 +40,8 @@ class Door:
         connection.state.door = self
         scope = self._scope(manager)
         if scope is not None:
-            connection.state.key = manager.keys.demand(connection.headers.get("authorization", ""), scope)
+            key = connection.state.key = manager.keys.find(connection.headers.get("authorization", ""))
+            key.demand(scope)
 
     def _scope(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":

@@ -9,6 +9,7 @@ from time import monotonic
 
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
@@ -17,6 +18,7 @@ from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import NewTask, Taken
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.apps.cluster.audit import Audit
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.gather import Gather
@@ -46,14 +48,17 @@ class Ground:
     store: Store
     facts: Facts
     keys: Keys
+    seal: Seal
 
 
 class Manager:
     def __init__(self, ground: Ground) -> None:
         settings, store = ground.settings, ground.store
         self.settings, self.store, self.facts, self.keys = settings, store, ground.facts, ground.keys
+        self.seal = ground.seal
         self.started = monotonic()
         self.metrics = Metrics()
+        self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = Memory(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
         self.registry = policies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - settles ties
@@ -79,7 +84,9 @@ class Manager:
         )
         await self.keyring.refresh()
         loop = asyncio.get_running_loop()
-        self._behind = [loop.create_task(each.run()) for each in (self.leader, listener, self.keyring)]
+        self._behind = [
+            loop.create_task(each.run()) for each in (self.leader, listener, self.keyring, self.audit)
+        ]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""
@@ -88,6 +95,7 @@ class Manager:
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
                 await self.keyring.write_used()
+                await self.audit.flush()
         for each in self._behind:
             each.cancel()
         await asyncio.gather(*self._behind, return_exceptions=True)
@@ -102,9 +110,10 @@ class Manager:
         dispatcher = self.leader.dispatcher
         return await (dispatcher.submit(tasks) if dispatcher else self.store.tasks.submit(tasks))
 
-    async def row(self, name: str) -> Row:
+    async def row(self, name: str, owner: str = "") -> Row:
+        """A task of this owner; without one, anybody's. That others' tasks are there is not even said."""
         (row,) = await self.store.tasks.fetch([name])
-        if row is None:
+        if row is None or (owner and row.get("tenant") != owner):
             raise NotFound(
                 f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
             )

@@ -18,7 +18,7 @@ for number, task in ipairs(tasks) do
   else
     redis.call('HSET', P .. 't:' .. id, 'spec', task[2], 'params', task[3], 'state', 'queued', 'attempt', '0',
       'tries', '0', 'retries', text(task[4]), 'created', text(NOW), 'correlation', task[6], 'tenant', task[7])
-    redis.call('ZADD', P .. 's:queued', NOW, id)
+    list(id, 'queued', NOW, task[7])
     if idem ~= '' then redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms) end
     if not known_to_leader then tell_queued(id, task[2], 0, 0, NOW, '') end
     taken[number] = {id, NOW, 1}
