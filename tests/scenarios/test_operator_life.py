@@ -252,14 +252,12 @@ def test_names_at_their_limits_and_models_in_any_script(site: Site) -> None:
     assert all(len(job["metadata"]["name"]) <= 63 for job in site.jobs())
 
 
-def test_what_needs_the_scheduler_waits_and_says_so(site: Site) -> None:
+def test_a_gang_waits_and_says_so(site: Site) -> None:
     site.nodes(1)
     site.create("gang", replicas=2)
-    site.create("claimed", claim={"devices": {"policy": "packed"}})
-    for name in ("gang", "claimed"):
-        status = site.until(name, "Pending")
-        assert "needs the gpu-scheduler" in status["message"]
-        assert status["retryCount"] == 0
+    status = site.until("gang", "Pending")
+    assert "gangs are not served yet" in status["message"]
+    assert status["retryCount"] == 0
 
 
 def test_the_advanced_examples_are_accepted(site: Site) -> None:
