@@ -76,6 +76,18 @@ class Operator:
             self.process.kill()
             self.process.wait(10)
 
+    def pause(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGCONT)
+
+    def wait(self, timeout_s: float) -> int:
+        """The code it ends with by itself."""
+        return self.process.wait(timeout_s) if self.process else 0
+
     def stop(self) -> int:
         if not self.process:
             return 0

@@ -74,6 +74,20 @@ def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site) -> No
     assert len(site.jobs()) == 1
 
 
+def test_a_node_that_does_not_take_the_pod_is_not_chosen_again(site: Site) -> None:
+    """For a reason that only the kube-scheduler knows: the operator would choose the larger node for ever."""
+    (large,), (small,) = site.nodes(1, gpus=8, prefix="large"), site.nodes(1, gpus=4, prefix="small")
+    loner = {"metadata": {"name": "loner", "labels": {"alone": "yes"}}}
+    spec = {"nodeName": large, "containers": [{"name": "x", "image": "x"}]}
+    site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", {**loner, "spec": spec})
+    rule = {"labelSelector": {"matchLabels": {"alone": "yes"}}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+    site.create("shy", gpus=2, run_for="1h", template={"spec": {"affinity": affinity}}, retryPolicy=SOON)
+    assert site.until("shy", "Scheduled")["assignedNode"] == large
+    moved(site, "shy", large)
+    assert (site.status("shy")["assignedNode"], site.status("shy")["retryCount"]) == (small, 1)
+
+
 def test_a_workload_that_must_make_room_is_told_so_and_tried_again(site: Site) -> None:
     first, second = site.nodes(2, gpus=4)
     lost = runs(site, "low", priority="low")

@@ -1,10 +1,12 @@
 """The operator away for a while: what it finds when it returns, and who takes over meanwhile."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.proxy import Answer, HoldWatch, Proxy
+from controlplane.process import Process
+from tests.faults.proxy import Answer, Call, HoldWatch, Proxy
 from tests.scenarios.conftest import NewOperator
 from tests.scenarios.operating import Operator, Site, eventually
 
@@ -80,6 +82,57 @@ def test_the_other_replica_takes_over(
     assert len(site.jobs()) == 2
 
 
+def test_a_frozen_leaders_writes_come_too_late(site: Site, account: Path, tmp_path: Path) -> None:
+    """Frozen with a status and a Job on their way; another leads and does the work. What the first one wrote,
+    and whatever it does when it wakes up, changes nothing."""
+    site.nodes(1)
+    with Proxy(account) as proxy:
+        status, create = Hold(), Hold()
+        proxy.on("patch", "gpuworkloads/status", do=Call(status))
+        proxy.on("create", "jobs", nth=2, do=Call(create))
+        old = Operator(proxy.kubeconfig, log=tmp_path / "old.log").start().ready()
+        try:
+            site.create("one", run_for="1h")
+            assert status.came.wait(30)
+            site.create("two", run_for="1h")
+            assert create.came.wait(30)
+            old.pause()
+            with Operator(account, log=tmp_path / "new.log"):
+                found = {name: site.until(name, "Running", timeout_s=40) for name in ("one", "two")}
+                uids = {job["metadata"]["uid"] for job in site.jobs()}
+                before = len(proxy.requests)
+                for hold in (status, create):
+                    hold.let_go.set()
+                eventually(lambda: late_writes(proxy, before) == [409, 409], "both writes are answered")
+                old.resume()
+                assert old.wait(20) == 1  # it has noticed that it leads no more
+                assert set(late_writes(proxy, before)) == {409}  # what it tried again included
+                assert {name: site.status(name) for name in found} == found
+                assert {job["metadata"]["uid"] for job in site.jobs()} == uids
+        finally:
+            for hold in (status, create):
+                hold.let_go.set()
+            old.kill()
+
+
+class Hold:
+    """Keeps a request on its way until it is let go."""
+
+    def __init__(self) -> None:
+        self.came, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, _: object) -> None:
+        self.came.set()
+        self.let_go.wait(60)
+
+
+def late_writes(proxy: Proxy, since: int) -> list[int | None]:
+    """How the writes were answered that came after so many requests, without events and the Lease."""
+    ours = ("gpuworkloads", "gpuworkloads/status", "jobs")
+    sent = [each for each in proxy.requests[since:] if each.resource in ours]
+    return [each.status for each in sent if each.verb in ("create", "patch", "delete")]
+
+
 def test_a_leader_that_leaves_politely_is_followed_at_once(site: Site, account: Path, tmp_path: Path) -> None:
     site.nodes(1)
     replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
@@ -137,3 +190,15 @@ def make_it_look(site: Site, operator: Operator, tries: int) -> None:
 def passes(operator: Operator) -> float:
     name = "warp_gpuworkload_reconcile_duration_seconds_count"
     return sum(value for key, value in operator.metrics().items() if key.startswith(name))
+
+
+def test_where_claiming_is_the_default_bare_gpus_are_asked_for(
+    site: Site, scheduler: Process, new_operator: NewOperator
+) -> None:
+    (node,) = site.nodes(1, gpus=4)
+    with new_operator("--no-leader-elect", "--default-path=claimed"):
+        site.create("two", gpus=2, run_for="1h")
+        status = site.until("two", "Running")
+    assert (status["assignedNode"], status["message"]) == (node, f"running on {node} (devices 0,1)")
+    (pod,) = site.pods()
+    assert pod["metadata"]["annotations"]["gpu.scheduling/gpus"] == "2"
