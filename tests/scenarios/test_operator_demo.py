@@ -28,9 +28,10 @@ def test_the_samples_live_and_ctrl_c_leaves_nothing(demo: "subprocess.Popen[str]
     seen: list[str] = []
     for line in demo.stdout:
         seen.append(line.strip())
-        if sum(": Succeeded: " in each for each in seen) == 3:
+        if sum(": Succeeded: " in each for each in seen) == 4:
             break
-    assert sum(": Running: " in each for each in seen) == 3, seen
+    assert sum(": Running: " in each for each in seen) == 4, seen
+    assert any(each.startswith("claimed-model: Running: running on claim-node-0 (devices ") for each in seen)
     kubeconfig = next(each.partition("=")[2] for each in seen if each.startswith("export KUBECONFIG="))
     assert Path(kubeconfig).exists()
     demo.send_signal(signal.SIGINT)
