@@ -30,8 +30,8 @@ def nothing_left(site: Site) -> None:
     """Also what only the garbage collector and the scheduler's release take away."""
     assert site.jobs() == []
     eventually(lambda: not site.pods(), "the pods are gone")
-    eventually(lambda: not claims(site), "the claims are gone", 30)
-    eventually(lambda: not leases(site), "the devices are free", 30)
+    eventually(lambda: not claims(site), "the claims are gone")
+    eventually(lambda: not leases(site), "the devices are free")
 
 
 def test_the_example_gets_devices_that_talk_and_succeeds(site: Site, operator: Operator) -> None:
@@ -79,7 +79,7 @@ def test_it_waits_with_the_schedulers_reason_and_the_same_job_starts_when_there_
     site.told("second", "FailedScheduling", "fewer than 2 free GPUs")
     job = next(each for each in site.jobs() if each["metadata"]["name"] == waiting["jobName"])
     site.delete("first")
-    running = site.until("second", "Running", timeout_s=30)
+    running = site.until("second", "Running")
     assert (running["retryCount"], running["assignedNode"]) == (1, node)  # its arrival's, and no more
     assert job["metadata"]["uid"] in {each["metadata"]["uid"] for each in site.jobs()}
 
@@ -97,11 +97,11 @@ def test_tries_are_spent_waiting_and_then_it_fails_and_holds_nothing(site: Site)
 def test_a_failed_job_is_tried_again_and_its_devices_are_given_back(site: Site) -> None:
     site.nodes(1, gpus=1)
     site.create("flaky", run_for="100ms", outcome="fail", claim=PACKED, retryPolicy=SOON)
-    status = site.until("flaky", "Failed", timeout_s=40)
+    status = site.until("flaky", "Failed")
     assert status["retryCount"] == 2
     assert "container main ended with exit code 1" in site.told("flaky", "JobFailed")
     assert len({each["metadata"]["name"] for each in site.jobs()}) == 2
-    eventually(lambda: not leases(site), "the device is free", 30)
+    eventually(lambda: not leases(site), "the device is free")
 
 
 def test_a_wish_changed_while_it_waits_is_asked_anew(site: Site) -> None:
@@ -110,7 +110,7 @@ def test_a_wish_changed_while_it_waits_is_asked_anew(site: Site) -> None:
     site.create("picky", gpus=2, run_for="1h", claim=nowhere, retryPolicy={"backoffSeconds": 300})
     assert "do not match the selector zone=none" in _plural(site.until("picky", "Pending")["message"])
     site.patch("picky", {"claim": {"selector": {"matchLabels": {"zone": None}}}})
-    assert site.until("picky", "Running", timeout_s=30)["assignedNode"] == node
+    assert site.until("picky", "Running")["assignedNode"] == node
     assert len(site.jobs()) == 1
 
 
@@ -124,9 +124,9 @@ def test_suspended_it_gives_its_devices_back_and_resumes(site: Site) -> None:
     site.until("paused", "Running")
     site.patch("paused", {"suspend": True})
     site.until("paused", "Pending")
-    eventually(lambda: not site.pods() and not leases(site), "it holds nothing", 30)
+    eventually(lambda: not site.pods() and not leases(site), "it holds nothing")
     site.patch("paused", {"suspend": False})
-    assert site.until("paused", "Running", timeout_s=30)["retryCount"] == 0
+    assert site.until("paused", "Running")["retryCount"] == 0
     site.delete("paused")
     site.gone("paused")
     nothing_left(site)

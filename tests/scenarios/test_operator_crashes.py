@@ -39,7 +39,7 @@ def succeeds(site: Site) -> None:
 def fails(site: Site) -> None:
     """Its Job fails, is tried again, and fails for good."""
     site.create("one", run_for="100ms", outcome="fail", retryPolicy=SOON)
-    site.until("one", "Failed", timeout_s=30)
+    site.until("one", "Failed")
 
 
 def is_suspended(site: Site) -> None:
@@ -53,14 +53,14 @@ def is_suspended(site: Site) -> None:
 def is_claimed(site: Site) -> None:
     """As `succeeds`, but the gpu-scheduler gives it a device."""
     site.create("one", run_for="200ms", claim={"devices": {"policy": "packed"}}, ttlSecondsAfterFinished=600)
-    site.until("one", "Succeeded", timeout_s=30)
+    site.until("one", "Succeeded")
     eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "the TTL is set")
 
 
 def waits_in_vain(site: Site) -> None:
     """The gpu-scheduler has no room for it until its tries are spent."""
     site.create("one", gpus=8, claim={"devices": {"policy": "packed"}}, retryPolicy=SOON)
-    site.until("one", "Failed", timeout_s=30)
+    site.until("one", "Failed")
     eventually(lambda: not site.jobs(), "the Job is gone")
 
 
@@ -88,7 +88,7 @@ def play(site: Site, story: str, operator: Operator) -> Outcome:
     STORIES[story](site)
     outcome = Outcome(plain(site.status("one"), node), sorted(map(_of_job, site.jobs())), (0, 0))
     site.delete("one")
-    site.gone("one", 30)
+    site.gone("one")
     outcome.left = site.jobs() + site.pods()
     outcome.created = created(site, "jobs"), created(site, "gpuclaims")
     return outcome

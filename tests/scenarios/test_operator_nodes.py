@@ -31,7 +31,7 @@ def moved(site: Site, name: str, lost: str) -> None:
         status = site.status(name)
         return status.get("phase") == "Running" and status.get("assignedNode") != lost
 
-    eventually(look, f"{name} runs elsewhere than on {lost}", 40)
+    eventually(look, f"{name} runs elsewhere than on {lost}")
 
 
 def test_a_node_that_is_not_ready_loses_its_workload_to_another(site: Site) -> None:

@@ -20,8 +20,8 @@ def test_a_restart_between_tries_changes_nothing(site: Site, new_operator: NewOp
     operator.start().ready()
     operator.kill()
     with operator:
-        assert site.status("big") == before  # two restarts later
-        site.until("big", "Failed", timeout_s=10)
+        failed = site.until("big", "Failed")
+    assert failed["completionTime"] >= before["nextRetryTime"]
     written = [line for line in operator.lines() if line.get("workload") == f"{site.namespace}/big"]
     assert [line["phase"] for line in written if "phase" in line] == [
         "Pending",
@@ -76,8 +76,8 @@ def test_the_other_replica_takes_over(
         leader.kill()
         killed = time.monotonic()
         site.create("after", run_for="1h")
-        site.until("after", "Scheduled", "Running", timeout_s=20)
-        figure(f"first new placement {time.monotonic() - killed:.1f} s after the leader was killed")
+        site.until("after", "Scheduled", "Running")
+        figure(f"first new placement {time.monotonic() - killed:.1f} s after the leader was killed (20 s)")
         assert site.status("before")["phase"] == "Running"
     assert len(site.jobs()) == 2
 
@@ -98,7 +98,7 @@ def test_a_frozen_leaders_writes_come_too_late(site: Site, account: Path, tmp_pa
             assert create.came.wait(30)
             old.pause()
             with Operator(account, log=tmp_path / "new.log"):
-                found = {name: site.until(name, "Running", timeout_s=40) for name in ("one", "two")}
+                found = {name: site.until(name, "Running") for name in ("one", "two")}
                 uids = {job["metadata"]["uid"] for job in site.jobs()}
                 before = len(proxy.requests)
                 for hold in (status, create):
@@ -133,7 +133,9 @@ def late_writes(proxy: Proxy, since: int) -> list[int | None]:
     return [each.status for each in sent if each.verb in ("create", "patch", "delete")]
 
 
-def test_a_leader_that_leaves_politely_is_followed_at_once(site: Site, account: Path, tmp_path: Path) -> None:
+def test_a_leader_that_leaves_politely_is_followed_at_once(
+    site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     site.nodes(1)
     replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
     replicas[0].start().ready()
@@ -142,8 +144,10 @@ def test_a_leader_that_leaves_politely_is_followed_at_once(site: Site, account: 
     )
     with replicas[1]:
         assert replicas[0].stop() == 0
+        left = time.monotonic()
         site.create("after", run_for="1h")
-        site.until("after", "Scheduled", "Running", timeout_s=4)
+        site.until("after", "Scheduled", "Running", timeout_s=12)  # less than the Lease would have lasted
+        figure(f"first new placement {time.monotonic() - left:.1f} s after the leader had left (3 s)")
 
 
 def test_a_server_that_is_throttled_conflicts_and_fails_is_borne(
@@ -168,7 +172,7 @@ def test_a_cache_that_lags_behind_makes_no_second_job(site: Site, account: Path,
         held = proxy.on("watch", "jobs", do=hold)
         flags = ("--no-leader-elect", f"--namespace={site.namespace}")
         with Operator(proxy.kubeconfig, *flags, log=tmp_path / "log") as operator:
-            held.wait(10)
+            held.wait(60)
             site.create("one", run_for="100ms")
             site.until("one", "Scheduled", "Running")
             for tries in (4, 5, 6):
