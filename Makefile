@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 run: $(VENV)/ready ## The cluster manager on this machine, with simulated GPUs, at work (Ctrl-C ends it) [ARGS="--port 9000"]
 	@$(BIN)/gpu-orchestrator up --simulate 4 $(ARGS)
 
-demo: $(VENV)/ready tools ## The operator at work in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
+demo: $(VENV)/ready tools ## Operator and gpu-scheduler in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
 cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8] (Ctrl-C ends it)
