@@ -1,5 +1,6 @@
 """Processes end with their owner: a mark for their environment, and a watchdog that looks for it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,11 @@ class Guard:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         command = [sys.executable, "-S", "-E", watchdog.__file__, self.mark, str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+        # Without the mark of an outer guard: this watchdog must outlive what that one kills.
+        environment = {name: value for name, value in os.environ.items() if name != watchdog.MARK}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True, cwd="/", env=environment
+        )
 
     @property
     def environment(self) -> dict[str, str]:

@@ -92,6 +92,8 @@ async def test_another_server_leads_when_the_leader_is_killed(tmp_path: Path, fi
             probe = await other.submit("echo", 1)
             assert (await other.wait(probe))["status"] == "completed"
             figure(f"leader killed, a new task done after {time.monotonic() - killed:.2f} s")
-            assert time.monotonic() - killed < 10.0
+            assert (
+                time.monotonic() - killed < 20.0
+            )  # its lease runs out, the other takes over, and thirty tasks stand before it
             for name in names:
                 assert (await other.wait(name))["status"] == "completed"

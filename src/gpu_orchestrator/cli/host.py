@@ -19,6 +19,7 @@ from gpu_orchestrator.apps.cluster import keys, server
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 CLIENT = "client.json"
+LOG = "manager.log"
 TOKEN = "worker-token"  # noqa: S105 - a file name
 KNOWN_ERRORS = (BadSettings, StoreError, server.CannotListen, UnknownPolicy)
 
@@ -40,12 +41,15 @@ class Host:
 
 
 @contextlib.asynccontextmanager
-async def hosting(given: Mapping[str, Any], *, insecure: bool = False) -> AsyncIterator[Host]:
-    """A running server with its keys."""
+async def hosting(
+    given: Mapping[str, Any], *, insecure: bool = False, log_to_file: bool = False
+) -> AsyncIterator[Host]:
+    """A running server with its keys. `log_to_file`: the terminal is for something else."""
     chosen = settings.load(**given)
-    logs.configure(1 if chosen.log_level == "DEBUG" else 0)
     folder = Path(chosen.data_dir)
-    with _locked(folder) as note:
+    with _locked(folder) as note, contextlib.ExitStack() as stack:
+        stream = stack.enter_context((folder / LOG).open("a")) if log_to_file else None
+        logs.configure(1 if chosen.log_level == "DEBUG" else 0, stream=stream)
         known, secrets = _keys(chosen, folder)
         async with server.running(chosen, keys.Keys(known), insecure=insecure) as running:
             note(running.url)

@@ -34,7 +34,8 @@ class Asked:
 
 async def up(given: Mapping[str, Any], asked: Asked) -> int:
     try:
-        async with hosting.hosting(given) as host, _worker(host, asked):
+        shows = not asked.quiet
+        async with hosting.hosting(given, log_to_file=shows) as host, _worker(host, asked):
             _greet(host)
             await _watch(host, asked)
     except hosting.KNOWN_ERRORS as error:
@@ -48,7 +49,7 @@ def _greet(host: hosting.Host) -> None:
     console.print(f"\n[bold]gpu-orchestrator[/] is up at [bold]{url}[/]")
     if secrets.fresh:
         console.print(f"API key (shown once): [bold]{secrets.api_key}[/]")
-    console.print(f"data, client key and worker token are in {host.settings.data_dir}")
+    console.print(f"data, logs, client key and worker token are in {host.settings.data_dir}")
     console.print("\nTry, in another terminal:")
     for line in (
         *([] if shutil.which("gpu-orchestrator") else [f"export PATH={Path(sys.executable).parent}:$PATH"]),

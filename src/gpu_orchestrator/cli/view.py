@@ -1,6 +1,7 @@
 """The live view of `up`: the latest tasks and the devices, and the sample tasks of the first start."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 
@@ -58,13 +59,17 @@ class View:
     async def _run_plain(self) -> None:
         told: set[str] = set()
         while True:
-            page = await self._manager.store.tasks.page(offset=0, limit=LATEST)
-            rows = await self._manager.store.tasks.fetch(page.ids)
-            for name, row in zip(page.ids, rows, strict=True):
-                if row and row["state"] in task.FINAL and name not in told:
-                    told.add(name)
-                    self._console.print(f"task {name} {row['state']} on {row.get('worker') or 'no worker'}")
+            with contextlib.suppress(StoreError):  # it will be back
+                await self._tell(told)
             await asyncio.sleep(EVERY_S)
+
+    async def _tell(self, told: set[str]) -> None:
+        page = await self._manager.store.tasks.page(offset=0, limit=LATEST)
+        rows = await self._manager.store.tasks.fetch(page.ids)
+        for name, row in zip(page.ids, rows, strict=True):
+            if row and row["state"] in task.FINAL and name not in told:
+                told.add(name)
+                self._console.print(f"task {name} {row['state']} on {row.get('worker') or 'no worker'}")
 
     async def _table(self) -> tuple[Group, bool]:
         store = self._manager.store

@@ -11,6 +11,11 @@ from tests.apps.cluster.conftest import Site
 
 pytestmark = pytest.mark.real
 
+BODIES: dict[str, Any] = {
+    "TaskRequest": {"task_type": "echo"},
+    "TaskBatch": {"tasks": [{"task_type": "echo"}]},
+    "Hello": {"type": "Hello", "name": "p", "instance": "i"},
+}
 METHODS = {"get", "post", "delete"}
 
 
@@ -34,8 +39,7 @@ async def test_every_answer_has_the_declared_shape(site: Site) -> None:
             if method == "delete" or address.endswith("/restart"):
                 continue
             operation = operations[method]
-            body = {"TaskRequest": {"task_type": "echo"}, "TaskBatch": {"tasks": [{"task_type": "echo"}]}}
-            asked = body[name_of(operation["requestBody"])] if "requestBody" in operation else None
+            asked = BODIES[name_of(operation["requestBody"])] if "requestBody" in operation else None
             status, answer = await site.call(method.upper(), address, asked)
             declared = operation["responses"].get(str(status)) or operation["responses"]["default"]
             kind = getattr(schema, name_of(declared))

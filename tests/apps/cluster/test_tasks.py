@@ -10,6 +10,7 @@ import pytest
 from gpu_orchestrator.api import session
 from tests.apps.cluster import hand
 from tests.apps.cluster.conftest import Site
+from tests.scale import Scale
 
 pytestmark = pytest.mark.real
 
@@ -35,6 +36,18 @@ async def test_a_task_runs_and_its_result_comes_back(site: Site) -> None:
     ended = await waiting
     assert (ended["status"], ended["result"], ended["assigned_worker"]) == ("completed", {"good": True}, "w")
     assert ended["duration_seconds"] >= 0
+
+
+async def test_submitting_can_wait_for_the_end(site: Site) -> None:
+    worker = await site.join(max_concurrent=1)
+    asked = asyncio.create_task(site.call("POST", "/tasks?wait=10", {"task_type": "echo"}))
+    await worker.finish(await worker.take(), "good")
+    status, ended = await asked
+    assert (status, ended["status"], ended["result"]) == (200, "completed", "good")
+    status, waits = await site.call("POST", "/api/v1/tasks?wait=0.1", {"task_type": "echo"})
+    assert (status, waits["status"]) == (200, "assigned")
+    status, answer = await site.call("POST", "/tasks?wait=long", {"task_type": "echo"})
+    assert (status, answer["error"]["message"]) == (422, "wait=long: give seconds from 0 to 600")
 
 
 async def test_a_task_without_memory_gets_a_device_whole(site: Site) -> None:
@@ -63,11 +76,12 @@ async def test_a_batch_is_taken_whole_or_not_at_all(site: Site) -> None:
     working.cancel()
 
 
-async def test_the_high_one_goes_first_though_thousands_wait(site: Site) -> None:
+async def test_the_high_one_goes_first_though_thousands_wait(site: Site, scale: Scale) -> None:
     worker = await site.join(max_concurrent=1)
     low = {"task_type": "echo", "priority": "low", "resources": {"gpus": 0}}
-    await site.call("POST", "/tasks/batch", {"tasks": [low] * 3000})
-    for _ in range(5):
+    status, _ = await site.call("POST", "/tasks/batch", {"tasks": [low] * scale(test=3000, accept=10_000)})
+    assert status == 202
+    for _ in range(scale(test=5, accept=50)):
         running = await worker.take()
         high = await site.submit(priority="high", resources={"gpus": 0})
         await worker.finish(running)

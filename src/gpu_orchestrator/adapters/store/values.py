@@ -110,14 +110,14 @@ class Over(Item, frozen=True):
 
 
 class Leading(Item, frozen=True):
-    """`fence` is 0 for who does not lead; `apis` counts the processes that strive to."""
+    """`fence` is 0 for who does not lead; `apis` are the processes that strive to, by their owners' names."""
 
     fence: Fence
     now_ms: int
     owner: str
     workers: int
     over: tuple[Over, ...]
-    apis: int
+    apis: tuple[str, ...]
 
 
 # --- news for the leader -----------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes import cluster, tasks, workers
 from gpu_orchestrator.apps.cluster.routes.described import components
 
+PREFIX = "/api/v1"
+
 
 def build(manager: Manager) -> ASGIApp:
     app = FastAPI(
@@ -24,7 +26,7 @@ def build(manager: Manager) -> ASGIApp:
     )
     app.state.manager = manager
     for router in (tasks.router, workers.router, cluster.router):  # the busiest first: they are tried in turn
-        app.include_router(router, prefix="/api/v1")
+        app.include_router(router, prefix=PREFIX)
         app.include_router(router, include_in_schema=False)
     app.add_api_route("/openapi.json", _document, include_in_schema=False)
     app.add_exception_handler(errors.ApiError, http.on_api_error)
@@ -32,7 +34,8 @@ def build(manager: Manager) -> ASGIApp:
     app.add_exception_handler(HTTPException, http.on_http_error)
     app.add_exception_handler(RequestValidationError, _on_bad_query)
     app.add_exception_handler(Exception, http.on_any_error)
-    return http.Gate(app, manager)
+    quick = {("POST", prefix + path): route for prefix in ("", PREFIX) for path, route in tasks.QUICK.items()}
+    return http.Gate(app, manager, quick)
 
 
 async def _document(request: Request) -> Response:

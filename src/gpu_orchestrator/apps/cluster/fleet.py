@@ -40,6 +40,7 @@ def seen_of(row: Row) -> Seen:
         readings=report.readings if report else (),
         score=done / (done + failed) if done + failed >= ENOUGH_TASKS else None,
         api=row.get("api", ""),
+        connection=row.get("connection", ""),
     )
 
 

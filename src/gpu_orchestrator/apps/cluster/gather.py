@@ -27,7 +27,8 @@ class Gather(Generic[A, B]):
         return future
 
     async def put_all(self, items: Sequence[A]) -> list[B]:
-        return await asyncio.gather(*(self.put(item) for item in items))
+        futures = [self.put(item) for item in items]
+        return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
 
     async def close(self) -> None:
         """Until all that was put in is answered."""

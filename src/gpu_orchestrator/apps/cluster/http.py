@@ -1,22 +1,27 @@
 """Around every request: who asks, how large it is, how long it took; and the one shape of errors."""
 
+from collections.abc import Awaitable, Callable, Mapping
+from secrets import token_hex
 from time import perf_counter
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import msgspec
 import structlog
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import errors
+from gpu_orchestrator.apps.cluster.keys import Scope as KeyScope
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 RETRY_AFTER_S = "1"
 LONGEST_CORRELATION = 100
@@ -35,8 +40,7 @@ def error_response(error: errors.ApiError) -> Response:
 
 async def read(request: Request, kind: type[T]) -> T:
     """The body as a value of this kind, or an error that says where it is wrong."""
-    manager: Manager = request.app.state.manager
-    body = await _body(request, int(manager.settings.max_request_mb * 1024 * 1024))
+    body = await body_of(request)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -45,7 +49,10 @@ async def read(request: Request, kind: type[T]) -> T:
         raise errors.BadRequest(f"the body is no JSON: {error}") from error
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def body_of(request: Request) -> bytes:
+    """Not more than is allowed."""
+    manager: Manager = request.app.state.manager
+    most = int(manager.settings.max_request_mb * 1024 * 1024)
     declared = request.headers.get("content-length", "0")
     too_large = errors.TooLarge(
         f"the body is larger than {most} bytes; send less, or raise MAX_REQUEST_MB", limit_bytes=most
@@ -62,10 +69,12 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 class Gate:
-    """Innermost what every request passes: key, correlation id, measure, errors."""
+    """What every request passes: key, correlation id, measure, errors. `quick` are routes without parameters
+    in their path that are called straight from here: finding one's way through a framework costs as much as
+    taking a task."""
 
-    def __init__(self, app: ASGIApp, manager: Manager) -> None:
-        self._app, self._manager = app, manager
+    def __init__(self, app: Starlette, manager: Manager, quick: Mapping[tuple[str, str], Endpoint]) -> None:
+        self._app, self._manager, self._quick = app, manager, quick
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,6 +84,7 @@ class Gate:
         correlation = _correlation(headers)
         scope["state"]["correlation"] = correlation
         status = 500
+        endpoint: Endpoint | None = None
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -85,14 +95,33 @@ class Gate:
 
         try:
             if not self._open(scope["path"]):
-                scope["state"]["key"] = self._manager.keys.demand(headers.get("authorization", ""), "admin")
-            await self._app(scope, receive, answer)
+                scope["state"]["key"] = self._manager.keys.demand(
+                    headers.get("authorization", ""), _scope_of(scope["method"], scope["path"])
+                )
+            endpoint = self._quick.get((scope["method"], scope["path"]))
+            if endpoint is None:
+                await self._app(scope, receive, answer)
+            else:
+                await self._call(endpoint, scope, receive, answer)
         except errors.ApiError as error:
             await error_response(error)(scope, receive, answer)
+        except StoreError as error:
+            await (await on_store_error(Request(scope), error))(scope, receive, answer)
         finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
+            route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "unmatched")
             self._manager.metrics.answered(scope["method"], route, status, perf_counter() - began)
         return None
+
+    async def _call(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self._app
+        request = Request(scope, receive)
+        try:
+            response = await endpoint(request)
+        except (errors.ApiError, StoreError):
+            raise
+        except Exception as error:
+            response = await on_any_error(request, error)
+        await response(scope, receive, send)
 
     def _open(self, path: str) -> bool:
         path = path.removeprefix("/api/v1")
@@ -101,9 +130,18 @@ class Gate:
         return path == "/health" or path.startswith("/health/")
 
 
+def _scope_of(method: str, path: str) -> KeyScope:
+    """Joining and its heartbeats are for workers; all else is not."""
+    parts = path.removeprefix("/api/v1").strip("/").split("/")
+    joins = method == "POST" and parts[0] == "workers"
+    return (
+        "worker" if joins and (len(parts) == 1 or (len(parts) == 3 and parts[2] == "heartbeat")) else "admin"
+    )
+
+
 def _correlation(headers: Headers) -> str:
     given = headers.get("x-correlation-id") or headers.get("x-request-id") or ""
-    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else uuid4().hex
+    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else token_hex(16)
 
 
 async def on_api_error(_: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ following ──strive──▶ leading, no dispatcher ──snapshot──▶ l
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import time
 
@@ -14,10 +15,11 @@ import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import Leading, Told
+from gpu_orchestrator.adapters.store.values import Leading, Renewal, Told
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
 from gpu_orchestrator.apps.cluster.reaper import Guard
+from gpu_orchestrator.apps.cluster.translate import Seen
 
 log = structlog.get_logger()
 
@@ -46,7 +48,7 @@ class Leader:
     guard: Guard
     dispatcher: Dispatcher | None = None
     leader: str = ""
-    apis: int = 1
+    reached_since: float = 0.0
     _early: list[Told] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _trimmed: float = 0.0
@@ -88,7 +90,7 @@ class Leader:
         except StoreError as error:
             if self._reached:
                 log.warning("the store does not answer", error=str(error))
-            self._reached, pause_s = False, STORE_PAUSE_S
+            self._reached, self.reached_since, pause_s = False, 0.0, STORE_PAUSE_S
             self._doubt()
         except Exception:
             log.exception("a round of the leader failed")
@@ -102,7 +104,7 @@ class Leader:
     async def _strive(self) -> None:
         fence = self.store.link.fence
         leading = await self.store.leadership.strive()
-        self.leader, self.apis = leading.owner, leading.apis
+        self.leader, self.reached_since = leading.owner, self.reached_since or time()
         self.clock.set(leading.now_ms)
         if not leading.fence:
             return self._drop()
@@ -110,6 +112,8 @@ class Leader:
             await self._begin(leading)
         else:
             await self._read_news()
+        if self.dispatcher is not None:
+            await self._part_orphans(leading, self.dispatcher.workers)
         await self._reap(leading)
         return await self._trim()
 
@@ -118,8 +122,11 @@ class Leader:
         snapshot = await self.store.tasks.snapshot(self.store.terms.lease_ms)
         if snapshot is None:
             return
+        workers = await fleet.load(self.store, snapshot.workers)
+        if await self._part_orphans(leading, workers):
+            workers = await fleet.load(self.store, snapshot.workers)
         dispatcher = Dispatcher(self.means, in_doubt=self._doubt)
-        dispatcher.load(snapshot, await fleet.load(self.store, snapshot.workers))
+        dispatcher.load(snapshot, workers)
         self.guard = replace(self.guard, believes_from_ms=0, taken_ms=())
         self.dispatcher = dispatcher
         self.means.metrics.terms.inc()
@@ -131,6 +138,17 @@ class Leader:
     async def _read_news(self) -> None:
         while self.dispatcher is not None and (news := await self.store.leadership.news()):
             self.dispatcher.hear(news)
+
+    async def _part_orphans(self, leading: Leading, workers: Mapping[str, Seen]) -> int:
+        """Workers whose server died have lost their connection, though nobody was left to say so. Whoever was
+        away or is new here rather waits: they may be on their way back."""
+        if time() - self.reached_since < self.store.terms.grace_ms / 1000:
+            return 0
+        orphans = [each for each in workers.values() if each.online and each.api not in leading.apis]
+        for each in orphans:
+            log.warning("a worker's server is gone", worker_id=each.hello.name, server=each.api)
+            await self.store.workers.disconnect(Renewal(each.hello.name, each.epoch, each.connection))
+        return len(orphans)
 
     async def _reap(self, leading: Leading) -> None:
         if not leading.over and not self.guard.taken_ms and not self.guard.believes_from_ms:

@@ -26,6 +26,7 @@ from gpu_orchestrator.apps.cluster.listener import Listener
 from gpu_orchestrator.apps.cluster.metrics import Metrics, gauge
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.overview import Overview
+from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
@@ -59,6 +60,7 @@ class Manager:
         self.outcomes = Outcomes(store, self.metrics, self.waiters)
         self.overview = Overview(store, self.memory)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
+        self.polls = Polls(self.sessions, SessionTerms.of(settings))
         clock = StoreClock()
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
         self._submit: Gather[NewTask, Taken] = Gather(self._take)

@@ -158,7 +158,7 @@ class GpuInfo(Answer, frozen=True):
     problem: str
 
 
-class SystemInfo(Answer, frozen=True):
+class WorkerSystem(Answer, frozen=True):
     cpu: str
     ram_total: str
     ram_total_bytes: int
@@ -187,7 +187,7 @@ class WorkerInfo(Answer, frozen=True):
 
 
 class WorkerDetail(WorkerInfo, frozen=True):
-    system_info: SystemInfo
+    system_info: WorkerSystem
     task_history: TaskHistory
     registered_at: str
     epoch: int
@@ -198,6 +198,18 @@ class WorkerPage(Answer, frozen=True):
     total: int
     online: int
     offline: int
+
+
+class WorkerRegistered(Answer, frozen=True):
+    """`resumed` false: what the worker ran before is no longer its own. The lease must be renewed, by a
+    `Renew` in a heartbeat, every `renew_seconds`."""
+
+    worker_id: str
+    epoch: int
+    resumed: bool
+    lease_seconds: float
+    renew_seconds: float
+    heartbeat_interval: float
 
 
 class WorkerChanged(Answer, frozen=True):

@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import msgspec
 import structlog
-from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
@@ -21,6 +20,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
+from gpu_orchestrator.apps.cluster.wires import Wire
 
 log = structlog.get_logger()
 Attempt = tuple[str, int]
@@ -32,7 +32,7 @@ class Fenced(Exception):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    websocket: WebSocket
+    wire: Wire
     store: Store
     outcomes: Outcomes
     terms: SessionTerms
@@ -83,7 +83,7 @@ class Session:
             try:
                 await self.resume()
                 while True:
-                    for message in session.read_by_server(await self._receive()):
+                    for message in session.read_by_server(await self.wire.receive()):
                         self._take(message, group)
             finally:
                 sending.cancel()
@@ -97,7 +97,7 @@ class Session:
 
     async def _hello(self) -> session.Hello:
         async with asyncio.timeout(self.terms.registration_s):
-            said = session.read_by_server(await self._receive())
+            said = session.read_by_server(await self.wire.receive())
         if not said or not isinstance(said[0], session.Hello) or said[0].name != self.name:
             raise msgspec.ValidationError(f"the first message must be Hello from {self.name}")
         return said[0]
@@ -117,7 +117,7 @@ class Session:
             case session.Hello():
                 log.warning("a worker said hello twice", worker=self.name)
             case _:
-                began = self.given.pop((message.task, message.attempt), None)
+                began = self.given.get((message.task, message.attempt))
                 self._cancelled.discard((message.task, message.attempt))
                 seconds = monotonic() - began if began else 0.0
                 self.outcomes.settle(self.identity, message, seconds).add_done_callback(
@@ -126,6 +126,7 @@ class Session:
 
     def _acknowledge(self, message: session.Outcome):  # type: ignore[no-untyped-def]
         def acknowledge(settled: asyncio.Future[bool]) -> None:
+            self.given.pop((message.task, message.attempt), None)  # not before: a renewal would miss it
             if not settled.cancelled() and settled.exception() is None:
                 self.send(session.Ack(message.task, message.attempt, settled.result()))
 
@@ -162,13 +163,6 @@ class Session:
         with contextlib.suppress(StoreError):  # it will be missed soon enough
             await self.store.workers.control(self.name, {"leaving": "1"})
 
-    async def _receive(self) -> bytes | str:
-        message = await self.websocket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", 1006))
-        text: bytes | str = message.get("bytes") or message.get("text") or b"[]"
-        return text
-
     async def _send_all(self) -> None:
         while True:
             await self._wake.wait()
@@ -178,7 +172,7 @@ class Session:
     async def _flush(self) -> None:
         if self._out:
             said, self._out = self._out, []
-            await self.websocket.send_bytes(session.frame(*said))
+            await self.wire.send(session.frame(*said))
 
 
 def _lasting(hello: session.Hello) -> session.Hello:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 import structlog
-from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
@@ -14,6 +13,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.session import Fenced, Session
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
+from gpu_orchestrator.apps.cluster.wires import Parted, Wire
 
 log = structlog.get_logger()
 
@@ -48,13 +48,12 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def serve(self, websocket: WebSocket, name: str) -> None:
+    async def serve(self, wire: Wire, name: str) -> None:
         """One worker's connection from hello to its end."""
-        await websocket.accept()
-        connected = Session(websocket, self._store, self._outcomes, self._terms, name)
+        connected = Session(wire, self._store, self._outcomes, self._terms, name)
         try:
             await self._serve(connected)
-        except* (WebSocketDisconnect, RuntimeError, TimeoutError):
+        except* (Parted, TimeoutError):
             pass
         except* msgspec.MsgspecError as group:
             await self._close(
@@ -113,9 +112,9 @@ class Sessions:
                 await self._store.workers.disconnect(connected.identity)
 
     async def _close(self, connected: Session, last_word: session.Goodbye) -> None:
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            await connected.websocket.send_bytes(session.frame(last_word))
-            await connected.websocket.close()
+        with contextlib.suppress(Parted):
+            await connected.wire.send(session.frame(last_word))
+            await connected.wire.close()
 
     def _post(self, api: str, letter: Letter) -> None:
         posting = asyncio.get_running_loop().create_task(self._publish(api, letter))

@@ -119,8 +119,8 @@ def _gpu(device: session.Device, worker: Seen, reserved_mib: int) -> schema.GpuI
     )
 
 
-def _system(info: session.SystemInfo, used_mib: int) -> schema.SystemInfo:
-    return schema.SystemInfo(
+def _system(info: session.SystemInfo, used_mib: int) -> schema.WorkerSystem:
+    return schema.WorkerSystem(
         cpu=info.cpu,
         ram_total=show_memory(info.ram_total_mib),
         ram_total_bytes=info.ram_total_mib * MIB,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from uuid import uuid4
+from secrets import token_hex
 
 from gpu_orchestrator.adapters.store.values import NewTask, Taken
 from gpu_orchestrator.api import task, units
@@ -80,7 +80,7 @@ def _unknown_type(name: str, known: set[str]) -> str:
 def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str) -> NewTask:
     retries = manager.settings.max_retries if asked.max_retries is None else asked.max_retries
     return NewTask(
-        uuid4().hex,
+        token_hex(16),
         task.encode(spec),
         bytes(asked.parameters).decode(),
         retries,

@@ -4,16 +4,17 @@ Pure, so that what decides here can be asked the same question by anyone.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
 from gpu_orchestrator.api import session
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster.policies import SCORE_LABEL, SLOTS
-from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.device import WHOLE, Device
 from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
 from gpu_orchestrator.core.node import Node, node
-from gpu_orchestrator.core.request import Expression, Request, Term, request
+from gpu_orchestrator.core.request import Expression, Request, Shape, Term
 
 HANDLER_LABEL = "gpu-orchestrator/handler."
 VENDORLESS = "unknown"
@@ -66,6 +67,7 @@ class Seen:
     readings: tuple[session.Reading, ...] = ()
     score: float | None = None
     api: str = ""
+    connection: str = ""
 
 
 def node_of(worker: Seen, memory: Memory, reserved: dict[int, Reserved]) -> Node:
@@ -113,16 +115,21 @@ def _device(
 
 def request_of(task: str, spec: TaskSpec, *, avoid: tuple[str, ...] = ()) -> Request:
     """`avoid` names workers on which it died. Without `memory_mib` the devices are wanted whole."""
-    affinity = (Term(fields=(Expression("metadata.name", "NotIn", avoid),)),) if avoid else ()
-    return request(
-        task,
-        spec.gpus,
-        shared=bool(spec.gpus and spec.memory_mib),
-        memory_mib=max(spec.memory_mib, 1) if spec.gpus else 0,  # a device that others filled is not whole
-        vendor=spec.vendor,
-        resources={SLOTS: 1},
-        labels={HANDLER_LABEL + spec.task_type: "true"},
-        priority=spec.priority,
-        tenant=spec.tenant,
-        affinity=affinity,
+    shape = _shape(spec.task_type, spec.gpus, spec.memory_mib, spec.vendor, avoid)
+    return Request(task, shape, spec.priority, spec.tenant)
+
+
+@lru_cache(maxsize=4096)
+def _shape(task_type: str, gpus: int, memory_mib: int, vendor: str, avoid: tuple[str, ...]) -> Shape:
+    """Remembered: thousands of tasks ask for the same."""
+    shared = bool(gpus and memory_mib)
+    return Shape(
+        gpus=gpus,
+        exclusive=not shared,
+        milli=0 if shared else WHOLE,
+        memory_mib=max(memory_mib, 1) if gpus else 0,  # a device that others filled is not whole
+        vendor=vendor,
+        resources=((SLOTS, 1),),
+        labels=((HANDLER_LABEL + task_type, "true"),),
+        affinity=(Term(fields=(Expression("metadata.name", "NotIn", avoid),)),) if avoid else (),
     )

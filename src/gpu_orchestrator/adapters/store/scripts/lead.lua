@@ -2,7 +2,7 @@
 -- A process that lost track may lead anew at once; others wait until its term is over.
 -- Arguments: owner, fence held so far or 0, lease_ms, release (1: step down)
 -- Answers {fence or 0, now, owner, workers with a lease, leases that are over {{name, epoch, 1 if suspect}, ...},
---   processes seen of late}
+--   processes seen of late {owner, ...}}
 local owner, held, lease_ms, step_down = ARG[1], ARG[2], ARG[3], ARG[4]
 local key = P .. 'leader'
 local row = redis.call('HMGET', key, 'owner', 'fence', 'until')
@@ -12,11 +12,11 @@ if step_down == 1 then
   redis.call('ZREM', P .. 'apis', owner)
   if mine then redis.call('HSET', key, 'owner', '', 'until', '0', 'fence', text(redis.call('INCR', P .. 'fence'))) end
   redis.call('PUBLISH', P .. 'wake', '')
-  return cmsgpack.pack({{}, {0, NOW, '', 0, over, 0}})
+  return cmsgpack.pack({{}, {0, NOW, '', 0, over, {}}})
 end
 redis.call('ZADD', P .. 'apis', NOW, owner)
-redis.call('ZREMRANGEBYSCORE', P .. 'apis', '-inf', NOW - 10000)
-local apis = redis.call('ZCARD', P .. 'apis')
+redis.call('ZREMRANGEBYSCORE', P .. 'apis', '-inf', NOW - lease_ms)
+local apis = redis.call('ZRANGE', P .. 'apis', 0, -1)
 if not mine and (row[1] == owner or not row[3] or tonumber(row[3]) <= NOW) then
   held, mine = redis.call('INCR', P .. 'fence'), true
 end

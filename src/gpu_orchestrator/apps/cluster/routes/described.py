@@ -1,5 +1,6 @@
 """What a route takes and gives, for OpenAPI, from the same types that are decoded and encoded."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,14 +11,25 @@ PLACE = "#/components/schemas/{name}"
 _types: dict[str, type] = {"ErrorBody": schema.ErrorBody}
 
 
-def described(answer: type, *, status: int = 200, body: type | None = None) -> dict[str, Any]:
-    """Keyword arguments for a route's decorator."""
-    _types[answer.__name__] = answer
-    responses: dict[int | str, Any] = {
-        status: {"description": answer.__name__, **_content(answer)},
+def described(
+    answer: type,
+    *,
+    status: int = 200,
+    body: type | None = None,
+    also: Mapping[int, type] | None = None,
+    query: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments for a route's decorator. `also` are other good answers by their status; `query` is a
+    parameter that the route reads by itself."""
+    answers = {status: answer, **(also or {})}
+    _types.update({each.__name__: each for each in answers.values()})
+    responses: dict[str, Any] = {
+        **{str(code): {"description": each.__name__, **_content(each)} for code, each in answers.items()},
         "default": {"description": "An error", **_content(schema.ErrorBody)},
     }
-    extra: dict[str, Any] = {"responses": {str(code): value for code, value in responses.items()}}
+    extra: dict[str, Any] = {"responses": responses}
+    if query is not None:
+        extra["parameters"] = [query]
     if body is not None:
         _types[body.__name__] = body
         extra["requestBody"] = {"required": True, **_content(body)}

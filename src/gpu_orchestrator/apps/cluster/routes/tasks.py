@@ -17,6 +17,7 @@ from gpu_orchestrator.core.decide import decide
 
 router = APIRouter(tags=["tasks"])
 LONGEST_WAIT_S = 600.0
+WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT_S}}
 RETRIED = ("failed", "dead", "cancelled")
 
 
@@ -25,20 +26,34 @@ def _manager(request: Request) -> Manager:
     return manager
 
 
-@router.post("/tasks", **described(schema.TaskAccepted, status=202, body=schema.TaskRequest))
 async def submit(request: Request) -> Response:
-    """Take a task into the queue. What can never fit is refused at once, with the reasons."""
+    """Take a task into the queue. What can never fit is refused at once, with the reasons. With `wait`, so
+    many seconds are waited for its end, and the answer is the task."""
+    manager, seconds = _manager(request), _seconds(request.query_params.get("wait", "0"))
     asked = await read(request, schema.TaskRequest)
-    (accepted,) = await accept(_manager(request), [asked], request.state.key, request.state.correlation)
-    return json_response(accepted, 202)
+    (accepted,) = await accept(manager, [asked], request.state.key, request.state.correlation)
+    if not seconds:
+        return json_response(accepted, 202)
+    return json_response(shown.task_status(accepted.task_id, await manager.wait(accepted.task_id, seconds)))
 
 
-@router.post("/tasks/batch", **described(schema.BatchAccepted, status=202, body=schema.TaskBatch))
 async def submit_batch(request: Request) -> Response:
     """Take many tasks at once: all of them, or none and an error that names the first bad one."""
     asked = await read(request, schema.TaskBatch)
     accepted = await accept(_manager(request), asked.tasks, request.state.key, request.state.correlation)
     return json_response(schema.BatchAccepted(tasks=accepted, total=len(accepted)), 202)
+
+
+QUICK = {"/tasks": submit, "/tasks/batch": submit_batch}
+router.post(
+    "/tasks",
+    **described(
+        schema.TaskAccepted, status=202, body=schema.TaskRequest, also={200: schema.TaskStatus}, query=WAIT
+    ),
+)(submit)
+router.post("/tasks/batch", **described(schema.BatchAccepted, status=202, body=schema.TaskBatch))(
+    submit_batch
+)
 
 
 @router.get("/tasks", **described(schema.TaskPage))
@@ -129,6 +144,16 @@ async def cancel(request: Request, task_id: str) -> Response:
         return json_response(schema.TaskChanged(task_id=task_id, status="cancelled"))
     manager.sessions.cancel(before.worker, before.api, task_id, before.attempt)
     return json_response(schema.TaskChanged(task_id=task_id, status="cancelling"))
+
+
+def _seconds(given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        raise errors.Unprocessable(f"wait={given}: give seconds from 0 to {LONGEST_WAIT_S:g}")
+    return seconds
 
 
 async def _page(manager: Manager, states: list[str], worker: str, *, limit: int, offset: int) -> Response:

@@ -9,11 +9,13 @@ from starlette.responses import Response
 from gpu_orchestrator.adapters.store.values import Departure
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import errors, fleet, schema, shown
-from gpu_orchestrator.apps.cluster.http import json_response
+from gpu_orchestrator.apps.cluster.http import body_of, json_response, read
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
+from gpu_orchestrator.apps.cluster.wires import Socket
 
 router = APIRouter(tags=["workers"])
+LONGEST_POLL_S = 60.0
 
 
 def _manager(request: Request) -> Manager:
@@ -29,7 +31,44 @@ async def connect(websocket: WebSocket, name: str) -> None:
         manager.keys.demand(websocket.headers.get("authorization", ""), "worker")
     except errors.ApiError as error:
         return await websocket.send_denial_response(Response(error.message, error.status))
-    return await manager.sessions.serve(websocket, name)
+    await websocket.accept()
+    return await manager.sessions.serve(Socket(websocket), name)
+
+
+@router.post("/workers", **described(schema.WorkerRegistered, status=201, body=session.Hello))
+async def register(request: Request) -> Response:
+    """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token."""
+    hello = await read(request, session.Hello)
+    welcome = await _manager(request).polls.register(hello)
+    return json_response(
+        schema.WorkerRegistered(
+            worker_id=welcome.worker_id,
+            epoch=welcome.epoch,
+            resumed=welcome.resumed,
+            lease_seconds=welcome.lease_s,
+            renew_seconds=welcome.renew_every_s,
+            heartbeat_interval=welcome.heartbeat_s,
+        ),
+        201,
+    )
+
+
+@router.post("/workers/{worker_id}/heartbeat", include_in_schema=False)
+async def heartbeat(
+    request: Request,
+    worker_id: str,
+    epoch: int,
+    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_POLL_S)] = 3.0,
+) -> Response:
+    """The session's messages as a JSON array, both ways; waits for something to say."""
+    said = await body_of(request)
+    try:
+        session.read_by_server(said)
+    except msgspec.MsgspecError as error:
+        raise errors.Unprocessable(f"not understood: {error}") from error
+    frames = await _manager(request).polls.heartbeat(worker_id, epoch, said, timeout_s)
+    joined = b",".join(frame[1:-1] for frame in frames)
+    return Response(b"[" + joined + b"]", media_type="application/json")
 
 
 @router.get("/workers", **described(schema.WorkerPage))

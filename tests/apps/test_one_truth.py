@@ -1,0 +1,146 @@
+"""One table of clusters and wishes, three who decide: the operator's reconcile, an engine as a scheduler
+runs it, and the task dispatcher. They must give the same places, because one core decides for all of them."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpu_orchestrator.adapters.store.values import Assignment, Remembered, Snapshot
+from gpu_orchestrator.api import task
+from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
+from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.translate import Memory, Seen
+from gpu_orchestrator.apps.operator.facts import Facts, Given
+from gpu_orchestrator.apps.operator.reconcile import reconcile
+from gpu_orchestrator.apps.operator.world import World
+from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.node import node
+from gpu_orchestrator.core.request import Request, request
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.events import Asked, NodeSeen, Place
+from gpu_orchestrator.policies.registry import Registry
+from tests.apps.cluster import hand
+from tests.apps.operator import builders
+
+CHEAP = {"gpu-orchestrator/cheap-node": "true"}
+NOWHERE = "-"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`gpus` of each node; `wishes` in their order; `places` as every decider must give them."""
+
+    strategy: str
+    gpus: dict[str, int]
+    wishes: tuple[int, ...]
+    places: tuple[str, ...]
+    cheap: tuple[str, ...] = ()
+
+    def labels(self, name: str) -> dict[str, str]:
+        return CHEAP if name in self.cheap else {}
+
+
+CASES = [
+    pytest.param(
+        Case("leastLoaded", {"a": 4, "b": 8}, (2, 2, 2, 2), ("b", "b", "a", "b")), id="most free first"
+    ),
+    pytest.param(
+        Case("leastLoaded", {"a": 8, "b": 4}, (8, 4, 1), ("a", "b", NOWHERE)), id="until all is full"
+    ),
+    pytest.param(
+        Case("leastLoaded", {"a": 2}, (3, 2, 1), (NOWHERE, "a", NOWHERE)), id="too large is passed by"
+    ),
+    pytest.param(
+        Case("binPack", {"a": 8, "b": 4, "c": 8}, (2, 2, 4, 8), ("a", "a", "a", "c")), id="fullest first"
+    ),
+    pytest.param(
+        Case("binPack", {"a": 8, "b": 8}, (4, 8, 4), ("a", "b", "a")), id="an empty node stays whole"
+    ),
+    pytest.param(
+        Case("costOptimized", {"a": 8, "b": 4}, (2, 2, 2), ("b", "b", "a"), cheap=("b",)),
+        id="cheap before large",
+    ),
+    pytest.param(Case("leastLoaded", {}, (1,), (NOWHERE,)), id="no node at all"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_places_as_the_table_says(case: Case) -> None:
+    world = World(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
+    for name, gpus in case.gpus.items():
+        world.see_node(None, builders.node(name, gpus, labels=case.labels(name)))
+    found: list[str] = []
+    for number, gpus in enumerate(case.wishes):
+        wish = builders.workload(
+            f"w{number}", meta={"uid": f"uid-{number}"}, gpuCount=gpus, schedulingStrategy=case.strategy
+        )
+
+        def ask(
+            wishes: Sequence[Request], name: str = f"team/w{number}", at: int = number
+        ) -> Given | Refusal:
+            answer = world.ask(name, wishes, float(at))
+            found.append(answer.node if isinstance(answer, Given) else NOWHERE)
+            return answer
+
+        reconcile(Facts(wish), builders.NOW, ask, random.Random(1))
+    assert tuple(found) == case.places
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_engine_places_as_the_table_says(case: Case) -> None:
+    engine = Engine(Registry().policy_of, random.Random(1))
+    for name, gpus in case.gpus.items():
+        engine.handle(NodeSeen(node(name, gpus, labels=case.labels(name))), 0.0)
+    found = []
+    for number, gpus in enumerate(case.wishes):
+        actions = engine.handle(Asked(request(str(number), gpus, strategy=case.strategy)), float(number))
+        found += [each.placement.node for each in actions if isinstance(each, Place)] or [NOWHERE]
+    assert tuple(found) == case.places
+
+
+@dataclass
+class Ledger:
+    """A store that agrees to everything and keeps what it was asked."""
+
+    given: dict[str, str] = field(default_factory=dict)
+
+    async def assign(self, assignments: Sequence[Assignment]) -> tuple[tuple[str, str], ...]:
+        self.given.update({each.id: each.worker for each in assignments})
+        return tuple(("{}", "") for _ in assignments)
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_dispatcher_places_as_the_table_says(case: Case) -> None:
+    ledger = Ledger()
+    store: Any = cast(Any, SimpleNamespace(tasks=ledger))
+    registry = policies.registry(case.strategy)
+    dispatcher = Dispatcher(
+        Means(store, lambda *_: None, registry, Memory(1.0, 0), Metrics(), now=lambda: 1_000.0)
+    )
+    workers = {
+        name: Seen(
+            hand.hello(
+                name,
+                devices=tuple(hand.device(index) for index in range(gpus)),
+                labels=case.labels(name),
+                max_concurrent=100,
+            )
+        )
+        for name, gpus in case.gpus.items()
+    }
+    waiting = tuple(
+        Remembered(str(number), task.encode(TaskSpec("echo", gpus=gpus)), 0, 0, number, "", "queued", "", "")
+        for number, gpus in enumerate(case.wishes)
+    )
+    dispatcher.load(Snapshot(0, tuple(workers), waiting), workers)
+    while dispatcher.engine.counts()["in flight"]:  # noqa: ASYNC110 - a turn of the loop, no time
+        await asyncio.sleep(0)
+    dispatcher.close()
+    assert tuple(ledger.given.get(str(number), NOWHERE) for number in range(len(case.wishes))) == case.places
