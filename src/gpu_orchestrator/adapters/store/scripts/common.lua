@@ -6,6 +6,7 @@
 --   on:<worker>  set     active attempts     of:<worker> zset   its latest tasks    idem:*  string -> task id
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
 --   epoch, fence numbers                      workers     set    names
+--   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
