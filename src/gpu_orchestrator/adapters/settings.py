@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
+from gpu_orchestrator.api.rates import by_route
+
 T = TypeVar("T")
 SHORTEST_KEY = 32
 
@@ -81,6 +83,11 @@ def _origins(value: str) -> tuple[str, ...]:
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
 
 
+def _routes(value: str) -> str:
+    by_route(value)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`.env.example` says what each is for."""
@@ -123,6 +130,15 @@ class Settings:
     placement_policy: str = _text("balanced", "the name of a policy")
     max_request_mb: float = _number(8, 0.01, 1024)
     audit_keep: int = _whole(100_000, 100, 100_000_000)
+    rate_limit_per_minute: int = _whole(100, 0, 1_000_000)
+    rate_limit_per_hour: int = _whole(1000, 0, 1_000_000_000)
+    rate_limit_routes: str = _setting(
+        "", "such as POST /tasks=300/m,5000/h; GET /tasks/{task_id}=none", _routes
+    )
+    quota_queued_tasks: int = _whole(10_000, 0, 1_000_000_000)
+    quota_running_tasks: int = _whole(0, 0, 1_000_000)
+    quota_gpu_seconds_per_day: int = _whole(0, 0, 1_000_000_000)
+    max_queued_tasks: int = _whole(100_000, 1, 100_000_000)
     metrics_auth: bool = _flag(False)
     log_level: Literal["INFO", "DEBUG"] = _one_of("INFO", "INFO", "DEBUG")
 

@@ -15,8 +15,12 @@ from tests.apps.cluster.conftest import NewSite, Site
 pytestmark = pytest.mark.real
 
 
+BUSY = {"requests_per_minute": 0, "requests_per_hour": 0}
+"""For keys that ask again and again."""
+
+
 async def make(site: Site, name: str = "ann", **asked: Any) -> Any:
-    status, answer = await site.call("POST", "/keys", {"name": name, **asked})
+    status, answer = await site.call("POST", "/keys", {"name": name, "limits": BUSY, **asked})
     assert status == 201, answer
     return answer
 

@@ -8,6 +8,7 @@ from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.link import Link
+from gpu_orchestrator.adapters.store.shares import Shares
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.workers import Workers
 
@@ -39,6 +40,7 @@ class Store:
             most=terms.most_workers,
         )
         self.audit = AuditLog(self.link, keep=terms.audit_entries)
+        self.shares = Shares(self.link)
         self.keys = StoredKeys(self.link, keep_ms=terms.keep_ms)
         self.leadership = Leadership(self.link, owner=owner, lease_ms=terms.leader_ms)
 

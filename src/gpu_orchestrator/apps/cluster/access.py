@@ -42,6 +42,7 @@ class Door:
         if scope is not None:
             key = connection.state.key = manager.keys.find(connection.headers.get("authorization", ""))
             key.demand(scope)
+            manager.tally.take(key, connection.scope.get("method", "WS"), path_of(connection))
 
     def _scope(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":
@@ -49,6 +50,11 @@ class Door:
         if self.needs == "metrics":
             return "read" if manager.settings.metrics_auth else None
         return self.needs
+
+
+def path_of(connection: HTTPConnection) -> str:
+    """The path of the route, with the names of its parameters in place of their values."""
+    return str(getattr(connection.scope.get("route"), "path", connection.scope["path"]))
 
 
 def needs(what: Needs, *, audited: bool = True) -> list[Any]:

@@ -23,7 +23,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-RETRY_AFTER_S = "1"
 LONGEST_CORRELATION = 100
 PREFIX = "/api/v1"
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -36,7 +35,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 def error_response(error: errors.ApiError) -> Response:
     body = ErrorBody(Problem(error.code, error.message, error.details))
-    headers = {"Retry-After": RETRY_AFTER_S} if error.status in (429, 503) else None
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, errors.Later) else None
     return json_response(body, error.status, headers)
 
 
@@ -108,7 +107,7 @@ class Gate:
             else:
                 await self._call(*quick, scope, receive, answer)
         except errors.ApiError as error:
-            await error_response(error)(scope, receive, answer)
+            await (await refusal(self._manager, error))(scope, receive, answer)
         except StoreError as error:
             await (await on_store_error(Request(scope), error))(scope, receive, answer)
         finally:
@@ -158,9 +157,15 @@ def _correlation(headers: Headers) -> str:
     return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else token_hex(16)
 
 
-async def on_api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+async def refusal(manager: Manager, error: errors.ApiError) -> Response:
+    if isinstance(error, errors.TooManyRequests | errors.QueueFull):
+        await manager.tally.linger()
     return error_response(error)
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+    return await refusal(request.app.state.manager, error)
 
 
 async def on_store_error(_: Request, error: Exception) -> Response:
@@ -171,9 +176,10 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses. Only who has a key is told what there is and what not."""
     manager: Manager = request.app.state.manager
     try:
-        manager.keys.find(request.headers.get("authorization", ""))
-    except errors.Unauthorized as unknown:
-        return error_response(unknown)
+        key = manager.keys.find(request.headers.get("authorization", ""))
+        manager.tally.take(key, request.method, "")
+    except errors.ApiError as unwelcome:
+        return await refusal(manager, unwelcome)
     status = int(getattr(error, "status_code", 500))
     known = {404: errors.NotFound, 405: errors.MethodNotAllowed}
     kind = known.get(status, errors.BadRequest)

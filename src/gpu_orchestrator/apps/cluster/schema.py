@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from gpu_orchestrator.apps.cluster.limits import DEFAULTS, Limits
+
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Handle = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$(?!\n)")]
 """A short name without spaces or separators, because it becomes part of other names."""
@@ -232,6 +234,7 @@ class KeyRequest(Body, frozen=True):
         "submit",
     )
     expires_in: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
+    limits: Limits = DEFAULTS
 
 
 class KeyInfo(Answer, frozen=True):
@@ -240,6 +243,7 @@ class KeyInfo(Answer, frozen=True):
     owner: str
     scopes: list[str]
     status: Literal["active", "expired", "revoked"]
+    limits: Limits
     configured: bool
     created_at: str | None
     expires_at: str | None

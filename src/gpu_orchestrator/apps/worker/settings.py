@@ -15,8 +15,8 @@ class BadSettings(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`ca` is a file with the certificates to trust; empty: those of the system. `max_concurrent` tasks may be
-    here at once; those without a device share `processes` runners."""
+    """`ca` is a file with the certificates to trust; empty: those of the system. `max_concurrent` tasks may
+    be here at once; those without a device share `processes` runners."""
 
     server: str
     token: str = field(repr=False)

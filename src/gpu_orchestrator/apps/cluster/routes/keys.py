@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.keys import KeyRow
-from gpu_orchestrator.apps.cluster import errors, keys, schema
+from gpu_orchestrator.apps.cluster import errors, keys, limits, schema
 from gpu_orchestrator.apps.cluster.http import json_response, read
 from gpu_orchestrator.apps.cluster.keys import SCOPES, Key
 from gpu_orchestrator.apps.cluster.manager import Manager
@@ -78,6 +78,7 @@ def _row(asked: schema.KeyRequest, secret: str, *, by: Key, now_ms: int) -> KeyR
         scopes=",".join(each for each in SCOPES if each in asked.scopes),
         expires_ms=now_ms + max(int(asked.expires_in * 1000), 1) if asked.expires_in else 0,
         by=by.id,
+        limits=limits.encode(asked.limits),
     )
 
 
@@ -93,6 +94,7 @@ def _fields(key: Key, now_ms: int) -> dict[str, Any]:
         "owner": key.owner,
         "scopes": [each for each in SCOPES if each in key.scopes],
         "status": over if key.is_over(now_ms) else "active",
+        "limits": key.limits,
         "configured": key.configured,
         "created_at": when(key.created_ms),
         "expires_at": when(key.expires_ms),

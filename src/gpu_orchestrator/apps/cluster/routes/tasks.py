@@ -19,6 +19,7 @@ from gpu_orchestrator.core.decide import decide
 router = APIRouter(tags=["tasks"])
 LONGEST_WAIT_S = 600.0
 WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT_S}}
+TASKS_PER_REQUEST = 100
 RETRIED = ("failed", "dead", "cancelled")
 
 
@@ -45,9 +46,12 @@ async def submit(request: Request) -> Response:
 
 
 async def submit_batch(request: Request) -> Response:
-    """Take many tasks at once: all of them, or none and an error that names the first bad one."""
-    asked = await read(request, schema.TaskBatch)
-    accepted = await accept(_manager(request), asked.tasks, request.state.key, request.state.correlation)
+    """Take many tasks at once: all of them, or none and an error that names the first bad one. Counts as one
+    request for every hundred tasks."""
+    manager, asked = _manager(request), await read(request, schema.TaskBatch)
+    if more := (len(asked.tasks) - 1) // TASKS_PER_REQUEST:
+        manager.tally.take(request.state.key, "POST", request.scope["path"], cost=more)
+    accepted = await accept(manager, asked.tasks, request.state.key, request.state.correlation)
     request.state.object = f"{accepted[0].task_id} and {len(accepted) - 1} more"
     return json_response(schema.BatchAccepted(tasks=accepted, total=len(accepted)), 202)
 
@@ -121,7 +125,8 @@ async def explain_task(request: Request, task_id: str) -> Response:
     wanted = request_of(task_id, task.decode(row["spec"]))
     policy = manager.registry.policy_of(wanted)
     waits = row["state"] == "queued"
-    answer = decide(wanted, cluster, policy, manager.chance) if waits else None
+    held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
+    answer = held_back or decide(wanted, cluster, policy, manager.chance) if waits else None
     goes_to = answer.node if isinstance(answer, Placement) else None
     explanation = schema.Explanation(
         task_id=task_id,
