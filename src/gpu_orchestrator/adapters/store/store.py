@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.events import Events
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.link import Link
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
@@ -35,6 +36,7 @@ class Store:
             keep_ms=terms.keep_ms,
             most=terms.most_workers,
         )
+        self.events = Events(self.link)
         self.leadership = Leadership(self.link, owner=owner, lease_ms=terms.leader_ms)
 
     async def __aenter__(self) -> "Store":

@@ -240,6 +240,23 @@ class ClusterStatus(Answer, frozen=True):
     """Results that were ever committed; more than tasks that ever completed would be a fault."""
 
 
+class Event(Answer, frozen=True):
+    """Something that happened. `id` is where to go on from: `?after=` or `Last-Event-ID`."""
+
+    id: str
+    event: str
+    timestamp: str
+    data: msgspec.Raw
+
+
+class EventPage(Answer, frozen=True):
+    """`next` is the id to ask on from; `reset`: events before these are no longer kept."""
+
+    events: list[Event]
+    next: str
+    reset: bool
+
+
 class Health(Answer, frozen=True):
     status: str
     timestamp: str
