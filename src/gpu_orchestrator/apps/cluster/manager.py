@@ -20,6 +20,7 @@ from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.gather import Gather
+from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.leader import Leader, StoreClock
 from gpu_orchestrator.apps.cluster.listener import Listener
@@ -61,6 +62,7 @@ class Manager:
         self.overview = Overview(store, self.memory)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
+        self.keyring = Keyring(store, self.keys, self._keys_changed)
         clock = StoreClock()
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
         self._submit: Gather[NewTask, Taken] = Gather(self._take)
@@ -73,19 +75,25 @@ class Manager:
             wake=self.leader.wake,
             letter=self.sessions.deliver,
             ended=self.waiters.ended,
+            keys=self.keyring.wake,
         )
+        await self.keyring.refresh()
         loop = asyncio.get_running_loop()
-        self._behind = [loop.create_task(self.leader.run()), loop.create_task(listener.run())]
+        self._behind = [loop.create_task(each.run()) for each in (self.leader, listener, self.keyring)]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""
         await self.sessions.close()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, StoreError):
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
+                await self.keyring.write_used()
         for each in self._behind:
             each.cancel()
         await asyncio.gather(*self._behind, return_exceptions=True)
+
+    def _keys_changed(self) -> None:
+        self.sessions.part_from(lambda key: not self.keys.is_good(key))
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[Taken]:
         return await self._submit.put_all(tasks)

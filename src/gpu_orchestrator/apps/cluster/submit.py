@@ -43,7 +43,7 @@ def _spec(manager: Manager, asked: schema.TaskRequest, key: Key) -> TaskSpec:
         timeout_s=timeout_s,
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
         labels=asked.labels,
-        tenant=key.id,
+        tenant=key.owner,
     )
 
 
@@ -84,9 +84,9 @@ def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, 
         task.encode(spec),
         bytes(asked.parameters).decode(),
         retries,
-        f"{key.id}:{asked.idempotency_key}" if asked.idempotency_key else "",
+        f"{key.owner}:{asked.idempotency_key}" if asked.idempotency_key else "",
         correlation,
-        key.id,
+        key.owner,
     )
 
 
