@@ -98,6 +98,8 @@ class Settings:
     placement_policy: str = _text("balanced", "the name of a policy")
     max_request_mb: float = _number(8, 0.01, 1024)
     metrics_auth: bool = _flag(False)
+    events_kept: int = _whole(50_000, 100, 10_000_000)
+    max_watchers: int = _whole(1000, 0, 100_000)
     log_level: Literal["INFO", "DEBUG"] = _one_of("INFO", "INFO", "DEBUG")
 
     @property

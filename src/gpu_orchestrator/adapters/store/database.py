@@ -3,7 +3,7 @@ may be trusted with tasks. Everything above speaks of tasks and workers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
@@ -84,7 +84,7 @@ class Database:
         except (Lost, Refused) as error:
             raise Unreachable(f"the store at {shown(self.url)} cannot be listened to: {error}") from error
 
-    async def follow(self, stream: str, after: str, most: int) -> AsyncIterator[list[Any]]:
+    async def follow(self, stream: str, after: str, most: int) -> AsyncGenerator[list[Any], None]:
         """Entries of a stream as they come, on a connection of its own, until that is lost."""
         client = Client(self.url, answer_s=FOLLOW_S + ANSWER_S)
         key = self.prefix + stream

@@ -4,7 +4,7 @@ An id is `generation-number`; numbers count up by one, so whoever reads sees whe
 generation begins with a new or restored store.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 import msgspec
@@ -82,7 +82,7 @@ class Events:
         """How many events are kept, about."""
         await self._link.database.set_field("watch", "most", str(most))
 
-    async def follow(self, after: Id) -> AsyncIterator[list[Entry]]:
+    async def follow(self, after: Id) -> AsyncGenerator[list[Entry], None]:
         """What comes, as it comes, until the connection is lost."""
         async for entries in self._link.database.follow(STREAM, str(after), READ_MOST):
             yield [_entry(name, fields) for name, fields in entries]

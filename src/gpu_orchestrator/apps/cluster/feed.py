@@ -8,7 +8,7 @@ that is told what he missed was lost. So a slow watcher costs no more than a qui
 import asyncio
 import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +18,7 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.events import START, Entry, Events, Id, Page, id_of
 from gpu_orchestrator.apps.cluster import schema, shown
 from gpu_orchestrator.apps.cluster.errors import Unavailable
+from gpu_orchestrator.apps.cluster.keys import Key
 
 log = structlog.get_logger()
 
@@ -38,14 +39,27 @@ class Told:
     """An event as it is sent, made once for all who watch."""
 
     id: Id
-    name: str
     owner: str
+    event: schema.Event
     json: bytes
 
     @property
     def frame(self) -> bytes:
         """As a server-sent event."""
-        return b"id: %b\nevent: %b\ndata: %b\n\n" % (str(self.id).encode(), self.name.encode(), self.json)
+        head = f"id: {self.event.id}\nevent: {self.event.event}\ndata: "
+        return b"%b%b\n\n" % (head.encode(), self.json)
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """`over` says why nothing more comes; empty while something does."""
+
+    key: Key
+    over: str = ""
+
+    def sees(self, event: Told) -> bool:
+        """Events of one's own tasks, and those that concern all."""
+        return not event.owner or self.key.sees in ("", event.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +78,34 @@ class Feed:
         """The window has all events after the floor up to the last."""
         self._reading: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
-        self._over = ""
-        self.watchers = 0
+        self._watchers: set[Watcher] = set()
+
+    def __len__(self) -> int:
+        return len(self._watchers)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, key: Key) -> Iterator[Watcher]:
         """The stream is read as long as somebody watches."""
-        if self.watchers >= self._most:
-            raise Unavailable(f"{self.watchers} watch already, more than MAX_WATCHERS allows; try again later")
-        self.watchers += 1
+        if len(self) >= self._most:
+            raise Unavailable(f"{len(self)} watch already, as many as MAX_WATCHERS allows; try again later")
+        watcher = Watcher(key)
+        self._watchers.add(watcher)
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
         try:
-            yield
+            yield watcher
         finally:
-            self.watchers -= 1
-            if not self.watchers:
+            self._watchers.discard(watcher)
+            if not self._watchers and self._reading is not None:
                 self._reading.cancel()
                 self._reading = None
-                self._window.clear()
-                self._floor = self._last = START
 
-    async def after(self, at: Id, within_s: float) -> Batch:
+    async def after(self, at: Id, watcher: Watcher, within_s: float) -> Batch:
         """What came after an event; empty when nothing came in time. Raises `Over`, or `StoreError`."""
         deadline = asyncio.get_running_loop().time() + within_s
         while True:
-            if self._over:
-                raise Over(self._over)
+            if watcher.over:
+                raise Over(watcher.over)
             news = self._expect()
             batch = self._from_window(at) if self._covers(at) else _batch(at, await self._events.page(at))
             left_s = deadline - asyncio.get_running_loop().time()
@@ -102,10 +117,12 @@ class Feed:
         """The last event there is: whoever watches from here sees what comes."""
         return id_of((await self._events.page(None, 0)).last)
 
-    def close(self, reason: str) -> None:
-        """All who watch are told to come back."""
-        self._over = reason
-        self._wake()
+    def part_from(self, unwanted: Callable[[Key], bool], reason: str) -> None:
+        """Let go all whose key is unwanted."""
+        for watcher in self._watchers:
+            if unwanted(watcher.key):
+                watcher.over = reason
+                self._wake()
 
     async def _read(self) -> None:
         """As long as it is let."""
@@ -162,7 +179,7 @@ def told(entry: Entry) -> Told:
         timestamp=shown.when(entry.at_ms) or "",
         data=msgspec.Raw(entry.data),
     )
-    return Told(id_of(entry.id), entry.name, entry.owner, _encode(event))
+    return Told(id_of(entry.id), entry.owner, event, _encode(event))
 
 
 def _batch(at: Id, page: Page) -> Batch:
@@ -173,14 +190,9 @@ def _batch(at: Id, page: Page) -> Batch:
 
 def _reset(missed: Id, at: Id) -> Told:
     """Says that events after `missed` are gone: look at everything anew, and go on from `at`."""
-    why = {"after": str(missed), "reason": "events after this one are no longer kept; look at everything anew"}
+    why = {
+        "after": str(missed),
+        "reason": "events after this one are no longer kept; look at everything anew",
+    }
     event = schema.Event(id=str(at), event=RESET, timestamp="", data=msgspec.Raw(_encode(why)))
-    return Told(at, RESET, "", _encode(event))
-
-
-async def follow(feed: Feed, at: Id, every_s: float) -> AsyncIterator[Sequence[Told]]:
-    """Events as they come; an empty batch every so often when none do."""
-    while True:
-        batch = await feed.after(at, every_s)
-        at = batch.last
-        yield batch.events
+    return Told(at, "", event, _encode(event))

@@ -13,7 +13,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.events import Id
-from gpu_orchestrator.apps.cluster.feed import Feed, Over, Told
+from gpu_orchestrator.apps.cluster.feed import Feed, Over, Told, Watcher
+from gpu_orchestrator.apps.cluster.keys import Key
 
 log = structlog.get_logger()
 
@@ -21,16 +22,14 @@ QUIET_S = 15.0
 """After so long without an event a word is sent, so that nobody in between thinks the connection dead."""
 TAKE_S = 30.0
 TRY_AGAIN = 1013
-Sees = Callable[[str], bool]
-"""Whether a watcher may see an event of this owner; raises `Over` when he may watch no longer."""
 
 
-async def watch(feed: Feed, at: Id, sees: Sees) -> AsyncIterator[Sequence[Told]]:
+async def watch(feed: Feed, at: Id, watcher: Watcher) -> AsyncIterator[Sequence[Told]]:
     """Events this watcher may see, as they come; an empty batch every so often when none do."""
     while True:
-        batch = await feed.after(at, QUIET_S)
+        batch = await feed.after(at, watcher, QUIET_S)
         at = batch.last
-        yield [each for each in batch.events if sees(each.owner)]
+        yield [each for each in batch.events if watcher.sees(each)]
 
 
 class EventStream(Response):
@@ -38,10 +37,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed, at: Id, sees: Sees) -> None:
+    def __init__(self, feed: Feed, at: Id, key: Key) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._feed, self._at, self._sees = feed, at, sees
+        self._feed, self._at, self._key = feed, at, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -49,24 +48,24 @@ class EventStream(Response):
         async def take(body: bytes) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
-        with self._feed.watching():
+        with self._feed.watching(self._key) as watcher:
             await send(start)
-            await take(b": id of the last event so far\nid: %b\n\n" % str(self._at).encode())
-            reason = await until_either(self._send_all(take), _left(receive))
+            await take(b": from here on\nid: %b\n\n" % str(self._at).encode())
+            reason = await until_either(self._send_all(watcher, take), _left(receive))
         if reason:
             await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
 
-    async def _send_all(self, take: Callable[[bytes], Awaitable[None]]) -> None:
-        async for events in watch(self._feed, self._at, self._sees):
+    async def _send_all(self, watcher: Watcher, take: Callable[[bytes], Awaitable[None]]) -> None:
+        async for events in watch(self._feed, self._at, watcher):
             async with asyncio.timeout(TAKE_S):
                 await take(b"".join(each.frame for each in events) or b": nothing new\n\n")
 
 
-async def serve_socket(feed: Feed, websocket: WebSocket, at: Id, sees: Sees) -> None:
+async def serve_socket(feed: Feed, websocket: WebSocket, at: Id) -> None:
     """The same over a WebSocket, one event a message; the server's pings keep it alive."""
 
-    async def send_all() -> None:
-        async for events in watch(feed, at, sees):
+    async def send_all(watcher: Watcher) -> None:
+        async for events in watch(feed, at, watcher):
             for each in events:
                 async with asyncio.timeout(TAKE_S):
                     await websocket.send_text(each.json.decode())
@@ -75,9 +74,9 @@ async def serve_socket(feed: Feed, websocket: WebSocket, at: Id, sees: Sees) -> 
         while (await websocket.receive())["type"] != "websocket.disconnect":
             pass
 
-    with feed.watching():
+    with feed.watching(websocket.state.key) as watcher:
         await websocket.accept()
-        reason = await until_either(send_all(), left())
+        reason = await until_either(send_all(watcher), left())
     if reason:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await websocket.close(TRY_AGAIN, reason)
