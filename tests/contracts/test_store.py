@@ -8,6 +8,7 @@ import pytest
 
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.events import START, Id, id_of
+from gpu_orchestrator.adapters.store.history import Ring
 from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.adapters.store.values import (
     Assignment,
@@ -473,6 +474,19 @@ async def test_ids_of_another_store_are_not_mistaken_for_ours(store: Store) -> N
     later = await store.events.page(Id(9_999_999_999_999, 7))
     assert (elsewhere.lost, later.lost, later.entries) == (1, 1, ())
     assert later.last == (await store.events.page(None, 1)).last
+
+
+async def test_history_overwrites_itself(store: Store) -> None:
+    """A ring of four buckets of 2 ms, written a hundred times."""
+    ring, task_count = Ring("tiny", 2, 4), 3
+    await store.tasks.submit([task(name) for name in "abc"])
+    for _ in range(100):
+        assert await store.history.record({"workers": 1.5}, [ring])
+    kept = await store.database._ask("HLEN", store.database.prefix + "h:tiny")
+    assert 1 <= kept <= 4
+    for bucket in await store.history.read(ring):
+        assert (bucket.mean("workers"), bucket.mean("queued")) == (1.5, task_count)
+        assert bucket.counters["submitted"] == task_count
 
 
 class Count(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
 --   epoch, fence numbers                      workers     set    names
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
+--   h:<ring>     hash    buckets of history, by slot
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
