@@ -15,7 +15,7 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import access, errors, http
 from gpu_orchestrator.apps.cluster.manager import Manager
-from gpu_orchestrator.apps.cluster.routes import cluster, tasks, workers
+from gpu_orchestrator.apps.cluster.routes import cluster, events, tasks, workers
 from gpu_orchestrator.apps.cluster.routes.described import components
 
 PREFIX = "/api/v1"
@@ -26,7 +26,8 @@ def build(manager: Manager) -> ASGIApp:
         title="gpu-orchestrator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
     app.state.manager = manager
-    for router in (tasks.router, workers.router, cluster.router):  # the busiest first: they are tried in turn
+    # The busiest first: they are tried in turn.
+    for router in (tasks.router, workers.router, cluster.router, events.router):
         app.include_router(router, prefix=PREFIX)
         app.include_router(router, include_in_schema=False)
     app.add_api_route("/openapi.json", _document, include_in_schema=False, dependencies=access.needs("read"))
