@@ -45,7 +45,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram load
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram bench-watchers load
 bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS=...]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
@@ -69,6 +69,9 @@ bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--sim
 
 load: $(VENV)/bench/ready ## Five minutes of clients at 200 requests/s, played by locust: no 5xx, and their p99 [ARGS=...]
 	@$(BIN)/python -m benchmarks.load $(ARGS)
+
+bench-watchers: $(VENV)/ready ## What 500 clients on /ws cost the server [ARGS="--clients 500"]
+	@$(BIN)/python -m benchmarks.watchers $(ARGS)
 
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help

@@ -5,6 +5,8 @@ from types import TracebackType
 
 from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.events import Events
+from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.link import Link
@@ -41,6 +43,8 @@ class Store:
         )
         self.audit = AuditLog(self.link, keep=terms.audit_entries)
         self.shares = Shares(self.link)
+        self.events = Events(self.link)
+        self.history = History(self.link)
         self.keys = StoredKeys(self.link, keep_ms=terms.keep_ms)
         self.leadership = Leadership(self.link, owner=owner, lease_ms=terms.leader_ms)
 

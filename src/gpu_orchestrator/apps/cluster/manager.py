@@ -21,6 +21,7 @@ from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.audit import Audit
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
+from gpu_orchestrator.apps.cluster.feed import Feed
 from gpu_orchestrator.apps.cluster.intake import Intake
 from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
@@ -69,6 +70,7 @@ class Manager:
         self.overview = Overview(store, self.memory)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
+        self.feed = Feed(store.events, settings.max_watchers)
         self.keyring = Keyring(store, self.keys, self._keys_changed)
         self.owners = Owners(settings)
         clock = StoreClock()
@@ -87,6 +89,7 @@ class Manager:
             keys=self.keyring.wake,
         )
         await self.keyring.refresh()
+        await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
         self._behind = [
             loop.create_task(each.run())
@@ -95,7 +98,7 @@ class Manager:
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""
-        await self.sessions.close()
+        await self.part()
         with contextlib.suppress(TimeoutError, StoreError):
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
@@ -108,6 +111,12 @@ class Manager:
     def _keys_changed(self) -> None:
         self.owners.follow(self.keys)
         self.sessions.part_from(lambda key: not self.keys.is_good(key))
+        self.feed.part_from(lambda key: not self.keys.is_good(key), "this key may no longer be used")
+
+    async def part(self) -> None:
+        """Say goodbye to all who are connected for long."""
+        self.feed.part_from(lambda _: True, "the server ends; resume from the last id")
+        await self.sessions.close()
 
     async def submit(self, tasks: Sequence[NewTask], may: Unit = ANY_NUMBER) -> list[Taken]:
         """All of them or none; in that case every answer says why."""
@@ -174,6 +183,7 @@ class Manager:
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        yield gauge("watchers", "Clients that watch events at this process", [], [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
         yield gauge("leader", "1 if this process leads", [], [([], float(dispatcher is not None))])
         if dispatcher is None:

@@ -120,7 +120,7 @@ async def _serving(
         yield
     finally:
         renewing.cancel()
-        await manager.sessions.close()
+        await manager.part()
         server.should_exit = True
         await serving
         await manager.stop()

@@ -165,7 +165,7 @@ class Session:
 
     async def _leaving(self) -> None:
         with contextlib.suppress(StoreError):  # it will be missed soon enough
-            await self.store.workers.control(self.name, {"leaving": "1"})
+            await self.store.workers.control(self.name, {"leaving": "1"}, status="leaving")
 
     async def _send_all(self) -> None:
         while True:
