@@ -14,6 +14,7 @@ pytestmark = pytest.mark.real
 BODIES: dict[str, Any] = {
     "TaskRequest": {"task_type": "echo"},
     "TaskBatch": {"tasks": [{"task_type": "echo"}]},
+    "KeyRequest": {"name": "ann"},
     "Hello": {"type": "Hello", "name": "p", "instance": "i"},
 }
 METHODS = {"get", "post", "delete"}
@@ -31,7 +32,7 @@ async def test_every_answer_has_the_declared_shape(site: Site) -> None:
         if assign.task == done:
             await worker.finish(assign, {"a": 1})
     _, document = await site.call("GET", "/openapi.json")
-    filled = {"task_id": done, "worker_id": "w", "index": "0"}
+    filled = {"task_id": done, "worker_id": "w", "index": "0", "key_id": "bootstrap"}
     seen = 0
     for path, operations in document["paths"].items():
         address = re.sub(r"{(\w+)}", lambda found: filled[found[1]], path)

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from types import TracebackType
 
+from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.events import Events
+from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.link import Link
@@ -21,6 +24,7 @@ class Terms:
     leader_ms: int = 3_000
     keep_ms: int = 7 * DAY_MS
     most_workers: int = 10
+    audit_entries: int = 100_000
 
 
 class Store:
@@ -37,7 +41,10 @@ class Store:
             keep_ms=terms.keep_ms,
             most=terms.most_workers,
         )
+        self.audit = AuditLog(self.link, keep=terms.audit_entries)
         self.shares = Shares(self.link)
+        self.events = Events(self.link)
+        self.history = History(self.link)
         self.keys = StoredKeys(self.link, keep_ms=terms.keep_ms)
         self.leadership = Leadership(self.link, owner=owner, lease_ms=terms.leader_ms)
 

@@ -40,8 +40,8 @@ class Door:
         connection.state.door = self
         scope = self._scope(manager)
         if scope is not None:
-            key = manager.keys.demand(connection.headers.get("authorization", ""), scope)
-            connection.state.key = key
+            key = connection.state.key = manager.keys.find(connection.headers.get("authorization", ""))
+            key.demand(scope)
             manager.tally.take(key, connection.scope.get("method", "WS"), path_of(connection))
 
     def _scope(self, manager: Manager) -> Scope | None:

@@ -13,6 +13,7 @@ from gpu_orchestrator.apps.cluster.translate import Memory, Reserved, Seen, Spot
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.errors import InvalidRequest
 
 _hello = msgspec.json.Decoder(session.Hello)
 _report = msgspec.json.Decoder(session.Report)
@@ -86,6 +87,15 @@ def reserved_on(worker: Seen, memory: Memory, held: Iterable[Placement]) -> dict
             waits = max(mib - has.get((index, placement.key), 0), 0)
             found[index] = Reserved(before.mib + mib, before.unallocated_mib + waits)
     return found
+
+
+def misfit(hello: session.Hello) -> str:
+    """Why such a worker cannot be counted, or nothing. Found out by counting it, before anybody else does."""
+    try:
+        Cluster().set_node(node_of(Seen(hello), Memory(), {}))
+    except (InvalidRequest, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 async def load(store: Store, names: Sequence[str]) -> dict[str, Seen]:

@@ -9,6 +9,7 @@ from time import monotonic
 
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
@@ -17,8 +18,10 @@ from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, Unit
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.apps.cluster.audit import Audit
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
+from gpu_orchestrator.apps.cluster.feed import Feed
 from gpu_orchestrator.apps.cluster.intake import Intake
 from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
@@ -48,14 +51,17 @@ class Ground:
     store: Store
     facts: Facts
     keys: Keys
+    seal: Seal
 
 
 class Manager:
     def __init__(self, ground: Ground) -> None:
         settings, store = ground.settings, ground.store
         self.settings, self.store, self.facts, self.keys = settings, store, ground.facts, ground.keys
+        self.seal = ground.seal
         self.started = monotonic()
         self.metrics = Metrics()
+        self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = Memory(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
         self.registry = policies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - settles ties
@@ -64,6 +70,7 @@ class Manager:
         self.overview = Overview(store, self.memory)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
+        self.feed = Feed(store.events, settings.max_watchers)
         self.keyring = Keyring(store, self.keys, self._keys_changed)
         self.owners = Owners(settings)
         clock = StoreClock()
@@ -82,18 +89,21 @@ class Manager:
             keys=self.keyring.wake,
         )
         await self.keyring.refresh()
+        await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
         self._behind = [
-            loop.create_task(each.run()) for each in (self.leader, listener, self.keyring, self.tally)
+            loop.create_task(each.run())
+            for each in (self.leader, listener, self.keyring, self.tally, self.audit)
         ]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""
-        await self.sessions.close()
+        await self.part()
         with contextlib.suppress(TimeoutError, StoreError):
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
                 await self.keyring.write_used()
+                await self.audit.flush()
         for each in self._behind:
             each.cancel()
         await asyncio.gather(*self._behind, return_exceptions=True)
@@ -101,6 +111,12 @@ class Manager:
     def _keys_changed(self) -> None:
         self.owners.follow(self.keys)
         self.sessions.part_from(lambda key: not self.keys.is_good(key))
+        self.feed.part_from(lambda key: not self.keys.is_good(key), "this key may no longer be used")
+
+    async def part(self) -> None:
+        """Say goodbye to all who are connected for long."""
+        self.feed.part_from(lambda _: True, "the server ends; resume from the last id")
+        await self.sessions.close()
 
     async def submit(self, tasks: Sequence[NewTask], may: Unit = ANY_NUMBER) -> list[Taken]:
         """All of them or none; in that case every answer says why."""
@@ -112,9 +128,10 @@ class Manager:
         dispatcher = self.leader.dispatcher
         return await (dispatcher or self.store.tasks).submit(tasks, units, unit_of)
 
-    async def row(self, name: str) -> Row:
+    async def row(self, name: str, owner: str = "") -> Row:
+        """A task of this owner; without one, anybody's. That others' tasks are there is not even said."""
         (row,) = await self.store.tasks.fetch([name])
-        if row is None:
+        if row is None or (owner and row.get("tenant") != owner):
             raise NotFound(
                 f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
             )
@@ -166,6 +183,7 @@ class Manager:
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        yield gauge("watchers", "Clients that watch events at this process", [], [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
         yield gauge("leader", "1 if this process leads", [], [([], float(dispatcher is not None))])
         if dispatcher is None:

@@ -3,12 +3,16 @@
 Strings for people (`24GB`, `3.2s`) have numeric twins beside them.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from gpu_orchestrator.apps.cluster.limits import DEFAULTS, Limits
+
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Handle = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$(?!\n)")]
+"""A short name without spaces or separators, because it becomes part of other names."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,6 +221,70 @@ class WorkerChanged(Answer, frozen=True):
     status: str
 
 
+# --- keys --------------------------------------------------------------------------------------------------
+
+
+class KeyRequest(Body, frozen=True):
+    """Keys of one `owner` have tasks, limits and share in common; without one, the name is the owner. Without
+    `expires_in` (seconds) a key is good until it is revoked."""
+
+    name: Handle
+    owner: Handle | None = None
+    scopes: Annotated[tuple[Literal["read", "submit", "admin", "worker"], ...], Meta(min_length=1)] = (
+        "submit",
+    )
+    expires_in: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
+    limits: Limits = DEFAULTS
+
+
+class KeyInfo(Answer, frozen=True):
+    key_id: str
+    name: str
+    owner: str
+    scopes: list[str]
+    status: Literal["active", "expired", "revoked"]
+    limits: Limits
+    configured: bool
+    created_at: str | None
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None
+
+
+class KeyMade(KeyInfo, frozen=True):
+    """`key` is the secret, shown this once: only its hash is kept."""
+
+    key: str
+
+
+class KeyPage(Answer, frozen=True):
+    keys: list[KeyInfo]
+    total: int
+    limit: int
+    offset: int
+
+
+class AuditEntry(Answer, frozen=True):
+    """`action` is the method and the route, `object` the ids in its path or the one that was made."""
+
+    number: int
+    time: str
+    key_id: str | None
+    owner: str | None
+    action: str
+    object: str
+    status: int
+    outcome: Literal["done", "refused", "failed"]
+    correlation_id: str
+    source: str
+
+
+class AuditPage(Answer, frozen=True):
+    entries: list[AuditEntry]
+    total: int
+    next: int | None
+
+
 # --- cluster -----------------------------------------------------------------------------------------------
 
 
@@ -238,6 +306,51 @@ class ClusterStatus(Answer, frozen=True):
     tasks: dict[str, int]
     committed: int
     """Results that were ever committed; more than tasks that ever completed would be a fault."""
+
+
+class MetricsPoint(Answer, frozen=True):
+    """Means over the bucket that begins at `timestamp`; counts of what was added in it."""
+
+    timestamp: str
+    queued_tasks: float
+    queued_tasks_max: int
+    running_tasks: float
+    submitted: int
+    completed: int
+    failed: int
+    cancelled: int
+    requeued: int
+    active_workers: float
+    gpus: float
+    gpu_utilization: float
+    temperature_max: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
+class MetricsHistory(Answer, frozen=True):
+    """Oldest first. Where nobody led, points are missing."""
+
+    timeframe: str
+    resolution_seconds: int
+    points: list[MetricsPoint]
+
+
+class Event(Answer, frozen=True):
+    """Something that happened. `id` is where to go on from: `?after=` or `Last-Event-ID`."""
+
+    id: str
+    event: str
+    timestamp: str
+    data: msgspec.Raw
+
+
+class EventPage(Answer, frozen=True):
+    """`next` is the id to ask on from; `reset`: events before these are no longer kept."""
+
+    events: list[Event]
+    next: str
+    reset: bool
 
 
 class Health(Answer, frozen=True):

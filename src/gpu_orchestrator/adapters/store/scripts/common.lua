@@ -7,7 +7,11 @@
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
 --   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority
 --   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
+--   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    who has such lists
+--   events       stream  what happened       watch       hash   generation of the stream, most events kept
+--   h:<ring>     hash    buckets of history, by slot
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
+--   audit:changes, audit:traffic  streams    audit:number       of the last entry
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
@@ -68,14 +72,56 @@ local function announce(finals)
   end
 end
 
+-- What whoever watches is told, in the same step that makes it true. Ids count up by one inside a generation, so a
+-- reader sees whether one is missing; a new generation begins with a new or restored store. `owner` is whose task it
+-- is about, empty for what concerns all.
+local STREAM = {}
+local function emit(name, owner, data, at)
+  if not STREAM.generation then
+    local known = redis.call('HMGET', P .. 'watch', 'generation', 'most')
+    STREAM.generation, STREAM.most = known[1], known[2] or '50000'
+    if not known[1] then
+      STREAM.generation = text(NOW)
+      redis.call('HSET', P .. 'watch', 'generation', STREAM.generation)
+    end
+  end
+  redis.call('XADD', P .. 'events', 'MAXLEN', '~', STREAM.most, STREAM.generation .. '-*', 'e', name, 'o', owner or '',
+    't', text(at or NOW), 'd', data)
+end
+
+-- `more` is JSON that follows, beginning with a comma.
+local function emit_task(name, id, owner, worker, attempt, more, at)
+  emit(name, owner, '{"task_id":' .. cjson.encode(id) .. ',"worker_id":' .. cjson.encode(worker or '') ..
+    ',"attempt":' .. (attempt or '0') .. (more or '') .. '}', at)
+end
+
+local function emit_worker(name, worker, status, why)
+  emit(name, '', '{"worker_id":' .. cjson.encode(worker) .. ',"status":' .. cjson.encode(status) ..
+    ',"reason":' .. cjson.encode(why or '') .. '}')
+end
+
 local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
 
-local function move(id, from, to, created)
-  redis.call('ZREM', P .. 's:' .. from, id)
-  redis.call('ZADD', P .. 's:' .. to, created, id)
+-- In the list of all and in that of its owner.
+local function list(id, state, created, owner)
+  redis.call('ZADD', P .. 's:' .. state, created, id)
+  if owner and owner ~= '' then
+    redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id)
+    redis.call('SADD', P .. 'owners', owner)
+  end
 end
+
+local function move(id, from, to, created)
+  local owner = redis.call('HGET', P .. 't:' .. id, 'tenant')
+  redis.call('ZREM', P .. 's:' .. from, id)
+  if owner and owner ~= '' then redis.call('ZREM', P .. 'o:' .. owner .. ':' .. from, id) end
+  list(id, to, created, owner)
+end
+
+-- Whether somebody may see and touch a task: its owner, and who asks for everybody ('').
+local function may_touch(owner, tenant) return owner == '' or owner == tenant end
 
 local function tell_queued(id, spec, attempt, after, created, deaths)
   tell({'Queued', id, spec, attempt, after, created, deaths})
@@ -106,27 +152,45 @@ local function release(id, worker)
   redis.call('SREM', P .. 'on:' .. worker, id)
 end
 
+local ENDS = {completed = 'task_completed', failed = 'task_failed', dead = 'task_failed', cancelled = 'task_cancelled'}
+
+-- How an end is told: how long it took, or what went wrong.
+local function emit_end(id, to, row)
+  local more = ',"status":"' .. to .. '"'
+  if to == 'completed' then
+    more = more .. ',"duration_seconds":' .. string.format('%.3f', (NOW - (tonumber(row[5]) or NOW)) / 1000)
+  elseif row[6] and row[6] ~= '' and to ~= 'cancelled' then
+    more = more .. ',"error":' .. row[6]
+  end
+  emit_task(ENDS[to], id, row[2], row[3], row[4], more)
+end
+
 local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'created', 'tenant', 'level', 'milli', 'assigned')
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
-  if from == 'queued' then waits(row[3], -1) end
-  if active(from) then used(row[2], row[4], row[5]) end
+  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'milli',
+    'assigned')
+  if from == 'queued' then waits(row[7], -1) end
+  if active(from) then used(row[2], row[8], row[9]) end
   move(id, from, to, row[1])
   count(to)
+  emit_end(id, to, row)
 end
 
 -- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'level', 'milli', 'assigned')
+  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level', 'milli',
+    'assigned')
   local after = delay_ms > 0 and NOW + delay_ms or 0
   redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
   move(id, from, 'queued', row[3])
-  waits(row[6], 1)
-  if active(from) then used(row[5], row[7], row[8]) end
+  waits(row[7], 1)
+  if active(from) then used(row[5], row[8], row[9]) end
   count('requeued')
+  emit_task('task_requeued', id, row[5], row[6], row[2],
+    ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
   tell_queued(id, row[1], tonumber(row[2]), after, tonumber(row[3]), row[4] or '')
 end
 

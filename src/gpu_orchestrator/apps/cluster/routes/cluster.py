@@ -2,14 +2,16 @@
 
 from datetime import UTC, datetime
 from time import monotonic
+from typing import Literal
 
 import prometheus_client
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.store.history import RINGS
 from gpu_orchestrator.api.units import show_memory, show_seconds
-from gpu_orchestrator.apps.cluster import schema
+from gpu_orchestrator.apps.cluster import history, schema
 from gpu_orchestrator.apps.cluster.access import needs
 from gpu_orchestrator.apps.cluster.http import json_response
 from gpu_orchestrator.apps.cluster.manager import Manager
@@ -17,6 +19,7 @@ from gpu_orchestrator.apps.cluster.routes.described import described
 
 router = APIRouter(tags=["cluster"])
 MIB = 1024 * 1024
+Timeframe = Literal["1h", "24h", "7d", "30d"]
 
 
 def _manager(request: Request) -> Manager:
@@ -75,6 +78,13 @@ async def status(request: Request) -> Response:
             committed=counts.stats.get("completed", 0) if counts else 0,
         )
     )
+
+
+@router.get("/cluster/metrics", **described(schema.MetricsHistory, needs="read"))
+async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Response:
+    """How the cluster was in the last hour, day, week or month."""
+    ring = RINGS[timeframe]
+    return json_response(history.body(ring, await _manager(request).store.history.read(ring)))
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=needs("metrics"))

@@ -36,6 +36,7 @@ async def connect(websocket: WebSocket, name: str) -> None:
 async def register(request: Request) -> Response:
     """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token."""
     hello = await read(request, session.Hello)
+    request.state.object = hello.name
     welcome = await _manager(request).polls.register(hello, request.state.key)
     return json_response(
         schema.WorkerRegistered(
@@ -142,7 +143,7 @@ async def remove(request: Request, worker_id: str, drain: bool = True) -> Respon
         [Departure(worker_id, int(row["epoch"]), f"worker {worker_id} was removed")]
     )
     manager.sessions.to(worker_id, row.get("api", ""), session.Goodbye("removed", fenced=True, retry=False))
-    await manager.store.workers.control(worker_id, {}, forget=True)
+    await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
     return json_response(schema.WorkerChanged(worker_id=worker_id, status="removed"))
 
 
@@ -154,7 +155,7 @@ async def _control(
     command: session.Message | None = None,
 ) -> Response:
     manager = _manager(request)
-    known = await manager.store.workers.control(worker_id, fields)
+    known = await manager.store.workers.control(worker_id, fields, status=status)
     if not known.state:
         raise _nobody(worker_id)
     if command is not None:
