@@ -1,4 +1,4 @@
-"""`gpu-orchestrator key create|list|revoke`: who may use a cluster manager."""
+"""`gpu-orchestrator key create|list|revoke|limits`: who may use a cluster manager, and how much."""
 
 import re
 import sys
@@ -28,6 +28,7 @@ def create(
     scope: tuple[str, ...] = ("submit",),
     owner: str = "",
     expires: str = "",
+    limit: tuple[str, ...] = (),
     json_: AsJson = False,
 ) -> None:
     """Make a key and show it this once.
@@ -42,6 +43,9 @@ def create(
         Whose it is: keys of one owner have their tasks in common. The name if not given.
     expires
         After how long it may not be used any more, such as 12h or 90d; never if not given.
+    limit
+        What it may differently from others, such as running_tasks=4, requests_per_hour=20000 or weight=2;
+        0 is no limit. May be repeated.
     json_
         Print JSON.
     """
@@ -52,6 +56,8 @@ def create(
         body["owner"] = owner
     if expires:
         body["expires_in"] = _seconds(expires)
+    if limit:
+        body["limits"] = dict(_limit(each) for each in limit)
     answer = ask("POST", "/keys", body=body)
     _show(answer, [answer], as_json=json_)
     if not json_:
@@ -76,11 +82,40 @@ def revoke(key_id: str, /, *, json_: AsJson = False) -> None:
     _show(answer, [answer], as_json=json_)
 
 
+@app.command
+def limits(*, json_: AsJson = False) -> None:
+    """Show what your own key may, and what you have of it now."""
+    from gpu_orchestrator.cli.client import ask, show
+
+    answer = ask("GET", "/limits")
+    rows = [
+        {
+            "what": name,
+            "used": f"{each['used']:g}",
+            "most": f"{each['most']}" if each["most"] else "any number",
+        }
+        for name, each in answer.items()
+        if isinstance(each, dict)
+    ]
+    show(answer, as_json=json_, columns={"WHAT": "what", "USED": "used", "MOST": "most"}, rows=rows)
+    if answer["held_back"] and not json_:
+        print(answer["held_back"])
+
+
 def _show(answer: Any, rows: list[dict[str, Any]], *, as_json: bool) -> None:
     from gpu_orchestrator.cli.client import show
 
     rows = [{**row, "scopes": ",".join(row["scopes"])} for row in rows]
     show(answer, as_json=as_json, columns=COLUMNS, rows=rows)
+
+
+def _limit(given: str) -> tuple[str, float]:
+    name, _, value = given.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        sys.exit(f"gpu-orchestrator: --limit {given} has no number; write such as running_tasks=4")
+    return name, int(number) if number.is_integer() else number
 
 
 def _seconds(given: str) -> float:

@@ -50,9 +50,12 @@ class Window:
             if left:
                 self.unsent[slot] = left
 
-    def is_idle(self, now: float) -> bool:
+    def used(self, now: float) -> int:
         self._move_on(now)
-        return not self._total and not self.unsent
+        return self._total
+
+    def is_idle(self, now: float) -> bool:
+        return not self.used(now) and not self.unsent
 
     def _move_on(self, now: float) -> None:
         """A clock that goes back stays in the present slot."""

@@ -13,7 +13,7 @@ from math import ceil
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.shares import Shares, Spent
-from gpu_orchestrator.api.rates import Rate, by_route, rates
+from gpu_orchestrator.api.rates import HOUR_S, MINUTE_S, Rate, by_route, rates
 from gpu_orchestrator.apps.cluster.errors import TooManyRequests
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.limits import allowance
@@ -48,6 +48,13 @@ class Tally:
         if wait_s := meter.take(self._now(), cost):
             self._metrics.refused(key.owner, "rate")
             raise TooManyRequests(_message(meter.rates, route, wait_s), wait_s)
+
+    def used(self, key: Key) -> tuple[int, int]:
+        """Requests of the last minute and of the last hour, as far as they are counted: only where there is a
+        limit, and not those of routes with rates of their own."""
+        meter, now = self._meters.get((key.id, "")), self._now()
+        windows = {window.rate.seconds: window.used(now) for window in meter.windows} if meter else {}
+        return windows.get(MINUTE_S, 0), windows.get(HOUR_S, 0)
 
     async def linger(self) -> None:
         """Before a refusal is sent: who asks again at once is slowed by it, and costs others less. Who waits
