@@ -198,7 +198,7 @@ async def test_processes_learn_what_the_others_let_in(new_site: NewSite) -> None
 
 def key(owner: str, scope: Scope = "submit", **limits: float) -> Key:
     said = Limits(**limits)  # type: ignore[arg-type]
-    return Key(owner, owner.encode(), owner, owner, frozenset({scope}), limits=said)
+    return Key(owner, f"{owner}{scope}{said}".encode(), owner, owner, frozenset({scope}), limits=said)
 
 
 def test_the_most_generous_key_of_an_owner_counts() -> None:
@@ -212,9 +212,11 @@ def test_the_most_generous_key_of_an_owner_counts() -> None:
     owners.used_s = {"ann": 10.0}
     assert owners.most("ann") == 5, "the other key has no limit on the day"
     assert owners.most("nobody") is None
-    keys.replace([key("ann", running_tasks=2, gpu_seconds_per_day=9)])
+    keys.replace(
+        [key("ann", running_tasks=2, gpu_seconds_per_day=9), key("ann", "read"), key("ann", "worker")]
+    )
     owners.follow(keys)
-    assert owners.most("ann") == 0
+    assert owners.most("ann") == 0, "keys that cannot submit lift no limit"
 
 
 async def test_refusals_come_late_but_never_too_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
