@@ -69,12 +69,13 @@ class Window:
 
 
 class Meter:
-    """One key on one route, or on all that have no rates of their own. What is refused is not counted, so
-    that who waits as told gets in."""
+    """One key on one route, or on all that have no rates of their own; `asked` is when it was last. What is
+    refused is not counted, so that who waits as told gets in."""
 
     def __init__(self, limits: Iterable[Rate]) -> None:
         self.rates = tuple(limits)
         self.windows = [Window(rate) for rate in self.rates]
+        self.asked = 0.0
 
     def is_idle(self, now: float) -> bool:
         return all(window.is_idle(now) for window in self.windows)
@@ -82,6 +83,7 @@ class Meter:
     def take(self, now: float, cost: int = 1) -> float:
         """0 if it may, and is counted; else how many seconds to wait. What costs more than a window ever
         holds must have it whole."""
+        self.asked = now
         costs = [min(cost, window.rate.most) for window in self.windows]
         wait_s = max((w.wait_s(now, c) for w, c in zip(self.windows, costs, strict=True)), default=0.0)
         if not wait_s:

@@ -21,6 +21,9 @@ from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.rates import SLOTS, Meter, Window
 
 AGREE_S = 1.0
+LOOK_FOR_S = 60.0
+"""After a key was used here so long is looked at what others let in."""
+
 LINGER_S, MOST_LINGERING = 0.2, 500
 PREFIX = "/api/v1"
 
@@ -80,8 +83,8 @@ class Tally:
         windows = {
             f"{':'.join(name)}:{window.rate.seconds:g}": window
             for name, meter in self._meters.items()
+            if now - meter.asked < LOOK_FOR_S
             for window in meter.windows
-            if window.unsent
         }
         self._meters = {name: meter for name, meter in self._meters.items() if not meter.is_idle(now)}
         if not windows:
