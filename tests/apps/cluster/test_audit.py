@@ -34,9 +34,9 @@ async def test_every_call_that_may_change_something_is_written_down(site: Site) 
     exempt = set()
     for number, each in enumerate(access.openings(app.application(site.running.manager))):
         bare = each.path.removeprefix("/api/v1")
-        if each.method == "GET":
+        if each.method == "GET" or each.door.needs == "read":
             continue
-        if not each.door.audited:
+        if not each.door.is_watched:
             exempt.add(bare)
             continue
         headers = {"X-Correlation-ID": f"c-{number}"}

@@ -129,7 +129,7 @@ class Gate:
     async def _write_down(self, scope: Scope, route: str, status: int) -> None:
         """In the audit log, what may have changed something."""
         door: Door | None = scope["state"].get("door")
-        if door is None or not door.audited:
+        if door is None or not door.is_watched:
             return
         action = f"{scope.get('method', 'WS')} {route.removeprefix(PREFIX)}"
         entry = audit.entry_of(scope, action=action, status=status, at_ms=self._manager.keys.now_ms())
