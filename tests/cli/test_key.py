@@ -85,6 +85,8 @@ def test_a_run_with_tls_shows_no_secret_anywhere(up: Up) -> None:
     assert up.url.startswith("https://127.0.0.1:")
     made = up.json("key", "create", "ann", "--expires", "90d")
     worker = up.json("key", "create", "box", "--scope", "worker", "--owner", "lab")
+    few = up.json("key", "create", "few", "--limit", "running_tasks=4", "--limit", "weight=0.5")
+    assert few["limits"] == {"running_tasks": 4, "weight": 0.5}
     assert (made["owner"], made["scopes"], worker["owner"]) == ("ann", ["submit"], "lab")
     (block,) = BLOCKS
     for line in block.replace("key create ann", "key create guide").splitlines():
@@ -195,6 +197,10 @@ def test_a_certificate_for_another_address_is_said_at_once(tmp_path: Path) -> No
         (
             ("key", "create", "ann", "--expires", "soon"),
             "--expires soon is no time; write such as 30m, 12h or 90d",
+        ),
+        (
+            ("key", "create", "ann", "--limit", "many"),
+            "--limit many is no limit; write such as running_tasks=4",
         ),
         (("--ca", "/nowhere", "key", "list"), "--ca /nowhere cannot be used: No such file"),
     ],

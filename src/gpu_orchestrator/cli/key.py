@@ -28,6 +28,7 @@ def create(
     scope: tuple[str, ...] = ("submit",),
     owner: str = "",
     expires: str = "",
+    limit: tuple[str, ...] = (),
     json_: AsJson = False,
 ) -> None:
     """Make a key and show it this once.
@@ -42,6 +43,9 @@ def create(
         Whose it is: keys of one owner have their tasks in common. The name if not given.
     expires
         After how long it may not be used any more, such as 12h or 90d; never if not given.
+    limit
+        `name=number` such as requests_per_minute=600, queued_tasks=1000, running_tasks=4,
+        gpu_seconds_per_day=3600 or weight=2; 0 for none. May be repeated.
     json_
         Print JSON.
     """
@@ -52,6 +56,8 @@ def create(
         body["owner"] = owner
     if expires:
         body["expires_in"] = _seconds(expires)
+    if limit:
+        body["limits"] = _limits(limit)
     answer = ask("POST", "/keys", body=body)
     _show(answer, [answer], as_json=json_)
     if not json_:
@@ -81,6 +87,15 @@ def _show(answer: Any, rows: list[dict[str, Any]], *, as_json: bool) -> None:
 
     rows = [{**row, "scopes": ",".join(row["scopes"])} for row in rows]
     show(answer, as_json=as_json, columns=COLUMNS, rows=rows)
+
+
+def _limits(given: tuple[str, ...]) -> dict[str, float]:
+    pairs = [re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)", each) for each in given]
+    for each, pair in zip(given, pairs, strict=True):
+        if not pair:
+            sys.exit(f"gpu-orchestrator: --limit {each} is no limit; write such as running_tasks=4")
+    numbers = {pair[1]: float(pair[2]) for pair in pairs if pair}
+    return {name: int(number) if number.is_integer() else number for name, number in numbers.items()}
 
 
 def _seconds(given: str) -> float:

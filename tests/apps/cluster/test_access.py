@@ -152,7 +152,7 @@ async def test_only_who_has_a_key_is_told_what_there_is(
     stranger: aiohttp.ClientSession, method: str, path: str, status: int
 ) -> None:
     async with stranger.request(method, path) as answer:
-        assert answer.status == 401
+        assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     async with stranger.request(method, path, **bearing(TOKEN)) as answer:
         assert answer.status == status
 

@@ -124,6 +124,18 @@ async def test_what_cannot_be_written_waits(site: Site, monkeypatch: pytest.Monk
     assert [each["action"] for each in await entries(site)] == ["POST /keys", "POST /keys"]
 
 
+async def test_strangers_cannot_fill_it(site: Site) -> None:
+    wrong = bearing("wrong")
+    for _ in range(10):
+        await asyncio.gather(*(site.call("POST", "/tasks", {}, **wrong) for _ in range(50)))
+    found = await entries(site)
+    assert 10 <= len(found) < 250, "some a second"
+    async with site.http.get("/metrics") as answer:
+        dropped = re.search(r'audit_entries_dropped_total{why="stranger"} (\d+)', await answer.text())
+    assert dropped
+    assert int(dropped[1]) + len(found) == 500
+
+
 @pytest.mark.parametrize(
     "path", ["/audit?limit=0", "/audit?limit=1001", "/audit?before=-1", "/audit?before=x"]
 )
