@@ -50,16 +50,17 @@ class Seal:
     def open(self, sealed: str, *, place: str) -> str:
         from cryptography.exceptions import InvalidTag
 
-        _, name, text = sealed.split(":")
+        _, _, rest = sealed.partition("sealed:")
+        name, _, text = rest.partition(":")
         if name not in self._keys:
             raise CannotOpen(
-                f"the secret of {place} was sealed with key {name}, which is not here; "
+                f"the secret of {place} was sealed with key {name or 'unknown'}, which is not here; "
                 "give every server of a store the same SECRETS_KEY_FILE"
             )
-        raw = b64decode(text)
         try:
+            raw = b64decode(text, validate=True)
             return self._cipher(name).decrypt(raw[:NONCE], raw[NONCE:], place.encode()).decode()
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:
             raise CannotOpen(f"the secret of {place} is not what was sealed for it") from error
 
     def _cipher(self, name: str) -> "AESGCM":

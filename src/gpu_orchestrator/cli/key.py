@@ -44,8 +44,8 @@ def create(
     expires
         After how long it may not be used any more, such as 12h or 90d; never if not given.
     limit
-        What it may differently from others, such as running_tasks=4, requests_per_hour=20000 or weight=2;
-        0 is no limit. May be repeated.
+        `name=number` such as requests_per_minute=600, queued_tasks=1000, running_tasks=4,
+        gpu_seconds_per_day=3600 or weight=2; 0 for none. May be repeated.
     json_
         Print JSON.
     """
@@ -57,7 +57,7 @@ def create(
     if expires:
         body["expires_in"] = _seconds(expires)
     if limit:
-        body["limits"] = dict(_limit(each) for each in limit)
+        body["limits"] = _limits(limit)
     answer = ask("POST", "/keys", body=body)
     _show(answer, [answer], as_json=json_)
     if not json_:
@@ -109,13 +109,13 @@ def _show(answer: Any, rows: list[dict[str, Any]], *, as_json: bool) -> None:
     show(answer, as_json=as_json, columns=COLUMNS, rows=rows)
 
 
-def _limit(given: str) -> tuple[str, float]:
-    name, _, value = given.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        sys.exit(f"gpu-orchestrator: --limit {given} has no number; write such as running_tasks=4")
-    return name, int(number) if number.is_integer() else number
+def _limits(given: tuple[str, ...]) -> dict[str, float]:
+    pairs = [re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)", each) for each in given]
+    for each, pair in zip(given, pairs, strict=True):
+        if not pair:
+            sys.exit(f"gpu-orchestrator: --limit {each} is no limit; write such as running_tasks=4")
+    numbers = {pair[1]: float(pair[2]) for pair in pairs if pair}
+    return {name: int(number) if number.is_integer() else number for name, number in numbers.items()}
 
 
 def _seconds(given: str) -> float:

@@ -132,6 +132,7 @@ async def _start_worker(host: hosting.Host, asked: Asked) -> asyncio.subprocess.
             *("--server", host.server.url, "--name", socket.gethostname(), "--drain-s", "5"),
             *("--max-concurrent", str(asked.max_concurrent), "--simulation", str(folder / "gpus")),
             *(("--simulate", asked.simulate) if asked.simulate else ()),
+            *(("--v", "1") if host.settings.log_level == "DEBUG" else ()),
             env=_environment(host),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,

@@ -18,6 +18,7 @@ for name, where in {
     "worker": "workers:app",
     "task": "task:app",
     "key": "key:app",
+    "audit": "audit:audit",
     "status": "workers:status",
     "operator": "operator:operator",
     "scheduler": "scheduler:scheduler",

@@ -16,10 +16,18 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import access, errors, http
 from gpu_orchestrator.apps.cluster.manager import Manager
-from gpu_orchestrator.apps.cluster.routes import audit, cluster, events, keys, tasks, workers
+from gpu_orchestrator.apps.cluster.routes import audit, callbacks, cluster, events, keys, tasks, workers
 from gpu_orchestrator.apps.cluster.routes.described import components
 
-ROUTERS = (tasks.router, workers.router, cluster.router, events.router, keys.router, audit.router)
+ROUTERS = (
+    tasks.router,
+    workers.router,
+    cluster.router,
+    events.router,
+    keys.router,
+    audit.router,
+    callbacks.router,
+)
 """The busiest first: they are tried in turn."""
 
 

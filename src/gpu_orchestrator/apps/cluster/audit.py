@@ -2,7 +2,8 @@
 
 What admins change is in the store before they hear the answer. All else is gathered and written a few times
 a second, so that a task waits for nobody; a crash of this process loses what it gathered since (EVERY_S), a
-clean stop loses nothing. While the store is away entries wait here, MOST_WAITING of them.
+clean stop loses nothing. While the store is away entries wait here, MOST_WAITING of them. Of those who have
+no key only so many a second are written down: a stranger must not be able to fill the store's disk.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ log = structlog.get_logger()
 EVERY_S = 0.25
 MOST_AT_ONCE = 500
 MOST_WAITING = 50_000
+STRANGERS_PER_S = 10
 _encode = msgspec.json.Encoder().encode
 
 
@@ -43,16 +45,25 @@ class Audit:
         self._stored, self._dropped = stored, dropped
         self._waiting: deque[tuple[Stream, Entry]] = deque()
         self._writing = asyncio.Lock()
+        self._strangers: tuple[int, int] = (0, 0)
 
     async def note(self, stream: Stream, entry: Entry) -> None:
         """`changes` are written before this returns, if the store is there."""
+        if not entry.key_id and not self._hears_stranger(entry.at_ms // 1000):
+            return self._dropped.labels("stranger").inc()
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
-            self._dropped.inc()
+            self._dropped.labels("store away").inc()
         self._waiting.append((stream, entry))
         if stream == "changes":
             with contextlib.suppress(StoreError):  # it waits for the next time
                 await self.flush()
+        return None
+
+    def _hears_stranger(self, second: int) -> bool:
+        before, count = self._strangers
+        self._strangers = (second, count + 1 if second == before else 1)
+        return self._strangers[1] <= STRANGERS_PER_S
 
     async def flush(self) -> None:
         async with self._writing:

@@ -35,8 +35,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 def error_response(error: errors.ApiError) -> Response:
     body = ErrorBody(Problem(error.code, error.message, error.details))
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, errors.Later) else None
-    return json_response(body, error.status, headers)
+    return json_response(body, error.status, error.headers)
 
 
 async def read(request: Request, kind: type[T]) -> T:
@@ -70,9 +69,9 @@ async def body_of(request: Request) -> bytes:
 
 
 class Gate:
-    """What every request passes: key, correlation id, measure, errors. `quick` are routes without parameters
-    in their path that are called straight from here: finding one's way through a framework costs as much as
-    taking a task."""
+    """What every request passes: correlation id, measure, errors, audit log. `quick` are routes without
+    parameters in their path that are called straight from here: finding one's way through a framework costs
+    as much as taking a task."""
 
     def __init__(
         self, app: Starlette, manager: Manager, quick: Mapping[tuple[str, str], tuple[Endpoint, Door]]
@@ -129,7 +128,7 @@ class Gate:
     async def _write_down(self, scope: Scope, route: str, status: int) -> None:
         """In the audit log, what may have changed something."""
         door: Door | None = scope["state"].get("door")
-        if door is None or not door.audited:
+        if door is None or not door.is_watched:
             return
         action = f"{scope.get('method', 'WS')} {route.removeprefix(PREFIX)}"
         entry = audit.entry_of(scope, action=action, status=status, at_ms=self._manager.keys.now_ms())

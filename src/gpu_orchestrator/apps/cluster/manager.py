@@ -35,6 +35,7 @@ from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
+from gpu_orchestrator.apps.cluster.signing import Signing
 from gpu_orchestrator.apps.cluster.tally import Tally
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.translate import Memory
@@ -59,7 +60,7 @@ class Manager:
     def __init__(self, ground: Ground) -> None:
         settings, store = ground.settings, ground.store
         self.settings, self.store, self.facts, self.keys = settings, store, ground.facts, ground.keys
-        self.seal = ground.seal
+        self.signing = Signing(store.database, ground.seal)
         self.started = monotonic()
         self.metrics = Metrics()
         self.audit = Audit(store.audit, self.metrics.audit_dropped)

@@ -33,7 +33,10 @@ class Metrics:
         self.pauses = Counter("reaper_pauses", "Times we suspected ourselves", registry=self.registry)
         self.terms = Counter("leader_terms", "Times this process began to lead", registry=self.registry)
         self.audit_dropped = Counter(
-            "audit_entries_dropped", "Entries lost because the store was away", registry=self.registry
+            "audit_entries_dropped",
+            "Not written: the store was away for too long, or strangers knocked too often",
+            ["why"],
+            registry=self.registry,
         )
         self.refusals = Counter(
             "requests_refused",

@@ -3,16 +3,12 @@
 Strings for people (`24GB`, `3.2s`) have numeric twins beside them.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from gpu_orchestrator.apps.cluster.limits import DEFAULTS, Limits
-
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Handle = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$(?!\n)")]
-"""A short name without spaces or separators, because it becomes part of other names."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,95 +215,6 @@ class WorkerRegistered(Answer, frozen=True):
 class WorkerChanged(Answer, frozen=True):
     worker_id: str
     status: str
-
-
-# --- keys --------------------------------------------------------------------------------------------------
-
-
-class KeyRequest(Body, frozen=True):
-    """Keys of one `owner` have tasks, limits and share in common; without one, the name is the owner. Without
-    `expires_in` (seconds) a key is good until it is revoked."""
-
-    name: Handle
-    owner: Handle | None = None
-    scopes: Annotated[tuple[Literal["read", "submit", "admin", "worker"], ...], Meta(min_length=1)] = (
-        "submit",
-    )
-    expires_in: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
-    limits: Limits = DEFAULTS
-
-
-class KeyInfo(Answer, frozen=True):
-    """`limits` are what it says itself; all else is as the settings say, and `configured` keys have none."""
-
-    key_id: str
-    name: str
-    owner: str
-    scopes: list[str]
-    status: Literal["active", "expired", "revoked"]
-    limits: Limits
-    configured: bool
-    created_at: str | None
-    expires_at: str | None
-    revoked_at: str | None
-    last_used_at: str | None
-
-
-class KeyMade(KeyInfo, frozen=True):
-    """`key` is the secret, shown this once: only its hash is kept."""
-
-    key: str
-
-
-class Share(Answer, frozen=True):
-    """What may be had of one thing, 0 for any number, and what is taken of it now."""
-
-    most: int
-    used: float
-
-
-class MyLimits(Answer, frozen=True):
-    """`held_back` says why no task of this owner begins now, if so. GPU seconds are those of today (UTC), of
-    what has ended; the day ends in `day_left_seconds`."""
-
-    key_id: str
-    owner: str
-    requests_per_minute: Share
-    requests_per_hour: Share
-    queued_tasks: Share
-    running_tasks: Share
-    gpu_seconds_per_day: Share
-    weight: float
-    day_left_seconds: float
-    held_back: str
-
-
-class KeyPage(Answer, frozen=True):
-    keys: list[KeyInfo]
-    total: int
-    limit: int
-    offset: int
-
-
-class AuditEntry(Answer, frozen=True):
-    """`action` is the method and the route, `object` the ids in its path or the one that was made."""
-
-    number: int
-    time: str
-    key_id: str | None
-    owner: str | None
-    action: str
-    object: str
-    status: int
-    outcome: Literal["done", "refused", "failed"]
-    correlation_id: str
-    source: str
-
-
-class AuditPage(Answer, frozen=True):
-    entries: list[AuditEntry]
-    total: int
-    next: int | None
 
 
 # --- cluster -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.audit import Noted
-from gpu_orchestrator.apps.cluster import schema
+from gpu_orchestrator.apps.cluster import schema_access as schema
 from gpu_orchestrator.apps.cluster.audit import Entry
 from gpu_orchestrator.apps.cluster.http import json_response
 from gpu_orchestrator.apps.cluster.manager import Manager

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.keys import KeyRow
-from gpu_orchestrator.apps.cluster import errors, keys, limits, schema
+from gpu_orchestrator.apps.cluster import errors, keys, limits
+from gpu_orchestrator.apps.cluster import schema_access as schema
 from gpu_orchestrator.apps.cluster.http import json_response, read
 from gpu_orchestrator.apps.cluster.keys import SCOPES, Key
 from gpu_orchestrator.apps.cluster.manager import Manager
