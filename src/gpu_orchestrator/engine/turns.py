@@ -94,10 +94,7 @@ class Turns:
         of = self._flows[flow]
         of.holds -= 1
         of.rate = of.rate - cost if of.holds else 0.0
-        changed = self._judge(flow)
-        if not of.holds and of.most is None:
-            del self._flows[flow]
-        return changed
+        return self._judge(flow)
 
     def allow(self, flow: str, most: int | None) -> bool:
         """It may hold at most so many things at once, None for any number; whether that made it full, or let
@@ -106,10 +103,12 @@ class Turns:
         return self._judge(flow)
 
     def _judge(self, flow: str) -> bool:
-        """Whether it became full just now, or ceased to be."""
-        was, now = flow in self._full, self._flows[flow].is_full
-        if now:
+        """Whether it became full just now, or ceased to be. Who has nothing and may anything is forgotten."""
+        of, was = self._flows[flow], flow in self._full
+        if of.is_full:
             self._full.add(flow)
         else:
             self._full.discard(flow)
-        return was != now
+        if not of.holds and of.most is None:
+            del self._flows[flow]
+        return was != of.is_full

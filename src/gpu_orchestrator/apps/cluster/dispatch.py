@@ -219,9 +219,9 @@ class Dispatcher:
     def _meet(self, owner: str) -> None:
         """See to it that the engine knows how many tasks of it may run."""
         most = self.means.owners.most(owner)
-        if self._allowed.get(owner, -1) != most:
-            self._allowed[owner] = most
+        if self._allowed.get(owner) != most:
             self._handle(events.Allowed(owner, most))
+        self._allowed[owner] = most
 
     def _used(self, owner: str, gpu_s: float) -> None:
         """Heard of before the leader looks again, so that nothing begins that the day has no room for."""
