@@ -263,8 +263,11 @@ def frame(*messages: Message) -> bytes:
 
 
 def read_by_server(data: bytes | str) -> list[ToServer]:
-    """Raises `msgspec.ValidationError` on what no worker of this version says."""
-    return _to_server.decode(data)
+    """Raises `msgspec.MsgspecError` on what no worker of this version says."""
+    try:
+        return _to_server.decode(data)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def read_by_worker(data: bytes | str) -> list[ToWorker]:
