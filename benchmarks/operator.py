@@ -53,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=100.0, help="workloads created per second")
     parser.add_argument("--before", default="", help="src folder of another checkout, measured in turn")
+    parser.add_argument("--profile", type=Path, help="where to write sampled stacks of the leader")
     parser.add_argument("--slices", type=int, default=2, help="turns of each with --before")
     return parser.parse_args()
 
@@ -95,6 +96,7 @@ class Bench:
     client: Client
     seen: Seen
     rate: float
+    profile: Path | None = None
     number: int = 0
 
     async def slice(self, build: Build, count: int, leader: Replica, standby: Replica) -> None:
@@ -102,7 +104,10 @@ class Bench:
         await self.seen.until(len(self.seen.at) + 1)
         written, before = writes(self.cluster), self._cpu(leader, standby)
         made = range(self.number, self.number + count)
-        begun = await self._load(made, build)
+        async with asyncio.TaskGroup() as group:
+            if self.profile:
+                group.create_task(asyncio.to_thread(leader.profile, self.profile, count / self.rate))
+            begun = await self._load(made, build)
         await self.seen.until(len(self.seen.at) + count - len(self.seen.at.keys() & begun.keys()))
         build.waits += [self.seen.at[name] - at for name, at in begun.items()]
         build.facts["rate"] = count / (max(self.seen.at[each] for each in begun) - min(begun.values()))
@@ -167,7 +172,7 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, di
         watch = Watch(client, GPU_WORKLOADS)
         watching = group.create_task(watch.run())
         await watch.synced()
-        bench = Bench(cluster, client, Seen(watch), options.rate)
+        bench = Bench(cluster, client, Seen(watch), options.rate, options.profile)
         for turn, build in enumerate(turns):
             with ExitStack() as stack:
                 leader, standby = stack.enter_context(pair(account, build.source))

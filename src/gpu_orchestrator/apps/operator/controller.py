@@ -17,6 +17,7 @@ from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
@@ -54,6 +55,7 @@ class Controller:
         client: Client,
         recorder: Recorder,
         metrics: Metrics,
+        lull: Lull,
         *,
         namespace: str = "",
         claims_by_default: bool = False,
@@ -61,7 +63,7 @@ class Controller:
         rng: Rng | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._metrics, self._now = metrics, now
+        self._metrics, self._lull, self._now = metrics, lull, now
         self._rng = rng or random.SystemRandom()
         self.queue: WorkQueue[str] = WorkQueue()
         self.workloads = Watch(client, GPU_WORKLOADS, namespace=namespace)
@@ -79,6 +81,7 @@ class Controller:
         eyes = self._eyes
         self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
+        self._in_hand = 0
         self._listen()
 
     def _listen(self) -> None:
@@ -138,10 +141,16 @@ class Controller:
         if self._stopping:
             return
         started, result = time.monotonic(), "error"
+        self._busy(1)
         try:
             result = await self._reconcile(name)
         finally:
+            self._busy(-1)
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started)
+
+    def _busy(self, step: int) -> None:
+        self._in_hand += step
+        self._lull.set(self._in_hand + len(self.queue))
 
     async def _reconcile(self, name: str) -> str:
         facts = await self._eyes.look(name)

@@ -1,6 +1,7 @@
-"""Words wait for a lull: while many pods are being bound, events, conditions and claim status stand back.
+"""Words wait for a lull: while there is much to be done, events and the like stand back for it.
 
-Never for long: a burst that goes on for more than `MOST_S` has to share the API server with them.
+Never for long: a burst that goes on for more than `most_s` has to share the API server with them. Used by the
+scheduler, for which pods are to be bound, and by the operator, for which workloads are to be placed.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ MOST_S = 5.0
 
 
 class Lull:
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], most_s: float = MOST_S) -> None:
+        self._clock, self._most_s = clock, most_s
         self._busy_since: float | None = None
         self._quiet = asyncio.Event()
         self._quiet.set()
 
     def set(self, jobs: int) -> None:
-        """So many pods are being bound now."""
+        """So many jobs are in hand now."""
         if jobs >= BUSY and self._busy_since is None:
             self._busy_since = self._clock()
             self._quiet.clear()
@@ -31,7 +32,7 @@ class Lull:
         since = self._busy_since
         if since is None:
             return
-        left_s = since + MOST_S - self._clock()
+        left_s = since + self._most_s - self._clock()
         if left_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
