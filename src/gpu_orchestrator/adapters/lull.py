@@ -28,11 +28,16 @@ class Lull:
             self._busy_since = None
             self._quiet.set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether others should stand back now."""
+        return self._left_s() > 0
+
+    def _left_s(self) -> float:
+        return 0.0 if self._busy_since is None else self._busy_since + self._most_s - self._clock()
+
     async def wait(self) -> None:
-        since = self._busy_since
-        if since is None:
-            return
-        left_s = since + self._most_s - self._clock()
+        left_s = self._left_s()
         if left_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

@@ -17,7 +17,7 @@ from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.lull import CALM, Lull
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
@@ -82,6 +82,7 @@ class Controller:
         self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
         self._in_hand = 0
+        self._at_leisure: dict[str, None] = {}
         self._listen()
 
     def _listen(self) -> None:
@@ -150,7 +151,12 @@ class Controller:
 
     def _busy(self, step: int) -> None:
         self._in_hand += step
-        self._lull.set(self._in_hand + len(self.queue))
+        to_do = self._in_hand + len(self.queue)
+        self._lull.set(to_do)
+        if to_do < CALM and self._at_leisure:  # one by one, so that whoever comes now finds us free
+            name = next(iter(self._at_leisure))
+            del self._at_leisure[name]
+            self.queue.add(name)
 
     async def _reconcile(self, name: str) -> str:
         facts = await self._eyes.look(name)
@@ -160,6 +166,10 @@ class Controller:
         plan, asked = self._plan(name, facts)
         if not asked:
             self.world.withdraw(name)
+        if plan.can_wait and self._lull.is_busy:
+            self._at_leisure[name] = None
+            self._look_again(name, plan.again_at)
+            return "later"
         try:
             return await self._attempt(name, facts, plan)
         except (apply.Overtaken, NotFound) as error:
@@ -205,8 +215,11 @@ class Controller:
                 node=plan.status.assigned_node,
                 why=plan.status.message,
             )
-        if plan.again_at is not None:
-            self.queue.add_after(name, max(0.0, (plan.again_at - self._now()).total_seconds()))
+        self._look_again(name, plan.again_at)
+
+    def _look_again(self, name: str, at: datetime | None) -> None:
+        if at is not None:
+            self.queue.add_after(name, max(0.0, (at - self._now()).total_seconds()))
 
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:
