@@ -6,7 +6,6 @@ import pytest
 
 from gpu_orchestrator.adapters.lull import BUSY, CALM, Lull
 
-
 pytestmark = pytest.mark.looptime
 
 
