@@ -38,6 +38,8 @@ from gpu_orchestrator.policies.registry import Registry
 
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 WORKERS = 32
+LEISURE_S = 60.0
+"""How long a finalizer may wait for a lull. Meanwhile Kubernetes cleans up what is deleted."""
 
 log = structlog.get_logger()
 
@@ -82,7 +84,7 @@ class Controller:
         self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
         self._in_hand = 0
-        self._at_leisure: dict[str, None] = {}
+        self._at_leisure: dict[str, float] = {}
         self._listen()
 
     def _listen(self) -> None:
@@ -158,6 +160,15 @@ class Controller:
             del self._at_leisure[name]
             self.queue.add(name)
 
+    def _has_leisure(self, name: str) -> bool:
+        """Whether it may wait (longer) until little else is to be done."""
+        now = time.monotonic()
+        if now - self._at_leisure.setdefault(name, now) >= LEISURE_S:
+            del self._at_leisure[name]
+            return False
+        self.queue.add_after(name, LEISURE_S)
+        return True
+
     async def _reconcile(self, name: str) -> str:
         facts = await self._eyes.look(name)
         if facts is None:
@@ -166,8 +177,7 @@ class Controller:
         plan, asked = self._plan(name, facts)
         if not asked:
             self.world.withdraw(name)
-        if plan.can_wait and self._lull.is_busy:
-            self._at_leisure[name] = None
+        if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
             self._look_again(name, plan.again_at)
             return "later"
         try:

@@ -20,8 +20,8 @@ from gpu_orchestrator.apps.operator.metrics import Metrics
 
 # What work in hand gets to finish in. Kubernetes kills 30 s after SIGTERM.
 FINISH_S = 10.0
-# How long events stand back in a burst of workloads that wait for their place.
-EVENTS_WAIT_S = 10.0
+# How long events stand back in a burst of workloads that wait for their place, and how slowly they come then.
+EVENTS_WAIT_S, EVENTS_TRICKLE_S = 10.0, 0.02
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ async def run(options: Options) -> None:
 class Process:
     def __init__(self, client: Client, options: Options) -> None:
         self._options, self._metrics = options, Metrics()
-        lull = Lull(time.monotonic, EVENTS_WAIT_S)
+        lull = Lull(time.monotonic, EVENTS_WAIT_S, EVENTS_TRICKLE_S)
         self._recorder = Recorder(client, names.OPERATOR, pace=lull.wait)
         self._controller = Controller(
             client,
