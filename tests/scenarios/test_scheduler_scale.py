@@ -45,7 +45,7 @@ def test_pods_that_do_not_fit_do_not_slow_those_that_do(
     alone_rate, alone_cost = (statistics.mean(pair) for pair in zip(before, after, strict=True))
     rate, cost = during[0] / alone_rate, during[1] / alone_cost
     figure(f"beside {backlog} unfit pods: {rate:.2f} of the throughput, {cost:.2f} of the CPU per pod")
-    assert rate > scale(test=0.0, accept=0.9)
+    assert rate > 0.9 or scale.tier == "test"
     assert cost < scale(test=3.0, accept=1.3)
 
 
