@@ -55,7 +55,9 @@ def test_metrics_tell_what_happened(stage: Stage) -> None:
     found[3]["health"] = "Unhealthy"
     stage.report(node, found)
     stage.scheduler(leaderElect=False, metricsBindAddress=f"127.0.0.1:{port}")
-    stage.create(*example("bare-gpus.yaml"), pod("big", gpus=4))
+    (bare,) = example("bare-gpus.yaml")
+    bare["spec"]["schedulerName"] = stage.scheduler_name
+    stage.create(bare, pod("big", gpus=4))
     stage.wait_bound("two-gpus")
     stage.wait_event("big", "FailedScheduling: ")
     told = samples(port)
