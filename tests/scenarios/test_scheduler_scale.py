@@ -15,8 +15,8 @@ Figure = Callable[[str], None]
 def test_pods_that_do_not_fit_do_not_slow_those_that_do(
     bare_stage: Stage, scale: Scale, figure: Figure
 ) -> None:
-    """Rounds without the backlog, with it, and without it again; what a pod costs must stay the same. Few pods
-    on a busy machine tell nothing about throughput; many do."""
+    """Rounds without the backlog, with it, and without it again; what a pod costs must stay the same. Few
+    pods on a busy machine tell nothing about throughput; many do."""
     backlog, fitting = scale(test=500, accept=10_000), scale(test=100, accept=500)
     bare_stage.gpu_nodes(fitting // 8 + 1, gpus=8)
     process = bare_stage.scheduler(leaderElect=False, releaseSeconds=0)

@@ -52,7 +52,7 @@ class Hands:
 class World:
     """A desk with its stores, changed as a watch would change them."""
 
-    def __init__(self, *nodes: Node, **rules: Any) -> None:
+    def __init__(self, *nodes: Node, opened: bool = True, **rules: Any) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [wish.served(each)]})
@@ -64,7 +64,8 @@ class World:
         self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: 0.0)
         for each in nodes:
             self.node(each)
-        self.desk.open()
+        if opened:
+            self.desk.open()
 
     def node(self, seen: Node) -> None:
         for change in self.nodes.put(seen):
@@ -274,3 +275,15 @@ def test_a_gated_pod_waits_in_silence() -> None:
     assert (world.hands.jobs, world.hands.refused) == ([], {})
     world.pod(pod("p", gpus=1))
     assert len(world.hands.jobs) == 1
+
+
+def test_what_was_withdrawn_before_the_desk_opened_is_not_asked_for() -> None:
+    """And asking twice before it opens is asking once."""
+    world = World(node("a", 8), opened=False)
+    world.pod(pod("stays", gpus=1))
+    world.pod(pod("leaves", gpus=1))
+    world.pod(pod("stays", gpus=2))
+    world.pod_gone("leaves")
+    assert world.hands.jobs == []
+    world.desk.open()
+    assert [(job.pod.metadata.name, len(job.devices)) for job in world.hands.jobs] == [("stays", 2)]
