@@ -30,7 +30,8 @@ class Swept:
     """A world with a sweep over it; `cleared` are the pods whose leases were to be taken off."""
 
     def __init__(self, world: World) -> None:
-        client, metrics, clock = Client(LeaseServer(1)), Metrics(), asyncio.get_running_loop().time
+        self.server, metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
+        client = Client(self.server)
         leases = Leases(client, "system", world.leases, metrics=metrics, now=lambda: "now")
         desk, lull, self.cleared = world.desk, Lull(clock), list[str]()
         releaser = Releaser(
@@ -101,3 +102,14 @@ async def test_a_lease_written_anew_is_another_one() -> None:
     world.lease(lease("a", 0, "uid-p", version=2))
     await swept.sweep.once()
     assert swept.cleared == []
+
+
+async def test_what_is_refused_for_one_does_not_keep_the_sweep_from_the_others() -> None:
+    """The API server lets nobody write the first lease; the bound pods of both have lost theirs."""
+    world = World(node("a", 2))
+    for device in range(2):
+        world.pod(pod(f"p{device}", node="a", gpus=1, allocated=f"a:{device}"))
+    swept = Swept(world)
+    swept.server.forbidden.add("gpu-a-0")
+    await swept.sweep.once()
+    assert set(swept.server.leases) == {"gpu-a-1"}

@@ -10,14 +10,14 @@ pod that waits for a reason no longer true      is told the new one
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
 from gpu_orchestrator.api import deviceleases, translate
 from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
@@ -78,7 +78,7 @@ class Sweep:
         if self._leases is not None:
             await self._look_at_all(self._leases)
             async for pod in _breathing(desk.ours.values()):
-                await self._restore(pod, self._leases)
+                await _past_refusals(self._restore(pod, self._leases), key(pod))
             self._tell_obstructed()
         desk.refresh(RETOLD)
         async for claim in _breathing(desk.stores.claims):
@@ -90,7 +90,7 @@ class Sweep:
         before, self._first_seen = self._first_seen, {}
         async for lease in _breathing(self._parts.desk.stores.leases):
             for grip in _of_device(lease):
-                await self._look_at(grip, leases, before)
+                await _past_refusals(self._look_at(grip, leases, before), grip.spot.lease)
 
     async def _look_at(self, grip: Grip, leases: Leases, before: dict[Grip, float]) -> None:
         desk, uid = self._parts.desk, grip.holder.uid
@@ -170,6 +170,15 @@ async def _breathing(all_of: Iterable[T]) -> AsyncIterator[T]:
         yield each
         if number % BREATH == 0:
             await asyncio.sleep(0)
+
+
+async def _past_refusals(look: Coroutine[Any, Any, None], at: str) -> None:
+    """What the server refuses for one must not keep the sweep from the others. One that is away or has too
+    much to do ends the sweep."""
+    try:
+        await look
+    except Permanent as error:
+        log.warning("left as it is, the next sweep looks again", at=at, error=str(error))
 
 
 def _of_device(lease: Lease) -> list[Grip]:
