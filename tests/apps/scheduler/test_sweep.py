@@ -17,9 +17,10 @@ from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
+from tests.apps.scheduler.desks import World
 from tests.apps.scheduler.lease_server import LeaseServer
 from tests.apps.scheduler.objects import node, pod
-from tests.apps.scheduler.test_desk import World, lease
+from tests.apps.scheduler.test_desk import lease
 
 pytestmark = pytest.mark.looptime
 

@@ -18,6 +18,7 @@ from gpu_orchestrator.adapters.store.values import Active, Newcomer, Renewal
 from gpu_orchestrator.adapters.store.workers import Greeting
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.wires import Wire
@@ -37,6 +38,7 @@ class Session:
     outcomes: Outcomes
     terms: SessionTerms
     name: str
+    key: Key | None = None
     epoch: int = 0
     connection: str = field(default_factory=lambda: uuid4().hex)
     given: dict[Attempt, float] = field(default_factory=dict)
@@ -100,6 +102,8 @@ class Session:
             said = session.read_by_server(await self.wire.receive())
         if not said or not isinstance(said[0], session.Hello) or said[0].name != self.name:
             raise msgspec.ValidationError(f"the first message must be Hello from {self.name}")
+        if why := fleet.misfit(said[0]):
+            raise msgspec.ValidationError(f"worker {self.name} cannot be counted: {why}")
         return said[0]
 
     def _take(self, message: session.ToServer, group: asyncio.TaskGroup) -> None:
@@ -161,7 +165,7 @@ class Session:
 
     async def _leaving(self) -> None:
         with contextlib.suppress(StoreError):  # it will be missed soon enough
-            await self.store.workers.control(self.name, {"leaving": "1"})
+            await self.store.workers.control(self.name, {"leaving": "1"}, status="leaving")
 
     async def _send_all(self) -> None:
         while True:
