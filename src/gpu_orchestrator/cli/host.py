@@ -8,20 +8,22 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpu_orchestrator.adapters import logs, settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
+from gpu_orchestrator.adapters.tls import BadCertificate
 from gpu_orchestrator.apps.cluster import keys, server
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 CLIENT = "client.json"
 LOG = "manager.log"
+HASHES = "keys.json"
 TOKEN = "worker-token"  # noqa: S105 - a file name
-KNOWN_ERRORS = (BadSettings, StoreError, server.CannotListen, UnknownPolicy)
+KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ async def hosting(
         known, secrets = _keys(chosen, folder)
         async with server.running(chosen, keys.Keys(known), insecure=insecure) as running:
             note(running.url)
-            _write_private(folder / CLIENT, json.dumps({"url": running.url, "key": secrets.api_key}))
+            _write_private(folder / CLIENT, json.dumps(_client(chosen, running.url, secrets)))
             yield Host(running, secrets, chosen)
 
 
@@ -106,29 +108,52 @@ def _locked(folder: Path) -> Iterator[Callable[[str], None]]:
 
 
 def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
-    """The keys this server knows, by their hashes alone, and those that this machine's own client and worker
-    use. A local worker whose token file was removed gets a token for this run."""
-    hashes = folder / "keys.json"
-    client = _read_json(folder / CLIENT)
-    configured = Secrets(chosen.api_key, _worker_token(chosen))
-    if configured.api_key and configured.worker_token:
-        return _of(configured), configured
-    if not hashes.exists():
-        made = Secrets(configured.api_key or keys.make(), configured.worker_token or keys.make(), True)
-        _write_private(hashes, json.dumps([[key.digest.hex(), *key.scopes] for key in _of(made)]))
-        _write_private(folder / TOKEN, made.worker_token)
-        return _of(made), replace(made, fresh=not configured.api_key)
-    known = [
-        keys.configured(bytes.fromhex(digest), scope) for digest, scope in json.loads(hashes.read_text())
-    ]
-    token = configured.worker_token or _read(folder / TOKEN) or keys.make()
-    secrets = Secrets(configured.api_key or client.get("key", ""), token)
-    return [*known, *_of(secrets)], secrets
+    """The keys this server begins with, and what of them this machine's own client and worker use. What is
+    not configured is made once, and only its hash is kept for the server."""
+    kept = {scope: digest for digest, scope in json.loads(_read(folder / HASHES) or "[]")}
+    client = _read_json(folder / CLIENT).get("key", "")
+    admin = _begin("admin", chosen.api_key, client, kept)
+    worker = _begin("worker", chosen.worker_token, _read(folder / TOKEN), kept)
+    if admin.is_made or worker.is_made:
+        made = {
+            scope: each.key.digest.hex()
+            for scope, each in (("admin", admin), ("worker", worker))
+            if each.is_made
+        }
+        _write_private(
+            folder / HASHES, json.dumps([[digest, scope] for scope, digest in {**kept, **made}.items()])
+        )
+    if worker.is_made:
+        _write_private(folder / TOKEN, worker.secret)
+    # A worker of this machine whose token file was removed gets a token for this run.
+    token = worker.secret or keys.make()
+    known = [admin.key, worker.key, *([] if worker.secret else [keys.key_of(token, "worker")])]
+    return known, Secrets(admin.secret, token, fresh=admin.is_made)
 
 
-def _of(secrets: Secrets) -> list[keys.Key]:
-    api = [keys.key_of(secrets.api_key, "admin")] if secrets.api_key else []
-    return [*api, keys.key_of(secrets.worker_token, "worker")]
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """`secret` is empty where this machine does not have it any more."""
+
+    secret: str
+    key: keys.Key
+    is_made: bool = False
+
+
+def _begin(scope: keys.Scope, configured: str, remembered: str, kept: Mapping[str, str]) -> _Begun:
+    if configured:
+        return _Begun(configured, keys.key_of(configured, scope))
+    if scope not in kept:
+        secret = keys.make()
+        return _Begun(secret, keys.key_of(secret, scope), is_made=True)
+    is_it = keys.digest_of(remembered).hex() == kept[scope]
+    return _Begun(remembered if is_it else "", keys.configured(bytes.fromhex(kept[scope]), scope))
+
+
+def _client(chosen: Settings, url: str, secrets: Secrets) -> dict[str, str]:
+    """What clients on this machine need. They trust the server's own certificate, whoever signed it."""
+    ca = str(Path(chosen.ssl_cert_path).absolute()) if chosen.ssl_cert_path else ""
+    return {"url": url, "key": secrets.api_key, "ca": ca}
 
 
 def _read(path: Path) -> str:
@@ -137,16 +162,6 @@ def _read(path: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, str]:
     return dict(json.loads(_read(path) or "{}"))
-
-
-def _worker_token(chosen: Settings) -> str:
-    if not chosen.worker_token_file:
-        return ""
-    try:
-        return Path(chosen.worker_token_file).read_text().strip()
-    except OSError as error:
-        given = f"WORKER_TOKEN_FILE={chosen.worker_token_file}"
-        raise BadSettings(f"{given} is not allowed: {error.strerror}; give a file to read") from error
 
 
 def _write_private(path: Path, text: str) -> None:

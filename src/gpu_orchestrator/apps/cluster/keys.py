@@ -54,6 +54,11 @@ class Key:
     def may(self, scope: Scope) -> bool:
         return any(scope in INCLUDES[each] for each in self.scopes)
 
+    def demand(self, scope: Scope) -> None:
+        if not self.may(scope):
+            has = ", ".join(sorted(self.scopes))
+            raise Forbidden(f"this key ({self.id}) has the scope {has}; {scope} is needed", needs=scope)
+
     def is_over(self, now_ms: int) -> bool:
         return bool(self.revoked_ms) or 0 < self.expires_ms <= now_ms
 
@@ -140,13 +145,6 @@ class Keys:
             raise Unauthorized(f"this key ({key.id}) {how}; ask the operator for another")
         if not key.configured:
             self.used[key.id] = now_ms
-        return key
-
-    def demand(self, authorization: str, scope: Scope) -> Key:
-        key = self.find(authorization)
-        if not key.may(scope):
-            has = ", ".join(sorted(key.scopes))
-            raise Forbidden(f"this key ({key.id}) may only {has}; {scope} is needed", needs=scope)
         return key
 
     def is_good(self, key: Key) -> bool:

@@ -9,6 +9,7 @@ from time import monotonic
 
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
@@ -17,6 +18,7 @@ from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, Unit
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.apps.cluster.audit import Audit
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.feed import Feed
@@ -32,6 +34,7 @@ from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
+from gpu_orchestrator.apps.cluster.signing import Signing
 from gpu_orchestrator.apps.cluster.tally import Tally
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.translate import Memory
@@ -49,14 +52,17 @@ class Ground:
     store: Store
     facts: Facts
     keys: Keys
+    seal: Seal
 
 
 class Manager:
     def __init__(self, ground: Ground) -> None:
         settings, store = ground.settings, ground.store
         self.settings, self.store, self.facts, self.keys = settings, store, ground.facts, ground.keys
+        self.signing = Signing(store.database, ground.seal)
         self.started = monotonic()
         self.metrics = Metrics()
+        self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = Memory(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
         self.registry = policies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - settles ties
@@ -87,7 +93,8 @@ class Manager:
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
         self._behind = [
-            loop.create_task(each.run()) for each in (self.leader, listener, self.keyring, self.tally)
+            loop.create_task(each.run())
+            for each in (self.leader, listener, self.keyring, self.tally, self.audit)
         ]
 
     async def stop(self) -> None:
@@ -97,6 +104,7 @@ class Manager:
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
                 await self.keyring.write_used()
+                await self.audit.flush()
         for each in self._behind:
             each.cancel()
         await asyncio.gather(*self._behind, return_exceptions=True)
@@ -121,9 +129,10 @@ class Manager:
         dispatcher = self.leader.dispatcher
         return await (dispatcher or self.store.tasks).submit(tasks, units, unit_of)
 
-    async def row(self, name: str) -> Row:
+    async def row(self, name: str, owner: str = "") -> Row:
+        """A task of this owner; without one, anybody's. That others' tasks are there is not even said."""
         (row,) = await self.store.tasks.fetch([name])
-        if row is None:
+        if row is None or (owner and row.get("tenant") != owner):
             raise NotFound(
                 f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
             )

@@ -7,9 +7,11 @@
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
 --   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority
 --   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
+--   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    who has such lists
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
 --   h:<ring>     hash    buckets of history, by slot
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
+--   audit:changes, audit:traffic  streams    audit:number       of the last entry
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
@@ -102,10 +104,24 @@ local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
 
-local function move(id, from, to, created)
-  redis.call('ZREM', P .. 's:' .. from, id)
-  redis.call('ZADD', P .. 's:' .. to, created, id)
+-- In the list of all and in that of its owner.
+local function list(id, state, created, owner)
+  redis.call('ZADD', P .. 's:' .. state, created, id)
+  if owner and owner ~= '' then
+    redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id)
+    redis.call('SADD', P .. 'owners', owner)
+  end
 end
+
+local function move(id, from, to, created)
+  local owner = redis.call('HGET', P .. 't:' .. id, 'tenant')
+  redis.call('ZREM', P .. 's:' .. from, id)
+  if owner and owner ~= '' then redis.call('ZREM', P .. 'o:' .. owner .. ':' .. from, id) end
+  list(id, to, created, owner)
+end
+
+-- Whether somebody may see and touch a task: its owner, and who asks for everybody ('').
+local function may_touch(owner, tenant) return owner == '' or owner == tenant end
 
 local function tell_queued(id, spec, attempt, after, created, deaths)
   tell({'Queued', id, spec, attempt, after, created, deaths})
