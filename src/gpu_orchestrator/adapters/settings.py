@@ -95,6 +95,8 @@ class Settings:
     worker_registration_timeout: float = _number(60, 1, 3600)
     gpu_memory_threshold: float = _number(0.8, 0.05, 1)
     gpu_memory_headroom: int = _whole(256, 0, 1_048_576)
+    gpu_temperature_alert: float = _number(85, 1, 200)
+    gpu_memory_alert: float = _number(0.95, 0.05, 1)
     placement_policy: str = _text("balanced", "the name of a policy")
     max_request_mb: float = _number(8, 0.01, 1024)
     metrics_auth: bool = _flag(False)

@@ -141,6 +141,13 @@ class Explanation(Answer, frozen=True):
 # --- workers -----------------------------------------------------------------------------------------------
 
 
+class GpuAlert(Answer, frozen=True):
+    kind: str
+    message: str
+    value: float
+    since: str
+
+
 class GpuInfo(Answer, frozen=True):
     index: int
     uuid: str
@@ -156,6 +163,7 @@ class GpuInfo(Answer, frozen=True):
     driver_version: str
     cordoned: bool
     problem: str
+    alerts: list[GpuAlert] = []
 
 
 class WorkerSystem(Answer, frozen=True):

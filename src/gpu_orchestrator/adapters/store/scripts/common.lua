@@ -71,6 +71,34 @@ local function emit_worker(name, worker, status, why)
     ',"reason":' .. cjson.encode(why or '') .. '}')
 end
 
+-- The alerts {device, kind, 1 if it raises one, value, message} that readings give cause for: each is told once when it
+-- begins to stand and once when it is over. What does not raise an alert keeps up one that stands.
+local function set_alerts(worker, found)
+  local key = P .. 'w:' .. worker
+  local written = redis.call('HGET', key, 'alerts')
+  if #found == 0 and (not written or written == '') then return end
+  local stood, stands = {}, {}
+  for _, alert in ipairs((written and written ~= '') and cjson.decode(written) or {}) do
+    stood[alert.device .. alert.kind] = alert
+  end
+  local function tell_alert(alert, state)
+    emit('gpu_alert', '', cjson.encode({worker_id = worker, device = alert.device, kind = alert.kind, state = state,
+      value = alert.value, message = alert.message}))
+  end
+  for _, each in ipairs(found) do
+    local name = each[1] .. each[2]
+    local before = stood[name]
+    if before or each[3] == 1 then
+      local alert = {device = each[1], kind = each[2], value = each[4], message = each[5], since = NOW}
+      if before then alert.since = before.since else tell_alert(alert, 'raised') end
+      stands[#stands + 1] = alert
+      stood[name] = nil
+    end
+  end
+  for _, alert in pairs(stood) do tell_alert(alert, 'cleared') end
+  redis.call('HSET', key, 'alerts', #stands > 0 and cjson.encode(stands) or '')
+end
+
 local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
