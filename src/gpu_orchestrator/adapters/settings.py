@@ -7,6 +7,7 @@ what is allowed, and all bad ones are told at once.
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -54,6 +55,12 @@ _FLAGS = {
 }
 
 
+def _networks(value: str) -> str:
+    for each in value.split(","):
+        ip_network(each.strip())
+    return value
+
+
 def _between(kind: Callable[[str], Any], least: float, most: float) -> Callable[[str], Any]:
     def read(value: str) -> Any:
         number = kind(value)
@@ -99,6 +106,10 @@ class Settings:
     gpu_memory_alert: float = _number(0.95, 0.05, 1)
     placement_policy: str = _text("balanced", "the name of a policy")
     max_request_mb: float = _number(8, 0.01, 1024)
+    callback_hosts: str = _text(allowed="host names separated by commas, or *")
+    callback_networks: str = _setting("", "networks such as 10.1.0.0/16, separated by commas", _networks)
+    callback_secret: str = _text(allowed="a secret, best whsec_ and 32 random bytes in base64")
+    callback_secret_file: str = _text(allowed="a file that can be read")
     metrics_auth: bool = _flag(False)
     events_kept: int = _whole(50_000, 100, 10_000_000)
     max_watchers: int = _whole(1000, 0, 100_000)
@@ -155,7 +166,7 @@ def _unquoted(value: str) -> str:
 def _secrets(found: dict[str, Any]) -> list[str]:
     """Read secrets that are given as files."""
     wrong = []
-    for name in ("api_key", "redis_password"):
+    for name in ("api_key", "redis_password", "callback_secret"):
         path = found.get(f"{name}_file")
         if path and not found.get(name):
             try:

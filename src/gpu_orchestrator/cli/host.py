@@ -15,10 +15,11 @@ from typing import Any
 from gpu_orchestrator.adapters import logs, settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
-from gpu_orchestrator.apps.cluster import keys, server
+from gpu_orchestrator.apps.cluster import callbacks, keys, server
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 CLIENT = "client.json"
+CALLBACK_SECRET = "callback-secret"  # noqa: S105 - a file name
 LOG = "manager.log"
 TOKEN = "worker-token"  # noqa: S105 - a file name
 KNOWN_ERRORS = (BadSettings, StoreError, server.CannotListen, UnknownPolicy)
@@ -51,6 +52,7 @@ async def hosting(
         stream = stack.enter_context((folder / LOG).open("a")) if log_to_file else None
         logs.configure(1 if chosen.log_level == "DEBUG" else 0, stream=stream)
         known, secrets = _keys(chosen, folder)
+        chosen = _with_callback_secret(chosen, folder)
         async with server.running(chosen, keys.Keys(known), insecure=insecure) as running:
             note(running.url)
             _write_private(folder / CLIENT, json.dumps({"url": running.url, "key": secrets.api_key}))
@@ -124,6 +126,14 @@ def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
     token = configured.worker_token or _read(folder / TOKEN) or keys.make()
     secrets = Secrets(configured.api_key or client.get("key", ""), token)
     return [*known, *_of(secrets)], secrets
+
+
+def _with_callback_secret(chosen: Settings, folder: Path) -> Settings:
+    """The one that was given, else the one that was made at the first start."""
+    kept = folder / CALLBACK_SECRET
+    if not chosen.callback_secret and not kept.exists():
+        _write_private(kept, callbacks.make_secret(os.urandom(32)))
+    return replace(chosen, callback_secret=chosen.callback_secret or _read(kept))
 
 
 def _of(secrets: Secrets) -> list[keys.Key]:

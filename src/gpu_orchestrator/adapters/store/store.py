@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from types import TracebackType
 
+from gpu_orchestrator.adapters.store.callbacks import Callbacks
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.events import Events
 from gpu_orchestrator.adapters.store.history import History
@@ -38,6 +39,7 @@ class Store:
             keep_ms=terms.keep_ms,
             most=terms.most_workers,
         )
+        self.callbacks = Callbacks(self.link)
         self.events = Events(self.link)
         self.history = History(self.link)
         self.keys = StoredKeys(self.link, keep_ms=terms.keep_ms)

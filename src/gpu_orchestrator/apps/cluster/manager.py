@@ -9,6 +9,7 @@ from time import monotonic
 
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
@@ -17,6 +18,8 @@ from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import NewTask, Taken
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.apps.cluster.callbacks import Caller
+from gpu_orchestrator.apps.cluster.callbacks import Terms as CallbackTerms
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.feed import Feed
@@ -65,8 +68,11 @@ class Manager:
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
         self.feed = Feed(store.events, settings.max_watchers)
         self.keyring = Keyring(store, self.keys, self._keys_changed)
+        self.allowed = Allowed.of(settings.callback_hosts, settings.callback_networks)
         clock = StoreClock()
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
+        terms = CallbackTerms(settings.callback_secret, self.allowed)
+        self.caller = Caller(store.callbacks, terms, self.metrics, lambda: self.leader.leads)
         self._submit: Gather[NewTask, Taken] = Gather(self._take)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
@@ -82,7 +88,8 @@ class Manager:
         await self.keyring.refresh()
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
-        self._behind = [loop.create_task(each.run()) for each in (self.leader, listener, self.keyring)]
+        behind = (self.leader, listener, self.keyring, self.caller)
+        self._behind = [loop.create_task(each.run()) for each in behind]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""

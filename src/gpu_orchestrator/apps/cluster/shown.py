@@ -49,6 +49,7 @@ def task_status(name: str, row: Row) -> schema.TaskStatus:
         deaths=_deaths.decode(deaths) if deaths else [],
         labels=spec.labels,
         correlation_id=row.get("correlation", ""),
+        callback=row.get("callback", ""),
     )
 
 

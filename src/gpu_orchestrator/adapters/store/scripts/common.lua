@@ -7,7 +7,7 @@
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
 --   epoch, fence numbers                      workers     set    names
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
---   h:<ring>     hash    buckets of history, by slot
+--   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by when one is due
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
@@ -152,7 +152,8 @@ local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
-  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error')
+  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'spec')
+  if string.find(row[7], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, row[1])
   count(to)
   emit_end(id, to, row)
