@@ -1,5 +1,5 @@
-"""One table of clusters and wishes, three who decide: the operator's reconcile, an engine as a scheduler
-runs it, and the task dispatcher. They must give the same places, because one core decides for all of them."""
+"""One table of clusters and wishes, three who decide: the operator's reconcile, the scheduler's desk, and the
+task dispatcher. They must give the same places, because one core decides for all of them."""
 
 import asyncio
 import random
@@ -10,24 +10,25 @@ from typing import Any, cast
 
 import pytest
 
+from gpu_orchestrator.adapters import settings
 from gpu_orchestrator.adapters.store.values import Assignment, Remembered, Snapshot
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen
+from gpu_orchestrator.apps.operator import world as operators
 from gpu_orchestrator.apps.operator.facts import Facts, Given
 from gpu_orchestrator.apps.operator.reconcile import reconcile
-from gpu_orchestrator.apps.operator.world import World
 from gpu_orchestrator.core.answer import Refusal
-from gpu_orchestrator.core.node import node
-from gpu_orchestrator.core.request import Request, request
-from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import Asked, NodeSeen, Place
+from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry
 from tests.apps.cluster import hand
 from tests.apps.operator import builders
+from tests.apps.scheduler import objects
+from tests.apps.scheduler.desks import World
 
 CHEAP = {"gpu-orchestrator/cheap-node": "true"}
 NOWHERE = "-"
@@ -73,7 +74,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_operator_places_as_the_table_says(case: Case) -> None:
-    world = World(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
+    world = operators.World(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
     for name, gpus in case.gpus.items():
         world.see_node(None, builders.node(name, gpus, labels=case.labels(name)))
     found: list[str] = []
@@ -94,15 +95,15 @@ def test_the_operator_places_as_the_table_says(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_engine_places_as_the_table_says(case: Case) -> None:
-    engine = Engine(Registry().policy_of, random.Random(1))
-    for name, gpus in case.gpus.items():
-        engine.handle(NodeSeen(node(name, gpus, labels=case.labels(name))), 0.0)
-    found = []
+def test_the_scheduler_places_as_the_table_says(case: Case) -> None:
+    """Nodes and pods as the API server shows them; what the desk wants bound is where they go."""
+    world = World(*(objects.node(name, gpus, labels=case.labels(name)) for name, gpus in case.gpus.items()))
     for number, gpus in enumerate(case.wishes):
-        actions = engine.handle(Asked(request(str(number), gpus, strategy=case.strategy)), float(number))
-        found += [each.placement.node for each in actions if isinstance(each, Place)] or [NOWHERE]
-    assert tuple(found) == case.places
+        world.pod(objects.pod(f"p{number}", gpus=gpus, strategy=case.strategy))
+    found = {job.pod.metadata.name: job.placement.node for job in world.hands.jobs}
+    places = tuple(found.get(f"p{number}", NOWHERE) for number in range(len(case.wishes)))
+    assert places == case.places
+    assert len(world.hands.refused) == places.count(NOWHERE)
 
 
 @dataclass
@@ -121,8 +122,9 @@ async def test_the_dispatcher_places_as_the_table_says(case: Case) -> None:
     ledger = Ledger()
     store: Any = cast(Any, SimpleNamespace(tasks=ledger))
     registry = policies.registry(case.strategy)
+    owners = Owners(settings.Settings())
     dispatcher = Dispatcher(
-        Means(store, lambda *_: None, registry, Memory(1.0, 0), Metrics(), now=lambda: 1_000.0)
+        Means(store, lambda *_: None, registry, Memory(1.0, 0), Metrics(), lambda: 1_000.0, owners)
     )
     workers = {
         name: Seen(

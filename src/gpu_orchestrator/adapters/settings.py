@@ -5,6 +5,7 @@ what is allowed, and all bad ones are told at once.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from ipaddress import ip_network
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
+from gpu_orchestrator.api.rates import by_route
+
 T = TypeVar("T")
+SHORTEST_KEY = 32
 
 
 class BadSettings(ValueError):
@@ -25,6 +29,11 @@ def _setting(default: T, allowed: str, read: Callable[[str], T]) -> T:
 
 def _text(default: str = "", allowed: str = "any text") -> str:
     return _setting(default, allowed, str)
+
+
+def _secret(allowed: str = "any text") -> str:
+    """Given as it is or, better, as a file (the setting of the same name with _FILE). Never shown."""
+    return field(default="", repr=False, metadata={"allowed": allowed, "read": str, "secret": True})
 
 
 def _whole(default: int, least: int, most: int) -> int:
@@ -71,20 +80,43 @@ def _between(kind: Callable[[str], Any], least: float, most: float) -> Callable[
     return read
 
 
+def _origins(value: str) -> tuple[str, ...]:
+    found = tuple(each.strip() for each in value.split(",") if each.strip())
+    if not all(each == "*" or _ORIGIN.fullmatch(each) for each in found):
+        raise ValueError(value)
+    return found
+
+
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
+
+
+def _routes(value: str) -> str:
+    by_route(value)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`.env.example` says what each is for."""
 
     api_host: str = _text("127.0.0.1", "an address of this machine")
     api_port: int = _whole(8000, 0, 65_535)
-    api_key: str = _text(allowed="a key of 32 characters or more")
+    api_key: str = _secret("a key of 32 characters or more")
     api_key_file: str = _text(allowed="a file that can be read")
+    worker_token: str = _secret("a token of 32 characters or more")
     worker_token_file: str = _text(allowed="a file that can be read")
-    redis_url: str = _text(allowed="redis://, rediss:// or unix://")
+    ssl_cert_path: str = _text(allowed="a file that can be read")
+    ssl_key_path: str = _text(allowed="a file that can be read")
+    cors_origins: tuple[str, ...] = _setting(
+        (), "origins such as https://dashboard.example, separated by commas, or *", _origins
+    )
+    secrets_key_file: str = _text(allowed="a file that can be read")
+    redis_url: str = _secret("redis://, rediss:// or unix://")
+    redis_url_file: str = _text(allowed="a file that can be read")
     redis_host: str = _text(allowed="a host name")
     redis_port: int = _whole(6379, 1, 65_535)
     redis_db: int = _whole(0, 0, 15)
-    redis_password: str = _text()
+    redis_password: str = _secret()
     redis_password_file: str = _text(allowed="a file that can be read")
     durability: Literal["normal", "strict"] = _one_of("normal", "normal", "strict")
     data_dir: str = _setting(
@@ -108,8 +140,18 @@ class Settings:
     max_request_mb: float = _number(8, 0.01, 1024)
     callback_hosts: str = _text(allowed="host names separated by commas, or *")
     callback_networks: str = _setting("", "networks such as 10.1.0.0/16, separated by commas", _networks)
-    callback_secret: str = _text(allowed="a secret, best whsec_ and 32 random bytes in base64")
+    callback_secret: str = _secret("a secret, best whsec_ and 32 random bytes in base64")
     callback_secret_file: str = _text(allowed="a file that can be read")
+    audit_keep: int = _whole(100_000, 100, 100_000_000)
+    rate_limit_per_minute: int = _whole(100, 0, 1_000_000)
+    rate_limit_per_hour: int = _whole(1000, 0, 1_000_000_000)
+    rate_limit_routes: str = _setting(
+        "", "such as POST /tasks=300/m,5000/h; GET /tasks/{task_id}=none", _routes
+    )
+    quota_queued_tasks: int = _whole(10_000, 0, 1_000_000_000)
+    quota_running_tasks: int = _whole(0, 0, 1_000_000)
+    quota_gpu_seconds_per_day: int = _whole(0, 0, 1_000_000_000)
+    max_queued_tasks: int = _whole(100_000, 1, 100_000_000)
     metrics_auth: bool = _flag(False)
     events_kept: int = _whole(50_000, 100, 10_000_000)
     max_watchers: int = _whole(1000, 0, 100_000)
@@ -166,26 +208,39 @@ def _unquoted(value: str) -> str:
 def _secrets(found: dict[str, Any]) -> list[str]:
     """Read secrets that are given as files."""
     wrong = []
-    for name in ("api_key", "redis_password", "callback_secret"):
+    for name in (each.name for each in fields(Settings) if each.metadata.get("secret")):
         path = found.get(f"{name}_file")
         if path and not found.get(name):
             try:
-                found[name] = Path(path).read_text().strip()
-            except OSError as error:
-                wrong.append(
-                    f"{name.upper()}_FILE={path} is not allowed: {error.strerror}; give a file to read"
-                )
+                found[name] = read_secret(Path(path))
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                wrong.append(f"{name.upper()}_FILE={path} is not allowed: {why}; give a file to read")
     return wrong
 
 
+def read_secret(path: Path) -> str:
+    """What the file holds, without the end of its line; an empty one would silently mean no secret at all."""
+    secret = path.read_text().strip()
+    if not secret:
+        raise ValueError("it is empty")
+    return secret
+
+
 def _checked(settings: Settings) -> Settings:
-    if settings.api_key and len(settings.api_key) < 32:
-        raise BadSettings(
-            f"API_KEY has {len(settings.api_key)} characters: give 32 or more, "
-            "for example from `openssl rand -hex 32`, or leave it empty to have one made"
-        )
+    for name, secret in (("API_KEY", settings.api_key), ("WORKER_TOKEN", settings.worker_token)):
+        if secret and len(secret) < SHORTEST_KEY:
+            raise BadSettings(
+                f"{name} has {len(secret)} characters: give {SHORTEST_KEY} or more, "
+                "for example from `openssl rand -hex 32`, or leave it empty to have one made"
+            )
     if settings.redis_url and not settings.redis_url.startswith(("redis://", "rediss://", "unix://")):
+        scheme = settings.redis_url.partition("://")[0] if "://" in settings.redis_url else "nothing"
         raise BadSettings(
-            f"REDIS_URL={settings.redis_url} is not allowed: begin with redis://, rediss:// or unix://"
+            f"REDIS_URL begins with {scheme}, which is not allowed: give redis://, rediss:// or unix://"
+        )
+    if bool(settings.ssl_cert_path) != bool(settings.ssl_key_path):
+        raise BadSettings(
+            "SSL_CERT_PATH and SSL_KEY_PATH go together: give both, or none to serve without TLS"
         )
     return settings

@@ -15,14 +15,15 @@ from typing import Any
 from gpu_orchestrator.adapters import logs, settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
-from gpu_orchestrator.apps.cluster import callbacks, keys, server
+from gpu_orchestrator.adapters.tls import BadCertificate
+from gpu_orchestrator.apps.cluster import keys, server, signing
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 CLIENT = "client.json"
 CALLBACK_SECRET = "callback-secret"  # noqa: S105 - a file name
 LOG = "manager.log"
 TOKEN = "worker-token"  # noqa: S105 - a file name
-KNOWN_ERRORS = (BadSettings, StoreError, server.CannotListen, UnknownPolicy)
+KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ async def hosting(
         chosen = _with_callback_secret(chosen, folder)
         async with server.running(chosen, keys.Keys(known), insecure=insecure) as running:
             note(running.url)
-            _write_private(folder / CLIENT, json.dumps({"url": running.url, "key": secrets.api_key}))
+            _write_private(folder / CLIENT, json.dumps(_client(chosen, running.url, secrets)))
             yield Host(running, secrets, chosen)
 
 
@@ -112,7 +113,7 @@ def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
     use. A local worker whose token file was removed gets a token for this run."""
     hashes = folder / "keys.json"
     client = _read_json(folder / CLIENT)
-    configured = Secrets(chosen.api_key, _worker_token(chosen))
+    configured = Secrets(chosen.api_key, chosen.worker_token)
     if configured.api_key and configured.worker_token:
         return _of(configured), configured
     if not hashes.exists():
@@ -132,7 +133,7 @@ def _with_callback_secret(chosen: Settings, folder: Path) -> Settings:
     """The one that was given, else the one that was made at the first start."""
     kept = folder / CALLBACK_SECRET
     if not chosen.callback_secret and not kept.exists():
-        _write_private(kept, callbacks.make_secret(os.urandom(32)))
+        _write_private(kept, signing.new_secret())
     return replace(chosen, callback_secret=chosen.callback_secret or _read(kept))
 
 
@@ -141,22 +142,18 @@ def _of(secrets: Secrets) -> list[keys.Key]:
     return [*api, keys.key_of(secrets.worker_token, "worker")]
 
 
+def _client(chosen: Settings, url: str, secrets: Secrets) -> dict[str, str]:
+    """What clients on this machine need. They trust the server's own certificate, whoever signed it."""
+    ca = str(Path(chosen.ssl_cert_path).absolute()) if chosen.ssl_cert_path else ""
+    return {"url": url, "key": secrets.api_key, "ca": ca}
+
+
 def _read(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
 def _read_json(path: Path) -> dict[str, str]:
     return dict(json.loads(_read(path) or "{}"))
-
-
-def _worker_token(chosen: Settings) -> str:
-    if not chosen.worker_token_file:
-        return ""
-    try:
-        return Path(chosen.worker_token_file).read_text().strip()
-    except OSError as error:
-        given = f"WORKER_TOKEN_FILE={chosen.worker_token_file}"
-        raise BadSettings(f"{given} is not allowed: {error.strerror}; give a file to read") from error
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -14,11 +14,12 @@ import pytest
 from aiohttp import web
 
 from gpu_orchestrator.apps.cluster import callbacks
+from gpu_orchestrator.apps.cluster.signing import MARK
 from tests.apps.cluster.conftest import NewSite, Site
 from tests.fleet import eventually
 
 pytestmark = pytest.mark.real
-SECRET = callbacks.make_secret(b"s" * 32)
+SECRET = MARK + base64.b64encode(b"s" * 32).decode()
 OPEN = {"callback_hosts": "127.0.0.1", "callback_networks": "127.0.0.0/8", "callback_secret": SECRET}
 
 
@@ -56,10 +57,10 @@ async def receiving(*answers: int) -> AsyncIterator[Receiver]:
         await runner.cleanup()
 
 
-def verify(headers: dict[str, str], body: bytes) -> None:
+def verify(headers: dict[str, str], body: bytes, key: bytes = b"s" * 32) -> None:
     """As a receiver would."""
     said = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-    expected = hmac.new(b"s" * 32, said, sha256).digest()
+    expected = hmac.new(key, said, sha256).digest()
     assert headers["webhook-signature"] == f"v1,{base64.b64encode(expected).decode()}"
 
 
@@ -130,6 +131,15 @@ async def test_what_was_due_survives_a_restart(new_site: NewSite, tmp_path: Path
         await shows(second, name, "delivered")
 
 
+async def test_an_owners_own_secret_signs_what_is_its(new_site: NewSite) -> None:
+    site = await new_site(**OPEN)
+    _, made = await site.call("POST", "/callbacks/secret")
+    async with receiving() as receiver:
+        name = await site.submit(callback_url=receiver.url)
+        await site.call("DELETE", f"/tasks/{name}")
+        verify(*await receiver.next(), base64.b64decode(made["secret"].removeprefix(MARK)))
+
+
 async def test_a_cancelled_and_a_failed_task_are_told_too(new_site: NewSite) -> None:
     site = await new_site(**OPEN)
     async with receiving() as receiver:
@@ -161,4 +171,4 @@ def _json(body: bytes) -> Any:
 
 
 def _quickly(site: Site) -> callbacks.Terms:
-    return callbacks.Terms(SECRET, site.running.manager.allowed, first_wait_s=0.05)
+    return callbacks.Terms(site.running.manager.signing.find, site.running.manager.allowed, first_wait_s=0.05)

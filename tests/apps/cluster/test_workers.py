@@ -72,10 +72,28 @@ async def test_a_worker_started_anew_is_not_who_it_was(new_site: NewSite) -> Non
     again = await site.join(instance="w-2")
     assign = await again.take()
     assert (assign.task, assign.attempt) == (name, 2)
-    await again.say(session.Done(name, 1))
-    ack = await again.hear(session.Ack)
-    assert not ack.accepted, "the first attempt belongs to the epoch before"
-    assert await again.finish(assign)
+
+
+async def test_a_late_result_is_dropped_and_counted(new_site: NewSite) -> None:
+    """Of an attempt that was lost with its worker's epoch, of one that has ended, and of a task long gone."""
+    site = await new_site(worker_lease=1)
+    worker = await site.join()
+    name = await site.submit()
+    first = await worker.take()
+    await worker.vanish()
+    await _until_missed(site, "w")
+    again = await site.join(instance="w-2")
+    second = await again.take()
+    assert not await again.finish(first, "from before")
+    assert await _metric(site, "stale_results_total") == 1
+    assert await again.finish(second, "the one")
+    assert not await again.finish(second, "said twice")
+    assert not await again.finish(session.Assign("unknown", 1, "echo"), "of nothing")
+    assert await _metric(site, "stale_results_total") == 3
+    ended = await site.task(name)
+    assert (ended["status"], ended["attempt"], ended["result"]) == ("completed", 2, "the one")
+    _, shown = await site.call("GET", "/cluster/status")
+    assert shown["committed"] == 1
 
 
 async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) -> None:
@@ -234,6 +252,26 @@ async def test_a_stranger_cannot_join(site: Site) -> None:
             pass
     async with hand.joined(site.running.url, KEY, hand.hello("w")) as worker:
         assert (await worker.hear(session.Welcome)).worker_id == "w"
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        pytest.param((hand.device(0), hand.device(0)), "two devices have the same id: [0, 0]", id="twice"),
+        pytest.param(tuple(map(hand.device, range(1025))), "1025 devices; it can be 0 to 1024", id="many"),
+        pytest.param((hand.device(0, gib=10**400),), "int too large", id="a number past all numbers"),
+    ],
+)
+async def test_a_worker_that_cannot_be_counted_is_told_why_and_harms_nobody(
+    site: Site, devices: tuple[session.Device, ...], said: str
+) -> None:
+    async with hand.joined(site.running.url, TOKEN, hand.hello("odd", devices=devices)) as odd:
+        goodbye = await odd.hear(session.Goodbye)
+    assert said in goodbye.reason
+    assert not goodbye.retry
+    good = await site.join()
+    name = await site.submit()
+    assert (await good.take()).task == name
 
 
 async def test_a_worker_that_speaks_nonsense_is_told_and_left(site: Site) -> None:

@@ -28,10 +28,17 @@ def pod(name: str, *, node: str = "", phase: str = "Pending", meta: Any = None, 
     return msgspec.convert({"metadata": about, "spec": body, "status": {"phase": phase}}, Pod)
 
 
-def node(name: str, gpus: int = 8, *, annotations: dict[str, str] | None = None, **spec: Any) -> Node:
+def node(
+    name: str,
+    gpus: int = 8,
+    *,
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    **spec: Any,
+) -> Node:
     amounts = {"cpu": "96", "memory": "1Ti", "pods": "110"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
     status = {"allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
-    meta = {**_meta(name, annotations=annotations or {}), "namespace": ""}
+    meta = {**_meta(name, annotations=annotations or {}, labels=labels or {}), "namespace": ""}
     return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Node)
 
 

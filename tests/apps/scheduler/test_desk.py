@@ -1,108 +1,15 @@
 """The desk alone: objects in, jobs and refusals out, a device accounted to exactly one at any moment."""
 
-import random
-from typing import Any
-
 import pytest
 
-from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import Holder, Spot
-from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
-from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
+from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
-from gpu_orchestrator.apps.scheduler import wish
-from gpu_orchestrator.apps.scheduler.bind import Bound, Failed, Job
-from gpu_orchestrator.apps.scheduler.desk import Desk, Ended, Rules, Stores, claims_of
+from gpu_orchestrator.apps.scheduler.bind import Bound, Failed
 from gpu_orchestrator.apps.scheduler.leases import Taken
-from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.policies.registry import Registry
+from tests.apps.scheduler.desks import World
 from tests.apps.scheduler.objects import claim, node, pod, report
-
-
-class Hands:
-    """Remembers what it was asked to do."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.given_up: list[Job] = []
-        self.refused: dict[str, str] = {}
-        self.has_ended: list[Ended] = []
-        self.cleared: list[str] = []
-
-    def place(self, job: Job) -> None:
-        self.jobs.append(job)
-
-    def give_up(self, job: Job, why: str) -> None:
-        self.given_up.append(job)
-
-    def refuse(self, pod: Pod, why: str) -> None:
-        self.refused[pod.metadata.name] = why
-
-    def ended(self, ended: Ended) -> None:
-        self.has_ended.append(ended)
-
-    def clear(self, pod: Pod) -> None:
-        self.cleared.append(pod.metadata.name)
-
-    def wake_at(self, moment: float | None) -> None: ...
-
-
-class World:
-    """A desk with its stores, changed as a watch would change them."""
-
-    def __init__(self, *nodes: Node, **rules: Any) -> None:
-        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
-        self.nodes: Store[Node] = Store()
-        self.claims: Store[GpuClaim] = Store({"pod": lambda each: [wish.served(each)]})
-        self.reports: Store[GpuNodeStatus] = Store()
-        self.leases: Store[Lease] = Store()
-        stores = Stores(self.pods, self.nodes, self.claims, self.reports, self.leases, Store(), Store())
-        self.hands = Hands()
-        engine = Engine(Registry().policy_of, random.Random(1))
-        self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: 0.0)
-        for each in nodes:
-            self.node(each)
-        self.desk.open()
-
-    def node(self, seen: Node) -> None:
-        for change in self.nodes.put(seen):
-            self.desk.nodes.see(*change)
-
-    def report(self, seen: GpuNodeStatus) -> None:
-        for change in self.reports.put(seen):
-            self.desk.nodes.see_report(*change)
-
-    def pod(self, seen: Pod) -> None:
-        for change in self.pods.put(seen):
-            self.desk.see_pod(*change)
-
-    def pod_gone(self, name: str) -> None:
-        for change in self.pods.drop(f"default/{name}"):
-            self.desk.see_pod(*change)
-
-    def claim(self, seen: GpuClaim) -> None:
-        for change in self.claims.put(seen):
-            self.desk.see_claim(*change)
-
-    def lease(self, seen: Lease) -> None:
-        for change in self.leases.put(seen):
-            self.desk.leases.see(*change)
-
-    def lease_gone(self, name: str) -> None:
-        for change in self.leases.drop(f"system/{name}"):
-            self.desk.leases.see(*change)
-
-    def free(self, name: str) -> int:
-        return self.desk.engine.cluster.free_gpus(name)
-
-    def bind(self, job: Job) -> None:
-        """Bound, and shown by the watch."""
-        self.desk.done(Bound(job))
-        name, where = job.pod.metadata.name, job.placement
-        ids = ",".join(map(str, where.devices))
-        self.pod(pod(name, node=where.node, gpus=len(where.devices), allocated=f"{where.node}:{ids}"))
 
 
 def lease(node: str, device: int, uid: str, version: int = 1) -> Lease:
@@ -137,6 +44,18 @@ def test_a_bound_pod_that_is_shown_unbound_for_a_moment_longer_keeps_its_devices
     world.claim(claim("c", served="uid-p"))
     assert world.hands.cleared == []
     assert world.free("a") == 1
+
+
+def test_a_lease_of_something_else_with_a_devices_name_keeps_the_device_unused() -> None:
+    """Signs of life: of the agent on `node-3`, and of one on `node-03`, which is no number of a device."""
+    world = World(node("agent-node", 4))
+    for name in ("gpu-agent-node-3", "gpu-agent-node-03"):
+        world.lease(Lease(ObjectMeta(name, "system", f"uid-{name}", "1"), LeaseSpec("an agent")))
+    assert world.free("agent-node") == 3
+    world.pod(pod("p", gpus=4))
+    assert "1 has fewer than 4 free GPUs" in world.hands.refused["p"]
+    world.lease_gone("gpu-agent-node-3")
+    assert [job.placement.devices for job in world.hands.jobs] == [(0, 1, 2, 3)]
 
 
 def test_an_ended_pods_lease_holds_its_device() -> None:

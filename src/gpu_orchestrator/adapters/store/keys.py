@@ -11,8 +11,8 @@ from gpu_orchestrator.adapters.store.values import Item
 
 
 class KeyRow(Item, frozen=True):
-    """`digest` is SHA-256 in hex, `scopes` are separated by commas, `by` is the key that made it. A time of 0
-    is never."""
+    """`digest` is SHA-256 in hex, `scopes` are separated by commas, `by` is the key that made it, `limits`
+    are JSON. A time of 0 is never."""
 
     id: str
     digest: str
@@ -24,6 +24,7 @@ class KeyRow(Item, frozen=True):
     revoked_ms: int = 0
     used_ms: int = 0
     by: str = ""
+    limits: str = ""
 
 
 class KeyPage(Item, frozen=True):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from types import TracebackType
 
+from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.callbacks import Callbacks
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.events import Events
@@ -10,6 +11,7 @@ from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.link import Link
+from gpu_orchestrator.adapters.store.shares import Shares
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.workers import Workers
 
@@ -23,6 +25,7 @@ class Terms:
     leader_ms: int = 3_000
     keep_ms: int = 7 * DAY_MS
     most_workers: int = 10
+    audit_entries: int = 100_000
 
 
 class Store:
@@ -40,6 +43,8 @@ class Store:
             most=terms.most_workers,
         )
         self.callbacks = Callbacks(self.link)
+        self.audit = AuditLog(self.link, keep=terms.audit_entries)
+        self.shares = Shares(self.link)
         self.events = Events(self.link)
         self.history = History(self.link)
         self.keys = StoredKeys(self.link, keep_ms=terms.keep_ms)

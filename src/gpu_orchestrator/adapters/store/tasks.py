@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.store.values import (
     Outcome,
     Snapshot,
     Taken,
+    Unit,
 )
 
 DAY_MS = 86_400_000
@@ -76,15 +77,22 @@ class Tasks:
     def __init__(self, link: Link, *, keep_ms: int = 7 * DAY_MS) -> None:
         self._link, self.keep_ms = link, keep_ms
 
-    async def submit(self, tasks: Sequence[NewTask]) -> tuple[Taken, ...]:
-        return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, ()))[0]
+    async def submit(
+        self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
+    ) -> tuple[Taken, ...]:
+        """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
+        return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of))[0]
 
     async def submit_and_assign(
-        self, tasks: Sequence[NewTask], assignments: Sequence[Assignment]
+        self,
+        tasks: Sequence[NewTask],
+        assignments: Sequence[Assignment],
+        units: Sequence[Unit] = (),
+        unit_of: Sequence[int] = (),
     ) -> tuple[tuple[Taken, ...], Given]:
         """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
         told of these tasks, it has them."""
-        return await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments)
+        return await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
 
     async def assign(self, assignments: Sequence[Assignment]) -> Given | None:
         """None for who does not lead."""
@@ -97,11 +105,12 @@ class Tasks:
     async def finish(self, outcomes: Sequence[Outcome]) -> tuple[Settled, ...]:
         return await self._link.write(_FINISH, self.keep_ms, outcomes)
 
-    async def cancel(self, ids: Sequence[str]) -> tuple[Asked, ...]:
-        return await self._link.write(_CANCEL, self.keep_ms, ids)
+    async def cancel(self, ids: Sequence[str], *, owner: str = "") -> tuple[Asked, ...]:
+        """Only tasks of this owner; without one, everybody's."""
+        return await self._link.write(_CANCEL, self.keep_ms, owner, ids)
 
-    async def retry(self, ids: Sequence[str]) -> tuple[str, ...]:
-        return await self._link.write(_RETRY, ids)
+    async def retry(self, ids: Sequence[str], *, owner: str = "") -> tuple[str, ...]:
+        return await self._link.write(_RETRY, owner, ids)
 
     async def snapshot(self, lease_ms: int) -> Snapshot | None:
         """Everything a new leader must know; None for who does not lead."""
@@ -113,8 +122,10 @@ class Tasks:
         _, rows, _ = await self._link.read(_FETCH, ids, ())
         return [row_of(row) for row in rows]
 
-    async def page(self, *, states: Sequence[str] = (), worker: str = "", offset: int, limit: int) -> Page:
-        return await self._link.read(_LIST, states, worker, offset, limit)
+    async def page(
+        self, *, states: Sequence[str] = (), worker: str = "", owner: str = "", offset: int, limit: int
+    ) -> Page:
+        return await self._link.read(_LIST, states, worker, owner, offset, limit)
 
     async def trim(self, most_per_worker: int = 1000) -> int:
         return await self._link.read(_TRIM, self.keep_ms, most_per_worker)

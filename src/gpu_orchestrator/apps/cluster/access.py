@@ -20,16 +20,25 @@ Needs = Scope | Literal["nothing", "metrics"]
 """`metrics` is nothing, unless METRICS_AUTH closes it to all who may not `read`."""
 
 
+CHANGES: frozenset[Needs] = frozenset({"submit", "admin", "worker"})
+"""Who only reads changes nothing."""
+
+
 class Undeclared(Exception):
     """A route that does not say what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """`audited`: whether a call that is no GET is written into the audit log."""
+    """`audited` may be said no of what happens all the time."""
 
     needs: Needs
     audited: bool = True
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether what comes through and is no GET belongs into the audit log."""
+        return self.audited and self.needs in CHANGES
 
     async def __call__(self, connection: HTTPConnection) -> None:
         self.enter(connection)
@@ -40,7 +49,9 @@ class Door:
         connection.state.door = self
         scope = self._scope(manager)
         if scope is not None:
-            connection.state.key = manager.keys.demand(connection.headers.get("authorization", ""), scope)
+            key = connection.state.key = manager.keys.find(connection.headers.get("authorization", ""))
+            key.demand(scope)
+            manager.tally.take(key, connection.scope.get("method", "WS"), path_of(connection))
 
     def _scope(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":
@@ -48,6 +59,11 @@ class Door:
         if self.needs == "metrics":
             return "read" if manager.settings.metrics_auth else None
         return self.needs
+
+
+def path_of(connection: HTTPConnection) -> str:
+    """The path of the route, with the names of its parameters in place of their values."""
+    return str(getattr(connection.scope.get("route"), "path", connection.scope["path"]))
 
 
 def needs(what: Needs, *, audited: bool = True) -> list[Any]:

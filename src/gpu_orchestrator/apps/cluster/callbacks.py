@@ -8,7 +8,7 @@ import asyncio
 import base64
 import hmac
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from time import time
@@ -24,6 +24,7 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import shown
 from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.signing import MARK
 
 if TYPE_CHECKING:
     import aiohttp
@@ -50,7 +51,9 @@ class TurnedAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    secret: str
+    """`secret_of` gives the secret of an owner."""
+
+    secret_of: Callable[[str], Awaitable[str]]
     allowed: Allowed
     first_wait_s: float = 1.0
     resolver: Any = None
@@ -107,12 +110,12 @@ class Caller:
         from gpu_orchestrator.adapters.outbound import requests
 
         checked = requests.check_url(url, self._terms.allowed)
-        body = payload(due)
+        body, secret = payload(due), await self._terms.secret_of(due.row.get("tenant", ""))
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"gpu-orchestrator/{__version__}",
             "X-Correlation-ID": due.row.get("correlation", ""),
-            **signed(self._terms.secret, message_id(due), int(time()), body),
+            **signed(secret, message_id(due), int(time()), body),
         }
         async with http.post(checked, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status == GONE:
@@ -150,7 +153,7 @@ def message_id(due: Due) -> str:
 
 
 def signed(secret: str, name: str, at_s: int, body: bytes) -> dict[str, str]:
-    known = secret.removeprefix("whsec_")
+    known = secret.removeprefix(MARK)
     key = base64.b64decode(known) if known != secret else secret.encode()
     mac = hmac.new(key, b"%b.%d.%b" % (name.encode(), at_s, body), sha256).digest()
     return {
@@ -158,10 +161,6 @@ def signed(secret: str, name: str, at_s: int, body: bytes) -> dict[str, str]:
         "webhook-timestamp": str(at_s),
         "webhook-signature": f"v1,{base64.b64encode(mac).decode()}",
     }
-
-
-def make_secret(random_bytes: bytes) -> str:
-    return f"whsec_{base64.b64encode(random_bytes).decode()}"
 
 
 def _words(error: Exception) -> str:

@@ -12,6 +12,8 @@ from gpu_orchestrator.apps.cluster.policies import SLOTS
 from gpu_orchestrator.apps.cluster.translate import Memory, Reserved, Seen, Spot, Standing, node_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.errors import InvalidRequest
 
 _hello = msgspec.json.Decoder(session.Hello)
 _report = msgspec.json.Decoder(session.Report)
@@ -66,6 +68,15 @@ def read_spot(text: str) -> Spot:
     return _spot.decode(text)
 
 
+def milli_of(spot: Spot, worker: Seen, memory: Memory) -> int:
+    """Thousandths of a GPU: a device counts whole, or by what is taken of the memory that it offers."""
+    if spot.exclusive:
+        return WHOLE * len(spot.devices)
+    offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
+    parts = (min(spot.memory_mib / max(offered.get(each.index, 0), 1), 1.0) for each in spot.devices)
+    return round(WHOLE * sum(parts))
+
+
 def reserved_on(worker: Seen, memory: Memory, held: Iterable[Placement]) -> dict[int, Reserved]:
     """What is promised on each device of a worker, and what of it its holders have not allocated yet."""
     offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
@@ -78,6 +89,15 @@ def reserved_on(worker: Seen, memory: Memory, held: Iterable[Placement]) -> dict
             waits = max(mib - has.get((index, placement.key), 0), 0)
             found[index] = Reserved(before.mib + mib, before.unallocated_mib + waits)
     return found
+
+
+def misfit(hello: session.Hello) -> str:
+    """Why such a worker cannot be counted, or nothing. Found out by counting it, before anybody else does."""
+    try:
+        Cluster().set_node(node_of(Seen(hello), Memory(), {}))
+    except (InvalidRequest, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 async def load(store: Store, names: Sequence[str]) -> dict[str, Seen]:

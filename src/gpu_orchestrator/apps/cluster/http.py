@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.apps.cluster import errors
+from gpu_orchestrator.apps.cluster import audit, errors
 from gpu_orchestrator.apps.cluster.access import Door
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
@@ -23,8 +23,9 @@ log = structlog.get_logger()
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-RETRY_AFTER_S = "1"
 LONGEST_CORRELATION = 100
+PREFIX = "/api/v1"
+LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,8 +35,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 def error_response(error: errors.ApiError) -> Response:
     body = ErrorBody(Problem(error.code, error.message, error.details))
-    headers = {"Retry-After": RETRY_AFTER_S} if error.status in (429, 503) else None
-    return json_response(body, error.status, headers)
+    return json_response(body, error.status, error.headers)
 
 
 async def read(request: Request, kind: type[T]) -> T:
@@ -69,9 +69,9 @@ async def body_of(request: Request) -> bytes:
 
 
 class Gate:
-    """What every request passes: key, correlation id, measure, errors. `quick` are routes without parameters
-    in their path that are called straight from here: finding one's way through a framework costs as much as
-    taking a task."""
+    """What every request passes: correlation id, measure, errors, audit log. `quick` are routes without
+    parameters in their path that are called straight from here: finding one's way through a framework costs
+    as much as taking a task."""
 
     def __init__(
         self, app: Starlette, manager: Manager, quick: Mapping[tuple[str, str], tuple[Endpoint, Door]]
@@ -79,12 +79,15 @@ class Gate:
         self._app, self._manager, self._quick = app, manager, quick
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        began = perf_counter()
         headers = Headers(scope=scope)
-        correlation = _correlation(headers)
-        scope["state"]["correlation"] = correlation
+        scope.setdefault("state", {})["correlation"] = _correlation(headers)
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await self._app(scope, receive, self._watched(scope, send))
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = perf_counter()
         status = 500
         quick = self._quick.get((scope["method"], scope["path"]))
 
@@ -92,7 +95,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Correlation-ID"] = correlation
+                MutableHeaders(scope=message)["X-Correlation-ID"] = scope["state"]["correlation"]
+                if scope["method"] not in LOOKS:
+                    await self._write_down(scope, _route(scope, quick), status)
             await send(message)
 
         try:
@@ -101,13 +106,33 @@ class Gate:
             else:
                 await self._call(*quick, scope, receive, answer)
         except errors.ApiError as error:
-            await error_response(error)(scope, receive, answer)
+            await (await refusal(self._manager, error))(scope, receive, answer)
         except StoreError as error:
             await (await on_store_error(Request(scope), error))(scope, receive, answer)
         finally:
-            route = scope["path"] if quick else getattr(scope.get("route"), "path", "unmatched")
-            self._manager.metrics.answered(scope["method"], route, status, perf_counter() - began)
-        return None
+            seconds = perf_counter() - began
+            self._manager.metrics.answered(scope["method"], _route(scope, quick), status, seconds)
+
+    def _watched(self, scope: Scope, send: Send) -> Send:
+        """For a WebSocket: the first word decides."""
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "websocket.accept":
+                await self._write_down(scope, _route(scope, None), 101)
+            elif message["type"] == "websocket.http.response.start":
+                await self._write_down(scope, _route(scope, None), message["status"])
+            await send(message)
+
+        return answer
+
+    async def _write_down(self, scope: Scope, route: str, status: int) -> None:
+        """In the audit log, what may have changed something."""
+        door: Door | None = scope["state"].get("door")
+        if door is None or not door.is_watched:
+            return
+        action = f"{scope.get('method', 'WS')} {route.removeprefix(PREFIX)}"
+        entry = audit.entry_of(scope, action=action, status=status, at_ms=self._manager.keys.now_ms())
+        await self._manager.audit.note(audit.stream_of(door.needs, scope["state"].get("key")), entry)
 
     async def _call(self, endpoint: Endpoint, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
@@ -122,14 +147,24 @@ class Gate:
         await response(scope, receive, send)
 
 
+def _route(scope: Scope, quick: object) -> str:
+    return str(scope["path"] if quick else getattr(scope.get("route"), "path", "unmatched"))
+
+
 def _correlation(headers: Headers) -> str:
     given = headers.get("x-correlation-id") or headers.get("x-request-id") or ""
     return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else token_hex(16)
 
 
-async def on_api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+async def refusal(manager: Manager, error: errors.ApiError) -> Response:
+    if isinstance(error, errors.TooManyRequests | errors.QueueFull):
+        await manager.tally.linger()
     return error_response(error)
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+    return await refusal(request.app.state.manager, error)
 
 
 async def on_store_error(_: Request, error: Exception) -> Response:
@@ -140,9 +175,10 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses. Only who has a key is told what there is and what not."""
     manager: Manager = request.app.state.manager
     try:
-        manager.keys.find(request.headers.get("authorization", ""))
-    except errors.Unauthorized as unknown:
-        return error_response(unknown)
+        key = manager.keys.find(request.headers.get("authorization", ""))
+        manager.tally.take(key, request.method, "")
+    except errors.ApiError as unwelcome:
+        return await refusal(manager, unwelcome)
     status = int(getattr(error, "status_code", 500))
     known = {404: errors.NotFound, 405: errors.MethodNotAllowed}
     kind = known.get(status, errors.BadRequest)

@@ -13,7 +13,9 @@ from time import time
 from typing import Literal, get_args
 
 from gpu_orchestrator.adapters.store.keys import KeyRow
+from gpu_orchestrator.apps.cluster import limits
 from gpu_orchestrator.apps.cluster.errors import Forbidden, Unauthorized
+from gpu_orchestrator.apps.cluster.limits import DEFAULTS, Limits
 
 Scope = Literal["read", "submit", "admin", "worker"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -25,6 +27,8 @@ INCLUDES: dict[Scope, frozenset[Scope]] = {
 }
 """Who may submit may look at what became of it. Who may do everything may join as a worker too: it could make
 itself a key for that."""
+
+WORKERS: frozenset[Scope] = frozenset({"worker"})
 
 MARK = "gpo_"
 """Begins every key made here, so that scanners for leaked secrets can know one."""
@@ -45,12 +49,23 @@ class Key:
     revoked_ms: int = 0
     used_ms: int = 0
     configured: bool = False
+    limits: Limits = DEFAULTS
 
     def may(self, scope: Scope) -> bool:
         return any(scope in INCLUDES[each] for each in self.scopes)
 
+    def demand(self, scope: Scope) -> None:
+        if not self.may(scope):
+            has = ", ".join(sorted(self.scopes))
+            raise Forbidden(f"this key ({self.id}) has the scope {has}; {scope} is needed", needs=scope)
+
     def is_over(self, now_ms: int) -> bool:
         return bool(self.revoked_ms) or 0 < self.expires_ms <= now_ms
+
+    @property
+    def is_unlimited(self) -> bool:
+        """The operator's own: what was configured, and workers."""
+        return self.configured or self.scopes == WORKERS
 
     @property
     def sees(self) -> str:
@@ -87,6 +102,7 @@ def stored(row: KeyRow) -> Key:
         expires_ms=row.expires_ms,
         revoked_ms=row.revoked_ms,
         used_ms=row.used_ms,
+        limits=limits.decode(row.limits),
     )
 
 
@@ -102,10 +118,17 @@ class Keys:
         self.now_ms = now_ms
         self.used: dict[str, int] = {}
         self._known = {key.digest: key for key in self.configured}
+        self.revision = 0
 
     def replace(self, stored: Iterable[Key]) -> None:
         """All that the store has, in place of what it had before."""
         self._known = {key.digest: key for key in (*stored, *self.configured)}
+        self.revision += 1
+
+    def all(self) -> Iterable[Key]:
+        """Those that may be used now."""
+        now_ms = self.now_ms()
+        return [key for key in self._known.values() if not key.is_over(now_ms)]
 
     def find(self, authorization: str) -> Key:
         """The key of an `Authorization` header; raises `Unauthorized`."""
@@ -122,13 +145,6 @@ class Keys:
             raise Unauthorized(f"this key ({key.id}) {how}; ask the operator for another")
         if not key.configured:
             self.used[key.id] = now_ms
-        return key
-
-    def demand(self, authorization: str, scope: Scope) -> Key:
-        key = self.find(authorization)
-        if not key.may(scope):
-            has = ", ".join(sorted(key.scopes))
-            raise Forbidden(f"this key ({key.id}) may only {has}; {scope} is needed", needs=scope)
         return key
 
     def is_good(self, key: Key) -> bool:

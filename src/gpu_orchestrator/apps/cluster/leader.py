@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 TERMS_PER_LEASE = 3
 STORE_PAUSE_S = 0.2
+RECOUNT_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Leader:
     reached_since: float = 0.0
     _early: list[Told] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _recounted: float = 0.0
     _reached: bool = False
     _chores: Chores = field(init=False)
 
@@ -117,6 +119,7 @@ class Leader:
             await self._read_news()
         if self.dispatcher is not None:
             await self._part_orphans(leading, self.dispatcher.workers)
+        await self._recount()
         await self._reap(leading)
         if self.dispatcher is not None:
             await self._chores.do(self.dispatcher.workers.values())
@@ -170,6 +173,14 @@ class Leader:
             self.means.metrics.expired.inc(sum(gone))
             for each in departures:
                 log.warning("worker taken off", worker_id=each.name, epoch=each.epoch, why=each.why)
+
+    async def _recount(self) -> None:
+        """What owners have used today; it tells whose tasks may begin."""
+        if time() - self._recounted > RECOUNT_EVERY_S:
+            self._recounted = time()
+            self.means.owners.used_s = (await self.store.shares.usage()).used_s()
+            if self.dispatcher is not None:
+                self.dispatcher.recount()
 
     def _hear(self, news: tuple[Told, ...]) -> None:
         if self.dispatcher is not None:

@@ -35,6 +35,18 @@ class Metrics:
         self.callbacks = Counter(
             "callbacks", "Callbacks by what became of them", ["outcome"], registry=self.registry
         )
+        self.audit_dropped = Counter(
+            "audit_entries_dropped",
+            "Not written: the store was away for too long, or strangers knocked too often",
+            ["why"],
+            registry=self.registry,
+        )
+        self.refusals = Counter(
+            "requests_refused",
+            "Asked for more than they may: rate, queue or budget",
+            ["owner", "limit"],
+            registry=self.registry,
+        )
         self.average_s = 0.0
         self._requests: dict[tuple[str, str, int], Counter] = {}
         self._request_s: dict[str, Histogram] = {}
@@ -58,6 +70,9 @@ class Metrics:
             self.average_s += (seconds - self.average_s) * (0.05 if self.average_s else 1.0)
         elif status == "queued":
             self.redelivered.inc()
+
+    def refused(self, owner: str, limit: str) -> None:
+        self.refusals.labels(owner, limit).inc()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         key = (method, route, status)

@@ -6,13 +6,17 @@ What fails, fails before anything after it was begun, and all before it is undon
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+import structlog
 import uvicorn
 
+from gpu_orchestrator.adapters import tls
+from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.embedded import Embedded
@@ -22,7 +26,9 @@ from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.manager import Ground, Manager
 from gpu_orchestrator.apps.cluster.terms import GRACE_PER_LEASE
 
+log = structlog.get_logger()
 STORE_WAIT_S = 5.0
+RENEW_S = 60.0
 
 
 class CannotListen(Exception):
@@ -34,11 +40,15 @@ class Running:
     url: str
     manager: Manager
     embedded: Embedded | None
+    tls: ssl.SSLContext | None = None
 
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> AsyncIterator[Running]:
     async with contextlib.AsyncExitStack() as stack:
+        context = (
+            tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
+        )
         listening = stack.enter_context(listen(settings.api_host, settings.api_port))
         embedded = await _embedded(settings, stack)
         url = embedded.url if embedded else settings.external_store
@@ -47,9 +57,9 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
         await wait_until_up(database, STORE_WAIT_S)
         facts = await database.check(insecure=insecure)
         store = Store(database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", terms=_terms(settings))
-        manager = Manager(Ground(settings, store, facts, keys))
-        await stack.enter_async_context(_serving(manager, listening))
-        yield Running(_url(settings, listening), manager, embedded)
+        manager = Manager(Ground(settings, store, facts, keys, Seal.of(settings)))
+        await stack.enter_async_context(_serving(manager, listening, context))
+        yield Running(_url(settings, listening), manager, embedded, context)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -82,7 +92,9 @@ async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Emb
 
 
 @contextlib.asynccontextmanager
-async def _serving(manager: Manager, listening: socket.socket) -> AsyncIterator[None]:
+async def _serving(
+    manager: Manager, listening: socket.socket, context: ssl.SSLContext | None
+) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app.build(manager),
         http="httptools",
@@ -98,16 +110,30 @@ async def _serving(manager: Manager, listening: socket.socket) -> AsyncIterator[
         date_header=False,
         proxy_headers=False,
     )
+    config.load()
+    config.ssl = context
     server = _Server(config)
     await manager.start()
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
+    renewing = asyncio.get_running_loop().create_task(_renew(context, manager.settings))
     try:
         yield
     finally:
+        renewing.cancel()
         await manager.part()
         server.should_exit = True
         await serving
         await manager.stop()
+
+
+async def _renew(context: ssl.SSLContext | None, settings: Settings) -> None:
+    """For ever: a renewed certificate is taken up without a restart."""
+    while context is not None:
+        await asyncio.sleep(RENEW_S)
+        try:
+            tls.load(context, settings.ssl_cert_path, settings.ssl_key_path)
+        except tls.BadCertificate as error:
+            log.error("the certificate cannot be renewed; the old one is kept", error=str(error))
 
 
 class _Server(uvicorn.Server):
@@ -126,9 +152,11 @@ def _terms(settings: Settings) -> Terms:
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
         most_workers=settings.max_workers,
+        audit_entries=settings.audit_keep,
     )
 
 
 def _url(settings: Settings, listening: socket.socket) -> str:
+    scheme = "https" if settings.ssl_cert_path else "http"
     host = "127.0.0.1" if settings.api_host in ("0.0.0.0", "::") else settings.api_host  # noqa: S104
-    return f"http://{host}:{listening.getsockname()[1]}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

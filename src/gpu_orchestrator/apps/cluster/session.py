@@ -102,6 +102,8 @@ class Session:
             said = session.read_by_server(await self.wire.receive())
         if not said or not isinstance(said[0], session.Hello) or said[0].name != self.name:
             raise msgspec.ValidationError(f"the first message must be Hello from {self.name}")
+        if why := fleet.misfit(said[0]):
+            raise msgspec.ValidationError(f"worker {self.name} cannot be counted: {why}")
         return said[0]
 
     def _take(self, message: session.ToServer, group: asyncio.TaskGroup) -> None:

@@ -62,6 +62,10 @@ class Link:
             if error.status in FOR_EVER:
                 raise NotWanted(f"{self._url} answered {error.status} {error.message}") from error
             raise
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+            raise NotWanted(
+                f"the certificate of {self._url} is not trusted ({error}); give who signed it with --ca FILE"
+            ) from error
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async with asyncio.timeout(ANSWER_S) as patience:

@@ -59,33 +59,41 @@ class Runner:
 
     async def start(self, until: float) -> None:
         """Frames may be sent before this is done; they wait. `until` is the lease, see `prolong`."""
-        loop = asyncio.get_running_loop()
-        near, far = socket.socketpair()
-        os.set_blocking(self._far_lifeline, True)
-        self.prolong(until)
         try:
+            near, far = socket.socketpair()
             with far:
-                process, _ = await loop.subprocess_exec(
-                    lambda: _Output(self),
-                    sys.executable,
-                    "-m",
-                    keeper.__name__,
-                    str(self._far_lifeline),
-                    str(far.fileno()),
-                    stdin=None,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    env=_environment(self._plan.environment),
-                    pass_fds=(self._far_lifeline, far.fileno()),
-                    start_new_session=True,
-                )
-        except OSError:
-            near.close()
-            raise
+                try:
+                    self.pid = await self._spawn(far, until)
+                except OSError:
+                    near.close()
+                    raise
         finally:
             os.close(self._far_lifeline)
-        self.pid = process.get_pid() or 0
-        await loop.create_unix_connection(lambda: _Channel(self), sock=near)
+        await self._connect(near)
+
+    async def _spawn(self, far: socket.socket, until: float) -> int:
+        os.set_blocking(self._far_lifeline, True)
+        self.prolong(until)
+        process, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Output(self),
+            sys.executable,
+            "-m",
+            keeper.__name__,
+            str(self._far_lifeline),
+            str(far.fileno()),
+            stdin=None,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=_environment(self._plan.environment),
+            pass_fds=(self._far_lifeline, far.fileno()),
+            start_new_session=True,
+        )
+        return process.get_pid() or 0
+
+    async def _connect(self, near: socket.socket) -> None:
+        """Not `create_unix_connection(sock=near)`: if the runner is dead by then, uvloop closes its number
+        behind the socket's back, and the socket closes that again when it is somebody else's."""
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: _Channel(self), near)
 
     def send(self, frame: frames.Frame) -> None:
         if self._channel is None:

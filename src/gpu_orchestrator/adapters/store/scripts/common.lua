@@ -5,15 +5,19 @@
 --   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
 --   on:<worker>  set     active attempts     of:<worker> zset   its latest tasks    idem:*  string -> task id
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
---   epoch, fence numbers                      workers     set    names
+--   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority
+--   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
+--   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    who has such lists
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by when one is due
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
+--   audit:changes, audit:traffic  streams    audit:number       of the last entry
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NEWS = {}
+local LEVELS, USED = {}, {}
 local LATEST = 1000
 local NEWS_MAX = 100000
 
@@ -21,10 +25,35 @@ local function text(number) return string.format('%d', number) end
 
 local function count(name, by) redis.call('HINCRBY', P .. 'stats', name, by or 1) end
 
+local function day() return text(math.floor(NOW / 86400000)) end
+
+-- So many more wait at this level of priority; rows of older versions have none, and a new leader counts anew.
+local function waits(level, by)
+  if level then LEVELS[level] = (LEVELS[level] or 0) + by end
+end
+
+-- An attempt ended that held so many thousandths of a GPU since it was assigned.
+local function used(owner, milli, assigned)
+  if owner and milli and milli ~= '0' then
+    USED[owner] = (USED[owner] or 0) + math.floor((NOW - tonumber(assigned)) * tonumber(milli) / 1000)
+  end
+end
+
+local function write_counts()
+  for level, by in pairs(LEVELS) do
+    if by ~= 0 then redis.call('HINCRBY', P .. 'levels', level, by) end
+  end
+  for owner, ms in pairs(USED) do
+    redis.call('HINCRBY', P .. 'used:' .. day(), owner, ms)
+    redis.call('PEXPIRE', P .. 'used:' .. day(), 2 * 86400000)
+  end
+end
+
 -- What the leader must hear; it is in the answer, and in the list when the caller is not the leader.
 local function tell(item) NEWS[#NEWS + 1] = item end
 
 local function answer(fence, value)
+  write_counts()
   if #NEWS > 0 and (fence == 0 or redis.call('HGET', P .. 'leader', 'fence') ~= text(fence)) then
     for _, item in ipairs(NEWS) do redis.call('RPUSH', P .. 'news', cmsgpack.pack(item)) end
     if redis.call('LLEN', P .. 'news') > NEWS_MAX then
@@ -103,10 +132,24 @@ local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
 
-local function move(id, from, to, created)
-  redis.call('ZREM', P .. 's:' .. from, id)
-  redis.call('ZADD', P .. 's:' .. to, created, id)
+-- In the list of all and in that of its owner.
+local function list(id, state, created, owner)
+  redis.call('ZADD', P .. 's:' .. state, created, id)
+  if owner and owner ~= '' then
+    redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id)
+    redis.call('SADD', P .. 'owners', owner)
+  end
 end
+
+local function move(id, from, to, created)
+  local owner = redis.call('HGET', P .. 't:' .. id, 'tenant')
+  redis.call('ZREM', P .. 's:' .. from, id)
+  if owner and owner ~= '' then redis.call('ZREM', P .. 'o:' .. owner .. ':' .. from, id) end
+  list(id, to, created, owner)
+end
+
+-- Whether somebody may see and touch a task: its owner, and who asks for everybody ('').
+local function may_touch(owner, tenant) return owner == '' or owner == tenant end
 
 local function tell_queued(id, spec, attempt, after, created, deaths)
   tell({'Queued', id, spec, attempt, after, created, deaths})
@@ -125,9 +168,11 @@ local function tell_worker(name)
   tell({'Worker', name, row})
 end
 
+local function active(state) return state == 'assigned' or state == 'running' end
+
 -- Only who holds the attempt may speak of it.
 local function holds(task, attempt, worker, epoch)
-  return (task[1] == 'assigned' or task[1] == 'running') and task[2] == text(attempt) and task[3] == worker
+  return active(task[1]) and task[2] == text(attempt) and task[3] == worker
     and task[4] == text(epoch)
 end
 
@@ -152,8 +197,11 @@ local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
-  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'spec')
-  if string.find(row[7], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
+  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'milli',
+    'assigned', 'spec')
+  if from == 'queued' then waits(row[7], -1) end
+  if active(from) then used(row[2], row[8], row[9]) end
+  if string.find(row[10], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, row[1])
   count(to)
   emit_end(id, to, row)
@@ -162,10 +210,13 @@ end
 -- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker')
+  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level', 'milli',
+    'assigned')
   local after = delay_ms > 0 and NOW + delay_ms or 0
   redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
   move(id, from, 'queued', row[3])
+  waits(row[7], 1)
+  if active(from) then used(row[5], row[8], row[9]) end
   count('requeued')
   emit_task('task_requeued', id, row[5], row[6], row[2],
     ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
@@ -216,14 +267,14 @@ local function lose(worker, evidence, keep_ms)
   redis.call('DEL', P .. 'on:' .. worker)
 end
 
--- Give queued tasks {id, attempt so far, worker, its epoch, placement JSON} to workers, each only if task and worker
--- are as the leader knew them: {params, correlation id}, or {why not}.
+-- Give queued tasks {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU} to workers, each only
+-- if task and worker are as the leader knew them: {params, correlation id}, or {why not}.
 local function assign(assignments)
   local given, epochs = {}, {}
   for number, each in ipairs(assignments) do
     local id, worker = each[1], each[3]
     local key = P .. 't:' .. id
-    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created')
+    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level')
     if not epochs[worker] then
       local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
       epochs[worker] = row[2] == 'online' and row[1] or 'none'
@@ -234,7 +285,9 @@ local function assign(assignments)
       given[number] = {'worker moved on'}
     else
       redis.call('HSET', key, 'state', 'assigned', 'attempt', text(each[2] + 1), 'worker', worker, 'epoch',
-        text(each[4]), 'place', each[5], 'assigned', text(NOW), 'started', '0', 'cancel', '0', 'reason', '')
+        text(each[4]), 'place', each[5], 'milli', text(each[6]), 'assigned', text(NOW), 'started', '0', 'cancel', '0',
+        'reason', '')
+      waits(task[6], -1)
       move(id, 'queued', 'assigned', task[5])
       redis.call('SADD', P .. 'on:' .. worker, id)
       redis.call('ZADD', P .. 'of:' .. worker, NOW, id)

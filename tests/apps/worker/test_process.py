@@ -1,0 +1,33 @@
+"""A runner as the agent sees it, where the runner itself does not matter."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine
+
+import pytest
+import uvloop
+
+from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.process import Plan, Runner
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_a_channel_whose_runner_is_dead_already_is_closed_once(
+    run: Callable[[Coroutine[None, None, int]], int],
+) -> None:
+    """Closed twice, its number may by then be another runner's lifeline."""
+
+    async def connect() -> int:
+        gone = asyncio.Event()
+        plan = Plan((), {}, frames.Options(), lambda *_: None, lambda *_: None, lambda *_: gone.set())
+        runner = Runner(plan)
+        near, far = socket.socketpair()
+        far.close()
+        os.close(runner._far_lifeline)
+        await runner._connect(near)
+        async with asyncio.timeout(10):
+            await gone.wait()
+        return near.fileno()
+
+    assert run(connect()) == -1, "the socket does not know that its descriptor is closed"
