@@ -156,6 +156,10 @@ class Settings:
     events_kept: int = _whole(50_000, 100, 10_000_000)
     max_watchers: int = _whole(1000, 0, 100_000)
     log_level: Literal["INFO", "DEBUG"] = _one_of("INFO", "INFO", "DEBUG")
+    log_format: Literal["json", "text"] = _one_of("json", "json", "text")
+    log_file: str = _text(allowed="a file that can be written")
+    log_file_mb: float = _number(50, 0.001, 100_000)
+    log_files_kept: int = _whole(5, 0, 1000)
 
     @property
     def external_store(self) -> str:

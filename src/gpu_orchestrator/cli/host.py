@@ -50,14 +50,28 @@ async def hosting(
     chosen = settings.load(**given)
     folder = Path(chosen.data_dir)
     with _locked(folder) as note, contextlib.ExitStack() as stack:
-        stream = stack.enter_context((folder / LOG).open("a")) if log_to_file else None
-        logs.configure(1 if chosen.log_level == "DEBUG" else 0, stream=stream)
+        stack.callback(_configure_logs(chosen, folder, only_file=log_to_file))
         known, secrets = _keys(chosen, folder)
         chosen = _with_callback_secret(chosen, folder)
         async with server.running(chosen, keys.Keys(known), insecure=insecure) as running:
             note(running.url)
             _write_private(folder / CLIENT, json.dumps(_client(chosen, running.url, secrets)))
             yield Host(running, secrets, chosen)
+
+
+def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callable[[], None]:
+    """Gives what closes the file again."""
+    path = chosen.log_file or (str(folder / LOG) if only_file else "")
+    try:
+        most_bytes = int(chosen.log_file_mb * 1_000_000)
+        file = logs.LogFile(Path(path), most_bytes=most_bytes, kept=chosen.log_files_kept) if path else None
+    except OSError as error:
+        raise BadSettings(
+            f"LOG_FILE={path} is not allowed: {error.strerror}; give a file to write"
+        ) from error
+    verbosity = 1 if chosen.log_level == "DEBUG" else 0
+    logs.configure(verbosity, style=chosen.log_format, file=file, only_file=only_file)
+    return file.close if file else lambda: None
 
 
 async def serve(given: Mapping[str, Any], *, insecure: bool = False) -> int:
