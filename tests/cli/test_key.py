@@ -122,6 +122,9 @@ def test_a_run_with_tls_shows_no_secret_anywhere(up: Up) -> None:
     assert joined.returncode == 1
     assert "revoked" in by_worker
 
+    actions = [(each["action"], each["object"]) for each in up.json("audit", "--limit", "100")["entries"]]
+    assert ("DELETE /keys/{key_id}", worker["key_id"]) in actions
+    assert ("WS /workers/{name}/session", "box") in actions
     kept = asyncio.run(everything(up.data / "store" / "valkey.sock"))
     assert made["key_id"] in kept
     by_server = up.end()

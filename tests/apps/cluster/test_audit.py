@@ -2,12 +2,17 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from gpu_orchestrator.adapters.store.audit import Stream
 from gpu_orchestrator.adapters.store.errors import Unreachable
-from gpu_orchestrator.apps.cluster import access, app
+from gpu_orchestrator.apps.cluster import access, app, audit
+from gpu_orchestrator.apps.cluster.audit import Audit, Entry
+from gpu_orchestrator.apps.cluster.metrics import Metrics
 from tests.apps.cluster.conftest import TOKEN, NewSite, Site
 from tests.apps.cluster.test_key_routes import bearing, make
 
@@ -110,18 +115,58 @@ async def test_a_change_is_in_the_store_before_its_answer(site: Site) -> None:
     assert (await site.running.manager.store.audit.page(limit=10)).total == 1
 
 
-async def test_what_cannot_be_written_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = site.running.manager.store.audit
-    write = stored.write
+class Flaky:
+    """A log that can be away, and can take its time."""
 
-    async def away(_: Any) -> None:
-        raise Unreachable("away")
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+        self.is_away = False
+        self.pause = asyncio.Event()
+        self.pause.set()
 
-    monkeypatch.setattr(stored, "write", away)
-    await make(site, "one")
-    await make(site, "two")
-    monkeypatch.setattr(stored, "write", write)
-    assert [each["action"] for each in await entries(site)] == ["POST /keys", "POST /keys"]
+    async def write(self, entries: Sequence[tuple[Stream, str]]) -> None:
+        await self.pause.wait()
+        if self.is_away:
+            raise Unreachable("away")
+        self.kept += [msgspec.json.decode(text)["object"] for _, text in entries]
+
+
+def named(name: str) -> Entry:
+    return Entry(
+        at_ms=0, key_id="k", owner="o", action="a", object=name, status=1, correlation_id="c", source="s"
+    )
+
+
+async def test_what_cannot_be_written_waits_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "MOST_WAITING", 4)
+    dropped, stored = Metrics().audit_dropped, Flaky()
+    log = Audit(stored, dropped)  # type: ignore[arg-type]
+    stored.is_away = True
+    for name in "abcdef":
+        await log.note("changes", named(name))
+    assert stored.kept == []
+    stored.is_away = False
+    await log.flush()
+    assert stored.kept == ["c", "d", "e", "f"], "the oldest made room"
+    assert dropped.labels("store away")._value.get() == 2
+
+
+async def test_what_comes_while_it_is_written_is_neither_lost_nor_doubled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(audit, "MOST_WAITING", 4)
+    stored = Flaky()
+    log = Audit(stored, Metrics().audit_dropped)  # type: ignore[arg-type]
+    for name in "abcd":
+        await log.note("traffic", named(name))
+    stored.pause.clear()
+    writing = asyncio.ensure_future(log.flush())
+    await asyncio.sleep(0)
+    for name in "efgh":
+        await log.note("traffic", named(name))
+    stored.pause.set()
+    await writing
+    assert stored.kept == list("abcdefgh")
 
 
 async def test_strangers_cannot_fill_it(site: Site) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from gpu_orchestrator.api import session
 from tests.apps.cluster import hand
@@ -73,6 +74,13 @@ async def test_pages_of_listed_origins_may_ask_and_no_others(new_site: NewSite) 
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "https://good.example")
     async with site.http.get("/tasks", headers={"Origin": "https://bad.example"}) as answer:
         assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+async def test_who_opens_it_without_tls_is_warned(new_site: NewSite, host: str, warned: bool) -> None:
+    with capture_logs() as said:
+        await new_site(api_host=host)
+    assert any(each["event"] == "keys travel in clear" for each in said) == warned
 
 
 async def test_by_default_no_page_may_ask(site: Site) -> None:

@@ -48,7 +48,8 @@ class Audit:
         self._strangers: tuple[int, int] = (0, 0)
 
     async def note(self, stream: Stream, entry: Entry) -> None:
-        """`changes` are written before this returns, if the store is there."""
+        """`changes` are written before this returns, if the store is there. If its answer is lost, they may
+        be in it twice."""
         if not entry.key_id and not self._hears_stranger(entry.at_ms // 1000):
             return self._dropped.labels("stranger").inc()
         if len(self._waiting) >= MOST_WAITING:
@@ -68,10 +69,12 @@ class Audit:
     async def flush(self) -> None:
         async with self._writing:
             while self._waiting:
-                batch = [self._waiting[at] for at in range(min(len(self._waiting), MOST_AT_ONCE))]
-                await self._stored.write([(stream, _encode(entry).decode()) for stream, entry in batch])
-                for _ in batch:
-                    self._waiting.popleft()
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
+                try:
+                    await self._stored.write([(stream, _encode(entry).decode()) for stream, entry in batch])
+                except BaseException:
+                    self._waiting.extendleft(reversed(batch))
+                    raise
 
     async def run(self) -> None:
         """For ever."""

@@ -5,6 +5,7 @@ What fails, fails before anything after it was begun, and all before it is undon
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ import uvicorn
 from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store import version
 from gpu_orchestrator.adapters.store.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.embedded import Embedded
 from gpu_orchestrator.adapters.store.store import Store, Terms
@@ -29,6 +31,7 @@ from gpu_orchestrator.apps.cluster.terms import GRACE_PER_LEASE
 log = structlog.get_logger()
 STORE_WAIT_S = 5.0
 RENEW_S = 60.0
+CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS before it"
 
 
 class CannotListen(Exception):
@@ -56,9 +59,12 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
         stack.push_async_callback(database.close)
         await wait_until_up(database, STORE_WAIT_S)
         facts = await database.check(insecure=insecure)
+        await version.prepare(database, keys.owners_before())
         store = Store(database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", terms=_terms(settings))
         manager = Manager(Ground(settings, store, facts, keys, Seal.of(settings)))
         await stack.enter_async_context(_serving(manager, listening, context))
+        if context is None and not _is_loopback(listening):
+            log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
         yield Running(_url(settings, listening), manager, embedded, context)
 
 
@@ -78,6 +84,10 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
     listening.setblocking(False)
     return listening
+
+
+def _is_loopback(listening: socket.socket) -> bool:
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
 async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Embedded | None:

@@ -12,6 +12,7 @@
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by when one is due
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
+--   schema       the version of all this, in `version.py`
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
