@@ -1,11 +1,13 @@
 """The manager's own parts fail: the store, the server, the leader of two. Nothing acknowledged is lost."""
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +99,28 @@ async def test_another_server_leads_when_the_leader_is_killed(tmp_path: Path, fi
             )  # its lease runs out, the other takes over, and thirty tasks stand before it
             for name in names:
                 assert (await other.wait(name))["status"] == "completed"
+
+
+async def test_one_correlation_id_from_the_request_to_the_worker(tmp_path: Path) -> None:
+    """In the server's log, in its file and in the worker's log the same id is found by one search."""
+    logged = tmp_path / "logs" / "server.json"
+    async with Fleet(
+        tmp_path, {"LOG_LEVEL": "DEBUG", "LOG_FORMAT": "text", "LOG_FILE": str(logged)}
+    ) as running:
+        await running.worker("a", "--v", "1")
+        assert running._http is not None
+        body = {"task_type": "echo", "resources": {"gpus": 0}}
+        async with running._http.post("/tasks", json=body, headers={"X-Request-ID": "order-66"}) as answer:
+            name = (await answer.json())["task_id"]
+        assert (await running.wait(name))["correlation_id"] == "order-66"
+        scheduled = next(line for line in _objects(logged) if line["message"] == "task_scheduled")
+        assert scheduled["correlation_id"] == "order-66"
+        assert (scheduled["task_id"], scheduled["worker_id"]) == (name, "a")
+        assert scheduled["estimated_duration"] >= 0
+        begun = next(line for line in _objects(tmp_path / "a.log") if line["message"] == "task begins")
+        assert (begun["task_id"], begun["correlation_id"]) == (name, "order-66")
+    assert "task_scheduled" in (tmp_path / "server.log").read_text()
+
+
+def _objects(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]

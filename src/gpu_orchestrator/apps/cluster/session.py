@@ -17,7 +17,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.values import Active, Newcomer, Renewal
 from gpu_orchestrator.adapters.store.workers import Greeting
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster import alerts, fleet
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
@@ -161,7 +161,8 @@ class Session:
 
     async def _report(self, report: session.Report) -> None:
         with contextlib.suppress(StoreError):  # there will be another
-            await self.store.workers.report([(self.name, self.epoch, fleet.encode(report))])
+            found = alerts.of(report.readings, self.terms.alerts)
+            await self.store.workers.report([(self.name, self.epoch, fleet.encode(report), found)])
 
     async def _leaving(self) -> None:
         with contextlib.suppress(StoreError):  # it will be missed soon enough
