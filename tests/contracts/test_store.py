@@ -1,5 +1,6 @@
 """What the store promises, on the embedded server and on one as operators run it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -202,8 +203,9 @@ async def test_a_leader_that_falls_silent_is_followed(new_store: NewStore) -> No
     first, second = new_store("one", terms), new_store("two", terms)
     assert (await first.leadership.strive()).fence == 1
     await second.tasks.submit([task("t")])  # takes more than a millisecond to be on disk
-    while not (leading := await second.leadership.strive()).fence:
-        pass
+    async with asyncio.timeout(10):
+        while not (leading := await second.leadership.strive()).fence:
+            pass
     assert leading.fence == 2
 
 
