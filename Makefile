@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 run: $(VENV)/ready ## The cluster manager on this machine, with simulated GPUs, at work (Ctrl-C ends it) [ARGS="--port 9000"]
 	@$(BIN)/gpu-orchestrator up --simulate 4 $(ARGS)
 
-demo: $(VENV)/ready tools ## The operator at work in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
+demo: $(VENV)/ready tools ## Operator and gpu-scheduler in a local cluster of 20 GPU nodes (Ctrl-C ends it) [ARGS=--nodes 50]
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
 cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8] (Ctrl-C ends it)
@@ -45,7 +45,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram bench-watchers load
 bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS=...]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
@@ -66,6 +66,12 @@ bench-tasks: $(VENV)/bench/ready ## Tasks per second and round trips beside Cele
 
 bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--simulate 1xH200:141GiB"]
 	@$(BIN)/python -m benchmarks.vram $(ARGS)
+
+load: $(VENV)/bench/ready ## Five minutes of clients at 200 requests/s, played by locust: no 5xx, and their p99 [ARGS=...]
+	@$(BIN)/python -m benchmarks.load $(ARGS)
+
+bench-watchers: $(VENV)/ready ## What 500 clients on /ws cost the server [ARGS="--clients 500"]
+	@$(BIN)/python -m benchmarks.watchers $(ARGS)
 
 ##@ Work on it
 .PHONY: fmt crds tools lock clean help

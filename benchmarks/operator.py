@@ -2,25 +2,25 @@
 
 A real API server with kube-controller-manager and kube-scheduler, static nodes of eight GPUs, two replicas of
 the operator with leader election under its shipped ServiceAccount. Workloads come at a steady rate; a watch
-tells when each is first seen as Scheduled. At the end the leader is killed. Ends with one line of JSON.
+tells when each is first seen as Scheduled. At the end the leader is killed. `--before SRC` measures another
+checkout's code in the same cluster, slice by slice in turn. Ends with one line of JSON.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import re
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter, defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.replicas import Replica, pair
 from benchmarks.table import show
-from controlplane.cluster import Cluster, free_port
+from controlplane.audit import Entry
+from controlplane.cluster import Cluster
 from gpu_orchestrator.adapters.kube import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.watch import Watch
@@ -31,7 +31,9 @@ ROOT = Path(__file__).parents[1]
 USER = f"system:serviceaccount:{names.NAMESPACE}:{names.OPERATOR}"
 SHAPES = (1, 1, 2, 4)
 STRATEGIES = ("leastLoaded", "binPack", "random", "costOptimized")
+VERBS = ("create", "patch", "update", "delete")
 WAIT_S = 120.0
+GOALS = {"scheduled_p99_s": "≤ 1", "rss_mb": "≤ 100", "decided_anew": "0", "failover_s": "≤ 20"}
 
 
 def main() -> None:
@@ -41,9 +43,7 @@ def main() -> None:
         cluster.gpu_nodes(options.nodes, static=True)
         cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
         cluster.kubectl("delete", "deployment", "--all", "-n", names.NAMESPACE)
-        account = cluster.service_account_kubeconfig(names.NAMESPACE, names.OPERATOR)
-        with replica(account) as leader, replica(account) as standby:
-            results = asyncio.run(measure(cluster, options, leader, standby))
+        results = asyncio.run(measure(cluster, options))
     _report(options, results)
 
 
@@ -52,59 +52,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=100.0, help="workloads created per second")
+    parser.add_argument("--before", default="", help="src folder of another checkout, measured in turn")
+    parser.add_argument("--slices", type=int, default=2, help="turns of each with --before")
     return parser.parse_args()
-
-
-class Replica:
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, probes: int) -> None:
-        self.process, self._port, self._probes = process, port, probes
-
-    def rss_mb(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmHWM:\s+(\d+)", status)
-        return int(found[1]) / 1024 if found else 0.0
-
-    def cpu_s(self) -> float:
-        return cpu_s(self.process.pid)
-
-    def reconcile_p99_s(self) -> float:
-        """From the histogram of passes that wrote something, by interpolation inside the bucket."""
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics").read().decode()
-        name = r"warp_gpuworkload_reconcile_duration_seconds_bucket"
-        found = re.findall(rf'{name}{{le="([^"]+)",result="done"}} (\S+)', text)
-        buckets = [(float(le), float(count)) for le, count in found]
-        return _quantile(buckets, 0.99)
-
-    def is_ready(self) -> bool:
-        with suppress(OSError):
-            return bool(urllib.request.urlopen(f"http://127.0.0.1:{self._probes}/readyz").status == 200)
-        return False
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@contextmanager
-def replica(kubeconfig: Path) -> Iterator[Replica]:
-    port, probes = free_port(), free_port()
-    command = [
-        str(Path(sys.executable).parent / "gpu-orchestrator"),
-        "operator",
-        f"--kubeconfig={kubeconfig}",
-        f"--metrics-bind-address=127.0.0.1:{port}",
-        f"--health-probe-bind-address=127.0.0.1:{probes}",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        made = Replica(process, port, probes)
-        while not made.is_ready():
-            time.sleep(0.1)
-        yield made
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 class Seen:
@@ -127,105 +77,154 @@ class Seen:
                 await self._news.wait()
 
 
-async def measure(
-    cluster: Cluster, options: argparse.Namespace, leader: Replica, standby: Replica
-) -> dict[str, float]:
+@dataclass
+class Build:
+    """One code to be measured, and what was measured of it."""
+
+    source: str
+    waits: list[float] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
+    spent: Counter[str] = field(default_factory=Counter)
+    writes: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Bench:
+    cluster: Cluster
+    client: Client
+    seen: Seen
+    rate: float
+    number: int = 0
+
+    async def slice(self, build: Build, count: int, leader: Replica, standby: Replica) -> None:
+        await self._create(-1 - self.number)  # the leader leads, and its connections are open
+        await self.seen.until(len(self.seen.at) + 1)
+        written, before = writes(self.cluster), self._cpu(leader, standby)
+        made = range(self.number, self.number + count)
+        begun = await self._load(made, build)
+        await self.seen.until(len(self.seen.at) + count - len(self.seen.at.keys() & begun.keys()))
+        build.waits += [self.seen.at[name] - at for name, at in begun.items()]
+        build.facts["rate"] = count / (max(self.seen.at[each] for each in begun) - min(begun.values()))
+        for name, spent in self._cpu(leader, standby).items():
+            build.spent[name] += spent - before[name]
+        build.writes += await self._settled() - written
+        build.facts["reconcile_p99_s"] = leader.reconcile_p99_s()
+        build.facts["rss_mb"], build.facts["standby_rss_mb"] = leader.rss_mb(), standby.rss_mb()
+
+    def _cpu(self, leader: Replica, standby: Replica) -> Counter[str]:
+        ours = {"operator": leader.cpu_s(), "standby": standby.cpu_s(), "load": time.process_time()}
+        return Counter({**ours, **{name: part.cpu_s for name, part in self.cluster.parts.items()}})
+
+    async def _load(self, numbers: range, build: Build) -> dict[str, float]:
+        begun: dict[str, float] = {}
+        started = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for turn, number in enumerate(numbers):
+                await asyncio.sleep(max(0.0, started + turn / self.rate - time.monotonic()))
+                begun[f"w-{number}"] = time.monotonic()
+                group.create_task(self._timed_create(number, build))
+        self.number = numbers.stop
+        return begun
+
+    async def _timed_create(self, number: int, build: Build) -> None:
+        started = time.monotonic()
+        await self._create(number)
+        build.answers.append(time.monotonic() - started)
+
+    async def _create(self, number: int) -> None:
+        spec = {
+            "modelName": f"model-{number % 20}",
+            "gpuCount": SHAPES[number % len(SHAPES)],
+            "schedulingStrategy": STRATEGIES[number % len(STRATEGIES)],
+        }
+        name = f"w-{number}" if number >= 0 else f"warm{number}"
+        meta = {"name": name, "namespace": "default"}
+        await self.client.create(GPU_WORKLOADS, {"metadata": meta, "spec": spec})
+
+    async def _settled(self) -> Counter[str]:
+        """All that was written, once the events that were still on their way have come."""
+        while True:
+            before = writes(self.cluster)
+            await asyncio.sleep(2)
+            if writes(self.cluster) == before:
+                return before
+
+    async def failover(self, leader: Replica) -> float:
+        leader.process.kill()
+        killed = time.monotonic()
+        await self._create(self.number)
+        await self.seen.until(len(self.seen.at) + 1)
+        return self.seen.at[f"w-{self.number}"] - killed
+
+
+async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    account = cluster.service_account_kubeconfig(names.NAMESPACE, names.OPERATOR)
+    now, before = Build(""), Build(options.before)
+    turns = [before, now] * options.slices if options.before else [now]
+    count = options.workloads * (2 if options.before else 1) // len(turns)
     async with Client.open(config.load(cluster.kubeconfig)) as client, asyncio.TaskGroup() as group:
         watch = Watch(client, GPU_WORKLOADS)
         watching = group.create_task(watch.run())
         await watch.synced()
-        seen = Seen(watch)
-        await _create(client, "warm-0", 0)
-        await seen.until(1)
-        before, busy = writes(cluster), leader.cpu_s()
-        others = {name: part.cpu_s for name, part in cluster.parts.items()}
-        created = await _load(client, options, group)
-        await seen.until(1 + options.workloads)
-        waits = sorted(seen.at[name] - at for name, at in created.items())
-        spent = await _settled(cluster) - before
-        results = {
-            "scheduled_p50_s": statistics.median(waits),
-            "scheduled_p99_s": waits[int(len(waits) * 0.99)],
-            "reconcile_p99_s": leader.reconcile_p99_s(),
-            "rss_mb": leader.rss_mb(),
-            "standby_rss_mb": standby.rss_mb(),
-            "writes_per_workload": spent / options.workloads,
-            # The kube-scheduler did not agree with a node we chose: never, unless we miscounted.
-            "decided_anew": cluster.audit.requests()[USER, "delete", "jobs"],
-            "cpu_ms_per_workload": (leader.cpu_s() - busy) / options.workloads * 1000,
-            "rate": options.workloads / (max(seen.at.values()) - min(created.values())),
-            **{f"cpu_s {name}": part.cpu_s - others[name] for name, part in cluster.parts.items()},
-            "failover_s": await _failover(client, leader, seen),
-        }
+        bench = Bench(cluster, client, Seen(watch), options.rate)
+        for turn, build in enumerate(turns):
+            with ExitStack() as stack:
+                leader, standby = stack.enter_context(pair(account, build.source))
+                await bench.slice(build, count, leader, standby)
+                if turn == len(turns) - 1:
+                    now.facts["failover_s"] = await bench.failover(leader)
         watching.cancel()
-    return results
+    builds = {"before": before, "now": now} if options.before else {"now": now}
+    served = served_ms(cluster)
+    return {name: {**results(build, options.workloads), **served} for name, build in builds.items()}
 
 
-async def _settled(cluster: Cluster) -> int:
-    """All that was written, once the events that were still on their way have come."""
-    while True:
-        before = writes(cluster)
-        await asyncio.sleep(2)
-        if writes(cluster) == before:
-            return before
-
-
-async def _load(client: Client, options: argparse.Namespace, group: asyncio.TaskGroup) -> dict[str, float]:
-    created: dict[str, float] = {}
-    began = time.monotonic()
-    for number in range(options.workloads):
-        await asyncio.sleep(max(0.0, began + number / options.rate - time.monotonic()))
-        name = f"w-{number}"
-        created[name] = time.monotonic()
-        group.create_task(_create(client, name, number))
-    return created
-
-
-async def _create(client: Client, name: str, number: int) -> None:
-    spec = {
-        "modelName": f"model-{number % 20}",
-        "gpuCount": SHAPES[number % len(SHAPES)],
-        "schedulingStrategy": STRATEGIES[number % len(STRATEGIES)],
+def results(build: Build, workloads: int) -> dict[str, float]:
+    waits, answers = sorted(build.waits), sorted(build.answers)
+    return {
+        "scheduled_p50_s": statistics.median(waits),
+        "scheduled_p99_s": waits[int(len(waits) * 0.99)],
+        "created_p99_s": answers[int(len(answers) * 0.99)],
+        **build.facts,
+        "writes_per_workload": build.writes.total() / workloads,
+        **{f"writes {what}": count / workloads for what, count in sorted(build.writes.items())},
+        # The kube-scheduler did not agree with a node we chose: never, unless we miscounted.
+        "decided_anew": build.writes["delete jobs"],
+        **{f"cpu_ms {name}": spent / workloads * 1000 for name, spent in build.spent.items()},
     }
-    await client.create(GPU_WORKLOADS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
 
 
-async def _failover(client: Client, leader: Replica, seen: Seen) -> float:
-    leader.process.kill()
-    killed = time.monotonic()
-    await _create(client, "after-the-leader", 0)
-    await seen.until(len(seen.at) + 1)
-    return seen.at["after-the-leader"] - killed
+def _ours(entry: Entry) -> bool:
+    return entry.user == USER and entry.verb in VERBS and entry.resource != "leases"
 
 
-def writes(cluster: Cluster) -> int:
+def writes(cluster: Cluster) -> Counter[str]:
     """What the operator has written so far, without its Lease."""
-    asked = cluster.audit.requests()
-    verbs = ("create", "patch", "update", "delete")
-    return sum(
-        count
-        for (user, verb, what), count in asked.items()
-        if user == USER and verb in verbs and what != "leases"
-    )
+    return Counter(f"{each.verb} {each.resource}" for each in cluster.audit.entries() if _ours(each))
 
 
-def _quantile(buckets: list[tuple[float, float]], part: float) -> float:
-    wanted, low, below = buckets[-1][1] * part, 0.0, 0.0
-    for high, count in buckets:
-        if count >= wanted:
-            inside = (wanted - below) / (count - below) if count > below else 1.0
-            return low + (min(high, 2 * low or high) - low) * inside
-        low, below = high, count
-    return low
+def served_ms(cluster: Cluster) -> dict[str, float]:
+    """How long the API server took for each kind of write of the operator, on average."""
+    took: dict[str, list[float]] = defaultdict(list)
+    for each in cluster.audit.entries():
+        if _ours(each):
+            took[f"served_ms {each.verb} {each.resource}"].append(each.took_s * 1000)
+    return {what: statistics.mean(times) for what, times in sorted(took.items())}
 
 
-def _report(options: argparse.Namespace, results: dict[str, float]) -> None:
-    goals = {"scheduled_p99_s": "≤ 1", "rss_mb": "≤ 100", "decided_anew": "0", "failover_s": "≤ 20"}
-    rows = [[name, f"{value:.3g}", goals.get(name, "")] for name, value in results.items()]
+def _report(options: argparse.Namespace, found: dict[str, dict[str, float]]) -> None:
+    rows = [
+        [name, *(f"{each[name]:.3g}" if name in each else "" for each in found.values()), GOALS.get(name, "")]
+        for name in found["now"]
+    ]
     title = f"{options.nodes} nodes, {options.workloads} workloads at {options.rate:.0f}/s"
-    show(title, ["measured", "value", "goal"], rows)
+    show(title, ["measured", *found, "goal"], rows)
     facts = {"nodes": options.nodes, "workloads": options.workloads, "load": os.getloadavg()[0]}
-    print(json.dumps({**facts, **{name: round(value, 4) for name, value in results.items()}}))
+    rounded = {
+        build: {name: round(value, 4) for name, value in each.items()} for build, each in found.items()
+    }
+    print(json.dumps({**facts, **rounded.pop("now"), **rounded}))
 
 
 if __name__ == "__main__":

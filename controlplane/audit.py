@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 POLICY = """\
@@ -25,6 +26,7 @@ class Entry:
     namespace: str
     name: str
     code: int
+    took_s: float = 0.0  # from the request's arrival to the end of its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +59,9 @@ def _entry(line: bytes) -> Entry:
         namespace=target.get("namespace", ""),
         name=target.get("name", ""),
         code=event.get("responseStatus", {}).get("code", 0),
+        took_s=_between(event["requestReceivedTimestamp"], event["stageTimestamp"]),
     )
+
+
+def _between(start: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

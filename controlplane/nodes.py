@@ -22,6 +22,7 @@ class GpuNode:
     memory_mib: int = 81_920
     labels: Mapping[str, str] = field(default_factory=dict)
     islands: Sequence[Sequence[int]] = ()
+    plugin: bool = True  # False: no device plugin counts its GPUs, only the annotation tells of them
     bandwidth_gbps: int = 600
     static: bool = False  # Ready for ever without a heartbeat: no writes, so no noise in a benchmark
     cpu: str = "96"
@@ -30,7 +31,7 @@ class GpuNode:
 
     def manifest(self) -> dict[str, Any]:
         amounts = {"cpu": self.cpu, "memory": self.memory, "pods": self.pods, "ephemeral-storage": "1Ti"}
-        if self.gpus:
+        if self.gpus and self.plugin:
             amounts[self.resource] = str(self.gpus)
         status: dict[str, Any] = {"capacity": amounts, "allocatable": amounts}
         if self.static:
@@ -54,8 +55,9 @@ class GpuNode:
 
     def _annotations(self) -> dict[str, str]:
         annotations = {} if self.static else dict(MANAGED_BY_KWOK)
-        if self.islands:
+        if self.islands or not self.plugin:
             devices = {
+                "count": self.gpus,
                 "model": self.model,
                 "memoryMiB": self.memory_mib,
                 "bandwidthGBps": self.bandwidth_gbps,

@@ -1,4 +1,5 @@
-"""`make demo`: a local cluster with GPU nodes, the operator at work in it, the samples' life on the screen.
+"""`make demo`: a local cluster with GPU nodes, operator and gpu-scheduler at work in it, the samples' life on
+the screen: plain workloads, for which the operator finds a node, and one that claims exact devices.
 
 Everything is real but the machines: the nodes and what runs on them are simulated. It stays up for kubectl
 until Ctrl-C and leaves nothing behind.
@@ -7,6 +8,7 @@ until Ctrl-C and leaves nothing behind.
 # ruff: noqa: TID251 - no pure room, this
 
 import argparse
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +30,9 @@ from controlplane.cluster import OPTIONAL, Cluster  # noqa: E402
 from controlplane.errors import ControlPlaneError  # noqa: E402
 from controlplane.nodes import RUN_FOR  # noqa: E402
 
-SYSTEM, OPERATOR = "gpu-orchestrator-system", "gpu-orchestrator-controller-manager"
+SYSTEM = "gpu-orchestrator-system"
+OPERATOR, SCHEDULER = "gpu-orchestrator-controller-manager", "gpu-scheduler"
+SAMPLES = ("gpuworkload-sample.yaml", "gpuworkload-claimed.yaml")
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 STYLES = {
@@ -36,6 +40,7 @@ STYLES = {
     "Succeeded": "bold green",
     "Failed": "red",
     "Pending": "yellow",
+    "Scheduling": "yellow",
     "Scheduled": "cyan",
 }
 RUNS_S = 6
@@ -46,9 +51,10 @@ In another terminal:
   alias kubectl={kubectl}
   kubectl get gpuw -o wide --watch
   kubectl describe gpuw my-model
+  kubectl get gclaim
   kubectl delete gpuw --all; kubectl apply -f {examples}/gpuworkload-sample.yaml
 
-The operator's log is in {log}. Ctrl-C ends it all and leaves nothing behind.
+The logs are in {logs}. Ctrl-C ends it all and leaves nothing behind.
 """
 
 console = Console()
@@ -73,23 +79,21 @@ def main() -> int:
 
 
 def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
-    console.print(f"demo: {nodes} nodes with {gpus} GPUs each, a quarter of them cheap …")
-    cheap = nodes // 4
-    cluster.gpu_nodes(nodes - cheap, gpus=gpus)
-    cluster.gpu_nodes(cheap, prefix="cheap-node", gpus=gpus, labels={"gpu-orchestrator/cheap-node": "true"})
+    console.print(f"demo: {nodes} nodes with {gpus} GPUs each, a quarter cheap, a quarter for claims …")
+    _make_nodes(cluster, nodes, gpus)
     console.print("demo: definitions, rights and priorities (kubectl apply -k config/default) …")
-    cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
-    # The operator runs as a process of this machine, where its image need not be built first.
+    for part in ("default", "scheduler"):
+        cluster.kubectl("apply", "-k", str(ROOT / "config" / part))
+    # They run as processes of this machine, where their image need not be built first.
     cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM)
-    log = cluster.folder / "operator.log"
-    with operator(cluster, log):
-        console.print("demo: the operator runs under its ServiceAccount; the samples are applied …")
+    with running(cluster, "operator", OPERATOR), running(cluster, "scheduler", SCHEDULER):
+        console.print("demo: operator and gpu-scheduler run under their ServiceAccounts; here are samples …")
         cluster.kubectl("apply", "-f", "-", stdin=samples())
         names = {
             "kubeconfig": cluster.kubeconfig,
             "kubectl": cluster.tools["kubectl"],
             "examples": ROOT / "examples",
-            "log": log,
+            "logs": cluster.folder,
         }
         console.print(HINTS.format(**names), markup=False, highlight=False, soft_wrap=True)
         if console.is_terminal:
@@ -98,12 +102,23 @@ def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
             _tell(cluster)
 
 
+def _make_nodes(cluster: Cluster, nodes: int, gpus: int) -> None:
+    """Those for claims have no device plugin, so that nobody else gives their devices away."""
+    few = max(1, nodes // 4)
+    half = gpus // 2
+    cluster.gpu_nodes(max(1, nodes - 2 * few), gpus=gpus)
+    cluster.gpu_nodes(few, prefix="cheap-node", gpus=gpus, labels={"gpu-orchestrator/cheap-node": "true"})
+    islands = (range(half), range(half, gpus))
+    cluster.gpu_nodes(few, prefix="claim-node", gpus=gpus, islands=islands, plugin=False)
+
+
 @contextmanager
-def operator(cluster: Cluster, log: Path) -> Iterator[None]:
-    kubeconfig = cluster.service_account_kubeconfig(SYSTEM, OPERATOR, valid_s=86_400)
+def running(cluster: Cluster, component: str, account: str) -> Iterator[None]:
+    kubeconfig = cluster.service_account_kubeconfig(SYSTEM, account, valid_s=86_400)
+    log = cluster.folder / f"{component}.log"
     command = [
         str(Path(sys.executable).parent / "gpu-orchestrator"),
-        "operator",
+        component,
         f"--kubeconfig={kubeconfig}",
         "--metrics-bind-address=0",
         "--health-probe-bind-address=0",
@@ -120,7 +135,8 @@ def operator(cluster: Cluster, log: Path) -> Iterator[None]:
 
 def samples() -> str:
     """The samples, each to run for some seconds so that there is something to see."""
-    objects = list(yaml.safe_load_all((ROOT / "examples" / "gpuworkload-sample.yaml").read_text()))
+    texts = [(ROOT / "examples" / name).read_text() for name in SAMPLES]
+    objects = [each for text in texts for each in yaml.safe_load_all(text)]
     for each in objects:
         template = each["spec"].setdefault("template", {})
         template.setdefault("metadata", {})["annotations"] = {RUN_FOR: f"{RUNS_S}s"}
@@ -171,9 +187,17 @@ def _workloads(workloads: list[Json]) -> Table:
             spec["schedulingStrategy"],
             spec["priority"],
             f"[{STYLES.get(phase, 'dim')}]{phase}[/]",
-            status.get("assignedNode") or status.get("message", ""),
+            _where(status),
         )
     return table
+
+
+def _where(status: Json) -> str:
+    """The node, with the devices if they are known; else why there is none."""
+    message = status.get("message", "")
+    devices = re.search(r"\(devices? [\d,]+\)", message)
+    node = status.get("assignedNode", "")
+    return f"{node} {devices[0] if devices else ''}".strip() or message
 
 
 def _events(events: list[Json]) -> Table:

@@ -124,12 +124,15 @@ class Fleet:
 
     async def metric(self, name: str) -> float:
         """The sum of all samples of one metric."""
+        return sum(value for _, value in await self.samples(name))
+
+    async def samples(self, name: str) -> list[tuple[str, float]]:
+        """Of one metric, labels and values."""
         assert self._http is not None
         async with self._http.get("/metrics") as answer:
             lines = (await answer.text()).splitlines()
-        return sum(
-            float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name
-        )
+        pairs = [line.rsplit(" ", 1) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        return [(labels.removeprefix(name), float(value)) for labels, value in pairs]
 
 
 def _read(path: Path) -> str:

@@ -10,12 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from gpu_orchestrator.adapters import settings
 from gpu_orchestrator.adapters.store.values import Assignment, Remembered, Snapshot
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen
 from gpu_orchestrator.apps.operator import world as operators
 from gpu_orchestrator.apps.operator.facts import Facts, Given
@@ -120,8 +122,9 @@ async def test_the_dispatcher_places_as_the_table_says(case: Case) -> None:
     ledger = Ledger()
     store: Any = cast(Any, SimpleNamespace(tasks=ledger))
     registry = policies.registry(case.strategy)
+    owners = Owners(settings.Settings())
     dispatcher = Dispatcher(
-        Means(store, lambda *_: None, registry, Memory(1.0, 0), Metrics(), now=lambda: 1_000.0)
+        Means(store, lambda *_: None, registry, Memory(1.0, 0), Metrics(), lambda: 1_000.0, owners)
     )
     workers = {
         name: Seen(

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from gpu_orchestrator.adapters.kube.reviews import Access
-from gpu_orchestrator.cli.doctor import RIGHTS
+from gpu_orchestrator.cli.doctor import RIGHTS, Component
 
-ROLES = Path(__file__).parents[2] / "config" / "rbac" / "role.yaml"
+CONFIG = Path(__file__).parents[2] / "config"
 
 
 def granted(role: dict[str, Any]) -> Iterator[Access]:
@@ -22,7 +23,9 @@ def granted(role: dict[str, Any]) -> Iterator[Access]:
                         yield Access(verb, resource, group, namespace, name)
 
 
-def test_the_operators_rights_are_those_that_are_shipped() -> None:
-    shipped = {access for role in yaml.safe_load_all(ROLES.read_text()) for access in granted(role)}
-    asked = {access for right in RIGHTS["operator"] for access in right.each()}
+@pytest.mark.parametrize(("component", "folder"), [("operator", "rbac"), ("scheduler", "scheduler")])
+def test_the_rights_are_those_that_are_shipped(component: Component, folder: str) -> None:
+    roles = yaml.safe_load_all((CONFIG / folder / "role.yaml").read_text())
+    shipped = {access for role in roles for access in granted(role)}
+    asked = {access for right in RIGHTS[component] for access in right.each()}
     assert asked == shipped

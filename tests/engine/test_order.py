@@ -4,8 +4,9 @@ import pytest
 
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.backoff import Backoff
-from gpu_orchestrator.engine.line import Line, Turns, Waiting
-from gpu_orchestrator.engine.order import FairBands, Order, PriorityThenTime
+from gpu_orchestrator.engine.line import Line, Waiting
+from gpu_orchestrator.engine.order import LARGE_MIB, FairBands, Order, PriorityThenTime
+from gpu_orchestrator.engine.turns import BEGINNING_S, Turns
 from gpu_orchestrator.policies.registry import Registry
 from tests.builders import request
 
@@ -56,11 +57,64 @@ def test_a_turn_costs_what_it_takes() -> None:
     assert served(FairBands(), *of("u", 2, gpus=4), *of("v", 5)) == ["u0", "v0", "v1", "v2", "v3", "u1", "v4"]
 
 
+def test_a_tenant_of_twice_the_weight_gets_twice_as_many_turns() -> None:
+    weighted = FairBands(weight_of=lambda tenant: 2.0 if tenant == "v" else 1.0)
+    first = served(weighted, *of("u", 30), *of("v", 30))[:30]
+    assert sum(key.startswith("v") for key in first) == 20
+
+
+@pytest.mark.parametrize(
+    ("asked", "cost"),
+    [
+        pytest.param(request("r", 2), 2.0, id="whole devices"),
+        pytest.param(request("r", 2, share=250), 0.5, id="shares"),
+        pytest.param(request("r", 1, memory_mib=LARGE_MIB // 4, shared=True), 0.25, id="memory"),
+        pytest.param(request("r", 1, share=500, memory_mib=LARGE_MIB // 4), 0.5, id="the larger of both"),
+        pytest.param(request("r", 1, memory_mib=LARGE_MIB * 4, shared=True), 1.0, id="never above a device"),
+        pytest.param(request("r", 0), 0.01, id="no device counts a little"),
+    ],
+)
+def test_what_holding_costs(asked: Request, cost: float) -> None:
+    assert FairBands().cost(asked) == pytest.approx(cost)
+
+
+def test_holding_counts_as_time_passes() -> None:
+    turns = Turns()
+    turns.pass_time(100.0)
+    turns.take("a", "u", 2.0)
+    turns.pass_time(103.0)
+    assert (turns.start("u"), turns.start("v")) == (6.0, 0.0)
+    turns.let_go("a")
+    turns.pass_time(110.0)
+    assert turns.start("u") == 6.0, "what it let go of counts no longer"
+    turns.pass_time(90.0)
+    assert turns.start("u") == 6.0, "a clock that goes back counts nothing"
+
+
+def test_a_full_flow_is_passed_over_until_it_lets_go() -> None:
+    turns = Turns()
+    line = Line(turns)
+    order = FairBands()
+    for number, (since, asked) in enumerate([*of("u", 2), *of("v", 1)]):
+        line.push(Waiting(asked, POLICY, since, number, 0, order.flow(asked), order.rank(asked, since)))
+    assert turns.allow("u", 1) is False
+    assert turns.take("held", "u", 1.0) is True
+    first = line.pop()
+    assert first is not None
+    assert first.request.key == "v0"
+    assert line.pop() is None
+    assert (len(line), line.has_turn()) == (2, False)
+    assert turns.let_go("held") is True
+    second = line.pop()
+    assert second is not None
+    assert second.request.key == "u0"
+
+
 def test_a_tenant_that_was_away_saved_nothing_up() -> None:
     turns = Turns()
     for _ in range(100):
         turns.charge("busy", 1.0)
-    assert turns.start("away") == turns.start("busy") - 1.0
+    assert turns.start("away") == pytest.approx(turns.start("busy") - BEGINNING_S)
 
 
 def test_who_left_a_line_is_passed_over() -> None:

@@ -17,6 +17,7 @@ from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
+    Allowed,
     Asked,
     Event,
     Gone,
@@ -29,7 +30,7 @@ from gpu_orchestrator.engine.events import (
     Refuse,
     Tick,
 )
-from gpu_orchestrator.engine.order import FairBands, PriorityThenTime
+from gpu_orchestrator.engine.order import FairBands, Order, PriorityThenTime
 from gpu_orchestrator.policies.registry import Registry
 from tests.properties.cases import cases
 from tests.properties.worlds import ALLOCATORS, NAMES, STRATEGIES, a_node, a_shape
@@ -72,8 +73,11 @@ IN_FLIGHT: set[str | None] = {"in flight"}
 class Model:
     """The phase every request must be in, told from events and actions alone."""
 
+    order: Order
     phases: dict[str, str] = field(default_factory=dict)
     wanted: dict[str, Request] = field(default_factory=dict)
+    holding: dict[str, str] = field(default_factory=dict)
+    most: dict[str, int | None] = field(default_factory=dict)
     now: float = 0.0
 
     def expect(self, event: Event) -> None:
@@ -86,8 +90,16 @@ class Model:
                 self._move(request.key, event)
             case Gone(key) | Placed(key) | PlaceFailed(key):
                 self._move(key, event)
+            case Allowed(flow, most):
+                self.most[flow] = most
             case _:
                 pass
+        self.holding = {k: v for k, v in self.holding.items() if self.phases[k] not in ("none", "waiting")}
+
+    def is_full(self, flow: str) -> bool:
+        """What was placed for it counts; what others gave it without a word does not."""
+        most = self.most.get(flow)
+        return most is not None and sum(each == flow for each in self.holding.values()) >= most
 
     def _move(self, key: str, event: Event) -> None:
         phase = self.phases.get(key, "none")
@@ -106,9 +118,9 @@ class Model:
     order=st.sampled_from([PriorityThenTime(), FairBands()]),
 )
 def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
-    seed: int, length: int, at_once: int, per_call: int, order: PriorityThenTime | FairBands
+    seed: int, length: int, at_once: int, per_call: int, order: Order
 ) -> None:
-    rng, model = Random(seed), Model()
+    rng, model = Random(seed), Model(order)
     policy_of = with_fragile().policy_of
     engine = Engine(policy_of, Random(1), order=order, max_in_flight=at_once, max_decisions=per_call)
     shapes = [a_shape(rng) for _ in range(3)]
@@ -123,7 +135,7 @@ def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
 def _some_event(rng: Random, model: Model, shapes: list[Shape], number: int) -> Event:
     known = sorted(model.phases) or ["nobody"]
     flying = model.keys("flying", "left", "back") or known
-    match rng.choice("nnnxaaaaaagghppppfft"):
+    match rng.choice("nnnxaaaaaagghppppfftl"):
         case "n":
             return NodeSeen(a_node(rng, rng.choice(NAMES)))
         case "x":
@@ -141,6 +153,8 @@ def _some_event(rng: Random, model: Model, shapes: list[Shape], number: int) -> 
             return Placed(rng.choice(flying))
         case "f":
             return PlaceFailed(rng.choice(flying))
+        case "l":
+            return Allowed(rng.choice("uv"), rng.choice([None, 0, 1, 2]))
         case _:
             return Tick()
 
@@ -169,7 +183,10 @@ def _tell(engine: Engine, model: Model, *events: Event) -> None:
         match action:
             case Place(_, placement):
                 assert placement.key == key
+                flow = model.order.flow(action.request)
+                assert not model.is_full(flow), "more than its flow may hold"
                 model.phases[key] = "flying"
+                model.holding[key] = flow
             case Refuse(_, refusal):
                 assert refusal.message.startswith("0/")
     _check_nobody_is_lost(engine, model)
@@ -188,8 +205,10 @@ def _check_nobody_is_lost(engine: Engine, model: Model) -> None:
 
 
 def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
-    """Parked requests do not fit, unless one that asks the same goes first and will call them."""
+    """Parked requests do not fit, unless one that asks the same goes first and will call them, or their flow
+    holds the most it may."""
     waiting = {key: r for key in model.keys("waiting") if (r := engine.waiting(key)) is not None}
+    waiting = {key: r for key, r in waiting.items() if not model.is_full(model.order.flow(r))}
     awake = {(r.shape, r.strategy, r.allocator) for k, r in waiting.items() if engine.state_of(k) == "active"}
     cluster = engine.cluster.copy()
     cluster.memory.clear()
@@ -203,6 +222,7 @@ def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
 
 def _finish(engine: Engine, model: Model) -> None:
     """Once everything under way succeeds and time passes, nothing is left to do but wait for room."""
+    _tell(engine, model, *(Allowed(flow, None) for flow in model.most))
     for _ in range(400):
         flying = model.keys("flying", "left", "back")
         if flying:

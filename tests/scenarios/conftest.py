@@ -7,7 +7,9 @@ from uuid import uuid4
 import pytest
 
 from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.process import Process
 from controlplane.toolbox import Toolbox
+from gpu_orchestrator.api import names
 from tests.conftest import NewCluster
 from tests.scenarios import stage as stages
 from tests.scenarios.operating import ACCOUNT, ROOT, SYSTEM, Operator, Site
@@ -45,6 +47,24 @@ def operator(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     with Operator(account, "--no-leader-elect", log=log) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def scheduler_account(operator_cluster: Cluster) -> Path:
+    """The gpu-scheduler's ServiceAccount beside the operator's, with all that ships for it."""
+    operator_cluster.kubectl("apply", "-k", str(ROOT / "config" / "scheduler"))
+    operator_cluster.kubectl("delete", "deployment", names.SCHEDULER, "-n", SYSTEM, "--cascade=foreground")
+    return operator_cluster.service_account_kubeconfig(SYSTEM, names.SCHEDULER)
+
+
+@pytest.fixture(scope="module")
+def scheduler(
+    operator_cluster: Cluster, scheduler_account: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """One gpu-scheduler for the tests of a module. Devices are free a second after their pod ended."""
+    made = Stage(operator_cluster, "default", tmp_path_factory.mktemp("scheduler"))
+    yield made.scheduler(kubeconfig=scheduler_account, leaderElect=False, releaseSeconds=1)
+    made.close()
 
 
 @pytest.fixture

@@ -31,7 +31,11 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 
-def eventually(look: Callable[[], T | None], what: str, timeout_s: float = 20.0) -> T:
+PATIENCE_S = 60.0
+"""How long to wait for what must come. Far more than it takes: a busy machine is no failure."""
+
+
+def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
     """What `look` gives as soon as it gives something. A client of the API server can only ask again."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -75,6 +79,18 @@ class Operator:
         if self.process:
             self.process.kill()
             self.process.wait(10)
+
+    def pause(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGCONT)
+
+    def wait(self, timeout_s: float) -> int:
+        """The code it ends with by itself."""
+        return self.process.wait(timeout_s) if self.process else 0
 
     def stop(self) -> int:
         if not self.process:
@@ -184,7 +200,7 @@ class Site:
         status: Json = (self.get(name) or {}).get("status", {})
         return status
 
-    def until(self, name: str, *phases: str, timeout_s: float = 20.0) -> Json:
+    def until(self, name: str, *phases: str, timeout_s: float = PATIENCE_S) -> Json:
         """The status as soon as the workload is in one of these phases."""
 
         def look() -> Json | None:
@@ -193,7 +209,7 @@ class Site:
 
         return eventually(look, f"{name} is {' or '.join(phases)}", timeout_s)
 
-    def gone(self, name: str, timeout_s: float = 20.0) -> None:
+    def gone(self, name: str, timeout_s: float = PATIENCE_S) -> None:
         eventually(lambda: self.get(name) is None, f"{name} is gone", timeout_s)
 
     def jobs(self) -> list[Json]:
@@ -204,6 +220,13 @@ class Site:
         query = f"?labelSelector={selector}" if selector else ""
         items: list[Json] = self.request("GET", f"/api/v1/namespaces/{self.namespace}/pods{query}")["items"]
         return items
+
+    def end(self, model: str) -> None:
+        """The pods of this model end well, now."""
+        for pod in self.pods(f"app={model}"):
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
+            done = {"status": {"phase": "Succeeded"}}
+            self.request("PATCH", path, done, content_type="application/merge-patch+json")
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """(reason, note) of what was told about a workload, oldest first."""
@@ -218,4 +241,4 @@ class Site:
         def look() -> str | None:
             return next((note for what, note in self.events(name) if what == reason and words in note), None)
 
-        return eventually(look, f"event {reason} about {name}", 10)
+        return eventually(look, f"event {reason} about {name}")

@@ -18,9 +18,9 @@ import pytest
 from controlplane.cluster import Cluster
 from tests.faults.proxy import Call, Cut, DropAnswer, Fault, Proxy
 from tests.scale import Scale
-from tests.scenarios.operating import Operator, Site, eventually
+from tests.scenarios.operating import ACCOUNT, Operator, Site, eventually
 
-OURS = ("gpuworkloads", "gpuworkloads/status", "jobs")
+OURS = ("gpuworkloads", "gpuworkloads/status", "gpuclaims", "jobs")
 WRITES = ("create", "patch", "delete")
 MOMENTS = ("not forwarded", "answer lost", "after the answer")
 SOON = {"maxRetries": 2, "backoffSeconds": 1}
@@ -39,7 +39,7 @@ def succeeds(site: Site) -> None:
 def fails(site: Site) -> None:
     """Its Job fails, is tried again, and fails for good."""
     site.create("one", run_for="100ms", outcome="fail", retryPolicy=SOON)
-    site.until("one", "Failed", timeout_s=30)
+    site.until("one", "Failed")
 
 
 def is_suspended(site: Site) -> None:
@@ -50,10 +50,26 @@ def is_suspended(site: Site) -> None:
     eventually(lambda: not site.jobs(), "the Job is gone")
 
 
+def is_claimed(site: Site) -> None:
+    """As `succeeds`, but the gpu-scheduler gives it a device."""
+    site.create("one", run_for="200ms", claim={"devices": {"policy": "packed"}}, ttlSecondsAfterFinished=600)
+    site.until("one", "Succeeded")
+    eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "the TTL is set")
+
+
+def waits_in_vain(site: Site) -> None:
+    """The gpu-scheduler has no room for it until its tries are spent."""
+    site.create("one", gpus=8, claim={"devices": {"policy": "packed"}}, retryPolicy=SOON)
+    site.until("one", "Failed")
+    eventually(lambda: not site.jobs(), "the Job is gone")
+
+
 STORIES: dict[str, Callable[[Site], None]] = {
     "succeeds": succeeds,
     "fails": fails,
     "is suspended": is_suspended,
+    "is claimed": is_claimed,
+    "waits in vain": waits_in_vain,
 }
 
 
@@ -63,18 +79,18 @@ class Outcome:
 
     status: Any
     jobs: list[Any]
-    created: int
+    created: tuple[int, int]
     left: list[Any] = field(default_factory=list)
 
 
 def play(site: Site, story: str, operator: Operator) -> Outcome:
-    node = site.nodes(1)[0]
+    node = site.nodes(1, gpus=4)[0]
     STORIES[story](site)
-    outcome = Outcome(plain(site.status("one"), node), sorted(map(_of_job, site.jobs())), 0)
+    outcome = Outcome(plain(site.status("one"), node), sorted(map(_of_job, site.jobs())), (0, 0))
     site.delete("one")
-    site.gone("one", 30)
+    site.gone("one")
     outcome.left = site.jobs() + site.pods()
-    outcome.created = created_jobs(site)
+    outcome.created = created(site, "jobs"), created(site, "gpuclaims")
     return outcome
 
 
@@ -94,9 +110,11 @@ def plain(value: Any, node: str) -> Any:
     return value
 
 
-def created_jobs(site: Site) -> int:
+def created(site: Site, resource: str) -> int:
+    """How many of these the operator has made."""
     entries = (entry for entry in site.cluster.audit.entries() if entry.namespace == site.namespace)
-    return sum((entry.verb, entry.resource, entry.code) == ("create", "jobs", 201) for entry in entries)
+    made = (entry for entry in entries if entry.user.endswith(f":{ACCOUNT}"))
+    return sum((entry.verb, entry.resource, entry.code) == ("create", resource, 201) for entry in made)
 
 
 def strike(moment: str, kill: Callable[[object], None]) -> Fault:
@@ -151,6 +169,7 @@ def writes_in(proxy: Proxy) -> list[Write]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("story", STORIES)
+@pytest.mark.usefixtures("scheduler")
 def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
     story: str,
     operator_cluster: Cluster,

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from controlplane.toolbox import Toolbox
 from tests.scenarios.operating import ROOT
+
+PATIENCE_S = 150.0
 
 
 @pytest.fixture
@@ -25,14 +28,18 @@ def demo(toolbox: Toolbox) -> Iterator["subprocess.Popen[str]"]:
 
 def test_the_samples_live_and_ctrl_c_leaves_nothing(demo: "subprocess.Popen[str]") -> None:
     assert demo.stdout
+    too_late = threading.Timer(PATIENCE_S, demo.kill)  # ends the lines that we wait for
+    too_late.start()
     seen: list[str] = []
     for line in demo.stdout:
         seen.append(line.strip())
-        if sum(": Succeeded: " in each for each in seen) == 3:
+        if sum(": Succeeded: " in each for each in seen) == 4:
             break
-    assert sum(": Running: " in each for each in seen) == 3, seen
+    too_late.cancel()
+    assert sum(": Running: " in each for each in seen) == 4, seen
+    assert any(each.startswith("claimed-model: Running: running on claim-node-0 (devices ") for each in seen)
     kubeconfig = next(each.partition("=")[2] for each in seen if each.startswith("export KUBECONFIG="))
     assert Path(kubeconfig).exists()
     demo.send_signal(signal.SIGINT)
-    assert demo.wait(30) == 0
+    assert demo.wait(60) == 0
     assert not Path(kubeconfig).parent.exists()

@@ -41,11 +41,14 @@ def live_a_full_life(site: Site, account: Path, log: Path) -> None:
         for resource in ("nodes", "pods", "jobs", "gpuworkloads"):  # a server that cannot stream lists
             proxy.on("watch", resource, do=Answer(422, reason="Invalid"))
         proxy.on("create", "jobs", do=DropAnswer())
+        proxy.on("create", "gpuclaims", do=DropAnswer())
         with Operator(proxy.kubeconfig, log=log):
             (node,) = site.nodes(1, gpus=4)
             site.create("fits", run_for="100ms", ttlSecondsAfterFinished=600)
             site.create("big", gpus=8, retryPolicy={"maxRetries": 10, "backoffSeconds": 1})
+            site.create("claimed", claim={"devices": {"policy": "packed"}})
             site.until("fits", "Succeeded")
+            site.until("claimed", "Scheduling", "Pending")
             assert node == site.status("fits")["assignedNode"]
             site.delete("fits")
             site.gone("fits")

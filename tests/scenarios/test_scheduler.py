@@ -291,6 +291,24 @@ def test_beside_a_device_plugin(stage: Stage) -> None:
     assert stage.wait_bound(waiting, within_s=10) == {waiting: f"{told}:1"}
 
 
+def test_an_agent_whose_sign_of_life_has_the_name_of_a_device(stage: Stage) -> None:
+    """`gpu-agent-x-0-1` is the agent of node x-0-1, and would be the Lease of device 1 on node agent-x-0."""
+    (node,) = stage.gpu_nodes(1, gpus=2, prefix=f"agent-{stage.namespace}")
+    other = f"{node.removeprefix('agent-')}-1"
+    stage.sign_of_life(other)
+    path = f"{stage.leases_path}/gpu-{node}-1"
+    sign = stage.cluster.api.request("GET", path)
+    process = stage.scheduler(leaderElect=False, sweepSeconds=1)
+    stage.create(pod("first", gpus=1))
+    assert stage.wait_bound("first") == {"first": f"{node}:0"}
+    stage.create(pod("second", gpus=1))
+    stage.wait_event("second", "1 has no wholly free GPU")
+    until(lambda: "exists and is no device's" in process.log.read_text(), "the sweep says why")
+    assert stage.cluster.api.request("GET", path) == sign
+    stage.cluster.api.request("DELETE", path)
+    assert stage.wait_bound("second") == {"second": f"{node}:1"}
+
+
 def test_a_volume_that_only_one_node_reaches(stage: Stage) -> None:
     """Waits until the claim is bound; then goes where the volume is."""
     nodes = stage.gpu_nodes(3)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
+from gpu_orchestrator.api.rates import by_route
+
 T = TypeVar("T")
 
 
@@ -64,6 +66,11 @@ def _between(kind: Callable[[str], Any], least: float, most: float) -> Callable[
     return read
 
 
+def _routes(value: str) -> str:
+    by_route(value)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`.env.example` says what each is for."""
@@ -97,7 +104,18 @@ class Settings:
     gpu_memory_headroom: int = _whole(256, 0, 1_048_576)
     placement_policy: str = _text("balanced", "the name of a policy")
     max_request_mb: float = _number(8, 0.01, 1024)
+    rate_limit_per_minute: int = _whole(100, 0, 1_000_000)
+    rate_limit_per_hour: int = _whole(1000, 0, 1_000_000_000)
+    rate_limit_routes: str = _setting(
+        "", "such as POST /tasks=300/m,5000/h; GET /tasks/{task_id}=none", _routes
+    )
+    quota_queued_tasks: int = _whole(10_000, 0, 1_000_000_000)
+    quota_running_tasks: int = _whole(0, 0, 1_000_000)
+    quota_gpu_seconds_per_day: int = _whole(0, 0, 1_000_000_000)
+    max_queued_tasks: int = _whole(100_000, 1, 100_000_000)
     metrics_auth: bool = _flag(False)
+    events_kept: int = _whole(50_000, 100, 10_000_000)
+    max_watchers: int = _whole(1000, 0, 100_000)
     log_level: Literal["INFO", "DEBUG"] = _one_of("INFO", "INFO", "DEBUG")
 
     @property

@@ -103,10 +103,11 @@ def given(pod: Pod) -> tuple[int, ...]:
 def held(pod: Pod, spec: GpuClaimSpec | None) -> Placement | None:
     """What a bound pod takes from its node, with the very devices it was given. None for a pod that has
     ended or has no node."""
-    taken = translate.held(pod)
-    devices = given(pod)
-    if taken is None or not devices:
-        return taken
+    taken, devices = translate.held(pod), given(pod)
+    if taken is None:
+        return None
+    if not devices:  # an annotation that speaks of another node is nobody's word
+        return replace(taken, unnamed=translate.gpus_asked(pod.spec)) if taken.unnamed else taken
     shape = Shape() if spec is None or spec.devices.exclusivity != "Shared" else _claimed(Shape(), spec)
     return replace(
         taken,

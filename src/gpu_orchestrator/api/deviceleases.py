@@ -96,11 +96,25 @@ def is_shared(lease: Lease) -> bool:
 def spot(lease: Lease) -> Spot | None:
     """The device that a Lease stands for; None for one that is no device's."""
     meta = lease.metadata
-    node = meta.annotations.get(names.LEASE_NODE, "")
-    head, _, device = meta.name.rpartition("-")
-    if not device.isdecimal() or head != f"{names.DEVICE_LEASE_PREFIX}{node}":
+    named = _named(meta.name)
+    if named is None or named.node != meta.annotations.get(names.LEASE_NODE):
         return None
-    return Spot(node, int(device), meta.annotations.get(names.LEASE_UUID, ""))
+    return Spot(named.node, named.device, meta.annotations.get(names.LEASE_UUID, ""))
+
+
+def obstructed(lease: Lease) -> Spot | None:
+    """The device whose name a Lease has that is no device's. The sign of life of the agent on `node-3` is
+    called as the Lease of device 3 on a node `agent-node` would be; while it is there, nobody can hold that
+    device."""
+    return None if is_device(lease) else _named(lease.metadata.name)
+
+
+def _named(name: str) -> Spot | None:
+    head, _, device = name.rpartition("-")
+    node = head.removeprefix(names.DEVICE_LEASE_PREFIX)
+    if node == head or not device.isdecimal() or device != str(int(device)):
+        return None
+    return Spot(node, int(device))
 
 
 def holders(lease: Lease) -> tuple[Holder, ...]:

@@ -50,6 +50,9 @@ HOSTNAME = "kubernetes.io/hostname"
 
 LONGEST_LABEL = 63
 
+# Annotation of a Job: a hash of what in its workload's spec it was made from.
+MADE_FROM = "gpu.warp.dev/made-from"
+
 # Annotations of a device lease, whose values may be longer than a label's.
 LEASE_POD = "gpu.scheduling/pod"
 LEASE_NAMESPACE = "gpu.scheduling/namespace"

@@ -17,6 +17,14 @@ PRIORITIES = {"low": 25, "normal": 50, "high": 75, "critical": 90}
 passes, however long it waited."""
 
 
+_LEVELS = tuple(PRIORITIES.values())[1:]
+
+
+def level(priority: int) -> int:
+    """From 0 for low to 3 for critical: waiting tasks are counted by it."""
+    return sum(priority >= start for start in _LEVELS)
+
+
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole."""
 

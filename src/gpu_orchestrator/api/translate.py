@@ -111,11 +111,12 @@ def held(pod: Pod) -> Placement | None:
     """What a pod takes from its node; None for one that has no node, or has ended."""
     if not pod.spec.node_name or pod.status.phase in TERMINAL:
         return None
+    wanted = _all_asked(pod.spec)
     return Placement(
         pod.metadata.uid,
         pod.spec.node_name,
-        unnamed=gpus_asked(pod.spec) or _gpus_given(pod),
-        resources=pairs(asked(pod.spec)),
+        unnamed=sum(wanted.get(name, 0) for name in names.GPU_RESOURCES) or _gpus_given(pod),
+        resources=pairs({**_without_gpus(wanted), "pods": 1}),
         host_ports=host_ports(pod.spec),
     )
 

@@ -40,13 +40,14 @@ class Right:
             yield Access(verb, self.resource, self.group, self.namespace, self.name)
 
 
-# What each component does; a test holds the operator's part against config/rbac.
+# What each component does; a test holds the shipped roles against it.
 RIGHTS: dict[Component, tuple[Right, ...]] = {
     "operator": (
         Right("", "nodes", "list watch"),
         Right("", "pods", "list watch"),
         Right(names.WARP_GROUP, "gpuworkloads", "list watch patch"),
         Right(names.WARP_GROUP, "gpuworkloads/status", "patch"),
+        Right(names.SCHEDULING_GROUP, "gpuclaims", "get create"),
         Right("batch", "jobs", "list watch get create patch delete"),
         Right("coordination.k8s.io", "leases", "create", names.NAMESPACE),
         Right("coordination.k8s.io", "leases", "get patch", names.NAMESPACE, names.OPERATOR_LEASE),
@@ -54,13 +55,15 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
     ),
     "scheduler": (
         Right("", "nodes", "list watch"),
-        Right("", "pods", "list watch"),
+        Right("", "persistentvolumes", "list watch"),
+        Right("", "persistentvolumeclaims", "list watch"),
+        Right("", "pods", "list watch get"),
         Right("", "pods/binding", "create"),
-        Right("", "pods/eviction", "create"),
-        Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch patch"),
+        Right("", "pods/status", "patch"),
+        Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch get create patch"),
         Right(names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
         Right(names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
-        Right("coordination.k8s.io", "leases", "get list watch create patch delete"),
+        Right("coordination.k8s.io", "leases", "list watch get create patch delete", names.NAMESPACE),
         Right("events.k8s.io", "events", "create patch"),
     ),
     "agent": (

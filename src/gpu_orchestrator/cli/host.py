@@ -127,10 +127,12 @@ def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
         return _of(configured), configured
     if not hashes.exists():
         made = Secrets(configured.api_key or keys.make(), configured.worker_token or keys.make(), True)
-        _write_private(hashes, json.dumps([[key.digest.hex(), key.scope] for key in _of(made)]))
+        _write_private(hashes, json.dumps([[key.digest.hex(), *key.scopes] for key in _of(made)]))
         _write_private(folder / TOKEN, made.worker_token)
         return _of(made), replace(made, fresh=not configured.api_key)
-    known = [keys.Key(bytes.fromhex(digest), scope) for digest, scope in json.loads(hashes.read_text())]
+    known = [
+        keys.configured(bytes.fromhex(digest), scope) for digest, scope in json.loads(hashes.read_text())
+    ]
     token = configured.worker_token or _read(folder / TOKEN) or keys.make()
     secrets = Secrets(configured.api_key or client.get("key", ""), token)
     return [*known, *_of(secrets)], secrets

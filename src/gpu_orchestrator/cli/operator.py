@@ -1,7 +1,7 @@
 """`gpu-orchestrator operator`: runs GPUWorkloads as Jobs on the nodes it finds for them."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import structlog
 import uvloop
@@ -19,6 +19,7 @@ def operator(
     *,
     kubeconfig: str = "",
     namespace: str = "",
+    default_path: Literal["plain", "claimed"] = "plain",
     leader_elect: bool = True,
     leader_election_namespace: str = names.NAMESPACE,
     metrics_bind_address: str = "127.0.0.1:8080",
@@ -33,6 +34,8 @@ def operator(
         Which cluster to speak to; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
     namespace
         Serve workloads of this namespace only; by default of all.
+    default_path
+        Who places workloads that have no claim: "plain" the operator itself, "claimed" the gpu-scheduler.
     leader_elect
         Of several operators only one works at a time; the others stand by.
     leader_election_namespace
@@ -48,6 +51,7 @@ def operator(
     options = Options(
         kubeconfig=kubeconfig,
         namespace=namespace,
+        claims_by_default=default_path == "claimed",
         leader_elect=leader_elect,
         lease_namespace=leader_election_namespace,
         metrics_address=metrics_bind_address,

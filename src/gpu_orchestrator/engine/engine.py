@@ -23,6 +23,7 @@ from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.events import (
     Action,
+    Allowed,
     Asked,
     Event,
     Gone,
@@ -35,9 +36,10 @@ from gpu_orchestrator.engine.events import (
     Refuse,
     Tick,
 )
-from gpu_orchestrator.engine.line import Line, Turns, Waiting
+from gpu_orchestrator.engine.line import Line, Waiting
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.parking import Parking
+from gpu_orchestrator.engine.turns import Turns
 
 State = Literal["active", "parked", "resting", "in flight", "held"]
 
@@ -82,6 +84,7 @@ class Engine:
         """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come.
         Raises what `policy_of` raises, before anything has changed."""
         actions: list[Action] = []
+        self._turns.pass_time(now)
         self._hear(event, now, actions)
         return self._act(now, actions)
 
@@ -92,6 +95,7 @@ class Engine:
         were heard, and before anything is decided."""
         actions: list[Action] = []
         failed: Exception | None = None
+        self._turns.pass_time(now)
         for event in events:
             try:
                 self._hear(event, now, actions)
@@ -111,7 +115,7 @@ class Engine:
 
     def deadline(self, now: float) -> float | None:
         """When to call again at the latest, if nothing happens before; None for "when something happens"."""
-        if len(self._active) and len(self._in_flight) < self._max_in_flight:
+        if len(self._in_flight) < self._max_in_flight and self._active.has_turn():
             return now
         self._skip_departed()
         return max(self._resting[0][0], now) if self._resting else None
@@ -162,12 +166,14 @@ class Engine:
                 self._ask(event, now, actions)
             case Gone(key):
                 self._leave(key)
-            case Held(placement):
-                self._hold(placement)
+            case Held(placement, request):
+                self._hold(placement, request)
             case Placed(key):
                 self._placed(key, now, actions)
             case PlaceFailed(key):
                 self._place_failed(key, now, actions)
+            case Allowed(flow, most):
+                self._turned(self._turns.allow(flow, most))
             case Tick():
                 pass
 
@@ -222,14 +228,20 @@ class Engine:
         elif (waiting := self._waiting.get(key)) is not None:
             self._dequeue(waiting)
         else:
-            self._helped(self._cache.release(key))
+            self._release(key)
 
-    def _hold(self, placement: Placement) -> None:
+    def _release(self, key: str) -> None:
+        self._turned(self._turns.let_go(key))
+        self._helped(self._cache.release(key))
+
+    def _hold(self, placement: Placement, request: Request | None) -> None:
         key = placement.key
         self._in_flight.pop(key, None)
         self._left.pop(key, None)
         if (waiting := self._waiting.get(key)) is not None:
             self._dequeue(waiting)
+        if request is not None:
+            self._turned(self._turns.take(key, self._order.flow(request), self._order.cost(request)))
         self._helped(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
@@ -237,7 +249,7 @@ class Engine:
             return
         self._cache.confirm(key)
         if key in self._left:
-            self._helped(self._cache.release(key))
+            self._release(key)
             self._come_back(key, now, actions)
 
     def _place_failed(self, key: str, now: float, actions: list[Action]) -> None:
@@ -245,6 +257,7 @@ class Engine:
         if waiting is None:
             return
         freed = self._cache.forget(key)
+        self._turned(self._turns.let_go(key))
         if key in self._left:
             self._come_back(key, now, actions)
         else:
@@ -271,6 +284,12 @@ class Engine:
         if node is not None:
             for group in self._parking.helped_by(self.cluster, node, observed=observed):
                 self._activate(self._parking.wake(group))
+
+    def _turned(self, changed: bool) -> None:
+        """A flow became full or ceased to be: others are first now."""
+        if changed:
+            for waiting in self._parking.wake_all():
+                self._active.push(waiting)
 
     def _call_next(self, waiting: Waiting) -> None:
         self._activate(self._parking.next_like(waiting))
@@ -316,6 +335,7 @@ class Engine:
             return Refuse(request, answer)
         self._in_flight[request.key] = self._waiting.pop(request.key)
         self._turns.charge(waiting.flow, cost)
+        self._turned(self._turns.take(request.key, waiting.flow, cost))
         self._call_next(waiting)
         return Place(request, answer)
 

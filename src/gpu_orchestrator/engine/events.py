@@ -40,9 +40,11 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The truth about what a key holds, whoever gave it."""
+    """The truth about what a key holds, whoever gave it. With the `request` it came from, it counts against
+    the flow of that."""
 
     placement: Placement
+    request: Request | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,19 @@ class PlaceFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """A flow may hold at most so many things at once; None for any number. What it has it keeps."""
+
+    flow: str
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing happened but time."""
 
 
-Event = NodeSeen | NodeGone | Asked | Gone | Held | Placed | PlaceFailed | Tick
+Event = NodeSeen | NodeGone | Asked | Gone | Held | Placed | PlaceFailed | Allowed | Tick
 
 
 @dataclass(frozen=True, slots=True)

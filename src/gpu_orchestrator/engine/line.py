@@ -1,14 +1,15 @@
 """A line of waiting requests in their order: by lane, by flow in turn, by rank.
 
 The active queue is one such line, and so are the parked requests of each shape; they share one account of
-what each flow has had (start-time fair queueing: a flow's next turn comes later the more it was given).
+what each flow has had and holds. A flow that holds the most it may is passed over.
 """
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.engine.turns import Turns
 
 
 @dataclass(slots=True)
@@ -27,23 +28,6 @@ class Waiting:
     line: "Line | None" = None
 
 
-class Turns:
-    """What each flow has had, on one scale; a flow that was away does not save up turns."""
-
-    def __init__(self) -> None:
-        self._next: dict[str, float] = {}
-        self._now = 0.0
-
-    def start(self, flow: str) -> float:
-        return max(self._next.get(flow, 0.0), self._now)
-
-    def charge(self, flow: str, cost: float) -> None:
-        self._now = self.start(flow)
-        self._next[flow] = self._now + cost
-        if len(self._next) > 4096:
-            self._next = {flow: at for flow, at in self._next.items() if at > self._now}
-
-
 class Line:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -52,6 +36,10 @@ class Line:
 
     def __len__(self) -> int:
         return self._size
+
+    def has_turn(self) -> bool:
+        """Whether somebody waits whose flow is not full."""
+        return self._size > 0 and any(lane.has_turn(self._turns) for lane in self._lanes.values())
 
     def push(self, waiting: Waiting) -> None:
         waiting.line = self
@@ -62,13 +50,14 @@ class Line:
         self._size += 1
 
     def pop(self) -> Waiting | None:
-        """Take the first one out."""
+        """Take the first one out; None when all who wait are of full flows."""
         for number in sorted(self._lanes, reverse=True):
             if (found := self._lanes[number].pop(self._turns)) is not None:
                 found.line = None
                 self._size -= 1
                 return found
-            del self._lanes[number]
+            if not self._lanes[number]:
+                del self._lanes[number]
         return None
 
     def remove(self, waiting: Waiting) -> None:
@@ -94,21 +83,41 @@ class _Lane:
             heappush(self._flows, (turns.start(waiting.flow), waiting.flow))
         heappush(heap, (waiting.rank, waiting.number, waiting))
 
+    def __bool__(self) -> bool:
+        return bool(self._flows)
+
+    def has_turn(self, turns: Turns) -> bool:
+        return any(not turns.is_full(flow) for _, flow in self._flows)
+
     def pop(self, turns: Turns) -> Waiting | None:
+        passed_over: list[tuple[float, str]] = []
+        try:
+            return self._pop(turns, passed_over)
+        finally:
+            for entry in passed_over:
+                heappush(self._flows, entry)
+
+    def _pop(self, turns: Turns, passed_over: list[tuple[float, str]]) -> Waiting | None:
         while self._flows:
             turn, flow = self._flows[0]
-            if (start := turns.start(flow)) > turn and len(self._flows) > 1:
+            if turns.is_full(flow):
+                passed_over.append(heappop(self._flows))
+            elif (start := turns.start(flow)) > turn and len(self._flows) > 1:
+                heapreplace(self._flows, (start, flow))
+            elif (found := self._first(flow)) is not None:
+                return found
+            else:
+                del self._heaps[flow]
+                self._dead.pop(flow, None)
                 heappop(self._flows)
-                heappush(self._flows, (start, flow))
-                continue
-            heap = self._heaps[flow]
-            while heap:
-                waiting = heappop(heap)[2]
-                if waiting.line is self._line:
-                    return waiting
-            del self._heaps[flow]
-            self._dead.pop(flow, None)
-            heappop(self._flows)
+        return None
+
+    def _first(self, flow: str) -> Waiting | None:
+        heap = self._heaps[flow]
+        while heap:
+            waiting = heappop(heap)[2]
+            if waiting.line is self._line:
+                return waiting
         return None
 
     def tidy(self, flow: str) -> None:

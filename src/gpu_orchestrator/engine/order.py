@@ -5,10 +5,16 @@ they have had), and within that has a rank (lower first). All three are fixed wh
 counted by ranking early arrivals lower, not by changing ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.request import Request
+
+LARGE_MIB = 80 * 1024
+"""So much memory counts as a whole device: before it is placed nobody knows on how large a one."""
+LEAST = 0.01
 
 
 class Order(Protocol):
@@ -19,8 +25,13 @@ class Order(Protocol):
     def rank(self, request: Request, since: float) -> tuple[float, ...]: ...
 
     def cost(self, request: Request) -> float:
-        """What serving the request counts against its flow."""
+        """What holding it counts against its flow, per second."""
         ...
+
+
+def even(_: str) -> float:
+    """Every flow is worth the same."""
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +57,12 @@ class FairBands:
 
     `bands` are the priorities at which a new band begins, so with (75, 90) there are three, and nothing below
     75 ever passes something above, however long it waited. One point of priority is worth `point_s` seconds
-    of waiting.
+    of waiting. A tenant of weight 2 gets twice what one of weight 1 gets while both want more.
     """
 
     bands: tuple[int, ...] = (75, 90)
     point_s: float = 10.0
+    weight_of: Callable[[str], float] = even
 
     def lane(self, request: Request) -> int:
         return sum(request.priority >= start for start in self.bands)
@@ -62,6 +74,10 @@ class FairBands:
         return (since - request.priority * self.point_s,)
 
     def cost(self, request: Request) -> float:
-        """GPUs asked for; what needs none counts a little, or it could starve the others."""
+        """GPUs asked for, a part of one by the larger of its share and its memory; what needs none counts a
+        little, or it could starve the others."""
         shape = request.shape
-        return max(shape.gpus * shape.milli / 1000, 0.01)
+        part = (
+            shape.milli / WHOLE if shape.exclusive else max(shape.milli / WHOLE, shape.memory_mib / LARGE_MIB)
+        )
+        return max(shape.gpus * min(part, 1.0), LEAST) / self.weight_of(request.tenant)

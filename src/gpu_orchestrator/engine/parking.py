@@ -13,8 +13,9 @@ from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, first_obstacle
-from gpu_orchestrator.engine.line import Line, Turns, Waiting
+from gpu_orchestrator.engine.line import Line, Waiting
 from gpu_orchestrator.engine.needs import Needs
+from gpu_orchestrator.engine.turns import Turns
 
 FEW = 256
 """A group that only so many nodes could ever take is looked up by node; the others are compared with every
@@ -82,8 +83,8 @@ class Parking:
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
 
     def wake(self, group: Group) -> Waiting | None:
-        """The next request of a group that may fit; None when there is no more, and the group is
-        forgotten."""
+        """The next request of a group that may fit; None when there is none whose flow may go on. With its
+        last request the group is forgotten."""
         if group.asleep:
             group.asleep = False
             self._unwatch(group)
@@ -91,6 +92,12 @@ class Parking:
         if not group.line:
             self._drop(group)
         return first
+
+    def wake_all(self) -> list[Waiting]:
+        """The next of every group that is awake: whose turn it is changed, as a flow became full or ceased
+        to be."""
+        awake = [group for group in self._groups.values() if not group.asleep]
+        return [first for group in awake if (first := self.wake(group)) is not None]
 
     def next_like(self, waiting: Waiting) -> Waiting | None:
         """The next of the same group, if that is awake."""

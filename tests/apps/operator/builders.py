@@ -44,11 +44,12 @@ def workload(name: str = "bert", *, meta: dict[str, Any] | None = None, **fields
 
 
 def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) -> Job:
-    """`state`: `conditions` as {type: reason}, `created`, `deleting`, `ttl`, `status`."""
+    """`state`: `conditions` as {type: reason}, `created`, `deleting`, `ttl`, `status`, and `made_from` for a
+    claimed one."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(owner.spec.gpu_count)}}}
-    meta = {
+    meta: dict[str, Any] = {
         "name": jobs.name_of(owner, retry),
         "namespace": owner.metadata.namespace,
         "uid": f"job-{retry}",
@@ -69,7 +70,12 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
         {"type": kind, "status": "True", "reason": reason, "message": f"because of {reason}"}
         for kind, reason in state.get("conditions", {}).items()
     ]
-    spec = {"template": {"spec": {"affinity": {"nodeAffinity": affinity}, "containers": [container]}}}
+    spec: dict[str, Any] = {
+        "template": {"spec": {"affinity": {"nodeAffinity": affinity}, "containers": [container]}}
+    }
+    if "made_from" in state:
+        meta["annotations"] = {names.MADE_FROM: state["made_from"]}
+        spec = {"template": {"metadata": {"annotations": {names.CLAIM_TEMPLATE: "template"}}}}
     if "ttl" in state:
         spec["ttlSecondsAfterFinished"] = state["ttl"]
     plain = {"metadata": meta, "spec": spec, "status": {"conditions": conditions, **state.get("status", {})}}
@@ -77,8 +83,13 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
 
 
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
-    """`owner` is the name of its Job; `unschedulable_since` a moment; `gpus` a number."""
+    """`owner` is the name of its Job; `unschedulable_since` a moment, `said` in which words; `gpus` a number;
+    `given` devices of its node; `created` a moment."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
+    if given := more.get("given"):
+        meta["annotations"] = {names.ALLOCATED: f"{node}:{given}"}
+    if created := more.get("created"):
+        meta["creationTimestamp"] = created.isoformat()
     if owner:
         meta["labels"] = {names.CONTROLLER: names.CONTROLLER_NAME}
         meta["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "job-0"}]
@@ -89,7 +100,7 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
                 "type": "PodScheduled",
                 "status": "False",
                 "reason": "Unschedulable",
-                "message": "0/1 nodes are available",
+                "message": more.get("said", "0/1 nodes are available"),
                 "lastTransitionTime": since.isoformat(),
             }
         )

@@ -335,20 +335,11 @@ def _plain(found: GPUWorkload) -> Any:
     return msgspec.to_builtins(found.status)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        pytest.param(
-            {"claim": {"devices": {"policy": "packed"}}}, "spec.claim needs the gpu-scheduler", id="claim"
-        ),
-        pytest.param({"replicas": 3}, "spec.replicas 3 needs the gpu-scheduler", id="gang"),
-    ],
-)
-def test_what_needs_the_scheduler_waits_and_says_so_once(fields: dict[str, Any], words: str) -> None:
-    facts = Facts(workload(**fields))
+def test_a_gang_waits_and_says_so_once() -> None:
+    facts = Facts(workload(replicas=3))
     plan = plan_for(facts, never)
     assert plan.status
-    assert words in plan.status.message
+    assert "gangs are not served yet; create 3 workloads" in plan.status.message
     assert status_of(plan)["retries"] == 0
     assert plan_for(Facts(after(facts, plan)), never) == Plan()
 

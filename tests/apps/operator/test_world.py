@@ -4,14 +4,18 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator import seek, template
 from gpu_orchestrator.apps.operator.facts import Facts, Given
-from gpu_orchestrator.apps.operator.world import World
+from gpu_orchestrator.apps.operator.world import CLAIMED, World
 from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.columns import Floats
+from gpu_orchestrator.core.offers import Offers
+from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
 from tests.apps.operator.builders import job, node, pod, workload
@@ -219,3 +223,47 @@ def test_a_job_placement_counts_what_its_template_asks() -> None:
     spec = job(workload("x", gpuCount=3), "a").spec.template.spec
     assert translate.gpus_asked(spec) == 3
     assert jobs.key_of(workload("x"), 0) == "team/x-job-0a1b2c3d"
+
+
+def test_a_node_with_claimed_pods_takes_no_plain_ones() -> None:
+    """A device plugin knows nothing of claims, and would give a claimed device away once more."""
+    stage = Stage("a")
+    holder = pod(uid="p", node="a", given="0,1")
+    stage.world.see_pod(None, holder)
+    refusal = stage.ask("x", gpuCount=1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.message == f"0/1 nodes fit: 1 {CLAIMED.replace('have', 'has', 1)}"
+    stage.world.see_node(None, node("a", 4, labels={"changed": "yes"}))
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal)
+    stage.world.see_pod(holder, None)
+    assert stage.found == ["team/x"]
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+
+
+def test_a_policy_that_breaks_refuses_and_is_asked_again_at_the_next_look() -> None:
+    """Whoever waits on time is not lost: nothing happens in this cluster, and still it is decided."""
+    now, broken = 0.0, True
+
+    def opinion(offers: Offers) -> Floats:
+        if broken:
+            raise RuntimeError("out of order")
+        return np.zeros(len(offers))
+
+    strategies = {"leastLoaded": Strategy("leastLoaded", ((1.0, opinion),))}
+    world = World(Registry(strategies=strategies), random.Random(1), clock=lambda: now, found=lambda _: None)
+    world.see_node(None, node("a"))
+    elsewhere_or_any = seek.wishes(Facts(workload("x"), shunned=frozenset("b")), template.read(workload("x")))
+    assert len(elsewhere_or_any) == 2
+    refusal = world.ask("team/x", elsewhere_or_any, 0.0)
+    assert isinstance(refusal, Refusal)
+    assert "RuntimeError: out of order" in refusal.message
+    now, broken = 60.0, False
+    assert world.ask("team/x", elsewhere_or_any[-1:], 0.0) == Given("a", NVIDIA)
+
+
+def test_a_node_that_did_not_take_the_pod_is_asked_last() -> None:
+    stage = Stage("a", "b")
+    facts = Facts(workload("x"), shunned=frozenset("a"))
+    assert stage.world.ask("team/x", seek.wishes(facts, template.read(facts.workload)), 0.0) == Given(
+        "b", NVIDIA
+    )

@@ -110,6 +110,9 @@ def test_an_allocation_that_speaks_of_another_node_counts_for_nothing() -> None:
     assert asks.given(pod("p", node="a", allocated="b:0,1")) == ()
     assert asks.given(pod("p", node="a", allocated="a:0,1")) == (0, 1)
     assert asks.given(pod("p", node="a")) == ()
+    held = asks.held(pod("p", node="a", allocated="b:0,1"), None)
+    assert held is not None
+    assert (held.devices, held.unnamed) == ((), 0)
 
 
 def test_each_pod_has_a_child_of_its_own() -> None:

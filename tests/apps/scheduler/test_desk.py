@@ -4,7 +4,7 @@ import pytest
 
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import Holder, Spot
-from gpu_orchestrator.api.kubernetes import Lease
+from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.bind import Bound, Failed
 from gpu_orchestrator.apps.scheduler.leases import Taken
@@ -44,6 +44,18 @@ def test_a_bound_pod_that_is_shown_unbound_for_a_moment_longer_keeps_its_devices
     world.claim(claim("c", served="uid-p"))
     assert world.hands.cleared == []
     assert world.free("a") == 1
+
+
+def test_a_lease_of_something_else_with_a_devices_name_keeps_the_device_unused() -> None:
+    """Signs of life: of the agent on `node-3`, and of one on `node-03`, which is no number of a device."""
+    world = World(node("agent-node", 4))
+    for name in ("gpu-agent-node-3", "gpu-agent-node-03"):
+        world.lease(Lease(ObjectMeta(name, "system", f"uid-{name}", "1"), LeaseSpec("an agent")))
+    assert world.free("agent-node") == 3
+    world.pod(pod("p", gpus=4))
+    assert "1 has fewer than 4 free GPUs" in world.hands.refused["p"]
+    world.lease_gone("gpu-agent-node-3")
+    assert [job.placement.devices for job in world.hands.jobs] == [(0, 1, 2, 3)]
 
 
 def test_an_ended_pods_lease_holds_its_device() -> None:

@@ -113,3 +113,17 @@ async def test_who_has_it_is_named() -> None:
     await scheduler(server).acquire(SPOT, whole("p"), exclusive=True)
     taken = await scheduler(server).acquire(SPOT, whole("q"), exclusive=True)
     assert str(taken) == "device 0 of a is held by default/p"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("holder", [whole("p"), share("p", 500)], ids=["whole", "share"])
+async def test_a_lease_that_is_no_devices_is_left_alone(holder: Holder) -> None:
+    """The agent of `node-3` signs by the name that device 3 of `agent-node` would have."""
+    server, spot = LeaseServer(1), Spot("agent-node", 3)
+    sign = {"metadata": {"name": "gpu-agent-node-3", "uid": "u", "resourceVersion": "7"}}
+    server.leases["gpu-agent-node-3"] = sign | {"spec": {"holderIdentity": holder.uid}}
+    before = json.dumps(server.leases)
+    taken = await scheduler(server).acquire(spot, holder, exclusive=not holder.share)
+    assert isinstance(taken, Taken)
+    assert "Lease gpu-agent-node-3 exists and is no device's" in str(taken)
+    assert json.dumps(server.leases) == before

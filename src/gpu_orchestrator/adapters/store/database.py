@@ -3,7 +3,7 @@ may be trusted with tasks. Everything above speaks of tasks and workers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ T = TypeVar("T")
 OLDEST = (7, 0)
 LOCAL = {"", "localhost", "127.0.0.1", "::1"}
 ANSWER_S = 5.0
+FOLLOW_S = 10.0
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -69,6 +70,9 @@ class Database:
     async def set(self, name: str, value: bytes) -> None:
         await self._ask("SET", self.prefix + name, value)
 
+    async def set_field(self, name: str, field: str, value: str) -> None:
+        await self._ask("HSET", self.prefix + name, field, value)
+
     async def ping(self) -> None:
         await self._ask("PING")
 
@@ -79,6 +83,22 @@ class Database:
                 yield name.removeprefix(self.prefix), data
         except (Lost, Refused) as error:
             raise Unreachable(f"the store at {shown(self.url)} cannot be listened to: {error}") from error
+
+    async def follow(self, stream: str, after: str, most: int) -> AsyncGenerator[list[Any], None]:
+        """Entries of a stream as they come, on a connection of its own, until that is lost."""
+        client = Client(self.url, answer_s=FOLLOW_S + ANSWER_S)
+        key = self.prefix + stream
+        ask = ("XREAD", "COUNT", most, "BLOCK", int(FOLLOW_S * 1000), "STREAMS", key)
+        try:
+            while True:
+                if found := await client.ask(*ask, after):
+                    entries = found[0][1]
+                    after = entries[-1][0].decode()
+                    yield entries
+        except (Lost, Refused) as error:
+            raise Unreachable(f"the store at {shown(self.url)} cannot be followed: {error}") from error
+        finally:
+            await client.close()
 
     async def facts(self) -> Facts:
         info = _info(await self._ask("INFO"))

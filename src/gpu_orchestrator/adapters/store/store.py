@@ -4,8 +4,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.events import Events
+from gpu_orchestrator.adapters.store.history import History
+from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.link import Link
+from gpu_orchestrator.adapters.store.shares import Shares
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.workers import Workers
 
@@ -35,6 +39,10 @@ class Store:
             keep_ms=terms.keep_ms,
             most=terms.most_workers,
         )
+        self.shares = Shares(self.link)
+        self.events = Events(self.link)
+        self.history = History(self.link)
+        self.keys = StoredKeys(self.link, keep_ms=terms.keep_ms)
         self.leadership = Leadership(self.link, owner=owner, lease_ms=terms.leader_ms)
 
     async def __aenter__(self) -> "Store":

@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.store.values import (
     Outcome,
     Snapshot,
     Taken,
+    Unit,
 )
 
 DAY_MS = 86_400_000
@@ -76,15 +77,22 @@ class Tasks:
     def __init__(self, link: Link, *, keep_ms: int = 7 * DAY_MS) -> None:
         self._link, self.keep_ms = link, keep_ms
 
-    async def submit(self, tasks: Sequence[NewTask]) -> tuple[Taken, ...]:
-        return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, ()))[0]
+    async def submit(
+        self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
+    ) -> tuple[Taken, ...]:
+        """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
+        return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of))[0]
 
     async def submit_and_assign(
-        self, tasks: Sequence[NewTask], assignments: Sequence[Assignment]
+        self,
+        tasks: Sequence[NewTask],
+        assignments: Sequence[Assignment],
+        units: Sequence[Unit] = (),
+        unit_of: Sequence[int] = (),
     ) -> tuple[tuple[Taken, ...], Given]:
         """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
         told of these tasks, it has them."""
-        return await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments)
+        return await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
 
     async def assign(self, assignments: Sequence[Assignment]) -> Given | None:
         """None for who does not lead."""

@@ -13,7 +13,8 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NewTask(Item, frozen=True):
-    """`spec` and `params` are JSON. `idempotency` names the wish across repeated submissions; empty: none."""
+    """`spec` and `params` are JSON. `idempotency` names the wish across repeated submissions; empty: none.
+    `level` is 0 to 3 for a low, normal, high or critical priority."""
 
     id: str
     spec: str
@@ -22,11 +23,28 @@ class NewTask(Item, frozen=True):
     idempotency: str = ""
     correlation: str = ""
     tenant: str = ""
+    level: int = 1
+
+
+class Unit(Item, frozen=True):
+    """What one request asks for, taken whole or not: `tasks` by level, where so many may wait of this owner
+    and at each level, and so many GPU milliseconds may have been used today; 0 is any number."""
+
+    owner: str
+    most_queued: int
+    most_at_level: int
+    most_gpu_ms: int
+    tasks: tuple[int, ...] = (0, 0, 0, 0)
+
+
+ANY_NUMBER = Unit("", 0, 0, 0)
+OWNER_FULL, LEVEL_FULL, DAY_OVER = -2, -3, -4
 
 
 class Taken(Item, frozen=True):
     """`fresh` is 1 for a new task, 0 for one that the idempotency key named already, -1 where that one has
-    another content."""
+    another content; else its unit was not taken, and why. `created_ms` of what the day has no room for is
+    how long the day lasts."""
 
     id: str
     created_ms: int
@@ -34,13 +52,15 @@ class Taken(Item, frozen=True):
 
 
 class Assignment(Item, frozen=True):
-    """`attempt` counts the runs so far; `place` is JSON for the worker."""
+    """`attempt` counts the runs so far; `place` is JSON for the worker; `milli` are the thousandths of a GPU
+    that it holds."""
 
     id: str
     attempt: int
     worker: str
     epoch: int
     place: str
+    milli: int = 0
 
 
 OutcomeKind = Literal["done", "failed", "died", "refused", "cancelled"]

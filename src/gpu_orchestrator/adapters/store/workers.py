@@ -60,9 +60,12 @@ class Workers:
         """They said goodbye: what they still had is queued anew at once."""
         return await self._link.write(_LEAVE, self.keep_ms, 0, departures)
 
-    async def control(self, name: str, fields: Mapping[str, str], *, forget: bool = False) -> Known:
+    async def control(
+        self, name: str, fields: Mapping[str, str], *, forget: bool = False, status: str = ""
+    ) -> Known:
+        """`status` is what those who watch are told."""
         flat = [part for item in fields.items() for part in item]
-        return await self._link.write(_CONTROL, name, flat, int(forget))
+        return await self._link.write(_CONTROL, name, flat, int(forget), status)
 
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
         _, _, rows = await self._link.read(_FETCH, (), names)

@@ -1,5 +1,6 @@
 """The ASGI application: routes under `/` and `/api/v1`, the gate before them, and a true OpenAPI document."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,9 +13,9 @@ from starlette.types import ASGIApp
 
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.apps.cluster import errors, http
+from gpu_orchestrator.apps.cluster import access, errors, http
 from gpu_orchestrator.apps.cluster.manager import Manager
-from gpu_orchestrator.apps.cluster.routes import cluster, tasks, workers
+from gpu_orchestrator.apps.cluster.routes import cluster, events, tasks, workers
 from gpu_orchestrator.apps.cluster.routes.described import components
 
 PREFIX = "/api/v1"
@@ -25,17 +26,26 @@ def build(manager: Manager) -> ASGIApp:
         title="gpu-orchestrator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
     app.state.manager = manager
-    for router in (tasks.router, workers.router, cluster.router):  # the busiest first: they are tried in turn
+    # The busiest first: they are tried in turn.
+    for router in (tasks.router, workers.router, cluster.router, events.router):
         app.include_router(router, prefix=PREFIX)
         app.include_router(router, include_in_schema=False)
-    app.add_api_route("/openapi.json", _document, include_in_schema=False)
+    app.add_api_route("/openapi.json", _document, include_in_schema=False, dependencies=access.needs("read"))
     app.add_exception_handler(errors.ApiError, http.on_api_error)
     app.add_exception_handler(StoreError, http.on_store_error)
     app.add_exception_handler(HTTPException, http.on_http_error)
     app.add_exception_handler(RequestValidationError, _on_bad_query)
     app.add_exception_handler(Exception, http.on_any_error)
-    quick = {("POST", prefix + path): route for prefix in ("", PREFIX) for path, route in tasks.QUICK.items()}
-    return http.Gate(app, manager, quick)
+    return http.Gate(app, manager, _quick(access.openings(app)))
+
+
+def _quick(openings: Iterable[access.Opening]) -> dict[tuple[str, str], tuple[http.Endpoint, access.Door]]:
+    """Going through all of them finds the one that does not say what it needs."""
+    return {
+        (each.method, each.path): (tasks.QUICK[bare], each.door)
+        for each in openings
+        if each.method == "POST" and (bare := each.path.removeprefix(PREFIX)) in tasks.QUICK
+    }
 
 
 async def _document(request: Request) -> Response:

@@ -5,6 +5,7 @@ store has the last word on every assignment, so a dispatcher that is wrong about
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -27,12 +28,14 @@ from gpu_orchestrator.adapters.store.values import (
     Snapshot,
     Taken,
     Told,
+    Unit,
     Worker,
 )
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen, Spot, node_of, request_of
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.engine import events
@@ -58,6 +61,15 @@ class Known:
     died_on: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Waiting tasks by priority, and by owner those that wait and those that run."""
+
+    waiting: Counter[int] = field(default_factory=Counter)
+    waiting_of: Counter[str] = field(default_factory=Counter)
+    running_of: Counter[str] = field(default_factory=Counter)
+
+
 Deliver = Callable[[Seen, session.Assign], None]
 
 
@@ -72,6 +84,7 @@ class Means:
     metrics: Metrics
     now: Callable[[], float]
     """The store's clock in seconds, as far as we know it."""
+    owners: Owners
 
 
 @dataclass(slots=True)
@@ -80,6 +93,7 @@ class Dispatcher:
     workers: dict[str, Seen] = field(default_factory=dict)
     tasks: dict[str, Known] = field(default_factory=dict)
     in_doubt: Callable[[], None] = lambda: None
+    _allowed: dict[str, int | None] = field(default_factory=dict)
     _heard: list[events.Event] = field(default_factory=list)
     _later: list[tuple[float, str, int]] = field(default_factory=list)
     _places: list[events.Place] = field(default_factory=list)
@@ -92,7 +106,7 @@ class Dispatcher:
         self.engine = Engine(
             self.means.registry.policy_of,
             Random(),  # noqa: S311 - settles ties
-            order=FairBands(),
+            order=FairBands(weight_of=self.means.owners.weight),
             backoff=Backoff(first_s=0.1, most_s=2.0),
             max_decisions=DECISIONS,
         )
@@ -139,7 +153,16 @@ class Dispatcher:
                     self.in_doubt()
         self._arrange()
 
-    async def submit(self, new: Sequence[NewTask]) -> tuple[Taken, ...]:
+    def recount(self) -> None:
+        """What owners may hold at once may have changed: their keys did, or a day is over."""
+        for owner, told in self._allowed.items():
+            if (most := self.means.owners.most(owner)) != told:
+                self._allow(owner, most)
+        self._arrange()
+
+    async def submit(
+        self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
+    ) -> tuple[Taken, ...]:
         """Take new tasks, and give those that can go at once in the same write."""
         now_ms = int(self.means.now() * 1000)
         for each in new:
@@ -150,7 +173,7 @@ class Dispatcher:
         self._places = [place for place in self._places if place.request.key not in ours]
         spots = [self._spot(place) for place in places]
         asked = [self._assignment(place, spot) for place, spot in zip(places, spots, strict=True)]
-        taken, given = await self.means.store.tasks.submit_and_assign(new, asked)
+        taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
         self._submitted(new, taken)
         if len(given) != len(places):
             self.in_doubt()
@@ -161,7 +184,7 @@ class Dispatcher:
         return taken
 
     def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
-        """Forget those that were other tasks already."""
+        """Forget those that were other tasks already, and those that were not taken."""
         for each, known in zip(new, taken, strict=True):
             if known.id != each.id and not self._closed:
                 self._leave(each.id)
@@ -169,12 +192,15 @@ class Dispatcher:
     def why(self, name: str) -> Refusal | None:
         return self.engine.why(name)
 
-    def depth(self) -> dict[int, int]:
-        """Waiting tasks by priority."""
-        found: dict[int, int] = {}
+    def depth(self) -> Depth:
+        found = Depth()
         for name, known in self.tasks.items():
-            if self.engine.state_of(name) not in ("held", "in flight"):
-                found[known.spec.priority] = found.get(known.spec.priority, 0) + 1
+            spec = known.spec
+            waits = self.engine.state_of(name) not in ("held", "in flight")
+            found.waiting_of[spec.tenant] += waits
+            found.running_of[spec.tenant] += not waits
+            if waits:
+                found.waiting[spec.priority] += 1
         return found
 
     def _queued(self, told: Queued) -> None:
@@ -182,12 +208,21 @@ class Dispatcher:
         if known is not None and known.attempt > told.attempt:
             return
         spec = task.decode(told.spec)
+        self._meet(spec.tenant)
         self.tasks[told.id] = Known(spec, told.attempt, told.created_ms / 1000, _died_on(told.deaths))
         after_s = told.after_ms / 1000
         if after_s > self.means.now():
             heappush(self._later, (after_s, told.id, told.attempt))
         else:
             self._ask(told.id)
+
+    def _meet(self, owner: str) -> None:
+        if owner not in self._allowed:
+            self._allow(owner, self.means.owners.most(owner))
+
+    def _allow(self, owner: str, most: int | None) -> None:
+        self._allowed[owner] = most
+        self._handle(events.Allowed(owner, most))
 
     def _ask(self, name: str) -> None:
         known = self.tasks[name]
@@ -209,8 +244,10 @@ class Dispatcher:
     def _remember(self, each: Remembered) -> None:
         """An attempt that was under way when this term began."""
         spec = task.decode(each.spec)
+        self._meet(spec.tenant)
         self.tasks[each.id] = Known(spec, each.attempt, each.created_ms / 1000, _died_on(each.deaths))
-        self._handle(events.Held(fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))))
+        placement = fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))
+        self._handle(events.Held(placement, request_of(each.id, spec)))
 
     def _changed(self, name: str, row: Row | None) -> None:
         if row is not None:
@@ -307,7 +344,9 @@ class Dispatcher:
         key, worker = place.request.key, place.placement.node
         known = self.tasks.get(key)
         attempt = known.attempt if known else -1
-        return Assignment(key, attempt, worker, self.workers[worker].epoch, fleet.encode(spot))
+        seen = self.workers[worker]
+        milli = fleet.milli_of(spot, seen, self.means.memory)
+        return Assignment(key, attempt, worker, seen.epoch, fleet.encode(spot), milli)
 
     def _assigned(self, place: events.Place, spot: Spot, answer: Sequence[str]) -> None:
         key, known = place.request.key, self.tasks.get(place.request.key)

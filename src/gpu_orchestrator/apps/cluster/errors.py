@@ -2,10 +2,13 @@
 
 ApiError
 ├── BadRequest 400      ├── Conflict 409          ├── TooLarge 413
-├── Unauthorized 401    ├── Unprocessable 422     └── Unavailable 503
+├── Unauthorized 401    ├── Unprocessable 422
 ├── Forbidden 403       ├── NotFound 404          ├── MethodNotAllowed 405
+└── Later: try again after some seconds
+    ├── TooManyRequests 429    └── Unavailable 503 ── QueueFull
 """
 
+from math import ceil
 from typing import Any, ClassVar
 
 
@@ -50,5 +53,23 @@ class Unprocessable(ApiError):
     status, code = 422, "unprocessable"
 
 
-class Unavailable(ApiError):
+class Later(ApiError):
+    """It could be done, but not now. Whoever waits so long and asks again is no nuisance."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0, **details: Any) -> None:
+        self.retry_after_s = max(ceil(retry_after_s), 1)
+        super().__init__(message, **details)
+
+
+class TooManyRequests(Later):
+    status, code = 429, "too_many_requests"
+
+
+class Unavailable(Later):
     status, code = 503, "unavailable"
+
+
+class QueueFull(Unavailable):
+    """Too many tasks wait already."""
+
+    code = "queue_full"

@@ -12,6 +12,7 @@ from gpu_orchestrator.apps.cluster.policies import SLOTS
 from gpu_orchestrator.apps.cluster.translate import Memory, Reserved, Seen, Spot, node_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
 
 _hello = msgspec.json.Decoder(session.Hello)
@@ -63,6 +64,15 @@ def placement_of(task: str, worker: str, spot: Spot) -> Placement:
 
 def read_spot(text: str) -> Spot:
     return _spot.decode(text)
+
+
+def milli_of(spot: Spot, worker: Seen, memory: Memory) -> int:
+    """Thousandths of a GPU: a device counts whole, or by what is taken of the memory that it offers."""
+    if spot.exclusive:
+        return WHOLE * len(spot.devices)
+    offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
+    parts = (min(spot.memory_mib / max(offered.get(each.index, 0), 1), 1.0) for each in spot.devices)
+    return round(WHOLE * sum(parts))
 
 
 def reserved_on(worker: Seen, memory: Memory, held: Iterable[Placement]) -> dict[int, Reserved]:

@@ -1,9 +1,11 @@
 """Many callers, one call: what arrives while a call to the store is under way goes together in the next one.
 
-One write to disk then serves hundreds of tasks, and a single task waits for nobody.
+One write to disk then serves hundreds of tasks, and a single task waits for nobody. Flows take turns, so that
+one caller with ten thousand keeps nobody else waiting.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -12,16 +14,27 @@ B = TypeVar("B")
 
 
 class Gather(Generic[A, B]):
-    """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get it."""
+    """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get it. Items
+    of one flow keep their order."""
 
-    def __init__(self, perform: Callable[[list[A]], Awaitable[Sequence[B]]], *, most: int = 500) -> None:
-        self._perform, self._most = perform, most
-        self._waiting: list[tuple[A, asyncio.Future[B]]] = []
+    def __init__(
+        self,
+        perform: Callable[[list[A]], Awaitable[Sequence[B]]],
+        *,
+        most: int = 500,
+        flow_of: Callable[[A], str] = lambda _: "",
+    ) -> None:
+        self._perform, self._most, self._flow_of = perform, most, flow_of
+        self._flows: dict[str, deque[tuple[A, asyncio.Future[B]]]] = {}
         self._running: asyncio.Task[None] | None = None
 
     def put(self, item: A) -> asyncio.Future[B]:
         future: asyncio.Future[B] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        flow = self._flow_of(item)
+        waiting = self._flows.get(flow)
+        if waiting is None:
+            waiting = self._flows[flow] = deque()
+        waiting.append((item, future))
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
         return future
@@ -37,11 +50,22 @@ class Gather(Generic[A, B]):
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-                await self._answer(batch)
+            while self._flows:
+                await self._answer(self._next())
         finally:
             self._running = None
+
+    def _next(self) -> list[tuple[A, asyncio.Future[B]]]:
+        """One of each flow in turn, and who had the last one is the last in the next round."""
+        batch: list[tuple[A, asyncio.Future[B]]] = []
+        while self._flows and len(batch) < self._most:
+            flow, waiting = next(iter(self._flows.items()))
+            count = min(len(waiting), self._most - len(batch)) if len(self._flows) == 1 else 1
+            batch.extend(waiting.popleft() for _ in range(count))
+            del self._flows[flow]
+            if waiting:
+                self._flows[flow] = waiting
+        return batch
 
     async def _answer(self, batch: list[tuple[A, asyncio.Future[B]]]) -> None:
         try:

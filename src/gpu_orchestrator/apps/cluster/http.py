@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import errors
-from gpu_orchestrator.apps.cluster.keys import Scope as KeyScope
+from gpu_orchestrator.apps.cluster.access import Door
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
 
@@ -23,7 +23,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-RETRY_AFTER_S = "1"
 LONGEST_CORRELATION = 100
 _encode = msgspec.json.Encoder().encode
 
@@ -34,7 +33,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 def error_response(error: errors.ApiError) -> Response:
     body = ErrorBody(Problem(error.code, error.message, error.details))
-    headers = {"Retry-After": RETRY_AFTER_S} if error.status in (429, 503) else None
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, errors.Later) else None
     return json_response(body, error.status, headers)
 
 
@@ -73,7 +72,9 @@ class Gate:
     in their path that are called straight from here: finding one's way through a framework costs as much as
     taking a task."""
 
-    def __init__(self, app: Starlette, manager: Manager, quick: Mapping[tuple[str, str], Endpoint]) -> None:
+    def __init__(
+        self, app: Starlette, manager: Manager, quick: Mapping[tuple[str, str], tuple[Endpoint, Door]]
+    ) -> None:
         self._app, self._manager, self._quick = app, manager, quick
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +85,7 @@ class Gate:
         correlation = _correlation(headers)
         scope["state"]["correlation"] = correlation
         status = 500
-        endpoint: Endpoint | None = None
+        quick = self._quick.get((scope["method"], scope["path"]))
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -94,27 +95,23 @@ class Gate:
             await send(message)
 
         try:
-            if not self._open(scope["path"]):
-                scope["state"]["key"] = self._manager.keys.demand(
-                    headers.get("authorization", ""), _scope_of(scope["method"], scope["path"])
-                )
-            endpoint = self._quick.get((scope["method"], scope["path"]))
-            if endpoint is None:
+            if quick is None:
                 await self._app(scope, receive, answer)
             else:
-                await self._call(endpoint, scope, receive, answer)
+                await self._call(*quick, scope, receive, answer)
         except errors.ApiError as error:
-            await error_response(error)(scope, receive, answer)
+            await (await refusal(self._manager, error))(scope, receive, answer)
         except StoreError as error:
             await (await on_store_error(Request(scope), error))(scope, receive, answer)
         finally:
-            route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "unmatched")
+            route = scope["path"] if quick else getattr(scope.get("route"), "path", "unmatched")
             self._manager.metrics.answered(scope["method"], route, status, perf_counter() - began)
         return None
 
-    async def _call(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call(self, endpoint: Endpoint, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
         request = Request(scope, receive)
+        door.enter(request)
         try:
             response = await endpoint(request)
         except (errors.ApiError, StoreError):
@@ -123,38 +120,35 @@ class Gate:
             response = await on_any_error(request, error)
         await response(scope, receive, send)
 
-    def _open(self, path: str) -> bool:
-        path = path.removeprefix("/api/v1")
-        if path == "/metrics":
-            return not self._manager.settings.metrics_auth
-        return path == "/health" or path.startswith("/health/")
-
-
-def _scope_of(method: str, path: str) -> KeyScope:
-    """Joining and its heartbeats are for workers; all else is not."""
-    parts = path.removeprefix("/api/v1").strip("/").split("/")
-    joins = method == "POST" and parts[0] == "workers"
-    return (
-        "worker" if joins and (len(parts) == 1 or (len(parts) == 3 and parts[2] == "heartbeat")) else "admin"
-    )
-
 
 def _correlation(headers: Headers) -> str:
     given = headers.get("x-correlation-id") or headers.get("x-request-id") or ""
     return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else token_hex(16)
 
 
-async def on_api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+async def refusal(manager: Manager, error: errors.ApiError) -> Response:
+    if isinstance(error, errors.TooManyRequests | errors.QueueFull):
+        await manager.tally.linger()
     return error_response(error)
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+    return await refusal(request.app.state.manager, error)
 
 
 async def on_store_error(_: Request, error: Exception) -> Response:
     return error_response(errors.Unavailable(f"{error}; try again"))
 
 
-async def on_http_error(_: Request, error: Exception) -> Response:
-    """What the router itself refuses."""
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses. Only who has a key is told what there is and what not."""
+    manager: Manager = request.app.state.manager
+    try:
+        key = manager.keys.find(request.headers.get("authorization", ""))
+        manager.tally.take(key, request.method, "")
+    except errors.ApiError as unwelcome:
+        return await refusal(manager, unwelcome)
     status = int(getattr(error, "status_code", 500))
     known = {404: errors.NotFound, 405: errors.MethodNotAllowed}
     kind = known.get(status, errors.BadRequest)

@@ -17,6 +17,7 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.values import Leading, Renewal, Told
 from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.chores import Chores
 from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.translate import Seen
@@ -25,7 +26,7 @@ log = structlog.get_logger()
 
 TERMS_PER_LEASE = 3
 STORE_PAUSE_S = 0.2
-TRIM_EVERY_S = 60.0
+RECOUNT_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -51,8 +52,12 @@ class Leader:
     reached_since: float = 0.0
     _early: list[Told] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _trimmed: float = 0.0
+    _recounted: float = 0.0
     _reached: bool = False
+    _chores: Chores = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chores = Chores(self.means.store)
 
     @property
     def store(self) -> Store:
@@ -114,8 +119,11 @@ class Leader:
             await self._read_news()
         if self.dispatcher is not None:
             await self._part_orphans(leading, self.dispatcher.workers)
+        await self._recount()
         await self._reap(leading)
-        return await self._trim()
+        if self.dispatcher is not None:
+            await self._chores.do(self.dispatcher.workers.values())
+        return None
 
     async def _begin(self, leading: Leading) -> None:
         self._drop()
@@ -166,10 +174,13 @@ class Leader:
             for each in departures:
                 log.warning("worker taken off", worker_id=each.name, epoch=each.epoch, why=each.why)
 
-    async def _trim(self) -> None:
-        if time() - self._trimmed > TRIM_EVERY_S:
-            self._trimmed = time()
-            await self.store.tasks.trim()
+    async def _recount(self) -> None:
+        """What owners have used today; it tells whose tasks may begin."""
+        if time() - self._recounted > RECOUNT_EVERY_S:
+            self._recounted = time()
+            self.means.owners.used_s = (await self.store.shares.usage()).used_s()
+            if self.dispatcher is not None:
+                self.dispatcher.recount()
 
     def _hear(self, news: tuple[Told, ...]) -> None:
         if self.dispatcher is not None:

@@ -14,21 +14,25 @@ from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
-from gpu_orchestrator.adapters.store.values import NewTask, Taken
+from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, Unit
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
-from gpu_orchestrator.apps.cluster.gather import Gather
+from gpu_orchestrator.apps.cluster.feed import Feed
+from gpu_orchestrator.apps.cluster.intake import Intake
+from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.leader import Leader, StoreClock
 from gpu_orchestrator.apps.cluster.listener import Listener
 from gpu_orchestrator.apps.cluster.metrics import Metrics, gauge
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.overview import Overview
+from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
+from gpu_orchestrator.apps.cluster.tally import Tally
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.translate import Memory
 from gpu_orchestrator.apps.cluster.waiters import Waiters
@@ -61,9 +65,13 @@ class Manager:
         self.overview = Overview(store, self.memory)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
+        self.feed = Feed(store.events, settings.max_watchers)
+        self.keyring = Keyring(store, self.keys, self._keys_changed)
+        self.owners = Owners(settings)
         clock = StoreClock()
+        self.tally = Tally(store.shares, settings, self.metrics, clock.now)
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
-        self._submit: Gather[NewTask, Taken] = Gather(self._take)
+        self._intake = Intake(self._take)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -73,26 +81,45 @@ class Manager:
             wake=self.leader.wake,
             letter=self.sessions.deliver,
             ended=self.waiters.ended,
+            keys=self.keyring.wake,
         )
+        await self.keyring.refresh()
+        await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
-        self._behind = [loop.create_task(self.leader.run()), loop.create_task(listener.run())]
+        self._behind = [
+            loop.create_task(each.run()) for each in (self.leader, listener, self.keyring, self.tally)
+        ]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""
-        await self.sessions.close()
-        with contextlib.suppress(TimeoutError):
+        await self.part()
+        with contextlib.suppress(TimeoutError, StoreError):
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
+                await self.keyring.write_used()
         for each in self._behind:
             each.cancel()
         await asyncio.gather(*self._behind, return_exceptions=True)
 
-    async def submit(self, tasks: Sequence[NewTask]) -> list[Taken]:
-        return await self._submit.put_all(tasks)
+    def _keys_changed(self) -> None:
+        self.owners.follow(self.keys)
+        self.sessions.part_from(lambda key: not self.keys.is_good(key))
+        self.feed.part_from(lambda key: not self.keys.is_good(key), "this key may no longer be used")
 
-    async def _take(self, tasks: list[NewTask]) -> Sequence[Taken]:
+    async def part(self) -> None:
+        """Say goodbye to all who are connected for long."""
+        self.feed.part_from(lambda _: True, "the server ends; resume from the last id")
+        await self.sessions.close()
+
+    async def submit(self, tasks: Sequence[NewTask], may: Unit = ANY_NUMBER) -> list[Taken]:
+        """All of them or none; in that case every answer says why."""
+        return await self._intake.put(tasks, may)
+
+    async def _take(
+        self, tasks: Sequence[NewTask], units: Sequence[Unit], unit_of: Sequence[int]
+    ) -> Sequence[Taken]:
         dispatcher = self.leader.dispatcher
-        return await (dispatcher.submit(tasks) if dispatcher else self.store.tasks.submit(tasks))
+        return await (dispatcher or self.store.tasks).submit(tasks, units, unit_of)
 
     async def row(self, name: str) -> Row:
         (row,) = await self.store.tasks.fetch([name])
@@ -116,6 +143,12 @@ class Manager:
             if left_s <= LOOK_AGAIN_S and not ended.done():
                 return await self.row(name)
 
+    async def held_back(self, owner: str) -> str:
+        """Why no task of this owner may begin now, or empty."""
+        usage = await self.store.shares.usage(owner)
+        self.owners.used_s = usage.used_s()
+        return self.owners.held_back(owner, usage.active)
+
     def _runs_here(self, name: str) -> bool:
         """Whether its end will be heard of here without asking the store."""
         dispatcher = self.leader.dispatcher
@@ -137,14 +170,23 @@ class Manager:
             self.memory,
             self.metrics,
             clock.now,
+            self.owners,
         )
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        yield gauge("watchers", "Clients that watch events at this process", [], [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
         yield gauge("leader", "1 if this process leads", [], [([], float(dispatcher is not None))])
         if dispatcher is None:
             return
         depth = dispatcher.depth()
-        yield gauge("queue_depth", "Waiting tasks", ["priority"], [([str(p)], n) for p, n in depth.items()])
+        waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
+        yield gauge("queue_depth", "Waiting tasks", ["priority"], waiting)
+        for name, text, counted in (
+            ("owner_tasks_queued", "Waiting tasks of each owner", depth.waiting_of),
+            ("owner_tasks_running", "Tasks of each owner that were given to a worker", depth.running_of),
+            ("owner_gpu_seconds_today", "GPU seconds of each owner, of what ended today", self.owners.used_s),
+        ):
+            yield gauge(name, text, ["owner"], [([owner], float(n)) for owner, n in counted.items()])
         yield from self.overview.device_gauges(dispatcher.workers, dispatcher.engine.cluster)

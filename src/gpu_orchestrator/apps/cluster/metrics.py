@@ -32,6 +32,12 @@ class Metrics:
         self.expired = Counter("lease_expirations", "Workers taken off", registry=self.registry)
         self.pauses = Counter("reaper_pauses", "Times we suspected ourselves", registry=self.registry)
         self.terms = Counter("leader_terms", "Times this process began to lead", registry=self.registry)
+        self.refusals = Counter(
+            "requests_refused",
+            "Asked for more than they may: rate, queue or budget",
+            ["owner", "limit"],
+            registry=self.registry,
+        )
         self.average_s = 0.0
         self._requests: dict[tuple[str, str, int], Counter] = {}
         self._request_s: dict[str, Histogram] = {}
@@ -55,6 +61,9 @@ class Metrics:
             self.average_s += (seconds - self.average_s) * (0.05 if self.average_s else 1.0)
         elif status == "queued":
             self.redelivered.inc()
+
+    def refused(self, owner: str, limit: str) -> None:
+        self.refusals.labels(owner, limit).inc()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         key = (method, route, status)

@@ -62,9 +62,12 @@ class Overview:
 
     def wait_s(self, average_s: float) -> float:
         """How long a task submitted now may wait, by what the last ones took."""
+        return self.drain_s(self.counts.states.get("queued", 0) if self.counts else 0, average_s)
+
+    def drain_s(self, tasks: int, average_s: float) -> float:
+        """How long it takes to work off so many."""
         slots = sum(worker.hello.max_concurrent for worker in self.workers.values() if worker.online)
-        queued = self.counts.states.get("queued", 0) if self.counts else 0
-        return queued * average_s / slots if slots else 0.0
+        return tasks * average_s / slots if slots else 0.0
 
     async def cluster(self) -> tuple[dict[str, Seen], Cluster]:
         """The workers and all that runs on them, now."""

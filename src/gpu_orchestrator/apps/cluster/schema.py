@@ -240,6 +240,51 @@ class ClusterStatus(Answer, frozen=True):
     """Results that were ever committed; more than tasks that ever completed would be a fault."""
 
 
+class MetricsPoint(Answer, frozen=True):
+    """Means over the bucket that begins at `timestamp`; counts of what was added in it."""
+
+    timestamp: str
+    queued_tasks: float
+    queued_tasks_max: int
+    running_tasks: float
+    submitted: int
+    completed: int
+    failed: int
+    cancelled: int
+    requeued: int
+    active_workers: float
+    gpus: float
+    gpu_utilization: float
+    temperature_max: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
+class MetricsHistory(Answer, frozen=True):
+    """Oldest first. Where nobody led, points are missing."""
+
+    timeframe: str
+    resolution_seconds: int
+    points: list[MetricsPoint]
+
+
+class Event(Answer, frozen=True):
+    """Something that happened. `id` is where to go on from: `?after=` or `Last-Event-ID`."""
+
+    id: str
+    event: str
+    timestamp: str
+    data: msgspec.Raw
+
+
+class EventPage(Answer, frozen=True):
+    """`next` is the id to ask on from; `reset`: events before these are no longer kept."""
+
+    events: list[Event]
+    next: str
+    reset: bool
+
+
 class Health(Answer, frozen=True):
     status: str
     timestamp: str

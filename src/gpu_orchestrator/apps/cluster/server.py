@@ -104,7 +104,7 @@ async def _serving(manager: Manager, listening: socket.socket) -> AsyncIterator[
     try:
         yield
     finally:
-        await manager.sessions.close()
+        await manager.part()
         server.should_exit = True
         await serving
         await manager.stop()

@@ -20,6 +20,7 @@ from gpu_orchestrator.adapters.store.values import Active, Newcomer, Renewal
 from gpu_orchestrator.adapters.store.workers import Greeting
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.wires import Wire
@@ -41,6 +42,7 @@ class Session:
     outcomes: Outcomes
     terms: SessionTerms
     name: str
+    key: Key | None = None
     epoch: int = 0
     connection: str = field(default_factory=lambda: uuid4().hex)
     given: dict[Attempt, float] = field(default_factory=dict)
@@ -175,7 +177,7 @@ class Session:
 
     async def _leaving(self) -> None:
         with contextlib.suppress(StoreError):  # it will be missed soon enough
-            await self.store.workers.control(self.name, {"leaving": "1"})
+            await self.store.workers.control(self.name, {"leaving": "1"}, status="leaving")
 
     async def _send_all(self) -> None:
         while True:

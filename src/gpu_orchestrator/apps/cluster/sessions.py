@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import msgspec
 import structlog
@@ -10,6 +10,7 @@ import structlog
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.session import Fenced, Session
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
@@ -17,6 +18,7 @@ from gpu_orchestrator.apps.cluster.wires import Parted, Wire
 
 log = structlog.get_logger()
 
+KEY_OVER = "the key of this worker was revoked or has expired"
 FENCED = "this worker's lease was over, or another has its name"
 REFUSALS = {
     "taken": "a worker of this name is connected; give this one another --name",
@@ -48,9 +50,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def serve(self, wire: Wire, name: str) -> None:
+    async def serve(self, wire: Wire, name: str, key: Key | None = None) -> None:
         """One worker's connection from hello to its end."""
-        connected = Session(wire, self._store, self._outcomes, self._terms, name)
+        connected = Session(wire, self._store, self._outcomes, self._terms, name, key)
         try:
             await self._serve(connected)
         except* (Parted, TimeoutError):
@@ -86,6 +88,12 @@ class Sessions:
             for message in session.read_by_worker(read.frame):
                 here.send(message)
 
+    def part_from(self, is_over: Callable[[Key], bool]) -> None:
+        """From workers whose key may not be used any more."""
+        for each in list(self._open.values()):
+            if each.key is not None and is_over(each.key):
+                self._later(self._close(each, session.Goodbye(KEY_OVER, fenced=True, retry=False)))
+
     async def close(self) -> None:
         for each in list(self._open.values()):
             await self._close(each, session.Goodbye("the server ends"))
@@ -117,9 +125,12 @@ class Sessions:
             await connected.wire.close()
 
     def _post(self, api: str, letter: Letter) -> None:
-        posting = asyncio.get_running_loop().create_task(self._publish(api, letter))
-        self._posting.add(posting)
-        posting.add_done_callback(self._posting.discard)
+        self._later(self._publish(api, letter))
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._posting.add(task)
+        task.add_done_callback(self._posting.discard)
 
     async def _publish(self, api: str, letter: Letter) -> None:
         with contextlib.suppress(StoreError):

@@ -4,14 +4,20 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from secrets import token_hex
 
-from gpu_orchestrator.adapters.store.values import NewTask, Taken
+from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store.values import DAY_OVER, OWNER_FULL, NewTask, Taken, Unit
 from gpu_orchestrator.api import task, units
 from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.cluster import errors, schema, shown
+from gpu_orchestrator.apps.cluster.intake import is_refusal
 from gpu_orchestrator.apps.cluster.keys import Key
+from gpu_orchestrator.apps.cluster.limits import Allowance
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.translate import request_of
+
+LONGEST_ADVICE_S = 60.0
+"""Nobody is told to wait longer for room in a queue: it may come sooner than we think."""
 
 
 async def accept(
@@ -21,9 +27,34 @@ async def accept(
     for number, spec in enumerate(specs):
         await _check(manager, number, spec)
     new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
-    taken = await manager.submit(new)
+    may = manager.owners.of_key(key)
+    taken = await manager.submit(new, _unit(key, may, manager.settings))
+    _check_taken(manager, taken, key, may)
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
     return [_accepted(each, wanted, wait_s) for each, wanted in zip(taken, asked, strict=True)]
+
+
+def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
+    return Unit(key.owner, may.queued, settings.max_queued_tasks, may.gpu_seconds * 1000)
+
+
+def _check_taken(manager: Manager, taken: Sequence[Taken], key: Key, may: Allowance) -> None:
+    """Nothing of a request is taken where not all of it is."""
+    refused = next(filter(is_refusal, taken), None)
+    if refused is None:
+        return
+    manager.metrics.refused(key.owner, "budget" if refused.fresh == DAY_OVER else "queue")
+    if refused.fresh == DAY_OVER:
+        had = f"{key.owner} may use {may.gpu_seconds} GPU seconds a day and has used them"
+        raise errors.TooManyRequests(f"{had}; the next day begins at 00:00 UTC", refused.created_ms / 1000)
+    most = may.queued if refused.fresh == OWNER_FULL else manager.settings.max_queued_tasks
+    whose = key.owner if refused.fresh == OWNER_FULL else "one priority"
+    room_s = min(manager.overview.drain_s(len(taken), manager.metrics.average_s), LONGEST_ADVICE_S)
+    raise errors.QueueFull(
+        f"no more than {most} tasks of {whose} may wait, and {len(taken)} more would be too many; "
+        "nothing was taken, try again when some have run",
+        room_s,
+    )
 
 
 def _spec(manager: Manager, asked: schema.TaskRequest, key: Key) -> TaskSpec:
@@ -43,7 +74,7 @@ def _spec(manager: Manager, asked: schema.TaskRequest, key: Key) -> TaskSpec:
         timeout_s=timeout_s,
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
         labels=asked.labels,
-        tenant=key.id,
+        tenant=key.owner,
     )
 
 
@@ -84,9 +115,10 @@ def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, 
         task.encode(spec),
         bytes(asked.parameters).decode(),
         retries,
-        f"{key.id}:{asked.idempotency_key}" if asked.idempotency_key else "",
+        f"{key.owner}:{asked.idempotency_key}" if asked.idempotency_key else "",
         correlation,
-        key.id,
+        key.owner,
+        task.level(spec.priority),
     )
 
 

@@ -6,7 +6,7 @@ is handed to `keep_*`, so that nobody decides by a cache that has not seen it ye
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,13 +14,15 @@ from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.api import names
+from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload, GPUWorkloadStatus
-from gpu_orchestrator.api.wire import Json
+from gpu_orchestrator.api.wire import Json, Object, Resource
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.job import JOBS, Job
 from gpu_orchestrator.apps.operator.plan import (
     Action,
     AddFinalizer,
+    CreateClaim,
     CreateJob,
     DeleteJob,
     Plan,
@@ -28,9 +30,11 @@ from gpu_orchestrator.apps.operator.plan import (
     SetTtl,
 )
 
+T = TypeVar("T", bound=Object)
+
 
 class JobRefused(Exception):
-    """The API server does not accept the Job. `for_good`: nor will it later."""
+    """The API server does not accept the Job or its claim. `for_good`: nor will it later."""
 
     def __init__(self, why: str, *, for_good: bool) -> None:
         super().__init__(why)
@@ -69,8 +73,10 @@ class Hands:
             case RemoveFinalizer():
                 rest = [each for each in workload.metadata.finalizers if each != names.WORKLOAD_FINALIZER]
                 return await self._set_finalizers(workload, rest)
+            case CreateClaim(manifest):
+                await self._create_claim(workload, manifest)
             case CreateJob(manifest):
-                await self._create(workload, manifest)
+                await self._create_job(workload, manifest)
             case DeleteJob(job, as_seen):
                 await self._delete(job, as_seen)
             case SetTtl(job, seconds):
@@ -96,30 +102,46 @@ class Hands:
         self.keep_workload(answer)
         return answer
 
-    async def _create(self, workload: GPUWorkload, manifest: Json) -> None:
+    async def _create_claim(self, workload: GPUWorkload, manifest: Json) -> None:
+        """One that is there already was made for an earlier try, or before a crash: its name says what it
+        asks for."""
         try:
-            made = await self.client.create(JOBS, manifest, idempotent=True)
+            await self._create(GPU_CLAIMS, manifest)
         except errors.AlreadyExists as error:
-            await self._find(workload, manifest, error)
+            await self._find(GPU_CLAIMS, workload, manifest, error)
+        except errors.NotFound as error:
+            why = f"GpuClaims are not known here: {error}; install them: kubectl apply -k config/crd"
+            raise JobRefused(why, for_good=False) from error
+
+    async def _create_job(self, workload: GPUWorkload, manifest: Json) -> None:
+        """Already there is good news: it was made before a crash, or our cache is behind. Where it goes, it
+        says itself."""
+        try:
+            self.keep_job(await self._create(JOBS, manifest))
+        except errors.AlreadyExists as error:
+            self.keep_job(await self._find(JOBS, workload, manifest, error))
+            raise Overtaken(str(error)) from error
+
+    async def _create(self, kind: Resource[T], manifest: Json) -> T:
+        try:
+            return await self.client.create(kind, manifest, idempotent=True)
         except (errors.Invalid, errors.BadRequest) as error:
             raise JobRefused(str(error), for_good=True) from error
         except errors.Forbidden as error:
             raise JobRefused(str(error), for_good=False) from error
-        else:
-            self.keep_job(made)
 
-    async def _find(self, workload: GPUWorkload, manifest: Json, error: errors.AlreadyExists) -> None:
-        """Good news: it was made before a crash, or our cache is behind. Where it goes, it says itself."""
-        meta = manifest["metadata"]
+    async def _find(
+        self, kind: Resource[T], workload: GPUWorkload, manifest: Json, error: errors.AlreadyExists
+    ) -> T:
+        name = manifest["metadata"]["name"]
         try:
-            found = await self.client.get(JOBS, meta["name"], meta["namespace"])
+            found = await self.client.get(kind, name, workload.metadata.namespace)
         except errors.NotFound:
             raise Overtaken(str(error)) from error
         if jobs.owner_uid(found) != workload.metadata.uid:
-            why = f"a Job {meta['name']} is there already and belongs to somebody else; delete or rename it"
+            why = f"a {kind.kind} {name} is there already and belongs to somebody else; delete or rename it"
             raise JobRefused(why, for_good=False) from error
-        self.keep_job(found)
-        raise Overtaken(f"Job {meta['name']} is there already") from error
+        return found
 
     async def _delete(self, job: Job, as_seen: bool) -> None:
         meta = job.metadata

@@ -1,7 +1,9 @@
-"""Why a Job's pod failed, in words. A Job says only that it failed; its pods know more.
+"""What only ended pods can tell: why a Job's pod failed, in words, and where a claimed one ran.
 
-Asked once per failed Job: ended pods are not watched, since there may be a great many of them.
+Asked once per Job that has ended: ended pods are not watched, since there may be a great many of them.
 """
+
+from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError
@@ -32,23 +34,38 @@ class EndedStatus(Wire, frozen=True, gc=False):
     container_statuses: list[ContainerStatus] = []  # noqa: RUF012
 
 
+class EndedSpec(Wire, frozen=True, gc=False):
+    node_name: str = ""
+
+
 class EndedPod(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
+    spec: EndedSpec = EndedSpec()
     status: EndedStatus = EndedStatus()
 
 
 ENDED_PODS = Resource(EndedPod, "Pod", "pods")
 
 
-async def why_failed(client: Client, job: Job) -> str:
+@dataclass(frozen=True, slots=True)
+class Findings:
     """Empty if the pods are gone, or nobody can be asked: then the Job's own words must do."""
+
+    cause: str = ""
+    node: str = ""
+
+
+async def examine(client: Client, job: Job) -> Findings:
     try:
         found = await client.list(
             ENDED_PODS, job.metadata.namespace, labels=f"{JOB_NAME}={job.metadata.name}"
         )
     except KubeError:
-        return ""
-    return next((cause for pod in found.items if (cause := cause_of(pod))), "")
+        return Findings()
+    return Findings(
+        next((cause for pod in found.items if (cause := cause_of(pod))), ""),
+        next((pod.spec.node_name for pod in found.items if pod.spec.node_name), ""),
+    )
 
 
 def cause_of(pod: EndedPod) -> str:

@@ -11,6 +11,7 @@ from gpu_orchestrator.api import names, quantity, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
+from gpu_orchestrator.apps.operator.job import PodTemplate
 from gpu_orchestrator.core.errors import InvalidRequest
 
 MAIN = "main"
@@ -26,10 +27,6 @@ class InvalidTemplate(ValueError):
 def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
     if pod.node_name:
         _refuse("nodeName", f"is {pod.node_name!r}", "leave it out; the operator chooses the node")
-    if pod.scheduler_name not in SCHEDULERS:
-        _refuse(
-            "schedulerName", f"is {pod.scheduler_name!r}", "leave it out, or ask for devices by spec.claim"
-        )
     if restart_policy not in RESTARTS:
         _refuse("restartPolicy", f"is {restart_policy!r}", "a Job needs Never or OnFailure")
     if pod.priority_class_name not in ("", names.PRIORITY_CLASSES[workload.spec.priority]):
@@ -37,6 +34,26 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
     _check_names(pod)
     _check_affinity(pod)
     _check_quantities(pod, workload.spec.gpu_count)
+
+
+def check_plain(template: PodTemplate) -> None:
+    scheduler = template.spec.scheduler_name
+    if scheduler not in SCHEDULERS:
+        _refuse("schedulerName", f"is {scheduler!r}", "leave it out, or ask for devices by spec.claim")
+
+
+def check_claimed(template: PodTemplate) -> None:
+    """What the operator itself says to the gpu-scheduler, nobody else may say."""
+    scheduler, said = template.spec.scheduler_name, template.metadata.annotations
+    if scheduler not in ("", names.SCHEDULER):
+        _refuse("schedulerName", f"is {scheduler!r}", "leave it out; the gpu-scheduler serves claims")
+    for name in (*names.ASKING_ANNOTATIONS, names.STRATEGY, names.GANG, *names.ANSWERING_ANNOTATIONS):
+        if name in said:
+            _refuse("metadata.annotations", f"has {name}", "leave it out; spec.claim and the spec say it")
+    for container in (*template.spec.init_containers, *template.spec.containers):
+        for resource, _ in _gpus_of(container):
+            advice = "leave it out; a device plugin would give it other devices than the claim"
+            _refuse(f"container {container.name!r}", f"asks for {resource}", advice)
 
 
 def _check_names(pod: PodSpec) -> None:

@@ -46,7 +46,8 @@ def utc_now() -> datetime:
 
 
 class Controller:
-    """`namespace`: serve only workloads there; nodes and pods are counted everywhere."""
+    """`namespace`: serve only workloads there; nodes and pods are counted everywhere. `claims_by_default`:
+    the gpu-scheduler places also those workloads that have no claim."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Controller:
         metrics: Metrics,
         *,
         namespace: str = "",
+        claims_by_default: bool = False,
         registry: Registry | None = None,
         rng: Rng | None = None,
         now: Callable[[], datetime] = utc_now,
@@ -73,7 +75,7 @@ class Controller:
         self.pods = Watch(client, PODS, fields=NOT_ENDED, indices={"job": lambda pod: [job_key(pod)]})
         self.nodes = Watch(client, NODES)
         self.world = World(registry or Registry(), self._rng, clock=time.monotonic, found=self.queue.add)
-        self._eyes = Eyes(client, self.nodes, self.pods, self.jobs, self.workloads)
+        self._eyes = Eyes(client, self.nodes, self.pods, self.jobs, self.workloads, claims_by_default)
         eyes = self._eyes
         self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
@@ -118,11 +120,8 @@ class Controller:
             self._look_at(key(workload))
 
     def _job_changed(self, old: Job | None, new: Job | None) -> None:
-        if job := new or old:
-            owners = job.metadata.owner_references
-            owner = next((each for each in owners if each.kind == GPU_WORKLOADS.kind), None)
-            if owner:
-                self._look_at(f"{job.metadata.namespace}/{owner.name}")
+        if (job := new or old) and (name := jobs.workload_of(job)):
+            self._look_at(name)
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old

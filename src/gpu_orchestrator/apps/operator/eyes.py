@@ -1,7 +1,8 @@
 """Gathers the facts about one workload from the watches, our own fresh writes, and what pods said last.
 
 A pod that is evicted says why before it goes, and its Job never does; so that is remembered here as long as
-the Job is there. It only makes words better: nothing is decided by it.
+the Job is there, and as long as the workload is, which nodes did not take its pods. It makes words and
+choices better; after a restart, without it, all goes well too.
 """
 
 from dataclasses import dataclass, field, replace
@@ -37,16 +38,19 @@ class Eyes:
     pods: Watch[Pod]
     jobs: Watch[Job]
     workloads: Watch[GPUWorkload]
+    claims_by_default: bool = False
     _fresh_jobs: Fresh[Job] = field(init=False)
     _fresh_workloads: Fresh[GPUWorkload] = field(init=False)
     _evicted: dict[str, str] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
+    _shunned: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._fresh_jobs = Fresh(self.jobs.store, lambda: self.jobs.resource_version)
         self._fresh_workloads = Fresh(self.workloads.store, lambda: self.workloads.resource_version)
         self.pods.on_change(self._hear_pod)
         self.jobs.on_change(self._forget_job)
+        self.workloads.on_change(self._forget_workload)
 
     def keep_workload(self, answer: GPUWorkload) -> None:
         self._fresh_workloads.keep(answer)
@@ -61,29 +65,32 @@ class Eyes:
             self._leaving.add(job.metadata.uid)
 
     async def look(self, name: str) -> Facts | None:
-        """All there is to know, with what only the ended pod of a failed Job can tell; None for what is
-        gone."""
+        """All there is to know, with what only the pod of an ended Job can tell; None for what is gone."""
         facts = self.glance(name)
         job = facts.current if facts else None
-        if not facts or not job or not job.failure or facts.trouble or facts.workload.status.phase in FINAL:
+        if not facts or not job or not _has_more_to_tell(facts, job):
             return facts
-        cause = await autopsy.why_failed(self.client, job)
+        found = await autopsy.examine(self.client, job)
         facts = self.glance(name)  # anew, for time has passed
-        return replace(facts, trouble=facts.trouble or cause) if facts else None
+        return replace(facts, trouble=facts.trouble or found.cause, ended_on=found.node) if facts else None
 
     def glance(self, name: str) -> Facts | None:
         workload = self._fresh_workloads.get(name)
         if workload is None:
             return None
-        current = jobs.key_of(workload, workload.status.retry_count)
-        found = self._fresh_jobs.by("owner", workload.metadata.uid, [current])
+        space = workload.metadata.namespace
+        current = [f"{space}/{each}" for each in jobs.current_names(workload)]
+        found = self._fresh_jobs.by("owner", workload.metadata.uid, current)
         own = tuple(self._as_left(job) for job in found if jobs.owner_uid(job) == workload.metadata.uid)
-        job = next((each for each in own if key(each) == current), None)
-        facts = Facts(workload, own, tuple(self.pods.store.by("job", current)))
+        pods = tuple(pod for each in current for pod in self.pods.store.by("job", each))
+        shunned = frozenset(self._shunned.get(workload.metadata.uid, ()))
+        facts = Facts(workload, own, pods, shunned=shunned, claims_by_default=self.claims_by_default)
+        job = facts.current
         if job is None:
             return facts
         last_words = self._evicted.get(job.metadata.uid, "")
-        return replace(facts, trouble=self._trouble(job, last_words), preempted=last_words == PREEMPTED)
+        trouble = self._trouble(facts.node, last_words)
+        return replace(facts, trouble=trouble, preempted=last_words == PREEMPTED)
 
     def _as_left(self, job: Job) -> Job:
         if job.metadata.uid not in self._leaving or job.is_deleting:
@@ -91,14 +98,14 @@ class Eyes:
         leaving = structs.replace(job.metadata, deletion_timestamp=job.metadata.creation_timestamp)
         return structs.replace(job, metadata=leaving)
 
-    def _trouble(self, job: Job, last_words: str) -> str:
-        """What befell the Job from outside, if anything did."""
-        node = self.nodes.store.get(job.node)
-        if node is None:
-            return f"node {job.node} is gone"
-        if not translate.is_ready(node):
-            return f"node {job.node} is not ready"
-        return LAST_WORDS.get(last_words, "").format(job.node)
+    def _trouble(self, name: str, last_words: str) -> str:
+        """What befell the Job on its node from outside, if anything did."""
+        node = self.nodes.store.get(name)
+        if name and node is None:
+            return f"node {name} is gone"
+        if node and not translate.is_ready(node):
+            return f"node {name} is not ready"
+        return LAST_WORDS.get(last_words, "").format(name or "its node")
 
     def _hear_pod(self, _: Pod | None, new: Pod | None) -> None:
         job = self.jobs.store.get(job_key(new)) if new else None
@@ -110,3 +117,21 @@ class Eyes:
         if old and not new:
             self._evicted.pop(old.metadata.uid, None)
             self._leaving.discard(old.metadata.uid)
+            self._shun(old)
+
+    def _shun(self, job: Job) -> None:
+        """We deleted a Job of an earlier try: its node did not take the pod, for a reason that only the
+        kube-scheduler knows. Without this, the same node would be chosen again and again."""
+        workload = self._fresh_workloads.get(jobs.workload_of(job))
+        if workload and job.node and job.metadata.name not in jobs.current_names(workload):
+            self._shunned.setdefault(workload.metadata.uid, set()).add(job.node)
+
+    def _forget_workload(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
+        if old and not new:
+            self._shunned.pop(old.metadata.uid, None)
+
+
+def _has_more_to_tell(facts: Facts, job: Job) -> bool:
+    if facts.workload.status.phase in FINAL or not job.is_finished:
+        return False
+    return not facts.node or (job.failure is not None and not facts.trouble)

@@ -1,15 +1,19 @@
 """The Job of a workload: its name, its manifest, and what can be read from it again.
 
 The node that was chosen stands in the Job's required node affinity and nowhere else, so that a Job found
-after a restart says all there is to know about where its pod will go.
+after a restart says all there is to know about where its pod will go. A claimed Job says nothing of it: the
+gpu-scheduler chooses, and its pod tells.
 """
 
+import hashlib
 from typing import Any
+
+import msgspec
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import JobStatus, PodSpec, StatusCondition
-from gpu_orchestrator.api.wire import Json, ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.wire import Json, Object, ObjectMeta, Resource, Wire
 from gpu_orchestrator.apps.operator import labels
 
 
@@ -32,11 +36,18 @@ class Job(Wire, frozen=True, gc=False):
 
     @property
     def node(self) -> str:
-        """The node that was chosen for it."""
+        """The node that we chose for it; none for a claimed one, whose affinity is the user's own."""
+        if self.is_claimed:
+            return ""
         required = self.spec.template.spec.affinity.node_affinity.required
         terms = required.node_selector_terms if required else []
         fields = (field for term in terms for field in term.match_fields)
         return next((f.values[0] for f in fields if f.key == NODE_FIELD and f.operator == "In"), "")
+
+    @property
+    def is_claimed(self) -> bool:
+        """The gpu-scheduler places its pods."""
+        return any(name in self.spec.template.metadata.annotations for name in names.ASKING_ANNOTATIONS)
 
     @property
     def is_deleting(self) -> bool:
@@ -79,6 +90,33 @@ def key_of(workload: GPUWorkload, retry: int) -> str:
     return f"{workload.metadata.namespace}/{name_of(workload, retry)}"
 
 
+def current_names(workload: GPUWorkload) -> list[str]:
+    """What the Job under way may be called: as the status says, for a claimed one goes on waiting while tries
+    are spent; else by the try."""
+    said, computed = workload.status.job_name, name_of(workload, workload.status.retry_count)
+    return [said, computed] if said and said != computed else [computed]
+
+
+def made_from(workload: GPUWorkload) -> str:
+    """A hash of all in the spec that a claimed Job is made from: another one needs another Job."""
+    spec = workload.spec
+    parts = (
+        spec.model_name,
+        spec.gpu_count,
+        spec.priority,
+        spec.scheduling_strategy,
+        spec.template,
+        spec.claim,
+        spec.replicas,
+        spec.max_runtime_seconds,
+    )
+    return digest(parts)
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:10]
+
+
 def manifest(workload: GPUWorkload, retry: int, pod_template: Json) -> Json:
     """The Job around a pod template that is complete."""
     spec: dict[str, Any] = {"backoffLimit": 0, "template": pod_template}
@@ -89,7 +127,7 @@ def manifest(workload: GPUWorkload, retry: int, pod_template: Json) -> Json:
             "name": name_of(workload, retry),
             "namespace": workload.metadata.namespace,
             "labels": labels_of(workload),
-            "ownerReferences": [_owner(workload)],
+            "ownerReferences": [owner(workload)],
         },
         "spec": spec,
     }
@@ -103,7 +141,7 @@ def labels_of(workload: GPUWorkload) -> dict[str, str]:
     }
 
 
-def _owner(workload: GPUWorkload) -> Json:
+def owner(workload: GPUWorkload) -> Json:
     """It does not block the owner's deletion: the finalizer already does, and blocking would need a right on
     workloads' finalizers."""
     return {
@@ -115,6 +153,13 @@ def _owner(workload: GPUWorkload) -> Json:
     }
 
 
-def owner_uid(job: Job) -> str:
+def workload_of(job: Job) -> str:
+    """Key of the workload that a Job belongs to; empty if to none."""
     owners = job.metadata.owner_references
+    found = next((each for each in owners if each.kind == GPU_WORKLOADS.kind), None)
+    return f"{job.metadata.namespace}/{found.name}" if found else ""
+
+
+def owner_uid(owned: Object) -> str:
+    owners = owned.metadata.owner_references
     return next((owner.uid for owner in owners if owner.kind == GPU_WORKLOADS.kind), "")

@@ -45,7 +45,8 @@ class Metrics:
     def tell(self, workload: GPUWorkload, new: GPUWorkloadStatus) -> None:
         """A new status was written."""
         old = workload.status
-        if new.phase in ("Scheduled", "Running") and new.job_name != old.job_name:
+        placed = new.job_name, new.assigned_node
+        if new.phase in ("Scheduled", "Running") and placed != (old.job_name, old.assigned_node):
             self.scheduled.labels(workload.spec.scheduling_strategy).inc()
             self._observe_wait(workload, new)
         if new.retry_count > old.retry_count or (new.phase == "Failed" and old.phase != "Failed"):

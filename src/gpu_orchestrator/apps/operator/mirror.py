@@ -21,12 +21,12 @@ UNSCHEDULABLE_S = 10.0
 
 
 def succeed(facts: Facts, job: Job, now: datetime) -> Plan:
-    text = f"Job {job.metadata.name} succeeded on {job.node}"
+    text = f"Job {job.metadata.name} succeeded{_on(facts.node)}"
     new = status.succeeded(
         facts.workload,
         now,
         message=text,
-        assigned_node=job.node,
+        assigned_node=facts.node,
         job_name=job.metadata.name,
         start_time=facts.workload.status.start_time or job.status.start_time,
         completion_time=job.status.completion_time or moments.text(now),
@@ -37,29 +37,33 @@ def succeed(facts: Facts, job: Job, now: datetime) -> Plan:
 def job_failed(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     failure = job.failure
     why = facts.trouble or (failure.message if failure else "")
-    text = f"Job {job.metadata.name} failed on {job.node}: {why}"
+    text = f"Job {job.metadata.name} failed{_on(facts.node)}: {why}"
     if failure and failure.reason == "DeadlineExceeded":
         limit = facts.workload.spec.max_runtime_seconds
-        text = f"Job {job.metadata.name} ran longer than maxRuntimeSeconds ({limit}) on {job.node}"
+        text = f"Job {job.metadata.name} ran longer than maxRuntimeSeconds ({limit}){_on(facts.node)}"
         return tries.fail(facts, now, "DeadlineExceeded", tries.Failure(text, names.JOB_FAILED, job=job))
     event = names.PREEMPTED if facts.preempted else names.JOB_FAILED
     return tries.spend(facts, now, rng, tries.Failure(text, event, status.BACKING_OFF, job))
 
 
+def _on(node: str) -> str:
+    return f" on {node}" if node else ""
+
+
 def mirror(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
-    """A Job is under way: say how it fares."""
+    """A Job is under way and its node is known: say how it fares."""
     workload = facts.workload
-    about = {"node": job.node, "job_name": job.metadata.name}
+    about = {"node": facts.node, "job_name": job.metadata.name, "where": facts.where}
     known = (
         workload.status.phase in ("Scheduled", "Running") and workload.status.job_name == job.metadata.name
     )
     if any(pod.status.phase == "Running" for pod in facts.pods):
         if known and workload.status.phase == "Running":
             return Plan()
-        notes = () if known else placed_notes(workload, **about)
+        notes = () if known else _placed_notes(facts, job)
         return Plan(status=status.running(workload, now, **about), notes=notes)
     if not known:  # the Job is there, and we were stopped before the status could say so
-        return Plan(status=status.scheduled(workload, now, **about), notes=placed_notes(workload, **about))
+        return Plan(status=status.scheduled(workload, now, **about), notes=_placed_notes(facts, job))
     return _unschedulable(facts, job, now, rng) if facts.pods else _podless(facts, job, now)
 
 
@@ -69,16 +73,23 @@ def _podless(facts: Facts, job: Job, now: datetime) -> Plan:
     old, created = facts.workload.status, moments.read(job.metadata.creation_timestamp)
     if old.phase != "Scheduled" or created is None or job.status.active:
         return Plan()
-    limit = created + timedelta(seconds=PODLESS_S)
-    if now < limit:
-        return Plan(again_at=limit)
-    name = job.metadata.name
-    message = f"placed on {job.node}, but its Job makes no pod; see: kubectl describe job {name}"
+    message = f"placed on {facts.node}, but {no_pod(job)}"
+    return complain(facts, now, created + timedelta(seconds=PODLESS_S), message)
+
+
+def no_pod(job: Job) -> str:
+    return f"its Job makes no pod; see: kubectl describe job {job.metadata.name}"
+
+
+def complain(facts: Facts, now: datetime, at: datetime, message: str) -> Plan:
+    """What should have come by then has not: say so, once."""
+    old = facts.workload.status
+    if now < at:
+        return Plan(again_at=at)
     if old.message == message:
         return Plan()
-    return Plan(
-        status=replace(old, message=message), notes=(Note("Warning", names.FAILED_SCHEDULING, message),)
-    )
+    note = Note("Warning", names.FAILED_SCHEDULING, message)
+    return Plan(status=replace(old, message=message), notes=(note,))
 
 
 def _unschedulable(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
@@ -106,13 +117,18 @@ def _said(pod: Pod) -> list[str]:
     return [each.message for each in pod.status.conditions if each.type == "PodScheduled"]
 
 
-def placed_notes(workload: GPUWorkload, *, node: str, job_name: str) -> tuple[Note, ...]:
+def _placed_notes(facts: Facts, job: Job) -> tuple[Note, ...]:
+    """That a Job was created has been told if the status speaks of it."""
+    placed = placed_note(facts.workload, facts.where)
+    known = facts.workload.status.job_name == job.metadata.name
+    return (placed,) if known else (placed, created_note(job.metadata.name))
+
+
+def placed_note(workload: GPUWorkload, where: str) -> Note:
     count, strategy = workload.spec.gpu_count, workload.spec.scheduling_strategy
-    return (
-        Note(
-            "Normal",
-            names.SCHEDULED,
-            f"{count} GPU{'s' if count > 1 else ''} of {node}, chosen by {strategy}",
-        ),
-        Note("Normal", names.JOB_CREATED, f"created Job {job_name}"),
-    )
+    text = f"{count} GPU{'s' if count > 1 else ''} of {where}, chosen by {strategy}"
+    return Note("Normal", names.SCHEDULED, text)
+
+
+def created_note(job_name: str) -> Note:
+    return Note("Normal", names.JOB_CREATED, f"created Job {job_name}")

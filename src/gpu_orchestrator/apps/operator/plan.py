@@ -20,6 +20,13 @@ class RemoveFinalizer:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateClaim:
+    """The template from which each pod of a claimed Job gets a claim of its own."""
+
+    manifest: Json
+
+
+@dataclass(frozen=True, slots=True)
 class CreateJob:
     manifest: Json
 
@@ -40,7 +47,7 @@ class SetTtl:
     seconds: int
 
 
-Action: TypeAlias = AddFinalizer | RemoveFinalizer | CreateJob | DeleteJob | SetTtl
+Action: TypeAlias = AddFinalizer | RemoveFinalizer | CreateClaim | CreateJob | DeleteJob | SetTtl
 
 
 @dataclass(frozen=True, slots=True)

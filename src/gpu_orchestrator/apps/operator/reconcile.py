@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import FINAL
-from gpu_orchestrator.apps.operator import mirror, seek, status, tries
+from gpu_orchestrator.apps.operator import claimed, mirror, seek, status, tries
 from gpu_orchestrator.apps.operator.facts import Ask, Facts
 from gpu_orchestrator.apps.operator.plan import Action, AddFinalizer, DeleteJob, Plan, RemoveFinalizer, SetTtl
 from gpu_orchestrator.core.policy import Rng
@@ -72,6 +72,8 @@ def _advance(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
         return seek.seek(facts, now, ask, rng)
     if job.is_deleting:
         return Plan()
+    if job.is_claimed and not facts.node:
+        return claimed.wait(facts, job, now, rng)
     return mirror.mirror(facts, job, now, rng)
 
 

@@ -26,6 +26,7 @@ log = structlog.get_logger()
 class Options:
     kubeconfig: str = ""
     namespace: str = ""
+    claims_by_default: bool = False
     leader_elect: bool = True
     lease_namespace: str = names.NAMESPACE
     metrics_address: str = "127.0.0.1:8080"
@@ -49,7 +50,13 @@ class Process:
     def __init__(self, client: Client, options: Options) -> None:
         self._options, self._metrics = options, Metrics()
         self._recorder = Recorder(client, names.OPERATOR)
-        self._controller = Controller(client, self._recorder, self._metrics, namespace=options.namespace)
+        self._controller = Controller(
+            client,
+            self._recorder,
+            self._metrics,
+            namespace=options.namespace,
+            claims_by_default=options.claims_by_default,
+        )
         self._elector = Elector(
             client, names.OPERATOR_LEASE, options.lease_namespace, identity=unique_identity()
         )

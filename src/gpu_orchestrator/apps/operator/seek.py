@@ -4,8 +4,8 @@ from datetime import datetime
 
 from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.apps.operator import claimed, mirror, moments, status, template, tries
 from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator import mirror, moments, status, template, tries
 from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
 from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
 from gpu_orchestrator.apps.operator.plan import CreateJob, Plan
@@ -20,35 +20,39 @@ PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
 def seek(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
     workload = facts.workload
-    if lacking := _needs_scheduler(workload):
-        return Plan(status=tries.held(workload, now, status.NEEDS_SCHEDULER, lacking))
+    if workload.spec.replicas > 1:
+        return Plan(status=tries.held(workload, now, status.NO_GANGS, _no_gangs(workload)))
     try:
-        wanted = template.read(workload)
+        wanted = template.read(workload, claimed=facts.is_claimed)
     except InvalidTemplate as error:
         return tries.fail(facts, now, "InvalidTemplate", tries.Failure(str(error), names.FAILED_SCHEDULING))
     again_at = moments.read(workload.status.next_retry_time)
     if status.backs_off(workload.status) and again_at and now < again_at:
         return Plan(again_at=again_at)
+    if facts.is_claimed:
+        return claimed.entrust(workload, wanted, now)
     try:
         answer = ask(wishes(facts, wanted))
     except UnknownPolicy as error:
         return Plan(status=tries.held(workload, now, status.UNKNOWN_STRATEGY, str(error)))
     if isinstance(answer, Refusal):
-        return _refused(facts, answer, now, rng)
+        return tries.refused(facts, now, rng, _refusal_text(workload, answer))
     return _place(workload, wanted, answer, now)
 
 
-def _needs_scheduler(workload: GPUWorkload) -> str:
-    spec = workload.spec
-    asked = "spec.claim" if spec.claim else f"spec.replicas {spec.replicas}" if spec.replicas > 1 else ""
-    return f"{asked} needs the gpu-scheduler, which does not serve GPUWorkloads yet" if asked else ""
+def _no_gangs(workload: GPUWorkload) -> str:
+    asked = workload.spec.replicas
+    return (
+        f"spec.replicas is {asked}: a gang, which starts whole or not at all, and gangs are not served yet; "
+        f"create {asked} workloads with replicas 1 if each may start by itself"
+    )
 
 
 def wishes(facts: Facts, wanted: Template) -> list[Request]:
-    """What is asked for: first a node on which no earlier try failed, then any."""
+    """What is asked for: first a node on which no earlier try failed or found no room, then any."""
     workload, spec = facts.workload, facts.workload.spec
     vendor = names.VENDOR_OF.get(wanted.resource, "")
-    failed_on = {job.node for job in facts.jobs if job.failure and job.node}
+    failed_on = {job.node for job in facts.jobs if job.failure and job.node} | facts.shunned
     return [
         Request(
             jobs.key_of(workload, workload.status.retry_count),
@@ -64,28 +68,12 @@ def wishes(facts: Facts, wanted: Template) -> list[Request]:
 def _place(workload: GPUWorkload, wanted: Template, given: Given, now: datetime) -> Plan:
     pod = template.fill(workload, wanted, node=given.node, resource=given.resource)
     manifest = jobs.manifest(workload, workload.status.retry_count, pod)
-    about = {"node": given.node, "job_name": manifest["metadata"]["name"]}
+    name = manifest["metadata"]["name"]
     return Plan(
         (CreateJob(manifest),),
-        status.scheduled(workload, now, **about),
-        mirror.placed_notes(workload, **about),
+        status.scheduled(workload, now, node=given.node, job_name=name),
+        (mirror.placed_note(workload, given.node), mirror.created_note(name)),
     )
-
-
-def _refused(facts: Facts, refusal: Refusal, now: datetime, rng: Rng) -> Plan:
-    """A refusal costs a try when it comes at arrival or when the wait is over; in between, nothing."""
-    workload, old = facts.workload, facts.workload.status
-    again_at = moments.read(old.next_retry_time)
-    message = _refusal_text(workload, refusal)
-    if not status.waits_for_room(old) or again_at is None or now >= again_at:
-        return tries.spend(
-            facts, now, rng, tries.Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
-        )
-    if old.observed_generation == workload.metadata.generation:
-        return Plan(again_at=again_at)
-    # The wish itself changed while it waited: what is said about it must be true, but no try was made.
-    new = status.pending(workload, now, status.UNSCHEDULABLE, message, next_retry_time=old.next_retry_time)
-    return Plan(status=new, again_at=again_at)
 
 
 def _refusal_text(workload: GPUWorkload, refusal: Refusal) -> str:

@@ -3,8 +3,11 @@
     ┌──────────────◄── retry, resume ───────────────┐
     ▼                                               │
 pending ──► scheduled ──► running ──► succeeded     │
-    │           │            └──────► failed        │
-    └───────────┴──── tries left ───────────────────┘
+  ▲ │ ▼         ▲  │         └──────► failed        │
+  scheduling ───┘  │                                │
+    └──────────────┴──── tries left ────────────────┘
+
+`scheduling` is for claimed workloads alone: the gpu-scheduler has been asked and has not answered.
 """
 
 from datetime import datetime
@@ -12,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpu_orchestrator.api import conditions
+from gpu_orchestrator.api import conditions, names
 from gpu_orchestrator.api.conditions import Condition, Truth
 from gpu_orchestrator.api.gpuworkload import COMPLETE, RUNNING, SCHEDULED, GPUWorkload, GPUWorkloadStatus
 from gpu_orchestrator.apps.operator import moments
@@ -22,8 +25,9 @@ from gpu_orchestrator.apps.operator import moments
 UNSCHEDULABLE = "Unschedulable"
 BACKING_OFF = "BackingOff"
 SUSPENDED = "Suspended"
-NEEDS_SCHEDULER = "NeedsGpuScheduler"
+NO_GANGS = "GangsNotServed"
 UNKNOWN_STRATEGY = "UnknownStrategy"
+ENTRUSTED = "AskedGpuScheduler"
 
 LONGEST = 1024
 """Characters of a message."""
@@ -40,18 +44,34 @@ def pending(
         phase="Pending",
         message=message,
         assigned_node="",
-        job_name="",
-        **{"next_retry_time": "", **changed},
+        **{"job_name": "", "next_retry_time": "", **changed},
     )
 
 
-def scheduled(workload: GPUWorkload, now: datetime, *, node: str, job_name: str) -> GPUWorkloadStatus:
+def scheduling(workload: GPUWorkload, now: datetime, *, job_name: str) -> GPUWorkloadStatus:
+    """Its pod asks the gpu-scheduler."""
+    return _next(
+        workload,
+        now,
+        {SCHEDULED: ("False", ENTRUSTED), RUNNING: ("False", ENTRUSTED)},
+        phase="Scheduling",
+        message=f"its pod waits for an answer of the {names.SCHEDULER}",
+        assigned_node="",
+        job_name=job_name,
+        next_retry_time="",
+    )
+
+
+def scheduled(
+    workload: GPUWorkload, now: datetime, *, node: str, job_name: str, where: str = ""
+) -> GPUWorkloadStatus:
+    """`where`: the node in words, if its name alone does not tell all."""
     return _next(
         workload,
         now,
         {SCHEDULED: ("True", "Placed"), RUNNING: ("False", "Starting")},
         phase="Scheduled",
-        message=f"placed on {node}, its pod is about to start",
+        message=f"placed on {where or node}, its pod is about to start",
         assigned_node=node,
         job_name=job_name,
         next_retry_time="",
@@ -59,18 +79,21 @@ def scheduled(workload: GPUWorkload, now: datetime, *, node: str, job_name: str)
     )
 
 
-def running(workload: GPUWorkload, now: datetime, *, node: str, job_name: str) -> GPUWorkloadStatus:
+def running(
+    workload: GPUWorkload, now: datetime, *, node: str, job_name: str, where: str = ""
+) -> GPUWorkloadStatus:
+    placed_at = workload.status.last_schedule_time if workload.status.assigned_node == node else ""
     return _next(
         workload,
         now,
         {SCHEDULED: ("True", "Placed"), RUNNING: ("True", "PodRunning")},
         phase="Running",
-        message=f"running on {node}",
+        message=f"running on {where or node}",
         assigned_node=node,
         job_name=job_name,
         next_retry_time="",
         start_time=workload.status.start_time or moments.text(now),
-        last_schedule_time=workload.status.last_schedule_time or moments.text(now),
+        last_schedule_time=placed_at or moments.text(now),
     )
 
 
@@ -114,7 +137,7 @@ def _next(
     workload: GPUWorkload, now: datetime, states: dict[str, tuple[Truth, str]], **changed: Any
 ) -> GPUWorkloadStatus:
     old, generation = workload.status, workload.metadata.generation
-    changed["message"] = _shortened(changed["message"])
+    changed["message"] = shortened(changed["message"])
     kept = {each.type: each for each in old.conditions}
     for kind, (truth, reason) in states.items():
         new = Condition(kind, truth, reason, changed["message"], moments.text(now), generation)
@@ -122,7 +145,7 @@ def _next(
     return replace(old, conditions=list(kept.values()), observed_generation=generation, **changed)
 
 
-def _shortened(message: str) -> str:
+def shortened(message: str) -> str:
     """The API server's own words may be long; a status must not be refused for them."""
     return message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…"
 

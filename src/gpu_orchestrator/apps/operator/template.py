@@ -1,6 +1,7 @@
 """The pods of a workload: what the user wrote, under what we set.
 
-`read` checks the user's template and says what it asks for; `fill` completes it once a node is chosen.
+`read` checks the user's template and says what it asks for; `fill` completes it once a node is chosen,
+`entrusted` where the gpu-scheduler is to choose.
 Raises `InvalidTemplate` with a sentence that names the field, what it says and what to do.
 """
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import deviceenv, names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.wire import Json, Wire
@@ -25,14 +26,15 @@ PLACEHOLDER: Json = {
     "command": ["sh", "-c", 'echo "model $MODEL_NAME got $GPU_COUNT GPU(s) on $(hostname)"'],
 }
 QUANTITIES = ("requests", "limits", "overhead")
+CONTAINERS = ("initContainers", "containers")
 
 
 class Variable(Wire, frozen=True, gc=False):
     name: str
 
 
-class MainContainer(Wire, frozen=True, gc=False):
-    """Of the main container, what is not of interest where it only asks for room."""
+class Environment(Wire, frozen=True, gc=False):
+    """Of a container, what is not of interest where it only asks for room."""
 
     env: list[Variable] = []  # noqa: RUF012 - msgspec copies it
 
@@ -46,32 +48,59 @@ class Template:
     resource: str = ""
 
 
-def read(workload: GPUWorkload) -> Template:
+def read(workload: GPUWorkload, *, claimed: bool = False) -> Template:
     plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
-    pod = _typed(plain).spec
-    conflicts.check(workload, pod, restart_policy=plain["spec"].get("restartPolicy", "Never"))
-    return Template(plain, pod, conflicts.gpu_resource(workload, pod))
+    typed = _typed(plain)
+    conflicts.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
+    if claimed:
+        conflicts.check_claimed(typed)
+        return Template(plain, typed.spec)
+    conflicts.check_plain(typed)
+    return Template(plain, typed.spec, conflicts.gpu_resource(workload, typed.spec))
 
 
 def fill(workload: GPUWorkload, template: Template, *, node: str, resource: str) -> Json:
     """The pod template for this node, whose GPUs are given out under this resource name."""
+    plain = _ours(workload, template, tolerated=(resource,))
+    spec = plain["spec"]
+    spec["affinity"] = _pinned(spec.get("affinity") or {}, node)
+    resources = main_of(spec).setdefault("resources", {})
+    for kind in ("requests", "limits"):
+        resources[kind] = {**(resources.get(kind) or {}), resource: str(workload.spec.gpu_count)}
+    return plain
+
+
+def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str]) -> Json:
+    """The pod template for the gpu-scheduler, which is asked by these annotations. Every container learns
+    its devices; without that it would see all of the node's."""
+    plain = _ours(workload, template, tolerated=names.GPU_RESOURCES)
+    metadata, spec = plain["metadata"], plain["spec"]
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), **asks}
+    spec["schedulerName"] = names.SCHEDULER
+    for kind in CONTAINERS:
+        if kind in spec:
+            spec[kind] = [deviceenv.confined(each) for each in spec[kind]]
+    return plain
+
+
+def _ours(workload: GPUWorkload, template: Template, *, tolerated: tuple[str, ...]) -> Json:
+    """What we set wherever the pods go. A node may be tainted with the name of its GPU resource."""
     plain = deepcopy(template.plain)
     metadata, spec = plain.setdefault("metadata", {}), plain["spec"]
     metadata["labels"] = {**(metadata.get("labels") or {}), **job.labels_of(workload)}
     spec.setdefault("restartPolicy", "Never")
     spec["priorityClassName"] = names.PRIORITY_CLASSES[workload.spec.priority]
-    spec["affinity"] = _pinned(spec.get("affinity") or {}, node)
-    spec["tolerations"] = [*(spec.get("tolerations") or []), {"key": resource, "operator": "Exists"}]
-    _fill_main(main_of(spec), workload, resource)
+    taints = [{"key": resource, "operator": "Exists"} for resource in tolerated]
+    spec["tolerations"] = [*(spec.get("tolerations") or []), *taints]
+    _introduce(main_of(spec), workload)
     return plain
 
 
-def _fill_main(main: Json, workload: GPUWorkload, resource: str) -> None:
-    count = str(workload.spec.gpu_count)
-    resources = main.setdefault("resources", {})
-    for kind in ("requests", "limits"):
-        resources[kind] = {**(resources.get(kind) or {}), resource: count}
-    ours = {names.MODEL_NAME_ENV: workload.spec.model_name, names.GPU_COUNT_ENV: count}
+def _introduce(main: Json, workload: GPUWorkload) -> None:
+    ours = {
+        names.MODEL_NAME_ENV: workload.spec.model_name,
+        names.GPU_COUNT_ENV: str(workload.spec.gpu_count),
+    }
     kept = [each for each in main.get("env") or [] if each.get("name") not in ours]
     # Ours go first, so that the user's own variables can refer to them.
     main["env"] = [*({"name": name, "value": value} for name, value in ours.items()), *kept]
@@ -125,7 +154,8 @@ def _is_number(value: Any) -> bool:
 def _typed(plain: Json) -> PodTemplate:
     try:
         found = msgspec.convert(plain, PodTemplate)
-        msgspec.convert(main_of(plain["spec"]), MainContainer)
+        for kind in CONTAINERS:
+            msgspec.convert(plain["spec"].get(kind, []), list[Environment])
         return found
     except msgspec.ValidationError as error:
         where = str(error).replace("`$", "`spec.template")

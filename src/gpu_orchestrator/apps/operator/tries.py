@@ -15,12 +15,14 @@ from gpu_orchestrator.core.policy import Rng
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a try failed, in words; the event that tells it; what the next one waits for; the Job that ran."""
+    """Why a try failed, in words; the event that tells it; what the next one waits for; the Job that ran, or
+    the name of the one that goes on waiting."""
 
     text: str
     event: str
     waits_for: str = ""
     job: Job | None = None
+    waiting_job: str = ""
 
 
 def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
@@ -41,11 +43,35 @@ def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
         failure.waits_for,
         failure.text,
         retry_count=spent,
+        job_name=failure.waiting_job,
         next_retry_time=moments.text(again_at),
         last_schedule_time=moments.text(now),
     )
     again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
     return Plan(status=new, notes=(told, again), again_at=again_at)
+
+
+def refused(facts: Facts, now: datetime, rng: Rng, message: str, *, waiting_job: str = "") -> Plan:
+    """No room. That costs a try when it is told at arrival or when the wait is over; in between, nothing."""
+    workload, old = facts.workload, facts.workload.status
+    again_at = moments.read(old.next_retry_time)
+    if not status.waits_for_room(old) or again_at is None or now >= again_at:
+        failure = Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE, waiting_job=waiting_job)
+        return spend(facts, now, rng, failure)
+    told = (old.message, old.job_name, old.observed_generation)
+    if told == (status.shortened(message), waiting_job, workload.metadata.generation):
+        return Plan(again_at=again_at)
+    # The wish itself changed while it waited, or what is in its way: what is said must be true, but no try
+    # was made.
+    new = status.pending(
+        workload,
+        now,
+        status.UNSCHEDULABLE,
+        message,
+        job_name=waiting_job,
+        next_retry_time=old.next_retry_time,
+    )
+    return Plan(status=new, again_at=again_at)
 
 
 def fail(
@@ -55,7 +81,7 @@ def fail(
     old, job, changed = facts.workload.status, failure.job, dict[str, Any]()
     if job is not None:
         started = old.start_time or job.status.start_time
-        changed = {"assigned_node": job.node, "job_name": job.metadata.name, "start_time": started}
+        changed = {"assigned_node": facts.node, "job_name": job.metadata.name, "start_time": started}
     new = status.failed(
         facts.workload,
         now,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import claims, names, translate
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
@@ -18,6 +18,7 @@ from gpu_orchestrator.apps.operator.facts import Given
 from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.decide import why_not
+from gpu_orchestrator.core.node import Node as CoreNode
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request, pairs
 from gpu_orchestrator.engine.engine import Engine
@@ -31,8 +32,11 @@ from gpu_orchestrator.engine.events import (
     Place,
     PlaceFailed,
     Refuse,
+    Tick,
 )
 from gpu_orchestrator.policies.registry import Registry
+
+CLAIMED = "have pods with claimed devices, of which a device plugin knows nothing"
 
 log = structlog.get_logger()
 
@@ -54,6 +58,7 @@ class World:
         self.engine = Engine(registry.policy_of, rng)
         self._registry, self._clock, self._found = registry, clock, found
         self._resources: dict[str, str] = {}
+        self._claimed: dict[str, set[str]] = {}
         self._wishes: dict[str, Wish] = {}
         self._asker: dict[str, str] = {}
         self._bound: dict[str, tuple[str, Placement]] = {}
@@ -71,6 +76,8 @@ class World:
             mine = self._wishes[asker] = Wish(chosen)
             self._asker[chosen.key] = asker
             self._hear(Asked(chosen, since), told=asker)
+        else:
+            self._hear(Tick(), told=asker)  # it may rest after its policy broke, and nothing else wakes it
         if mine.given:
             return self._given(mine.given)
         return self.engine.why(chosen.key) or self._unanswered()
@@ -88,8 +95,7 @@ class World:
         self._asker.pop(mine.request.key, None)
         if mine.given:
             self._hear(PlaceFailed(mine.request.key))
-        if mine.request.key not in self._jobs:
-            self._hear(Gone(mine.request.key))
+        self._count_job(mine.request.key)
 
     def see_node(self, old: Node | None, new: Node | None) -> None:
         if new is None:
@@ -102,8 +108,11 @@ class World:
         except BadQuantity as error:
             log.error("node cannot be counted", node=new.metadata.name, error=str(error))
             return
-        self._resources[new.metadata.name] = translate.gpu_resource(new)
-        self._hear(NodeSeen(seen))
+        self._resources[seen.name] = translate.gpu_resource(new)
+        self._hear(NodeSeen(self._as_barred(seen)))
+
+    def _as_barred(self, node: CoreNode) -> CoreNode:
+        return replace(node, barred=CLAIMED if self._claimed.get(node.name) else "")
 
     def see_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
@@ -111,6 +120,7 @@ class World:
             return
         uid, name = pod.metadata.uid, our_job(pod)
         placement = self._held_by(new) if new else None
+        self._bar(pod, is_there=placement is not None)
         if not name or self._bound.get(name, (uid, None))[0] != uid:
             self._hear(Held(placement) if placement else Gone(uid))
             return
@@ -119,6 +129,20 @@ class World:
         else:
             self._bound.pop(name, None)
         self._count_job(name)
+
+    def _bar(self, pod: Pod, *, is_there: bool) -> None:
+        """A device plugin knows nothing of claims: it could give a claimed device away once more. So a node
+        with claimed pods takes none of our plain ones."""
+        name = pod.spec.node_name
+        if not claims.given(pod):
+            return
+        claimed = self._claimed.setdefault(name, set())
+        was_barred = bool(claimed)
+        claimed.add(pod.metadata.uid) if is_there else claimed.discard(pod.metadata.uid)
+        if bool(claimed) != was_barred and name in self.engine.cluster:
+            self._hear(NodeSeen(self._as_barred(self.engine.cluster.node(name))))
+        if not claimed:
+            del self._claimed[name]
 
     def see_job(self, old: Job | None, new: Job | None) -> None:
         job = new or old
@@ -158,8 +182,11 @@ class World:
             return None
 
     def _fits(self, request: Request) -> bool:
-        policy = self._registry.policy_of(request)
-        return why_not(request.shape, self.engine.cluster, policy) is None
+        try:
+            policy = self._registry.policy_of(request)
+            return why_not(request.shape, self.engine.cluster, policy) is None
+        except Exception:  # a policy need not be ours; the engine says in words what broke, of the last wish
+            return False
 
     def _given(self, placement: Placement) -> Given:
         return Given(placement.node, self._resources.get(placement.node, ""))

@@ -2,13 +2,14 @@
 
 A lease counts by itself unless its holder counts it: the pod that we are binding, by the engine's assumption;
 the bound pod, by its own placement. So a device is accounted to exactly one of them at any moment, and stays
-taken when an ended pod leaves its lease behind.
+taken when an ended pod leaves its lease behind. A Lease that is no device's and has the name of one takes the
+device, too: nobody could hold it.
 """
 
 from collections.abc import Callable
 
 from gpu_orchestrator.api import deviceleases
-from gpu_orchestrator.api.deviceleases import Spot
+from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, Gone, Held
@@ -33,11 +34,9 @@ class LeaseBook:
 
     def see(self, old: Lease | None, new: Lease | None) -> None:
         lease = new or old
-        if lease is None or not deviceleases.is_device(lease):
+        if lease is None:
             return
-        name = lease.metadata.name
-        before = {each.uid for each in deviceleases.holders(old)} if old else set()
-        after = {each.uid for each in deviceleases.holders(new)} if new else set()
+        name, before, after = lease.metadata.name, _holders(old), _holders(new)
         for uid in before - after:
             self._drop(uid, name)
         for uid in after:
@@ -72,6 +71,8 @@ class LeaseBook:
                 self._feed(Gone(placement.key))
 
     def _wanted(self, lease: Lease) -> dict[str, Placement]:
+        if spot := deviceleases.obstructed(lease):
+            return {"": Holder("").placement(spot, exclusive=True)}
         spot = deviceleases.spot(lease)
         if spot is None:
             return {}
@@ -85,3 +86,10 @@ class LeaseBook:
     def _counts_itself(self, uid: str, spot: Spot) -> bool:
         placement = self._placement_of(uid)
         return placement is not None and placement.node == spot.node and spot.device in placement.devices
+
+
+def _holders(lease: Lease | None) -> set[str]:
+    """UIDs of those who hold the device, if it is a device's Lease."""
+    if lease is None or not deviceleases.is_device(lease):
+        return set()
+    return {each.uid for each in deviceleases.holders(lease)}

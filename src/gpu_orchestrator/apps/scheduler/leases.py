@@ -44,9 +44,19 @@ class Taken:
     lease: Lease | None = None
 
     def __str__(self) -> str:
+        if self.lease is not None and not deviceleases.is_device(self.lease):
+            return obstruction(self.spot)
         holders = deviceleases.holders(self.lease) if self.lease else ()
         who = ", ".join(f"{each.namespace}/{each.pod}" for each in holders) or "somebody who just left"
         return f"device {self.spot.device} of {self.spot.node} is held by {who}"
+
+
+def obstruction(spot: Spot) -> str:
+    """In words: a Lease of something else has the name of the device's."""
+    return (
+        f"device {spot.device} of {spot.node} cannot be held: Lease {spot.lease} exists and is no device's; "
+        "if it is the sign of life of another node's agent, rename one of the nodes, else delete it"
+    )
 
 
 def grips(lease: Lease) -> list[Grip]:
@@ -97,7 +107,7 @@ class Leases:
 
     async def _take_over(self, spot: Spot, holder: Holder) -> Grip | Taken:
         found = await self._read(spot)
-        if found is None or found.spec.holder_identity != holder.uid:
+        if found is None or not deviceleases.is_device(found) or found.spec.holder_identity != holder.uid:
             return Taken(spot, found)
         spec = {"acquireTime": holder.since, "renewTime": self._now()}
         lease = await self._write(spot, found, {"spec": spec})
@@ -126,7 +136,8 @@ class Leases:
             except AlreadyExists:
                 return None
         others = [each for each in deviceleases.holders(lease) if each.uid != holder.uid]
-        if not deviceleases.is_shared(lease) or not deviceleases.fits(others, holder, spot.memory_mib):
+        is_shared = deviceleases.is_device(lease) and deviceleases.is_shared(lease)
+        if not is_shared or not deviceleases.fits(others, holder, spot.memory_mib):
             return Taken(spot, lease)
         return await self._write(spot, lease, _holders([*others, holder]))
 

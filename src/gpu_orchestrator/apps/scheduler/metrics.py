@@ -37,7 +37,7 @@ class Metrics:
         )
         self.conflicts = Counter(
             "gpu_scheduler_conflicts",
-            "Devices found with two holders: a bound pod and somebody else's lease.",
+            "Devices found with two holders, or with a Lease of their name that is no device's.",
             registry=registry,
         )
         self.leaked = Counter(

@@ -4,6 +4,7 @@ lease of a pod that is bound elsewhere          goes
 lease of a pod that is gone                     goes, by the rules of `release`
 lease of an unbound pod that nobody is binding  goes after `wait_s`, the pod touched first
 bound pod without its lease                     gets it back; somebody else's lease there is a conflict
+Lease of something else with a device's name    a conflict; the device stays unused as long as it is there
 claim                                           looked at by `account`
 pod that waits for a reason no longer true      is told the new one
 """
@@ -22,10 +23,11 @@ from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.desk import Desk
-from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken, grips
+from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken, grips, obstruction
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.tell import Teller
+from gpu_orchestrator.core.answer import Placement
 
 RETOLD = 100
 
@@ -75,6 +77,7 @@ class Sweep:
                 await self._look_at(grip, self._leases)
             for pod in list(self._parts.desk.ours.values()):
                 await self._restore(pod, self._leases)
+            self._tell_obstructed()
         self._parts.desk.refresh(RETOLD)
         for claim in list(self._parts.desk.stores.claims):
             self._parts.account.check(key(claim))
@@ -145,6 +148,13 @@ class Sweep:
         self._parts.teller.conflict(
             pod, f"{where} was given to this pod, and its lease is held by {others}; delete one of the pods"
         )
+
+    def _tell_obstructed(self) -> None:
+        desk = self._parts.desk
+        for spot in filter(None, map(deviceleases.obstructed, desk.stores.leases)):
+            if desk.devices(Placement("", spot.node, devices=(spot.device,))):
+                self._parts.metrics.conflicts.inc()
+                log.error("device unused", why=obstruction(spot))
 
 
 def _of_device(lease: Lease) -> list[Grip]:

@@ -5,12 +5,17 @@
 --   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
 --   on:<worker>  set     active attempts     of:<worker> zset   its latest tasks    idem:*  string -> task id
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
---   epoch, fence numbers                      workers     set    names
+--   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority
+--   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
+--   events       stream  what happened       watch       hash   generation of the stream, most events kept
+--   h:<ring>     hash    buckets of history, by slot
+--   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NEWS = {}
+local LEVELS, USED = {}, {}
 local LATEST = 1000
 local NEWS_MAX = 100000
 
@@ -18,10 +23,35 @@ local function text(number) return string.format('%d', number) end
 
 local function count(name, by) redis.call('HINCRBY', P .. 'stats', name, by or 1) end
 
+local function day() return text(math.floor(NOW / 86400000)) end
+
+-- So many more wait at this level of priority; rows of older versions have none, and a new leader counts anew.
+local function waits(level, by)
+  if level then LEVELS[level] = (LEVELS[level] or 0) + by end
+end
+
+-- An attempt ended that held so many thousandths of a GPU since it was assigned.
+local function used(owner, milli, assigned)
+  if owner and milli and milli ~= '0' then
+    USED[owner] = (USED[owner] or 0) + math.floor((NOW - tonumber(assigned)) * tonumber(milli) / 1000)
+  end
+end
+
+local function write_counts()
+  for level, by in pairs(LEVELS) do
+    if by ~= 0 then redis.call('HINCRBY', P .. 'levels', level, by) end
+  end
+  for owner, ms in pairs(USED) do
+    redis.call('HINCRBY', P .. 'used:' .. day(), owner, ms)
+    redis.call('PEXPIRE', P .. 'used:' .. day(), 2 * 86400000)
+  end
+end
+
 -- What the leader must hear; it is in the answer, and in the list when the caller is not the leader.
 local function tell(item) NEWS[#NEWS + 1] = item end
 
 local function answer(fence, value)
+  write_counts()
   if #NEWS > 0 and (fence == 0 or redis.call('HGET', P .. 'leader', 'fence') ~= text(fence)) then
     for _, item in ipairs(NEWS) do redis.call('RPUSH', P .. 'news', cmsgpack.pack(item)) end
     if redis.call('LLEN', P .. 'news') > NEWS_MAX then
@@ -38,6 +68,34 @@ local function announce(finals)
   if #finals > 0 and redis.call('ZCARD', P .. 'apis') > 1 then
     redis.call('PUBLISH', P .. 'ended', cmsgpack.pack(finals))
   end
+end
+
+-- What whoever watches is told, in the same step that makes it true. Ids count up by one inside a generation, so a
+-- reader sees whether one is missing; a new generation begins with a new or restored store. `owner` is whose task it
+-- is about, empty for what concerns all.
+local STREAM = {}
+local function emit(name, owner, data, at)
+  if not STREAM.generation then
+    local known = redis.call('HMGET', P .. 'watch', 'generation', 'most')
+    STREAM.generation, STREAM.most = known[1], known[2] or '50000'
+    if not known[1] then
+      STREAM.generation = text(NOW)
+      redis.call('HSET', P .. 'watch', 'generation', STREAM.generation)
+    end
+  end
+  redis.call('XADD', P .. 'events', 'MAXLEN', '~', STREAM.most, STREAM.generation .. '-*', 'e', name, 'o', owner or '',
+    't', text(at or NOW), 'd', data)
+end
+
+-- `more` is JSON that follows, beginning with a comma.
+local function emit_task(name, id, owner, worker, attempt, more, at)
+  emit(name, owner, '{"task_id":' .. cjson.encode(id) .. ',"worker_id":' .. cjson.encode(worker or '') ..
+    ',"attempt":' .. (attempt or '0') .. (more or '') .. '}', at)
+end
+
+local function emit_worker(name, worker, status, why)
+  emit(name, '', '{"worker_id":' .. cjson.encode(worker) .. ',"status":' .. cjson.encode(status) ..
+    ',"reason":' .. cjson.encode(why or '') .. '}')
 end
 
 local function leads(fence)
@@ -66,9 +124,11 @@ local function tell_worker(name)
   tell({'Worker', name, row})
 end
 
+local function active(state) return state == 'assigned' or state == 'running' end
+
 -- Only who holds the attempt may speak of it.
 local function holds(task, attempt, worker, epoch)
-  return (task[1] == 'assigned' or task[1] == 'running') and task[2] == text(attempt) and task[3] == worker
+  return active(task[1]) and task[2] == text(attempt) and task[3] == worker
     and task[4] == text(epoch)
 end
 
@@ -76,23 +136,45 @@ local function release(id, worker)
   redis.call('SREM', P .. 'on:' .. worker, id)
 end
 
+local ENDS = {completed = 'task_completed', failed = 'task_failed', dead = 'task_failed', cancelled = 'task_cancelled'}
+
+-- How an end is told: how long it took, or what went wrong.
+local function emit_end(id, to, row)
+  local more = ',"status":"' .. to .. '"'
+  if to == 'completed' then
+    more = more .. ',"duration_seconds":' .. string.format('%.3f', (NOW - (tonumber(row[5]) or NOW)) / 1000)
+  elseif row[6] and row[6] ~= '' and to ~= 'cancelled' then
+    more = more .. ',"error":' .. row[6]
+  end
+  emit_task(ENDS[to], id, row[2], row[3], row[4], more)
+end
+
 local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
-  local created = redis.call('HGET', key, 'created')
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
-  move(id, from, to, created)
+  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'milli',
+    'assigned')
+  if from == 'queued' then waits(row[7], -1) end
+  if active(from) then used(row[2], row[8], row[9]) end
+  move(id, from, to, row[1])
   count(to)
+  emit_end(id, to, row)
 end
 
 -- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths')
+  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level', 'milli',
+    'assigned')
   local after = delay_ms > 0 and NOW + delay_ms or 0
   redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
   move(id, from, 'queued', row[3])
+  waits(row[7], 1)
+  if active(from) then used(row[5], row[8], row[9]) end
   count('requeued')
+  emit_task('task_requeued', id, row[5], row[6], row[2],
+    ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
   tell_queued(id, row[1], tonumber(row[2]), after, tonumber(row[3]), row[4] or '')
 end
 
@@ -140,14 +222,14 @@ local function lose(worker, evidence, keep_ms)
   redis.call('DEL', P .. 'on:' .. worker)
 end
 
--- Give queued tasks {id, attempt so far, worker, its epoch, placement JSON} to workers, each only if task and worker
--- are as the leader knew them: {params, correlation id}, or {why not}.
+-- Give queued tasks {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU} to workers, each only
+-- if task and worker are as the leader knew them: {params, correlation id}, or {why not}.
 local function assign(assignments)
   local given, epochs = {}, {}
   for number, each in ipairs(assignments) do
     local id, worker = each[1], each[3]
     local key = P .. 't:' .. id
-    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created')
+    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level')
     if not epochs[worker] then
       local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
       epochs[worker] = row[2] == 'online' and row[1] or 'none'
@@ -158,7 +240,9 @@ local function assign(assignments)
       given[number] = {'worker moved on'}
     else
       redis.call('HSET', key, 'state', 'assigned', 'attempt', text(each[2] + 1), 'worker', worker, 'epoch',
-        text(each[4]), 'place', each[5], 'assigned', text(NOW), 'started', '0', 'cancel', '0', 'reason', '')
+        text(each[4]), 'place', each[5], 'milli', text(each[6]), 'assigned', text(NOW), 'started', '0', 'cancel', '0',
+        'reason', '')
+      waits(task[6], -1)
       move(id, 'queued', 'assigned', task[5])
       redis.call('SADD', P .. 'on:' .. worker, id)
       redis.call('ZADD', P .. 'of:' .. worker, NOW, id)

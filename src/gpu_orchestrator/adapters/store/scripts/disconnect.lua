@@ -9,5 +9,6 @@ if present then
   redis.call('HSET', key, 'state', 'suspect', 'connection', '')
   redis.call('ZADD', P .. 'leases', 'LT', NOW + grace_ms, each[1])
   tell_worker(each[1])
+  emit_worker('worker_status_changed', each[1], 'suspect', 'its connection is lost')
 end
 return answer(fence, present)

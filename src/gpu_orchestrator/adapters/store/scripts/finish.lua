@@ -14,12 +14,21 @@ local function counted(worker, kind, ms)
 end
 
 -- A runner that died had begun, though nobody had written that down yet.
-local function begin(id, state)
-  if state == 'assigned' then
+local function begin(id, task)
+  if task[1] == 'assigned' then
     local key = P .. 't:' .. id
     redis.call('HSET', key, 'state', 'running', 'started', text(NOW))
     move(id, 'assigned', 'running', redis.call('HGET', key, 'created'))
+    emit_task('task_started', id, task[9], task[3], task[2])
   end
+end
+
+-- A short attempt ends before its beginning was written down: both are told, in order.
+local function begun(id, task, kind, ms)
+  if task[8] ~= '0' and task[8] then return end
+  local at = NOW - ms
+  redis.call('HSET', P .. 't:' .. id, 'started', text(at))
+  if kind == 'done' or kind == 'failed' then emit_task('task_started', id, task[9], task[3], task[2], '', at) end
 end
 
 local function failed(id, task, payload, retryable, delay_ms)
@@ -36,19 +45,20 @@ end
 for number, each in ipairs(outcomes) do
   local id, attempt, worker, kind, payload = each[1], each[2], each[3], each[5], each[6]
   local key = P .. 't:' .. id
-  local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started')
+  local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
+    'tenant')
   if not holds(task, attempt, worker, each[4]) then
     count('late')
     told[number] = {0, task[1] or 'gone', {}}
   else
     if kind == 'died' then
-      begin(id, task[1])
+      begin(id, task)
       died(id, worker, 'runner', payload, each[8], keep_ms)
       counted(worker, 'failed', 0)
     else
       release(id, worker)
       tell({'Ended', id, worker, attempt})
-      if task[8] == '0' or not task[8] then redis.call('HSET', key, 'started', text(NOW - each[9])) end
+      begun(id, task, kind, each[9])
       if kind == 'done' then
         finish(id, task[1], 'completed', {'result', payload, 'error', '', 'reason', ''}, keep_ms)
         counted(worker, 'done', each[9])

@@ -14,6 +14,7 @@ for number, each in ipairs(ARG[4]) do
     redis.call('HSET', key, 'state', 'offline', 'connection', '', 'why', each[3])
     redis.call('ZREM', P .. 'leases', name)
     if checked == 1 then count('expired') end
+    emit_worker('worker_status_changed', name, 'offline', each[3])
     lose(name, each[3], keep_ms)
     tell_worker(name)
   end

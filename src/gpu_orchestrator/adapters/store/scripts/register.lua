@@ -14,6 +14,8 @@ local function greet(kind, epoch)
   redis.call('ZADD', P .. 'leases', NOW + lease_ms, name)
   redis.call('SADD', P .. 'workers', name)
   tell_worker(name)
+  if kind == 'new' then emit_worker('worker_registered', name, 'online')
+  elseif row[3] ~= 'online' then emit_worker('worker_status_changed', name, 'online', 'it is back') end
   return answer(fence, {kind, epoch})
 end
 

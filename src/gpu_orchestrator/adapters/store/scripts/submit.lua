@@ -1,28 +1,81 @@
 -- Take new tasks into the queue; for those whose idempotency key is known, the task of that key. A leader that has
 -- decided already where some of them go says so, and they are queued and given in one write.
 -- Arguments: fence, remember_ms, known (1: the leader's dispatcher asks and has these tasks),
---   tasks {id, spec, params, retries, idempotency key or '', correlation id, tenant}, assignments as of `assign`
--- Answers {per task {id, created, 1 new | 0 known | -1 the key belongs to a task with another content},
---   per assignment {params, correlation id} or {why not}}
-local fence, remember_ms, tasks, assignments = ARG[1], ARG[2], ARG[4], ARG[5]
-local taken = {}
+--   tasks {id, spec, params, retries, idempotency key or '', correlation id, tenant, level of priority},
+--   assignments as of `assign`,
+--   units {owner, most that may wait of it, most that may wait at each level, its GPU ms of a day, {tasks by level}}: what
+--   one request asks for, taken whole or not, each most 0 for any number; those already taken have no most,
+--   per task the number of its unit, or 0
+-- Answers {per task {id, created, 1 new | 0 known | -1 the key belongs to a task with another content | of a unit that
+--   is not taken: -2 too many wait of this owner | -3 too many wait at this level | -4 its day is used up, in which case
+--   created is ms until the next}, per assignment {params, correlation id} or {why not}}
+local fence, remember_ms, tasks, assignments, units, unit_of = ARG[1], ARG[2], ARG[4], ARG[5], ARG[6], ARG[7]
 local led = leads(fence)
 local known_to_leader = led and ARG[3] == 1
+
+-- Tasks that are known already need no room.
+local rows, known = {}, {}
 for number, task in ipairs(tasks) do
-  local id, idem = task[1], task[5]
-  local known = idem ~= '' and redis.call('GET', P .. 'idem:' .. idem)
-  local row = known and redis.call('HMGET', P .. 't:' .. known, 'created', 'spec', 'params')
+  local found = task[5] ~= '' and redis.call('GET', P .. 'idem:' .. task[5])
+  local row = found and redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'params')
   if row and row[1] then
-    local same = row[2] == task[2] and row[3] == task[3]
-    taken[number] = {known, tonumber(row[1]), same and 0 or -1}
-  else
-    redis.call('HSET', P .. 't:' .. id, 'spec', task[2], 'params', task[3], 'state', 'queued', 'attempt', '0',
-      'tries', '0', 'retries', text(task[4]), 'created', text(NOW), 'correlation', task[6], 'tenant', task[7])
-    redis.call('ZADD', P .. 's:queued', NOW, id)
-    if idem ~= '' then redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms) end
-    if not known_to_leader then tell_queued(id, task[2], 0, 0, NOW, '') end
-    taken[number] = {id, NOW, 1}
+    rows[number] = {found, row[1], row[2], row[3]}
+    local unit = unit_of[number] or 0
+    if unit > 0 then units[unit][5][task[8] + 1] = units[unit][5][task[8] + 1] - 1 end
   end
 end
-count('submitted', #tasks)
+
+-- By owner and by level what waits and what was promised room just now.
+local promised = {}
+local function full(name, count, most) return count > 0 and most > 0 and promised[name] + count > most end
+
+local function verdict(unit, levels)
+  local owner, all = unit[1], 0
+  for _, wanted in ipairs(unit[5]) do all = all + wanted end
+  promised[owner] = promised[owner] or redis.call('ZCARD', P .. 'o:' .. owner .. ':queued')
+  if all > 0 and unit[4] > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= unit[4] then
+    return -4
+  end
+  if full(owner, all, unit[2]) then return -2 end
+  for at, wanted in ipairs(unit[5]) do
+    promised[at] = promised[at] or tonumber(levels[at] or 0)
+    if full(at, wanted, unit[3]) then return -3 end
+  end
+  promised[owner] = promised[owner] + all
+  for at, wanted in ipairs(unit[5]) do promised[at] = promised[at] + wanted end
+  return 1
+end
+
+local verdicts = {}
+if #units > 0 then
+  local levels = redis.call('HMGET', P .. 'levels', '0', '1', '2', '3')
+  for number, unit in ipairs(units) do verdicts[number] = verdict(unit, levels) end
+end
+
+local taken, fresh = {}, 0
+for number, task in ipairs(tasks) do
+  local id, idem, row = task[1], task[5], rows[number]
+  local said = row == nil and verdicts[unit_of[number] or 0] or 1
+  if row == nil and idem ~= '' and known[idem] then row = known[idem] end
+  if said < 0 then
+    taken[number] = {'', said == -4 and 86400000 - NOW % 86400000 or 0, said}
+  elseif row then
+    local same = row[3] == task[2] and row[4] == task[3]
+    taken[number] = {row[1], tonumber(row[2]), same and 0 or -1}
+  else
+    redis.call('HSET', P .. 't:' .. id, 'spec', task[2], 'params', task[3], 'state', 'queued', 'attempt', '0',
+      'tries', '0', 'retries', text(task[4]), 'created', text(NOW), 'correlation', task[6], 'tenant', task[7],
+      'level', text(task[8]))
+    redis.call('ZADD', P .. 's:queued', NOW, id)
+    waits(text(task[8]), 1)
+    if idem ~= '' then
+      redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms)
+      known[idem] = {id, NOW, task[2], task[3]}
+    end
+    if not known_to_leader then tell_queued(id, task[2], 0, 0, NOW, '') end
+    taken[number] = {id, NOW, 1}
+    fresh = fresh + 1
+  end
+end
+if fresh > 0 then count('submitted', fresh) end
 return answer(fence, {taken, led and assign(assignments) or {}})

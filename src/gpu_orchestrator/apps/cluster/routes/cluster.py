@@ -2,20 +2,24 @@
 
 from datetime import UTC, datetime
 from time import monotonic
+from typing import Literal
 
 import prometheus_client
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.store.history import RINGS
 from gpu_orchestrator.api.units import show_memory, show_seconds
-from gpu_orchestrator.apps.cluster import schema
+from gpu_orchestrator.apps.cluster import history, schema
+from gpu_orchestrator.apps.cluster.access import needs
 from gpu_orchestrator.apps.cluster.http import json_response
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
 
 router = APIRouter(tags=["cluster"])
 MIB = 1024 * 1024
+Timeframe = Literal["1h", "24h", "7d", "30d"]
 
 
 def _manager(request: Request) -> Manager:
@@ -23,25 +27,25 @@ def _manager(request: Request) -> Manager:
     return manager
 
 
-@router.get("/health", **described(schema.Health))
+@router.get("/health", **described(schema.Health, needs="nothing"))
 async def health(request: Request) -> Response:
     """How this process and what it needs are; always 200 when somebody is there to answer."""
     return json_response(await _health(_manager(request)))
 
 
-@router.get("/health/live", **described(schema.Health))
+@router.get("/health/live", **described(schema.Health, needs="nothing"))
 async def live(request: Request) -> Response:
     return json_response(_answer("healthy", {}))
 
 
-@router.get("/health/ready", **described(schema.Health))
+@router.get("/health/ready", **described(schema.Health, needs="nothing"))
 async def ready(request: Request) -> Response:
     """503 when the store does not answer or nobody leads."""
     found = await _health(_manager(request))
     return json_response(found, 200 if found.status != "unhealthy" else 503)
 
 
-@router.get("/cluster/status", **described(schema.ClusterStatus))
+@router.get("/cluster/status", **described(schema.ClusterStatus, needs="read"))
 async def status(request: Request) -> Response:
     manager = _manager(request)
     workers, cluster = await manager.overview.cluster()
@@ -76,7 +80,14 @@ async def status(request: Request) -> Response:
     )
 
 
-@router.get("/metrics", include_in_schema=False)
+@router.get("/cluster/metrics", **described(schema.MetricsHistory, needs="read"))
+async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Response:
+    """How the cluster was in the last hour, day, week or month."""
+    ring = RINGS[timeframe]
+    return json_response(history.body(ring, await _manager(request).store.history.read(ring)))
+
+
+@router.get("/metrics", include_in_schema=False, dependencies=needs("metrics"))
 async def metrics(request: Request) -> Response:
     body = prometheus_client.generate_latest(_manager(request).metrics.registry)
     return Response(body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})

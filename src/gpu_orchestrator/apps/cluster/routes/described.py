@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_orchestrator.apps.cluster import schema
+from gpu_orchestrator.apps.cluster import access, schema
 
 PLACE = "#/components/schemas/{name}"
 _types: dict[str, type] = {"ErrorBody": schema.ErrorBody}
@@ -14,13 +14,14 @@ _types: dict[str, type] = {"ErrorBody": schema.ErrorBody}
 def described(
     answer: type,
     *,
+    needs: access.Needs,
     status: int = 200,
     body: type | None = None,
     also: Mapping[int, type] | None = None,
     query: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for a route's decorator. `also` are other good answers by their status; `query` is a
-    parameter that the route reads by itself."""
+    """Keyword arguments for a route's decorator. `needs` says who may use it; `also` are other good answers
+    by their status; `query` is a parameter that the route reads by itself."""
     answers = {status: answer, **(also or {})}
     _types.update({each.__name__: each for each in answers.values()})
     responses: dict[str, Any] = {
@@ -33,7 +34,13 @@ def described(
     if body is not None:
         _types[body.__name__] = body
         extra["requestBody"] = {"required": True, **_content(body)}
-    return {"status_code": status, "response_model": None, "openapi_extra": extra}
+    extra["x-needs"] = needs
+    return {
+        "status_code": status,
+        "response_model": None,
+        "openapi_extra": extra,
+        "dependencies": access.needs(needs),
+    }
 
 
 def components() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import errors, explain, schema, shown
-from gpu_orchestrator.apps.cluster.http import json_response, read
+from gpu_orchestrator.apps.cluster.http import Endpoint, json_response, read
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
 from gpu_orchestrator.apps.cluster.submit import accept
@@ -18,6 +18,7 @@ from gpu_orchestrator.core.decide import decide
 router = APIRouter(tags=["tasks"])
 LONGEST_WAIT_S = 600.0
 WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT_S}}
+TASKS_PER_REQUEST = 100
 RETRIED = ("failed", "dead", "cancelled")
 
 
@@ -38,25 +39,33 @@ async def submit(request: Request) -> Response:
 
 
 async def submit_batch(request: Request) -> Response:
-    """Take many tasks at once: all of them, or none and an error that names the first bad one."""
-    asked = await read(request, schema.TaskBatch)
-    accepted = await accept(_manager(request), asked.tasks, request.state.key, request.state.correlation)
+    """Take many tasks at once: all of them, or none and an error that names the first bad one. Counts as one
+    request for every hundred tasks."""
+    manager, asked = _manager(request), await read(request, schema.TaskBatch)
+    if more := (len(asked.tasks) - 1) // TASKS_PER_REQUEST:
+        manager.tally.take(request.state.key, "POST", request.scope["path"], cost=more)
+    accepted = await accept(manager, asked.tasks, request.state.key, request.state.correlation)
     return json_response(schema.BatchAccepted(tasks=accepted, total=len(accepted)), 202)
 
 
-QUICK = {"/tasks": submit, "/tasks/batch": submit_batch}
+QUICK: dict[str, Endpoint] = {"/tasks": submit, "/tasks/batch": submit_batch}
 router.post(
     "/tasks",
     **described(
-        schema.TaskAccepted, status=202, body=schema.TaskRequest, also={200: schema.TaskStatus}, query=WAIT
+        schema.TaskAccepted,
+        needs="submit",
+        status=202,
+        body=schema.TaskRequest,
+        also={200: schema.TaskStatus},
+        query=WAIT,
     ),
 )(submit)
-router.post("/tasks/batch", **described(schema.BatchAccepted, status=202, body=schema.TaskBatch))(
-    submit_batch
-)
+router.post(
+    "/tasks/batch", **described(schema.BatchAccepted, needs="submit", status=202, body=schema.TaskBatch)
+)(submit_batch)
 
 
-@router.get("/tasks", **described(schema.TaskPage))
+@router.get("/tasks", **described(schema.TaskPage, needs="read"))
 async def page(
     request: Request,
     status: str = "",
@@ -71,7 +80,7 @@ async def page(
     return await _page(_manager(request), states, worker_id, limit=limit, offset=offset)
 
 
-@router.get("/tasks/dead", **described(schema.TaskPage))
+@router.get("/tasks/dead", **described(schema.TaskPage, needs="read"))
 async def dead(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
@@ -81,12 +90,12 @@ async def dead(
     return await _page(_manager(request), ["dead"], "", limit=limit, offset=offset)
 
 
-@router.get("/tasks/{task_id}", **described(schema.TaskStatus))
+@router.get("/tasks/{task_id}", **described(schema.TaskStatus, needs="read"))
 async def status(request: Request, task_id: str) -> Response:
     return json_response(shown.task_status(task_id, await _manager(request).row(task_id)))
 
 
-@router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus))
+@router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus, needs="read"))
 async def wait(
     request: Request,
     task_id: str,
@@ -96,7 +105,7 @@ async def wait(
     return json_response(shown.task_status(task_id, await _manager(request).wait(task_id, timeout_s)))
 
 
-@router.get("/tasks/{task_id}/explain", **described(schema.Explanation))
+@router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
     """Why a task waits: every worker and every device, and what keeps it from being taken."""
     manager = _manager(request)
@@ -105,7 +114,8 @@ async def explain_task(request: Request, task_id: str) -> Response:
     wanted = request_of(task_id, task.decode(row["spec"]))
     policy = manager.registry.policy_of(wanted)
     waits = row["state"] == "queued"
-    answer = decide(wanted, cluster, policy, manager.chance) if waits else None
+    held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
+    answer = held_back or decide(wanted, cluster, policy, manager.chance) if waits else None
     goes_to = answer.node if isinstance(answer, Placement) else None
     explanation = schema.Explanation(
         task_id=task_id,
@@ -119,7 +129,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
     return json_response(explanation)
 
 
-@router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, status=202))
+@router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, needs="submit", status=202))
 async def retry(request: Request, task_id: str) -> Response:
     """Queue a task anew that ended without a result."""
     (before,) = await _manager(request).store.tasks.retry([task_id])
@@ -130,7 +140,7 @@ async def retry(request: Request, task_id: str) -> Response:
     return json_response(schema.TaskChanged(task_id=task_id, status="queued"), 202)
 
 
-@router.delete("/tasks/{task_id}", **described(schema.TaskChanged))
+@router.delete("/tasks/{task_id}", **described(schema.TaskChanged, needs="submit"))
 async def cancel(request: Request, task_id: str) -> Response:
     """Cancel: a queued task at once, a running one by asking, then SIGTERM, then SIGKILL."""
     manager = _manager(request)

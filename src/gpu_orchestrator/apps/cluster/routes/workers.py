@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gpu_orchestrator.adapters.store.values import Departure
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import errors, fleet, schema, shown
+from gpu_orchestrator.apps.cluster.access import needs
 from gpu_orchestrator.apps.cluster.http import body_of, json_response, read
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
@@ -23,23 +24,19 @@ def _manager(request: Request) -> Manager:
     return manager
 
 
-@router.websocket("/workers/{name}/session")
+@router.websocket("/workers/{name}/session", dependencies=needs("worker"))
 async def connect(websocket: WebSocket, name: str) -> None:
     """The worker's one connection; what is said on it is in `api/session.py`."""
     manager: Manager = websocket.app.state.manager
-    try:
-        manager.keys.demand(websocket.headers.get("authorization", ""), "worker")
-    except errors.ApiError as error:
-        return await websocket.send_denial_response(Response(error.message, error.status))
     await websocket.accept()
-    return await manager.sessions.serve(Socket(websocket), name)
+    await manager.sessions.serve(Socket(websocket), name, websocket.state.key)
 
 
-@router.post("/workers", **described(schema.WorkerRegistered, status=201, body=session.Hello))
+@router.post("/workers", **described(schema.WorkerRegistered, needs="worker", status=201, body=session.Hello))
 async def register(request: Request) -> Response:
     """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token."""
     hello = await read(request, session.Hello)
-    welcome = await _manager(request).polls.register(hello)
+    welcome = await _manager(request).polls.register(hello, request.state.key)
     return json_response(
         schema.WorkerRegistered(
             worker_id=welcome.worker_id,
@@ -53,7 +50,9 @@ async def register(request: Request) -> Response:
     )
 
 
-@router.post("/workers/{worker_id}/heartbeat", include_in_schema=False)
+@router.post(
+    "/workers/{worker_id}/heartbeat", include_in_schema=False, dependencies=needs("worker", audited=False)
+)
 async def heartbeat(
     request: Request,
     worker_id: str,
@@ -66,12 +65,12 @@ async def heartbeat(
         session.read_by_server(said)
     except msgspec.MsgspecError as error:
         raise errors.Unprocessable(f"not understood: {error}") from error
-    frames = await _manager(request).polls.heartbeat(worker_id, epoch, said, timeout_s)
+    frames = await _manager(request).polls.heartbeat(worker_id, request.state.key, epoch, said, timeout_s)
     joined = b",".join(frame[1:-1] for frame in frames)
     return Response(b"[" + joined + b"]", media_type="application/json")
 
 
-@router.get("/workers", **described(schema.WorkerPage))
+@router.get("/workers", **described(schema.WorkerPage, needs="read"))
 async def page(
     request: Request, status: str = "", gpu_type: Annotated[str, Query(max_length=200)] = ""
 ) -> Response:
@@ -85,7 +84,7 @@ async def page(
     )
 
 
-@router.get("/workers/{worker_id}", **described(schema.WorkerDetail))
+@router.get("/workers/{worker_id}", **described(schema.WorkerDetail, needs="read"))
 async def detail(request: Request, worker_id: str) -> Response:
     manager = _manager(request)
     (row,) = await manager.store.workers.fetch([worker_id])
@@ -94,41 +93,43 @@ async def detail(request: Request, worker_id: str) -> Response:
     return json_response(shown.worker_detail(row, await _reserved(manager, row)))
 
 
-@router.post("/workers/{worker_id}/cordon", **described(schema.WorkerChanged))
+@router.post("/workers/{worker_id}/cordon", **described(schema.WorkerChanged, needs="admin"))
 async def cordon(request: Request, worker_id: str) -> Response:
     """Nothing new goes there; what runs goes on."""
     return await _control(request, worker_id, {"cordoned": "1"}, "cordoned")
 
 
-@router.post("/workers/{worker_id}/uncordon", **described(schema.WorkerChanged))
+@router.post("/workers/{worker_id}/uncordon", **described(schema.WorkerChanged, needs="admin"))
 async def uncordon(request: Request, worker_id: str) -> Response:
     return await _control(request, worker_id, {"cordoned": "0", "draining": "0"}, "online")
 
 
-@router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged))
+@router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged, needs="admin"))
 async def drain(request: Request, worker_id: str) -> Response:
     """Nothing new goes there, what runs is finished; the worker stays."""
     return await _control(request, worker_id, {"draining": "1"}, "draining", session.Drain())
 
 
-@router.post("/workers/{worker_id}/restart", **described(schema.WorkerChanged))
+@router.post("/workers/{worker_id}/restart", **described(schema.WorkerChanged, needs="admin"))
 async def restart(request: Request, worker_id: str) -> Response:
     """The worker finishes what runs and ends; whoever keeps it running starts it anew."""
     return await _control(request, worker_id, {"leaving": "1"}, "restarting", session.Drain(leave=True))
 
 
-@router.post("/workers/{worker_id}/devices/{index}/cordon", **described(schema.WorkerChanged))
+@router.post("/workers/{worker_id}/devices/{index}/cordon", **described(schema.WorkerChanged, needs="admin"))
 async def cordon_device(request: Request, worker_id: str, index: int) -> Response:
     """One device gets nothing new."""
     return await _control_device(request, worker_id, index, cordoned=True)
 
 
-@router.post("/workers/{worker_id}/devices/{index}/uncordon", **described(schema.WorkerChanged))
+@router.post(
+    "/workers/{worker_id}/devices/{index}/uncordon", **described(schema.WorkerChanged, needs="admin")
+)
 async def uncordon_device(request: Request, worker_id: str, index: int) -> Response:
     return await _control_device(request, worker_id, index, cordoned=False)
 
 
-@router.delete("/workers/{worker_id}", **described(schema.WorkerChanged))
+@router.delete("/workers/{worker_id}", **described(schema.WorkerChanged, needs="admin"))
 async def remove(request: Request, worker_id: str, drain: bool = True) -> Response:
     """With `drain` the worker finishes what runs first; without, that is run elsewhere at once."""
     manager = _manager(request)
@@ -141,7 +142,7 @@ async def remove(request: Request, worker_id: str, drain: bool = True) -> Respon
         [Departure(worker_id, int(row["epoch"]), f"worker {worker_id} was removed")]
     )
     manager.sessions.to(worker_id, row.get("api", ""), session.Goodbye("removed", fenced=True, retry=False))
-    await manager.store.workers.control(worker_id, {}, forget=True)
+    await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
     return json_response(schema.WorkerChanged(worker_id=worker_id, status="removed"))
 
 
@@ -153,7 +154,7 @@ async def _control(
     command: session.Message | None = None,
 ) -> Response:
     manager = _manager(request)
-    known = await manager.store.workers.control(worker_id, fields)
+    known = await manager.store.workers.control(worker_id, fields, status=status)
     if not known.state:
         raise _nobody(worker_id)
     if command is not None:

@@ -1,0 +1,58 @@
+"""Keys in the store, by their hashes alone. Few, and read whole: a process asks for them only when their
+version has changed.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from gpu_orchestrator.adapters.store.link import Link
+from gpu_orchestrator.adapters.store.scripts import Script
+from gpu_orchestrator.adapters.store.values import Item
+
+
+class KeyRow(Item, frozen=True):
+    """`digest` is SHA-256 in hex, `scopes` are separated by commas, `by` is the key that made it, `limits`
+    are JSON. A time of 0 is never."""
+
+    id: str
+    digest: str
+    name: str
+    owner: str
+    scopes: str
+    created_ms: int = 0
+    expires_ms: int = 0
+    revoked_ms: int = 0
+    used_ms: int = 0
+    by: str = ""
+    limits: str = ""
+
+
+class KeyPage(Item, frozen=True):
+    """`rows` is None where they are as they were."""
+
+    version: int
+    rows: tuple[KeyRow, ...] | None
+
+
+_KEYS = Script[tuple[int, tuple[KeyRow, ...] | bool]]("keys", tuple[int, tuple[KeyRow, ...] | bool])
+_SAVE = Script[Literal["saved", "full"]]("key_save", Literal["saved", "full"])
+_REVOKE = Script[bool]("key_revoke", bool)
+
+
+class StoredKeys:
+    """No more than `most`; those that are over are kept for `keep_ms`, to be looked up."""
+
+    def __init__(self, link: Link, *, keep_ms: int, most: int = 10_000) -> None:
+        self._link, self.keep_ms, self.most = link, keep_ms, most
+
+    async def look(self, known_version: int = -1, used: Sequence[tuple[str, int]] = ()) -> KeyPage:
+        """All keys if there is news. `used` are `(id, ms)` to be written down."""
+        version, rows = await self._link.read(_KEYS, known_version, used)
+        return KeyPage(version, None if isinstance(rows, bool) else rows)
+
+    async def save(self, row: KeyRow) -> Literal["saved", "full"]:
+        return await self._link.read(_SAVE, self.keep_ms, self.most, row)
+
+    async def revoke(self, id_: str) -> bool:
+        """For good; False if nobody knows it."""
+        return await self._link.read(_REVOKE, id_)

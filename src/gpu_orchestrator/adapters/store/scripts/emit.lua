@@ -1,0 +1,5 @@
+-- Tell whoever watches of something that no other script does.
+-- Arguments: name, owner or '', data JSON
+-- Answers nothing
+emit(ARG[1], ARG[2], ARG[3])
+return answer(0, false)

@@ -1,0 +1,85 @@
+"""What each route needs, said beside the route and nowhere else: `described(..., needs="read")` for HTTP,
+`dependencies=needs("worker")` for WebSockets.
+
+The door that this puts before a route lets in or raises; the gate reads what it wrote down. A route without a
+door is a mistake that `check` finds when the application is built.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import FastAPI, params
+from fastapi.routing import iter_route_contexts
+from starlette.requests import HTTPConnection
+
+from gpu_orchestrator.apps.cluster.keys import Scope
+from gpu_orchestrator.apps.cluster.manager import Manager
+
+Needs = Scope | Literal["nothing", "metrics"]
+"""`metrics` is nothing, unless METRICS_AUTH closes it to all who may not `read`."""
+
+
+class Undeclared(Exception):
+    """A route that does not say what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """`audited`: whether a call that is no GET is written into the audit log."""
+
+    needs: Needs
+    audited: bool = True
+
+    async def __call__(self, connection: HTTPConnection) -> None:
+        self.enter(connection)
+
+    def enter(self, connection: HTTPConnection) -> None:
+        """Raises `Unauthorized` or `Forbidden`, else leaves the key in the connection's state."""
+        manager: Manager = connection.app.state.manager
+        connection.state.door = self
+        scope = self._scope(manager)
+        if scope is not None:
+            key = manager.keys.demand(connection.headers.get("authorization", ""), scope)
+            connection.state.key = key
+            manager.tally.take(key, connection.scope.get("method", "WS"), path_of(connection))
+
+    def _scope(self, manager: Manager) -> Scope | None:
+        if self.needs == "nothing":
+            return None
+        if self.needs == "metrics":
+            return "read" if manager.settings.metrics_auth else None
+        return self.needs
+
+
+def path_of(connection: HTTPConnection) -> str:
+    """The path of the route, with the names of its parameters in place of their values."""
+    return str(getattr(connection.scope.get("route"), "path", connection.scope["path"]))
+
+
+def needs(what: Needs, *, audited: bool = True) -> list[Any]:
+    """The `dependencies` of a route."""
+    return [params.Depends(Door(what, audited))]
+
+
+def door_of(dependencies: Sequence[params.Depends]) -> Door | None:
+    return next((each.dependency for each in dependencies if isinstance(each.dependency, Door)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One way in. `method` is WS for a WebSocket."""
+
+    method: str
+    path: str
+    door: Door
+
+
+def openings(app: FastAPI) -> Iterator[Opening]:
+    """Every way into the application; raises `Undeclared` for one without a door."""
+    for route in iter_route_contexts(app.routes):
+        door = door_of(getattr(route, "dependencies", None) or ())
+        if door is None:
+            raise Undeclared(f"{route.path} does not say what it needs; give described(..., needs=...)")
+        for method in sorted(getattr(route, "methods", None) or ["WS"]):
+            yield Opening(method, str(route.path), door)

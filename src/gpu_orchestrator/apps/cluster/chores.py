@@ -1,0 +1,29 @@
+"""What the leader does now and then beside leading: forget what ended long ago, write down how things are."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic
+
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.apps.cluster import history
+from gpu_orchestrator.apps.cluster.translate import Seen
+
+TRIM_EVERY_S = 60.0
+RECORD_EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class Chores:
+    store: Store
+    _trim_at: float = 0.0
+    _record_at: float = 0.0
+
+    async def do(self, workers: Iterable[Seen]) -> None:
+        """Those that are due."""
+        now = monotonic()
+        if now >= self._trim_at:
+            self._trim_at = now + TRIM_EVERY_S
+            await self.store.tasks.trim()
+        if now >= self._record_at:
+            self._record_at = now + RECORD_EVERY_S
+            await self.store.history.record(history.measure(workers))

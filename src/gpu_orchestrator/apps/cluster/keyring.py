@@ -1,0 +1,55 @@
+"""Keeps this process's copy of the keys fresh: at once when another process says that they changed, and by
+looking at their version twice a second, should word of it be lost. So a revoked key ends within a second
+everywhere, and no request waits for the store to know who asks.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.apps.cluster.keys import Keys, stored
+
+LOOK_S = 0.5
+WRITE_USED_S = 10.0
+
+
+class Keyring:
+    """`changed` is called after every look, for connections whose key may be over."""
+
+    def __init__(self, store: Store, keys: Keys, changed: Callable[[], None]) -> None:
+        self._store, self._keys, self._changed = store, keys, changed
+        self._version = -1
+        self._wake = asyncio.Event()
+        self._write_at = 0.0
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def refresh(self) -> None:
+        page = await self._store.keys.look(self._version)
+        if page.rows is not None:
+            self._keys.replace(stored(row) for row in page.rows)
+            self._version = page.version
+        self._changed()
+
+    async def run(self) -> None:
+        """For ever."""
+        loop = asyncio.get_running_loop()
+        self._write_at = loop.time() + WRITE_USED_S
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            with contextlib.suppress(StoreError):  # while it is away nothing can be done with a key anyway
+                await self.refresh()
+                if loop.time() >= self._write_at:
+                    await self.write_used()
+                    self._write_at = loop.time() + WRITE_USED_S
+
+    async def write_used(self) -> None:
+        used, self._keys.used = self._keys.used, {}
+        if used:
+            await self._store.keys.look(self._version, list(used.items()))

@@ -1,0 +1,61 @@
+"""Requests on their way into the store: whole or not at all, also when they go in parts."""
+
+import asyncio
+from collections.abc import Sequence
+
+from gpu_orchestrator.adapters.store.values import OWNER_FULL, NewTask, Taken, Unit
+from gpu_orchestrator.apps.cluster.intake import Intake
+
+
+class Counter:
+    """A store that has room for so many."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.calls: list[tuple[list[str], list[Unit]]] = []
+
+    async def __call__(
+        self, tasks: Sequence[NewTask], units: Sequence[Unit], unit_of: Sequence[int]
+    ) -> list[Taken]:
+        self.calls.append(([task.id for task in tasks], list(units)))
+        full = [unit.most_queued > 0 and sum(unit.tasks) > self.room for unit in units]
+        await asyncio.sleep(0)
+        return [
+            Taken("", 0, OWNER_FULL) if full[number - 1] else Taken(task.id, 1, 1)
+            for task, number in zip(tasks, unit_of, strict=True)
+        ]
+
+
+def tasks(owner: str, count: int, level: int = 1) -> list[NewTask]:
+    return [NewTask(f"{owner}{number}", "{}", "{}", tenant=owner, level=level) for number in range(count)]
+
+
+async def test_a_large_request_goes_in_parts_and_is_judged_once() -> None:
+    store = Counter(room=2000)
+    taken = await Intake(store).put(tasks("ann", 1200), Unit("ann", 5000, 9, 7))
+    assert [each.id for each in taken] == [f"ann{number}" for number in range(1200)]
+    (first, (one,)), (second, (two,)), (third, (three,)) = store.calls
+    assert [len(first), len(second), len(third)] == [500, 500, 200]
+    assert one == Unit("ann", 5000, 9, 7, (0, 1200, 0, 0))
+    assert two == Unit("ann", 0, 0, 0, (0, 700, 0, 0)), "what is left needs its room, and no verdict"
+    assert three == Unit("ann", 0, 0, 0, (0, 200, 0, 0))
+
+
+async def test_of_a_refused_request_no_other_part_is_asked_for() -> None:
+    store = Counter(room=1000)
+    taken = await Intake(store).put(tasks("ann", 1200), Unit("ann", 1000, 0, 0))
+    assert {each.fresh for each in taken} == {OWNER_FULL}
+    assert len(taken) == 1200
+    assert len(store.calls) == 1
+
+
+async def test_who_has_one_task_does_not_wait_for_who_has_thousands() -> None:
+    store = Counter(room=10_000)
+    intake = Intake(store)
+    many = asyncio.ensure_future(intake.put(tasks("ann", 3000), Unit("ann", 0, 0, 0)))
+    await asyncio.sleep(0)
+    one = await asyncio.wait_for(intake.put(tasks("bob", 1, level=3), Unit("bob", 0, 0, 0)), 5.0)
+    assert [each.id for each in one] == ["bob0"]
+    assert not many.done()
+    assert "bob0" in store.calls[1][0]
+    assert len(await many) == 3000
