@@ -60,7 +60,7 @@ def test_every_secret_may_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"redis://{KEY}\n")
     names = [each.name for each in fields(Settings) if each.metadata.get("secret")]
-    assert names == ["api_key", "worker_token", "redis_url", "redis_password"]
+    assert names == ["api_key", "worker_token", "redis_url", "redis_password", "callback_secret"]
     chosen = load(**{f"{name.upper()}_FILE": str(secret) for name in names})
     assert {getattr(chosen, name) for name in names} == {f"redis://{KEY}"}
     assert KEY not in repr(chosen)

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -61,6 +62,12 @@ _FLAGS = {
     "no": False,
     "off": False,
 }
+
+
+def _networks(value: str) -> str:
+    for each in value.split(","):
+        ip_network(each.strip())
+    return value
 
 
 def _between(kind: Callable[[str], Any], least: float, most: float) -> Callable[[str], Any]:
@@ -127,8 +134,14 @@ class Settings:
     worker_registration_timeout: float = _number(60, 1, 3600)
     gpu_memory_threshold: float = _number(0.8, 0.05, 1)
     gpu_memory_headroom: int = _whole(256, 0, 1_048_576)
+    gpu_temperature_alert: float = _number(85, 1, 200)
+    gpu_memory_alert: float = _number(0.95, 0.05, 1)
     placement_policy: str = _text("balanced", "the name of a policy")
     max_request_mb: float = _number(8, 0.01, 1024)
+    callback_hosts: str = _text(allowed="host names separated by commas, or *")
+    callback_networks: str = _setting("", "networks such as 10.1.0.0/16, separated by commas", _networks)
+    callback_secret: str = _secret("a secret, best whsec_ and 32 random bytes in base64")
+    callback_secret_file: str = _text(allowed="a file that can be read")
     audit_keep: int = _whole(100_000, 100, 100_000_000)
     rate_limit_per_minute: int = _whole(100, 0, 1_000_000)
     rate_limit_per_hour: int = _whole(1000, 0, 1_000_000_000)
@@ -143,6 +156,10 @@ class Settings:
     events_kept: int = _whole(50_000, 100, 10_000_000)
     max_watchers: int = _whole(1000, 0, 100_000)
     log_level: Literal["INFO", "DEBUG"] = _one_of("INFO", "INFO", "DEBUG")
+    log_format: Literal["json", "text"] = _one_of("json", "json", "text")
+    log_file: str = _text(allowed="a file that can be written")
+    log_file_mb: float = _number(50, 0.001, 100_000)
+    log_files_kept: int = _whole(5, 0, 1000)
 
     @property
     def external_store(self) -> str:

@@ -52,7 +52,8 @@ class Held(Value, frozen=True):
 class Reading(Value, frozen=True):
     """One device now. `used_mib` and `free_mib` are the driver's; `others_mib` is what processes have that no
     runner of this worker started; `held` is what our runners have allocated. `problem` says in words why
-    nothing may be placed here; empty when healthy."""
+    nothing may be placed here; empty when healthy. `ecc_errors` could not be corrected, since the driver was
+    loaded; `xid` is the driver's number of the fault that made the device unusable, 0 for none."""
 
     index: Index
     used_mib: Mib
@@ -62,6 +63,8 @@ class Reading(Value, frozen=True):
     utilization: Number = 0.0
     temperature_c: Number = 0.0
     problem: str = ""
+    ecc_errors: int = 0
+    xid: int = 0
 
 
 class SystemInfo(Value, frozen=True):

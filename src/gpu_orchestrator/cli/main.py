@@ -20,6 +20,8 @@ for name, where in {
     "key": "key:app",
     "audit": "audit:audit",
     "status": "workers:status",
+    "backup": "backup:backup",
+    "restore": "backup:restore",
     "operator": "operator:operator",
     "scheduler": "scheduler:scheduler",
     "doctor": "doctor:doctor",

@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+from gpu_orchestrator.adapters.lull import Lull
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
@@ -12,7 +13,6 @@ from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.agents import Agents
 from gpu_orchestrator.apps.scheduler.claims import Claims
 from gpu_orchestrator.apps.scheduler.leases import Leases
-from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep

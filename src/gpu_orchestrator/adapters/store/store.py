@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from gpu_orchestrator.adapters.store.audit import AuditLog
+from gpu_orchestrator.adapters.store.callbacks import Callbacks
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.events import Events
 from gpu_orchestrator.adapters.store.history import History
@@ -41,6 +42,7 @@ class Store:
             keep_ms=terms.keep_ms,
             most=terms.most_workers,
         )
+        self.callbacks = Callbacks(self.link)
         self.audit = AuditLog(self.link, keep=terms.audit_entries)
         self.shares = Shares(self.link)
         self.events = Events(self.link)

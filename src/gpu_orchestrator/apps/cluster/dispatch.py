@@ -364,6 +364,13 @@ class Dispatcher:
         known.attempt += 1
         self._handle(events.Placed(key))
         self.means.metrics.dispatched(self.means.now() - known.created_s)
+        log.debug(
+            "task_scheduled",
+            task_id=key,
+            worker_id=place.placement.node,
+            estimated_duration=round(self.means.metrics.average_s, 3),
+            correlation_id=answer[1],
+        )
         self.means.deliver(self.workers[place.placement.node], _assign(key, known, spot, answer))
 
 

@@ -120,6 +120,10 @@ class Keys:
         self._known = {key.digest: key for key in self.configured}
         self.revision = 0
 
+    def owners_before(self) -> dict[str, str]:
+        """Who has the keys that tasks of version 1 name: then a key's id was the head of its hash."""
+        return {key.digest.hex()[:12]: key.owner for key in self.configured}
+
     def replace(self, stored: Iterable[Key]) -> None:
         """All that the store has, in place of what it had before."""
         self._known = {key.digest: key for key in (*stored, *self.configured)}

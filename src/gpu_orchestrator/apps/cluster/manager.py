@@ -9,6 +9,7 @@ from time import monotonic
 
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Facts
@@ -20,6 +21,8 @@ from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, U
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.audit import Audit
+from gpu_orchestrator.apps.cluster.callbacks import Caller
+from gpu_orchestrator.apps.cluster.callbacks import Terms as CallbackTerms
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.feed import Feed
@@ -60,7 +63,7 @@ class Manager:
     def __init__(self, ground: Ground) -> None:
         settings, store = ground.settings, ground.store
         self.settings, self.store, self.facts, self.keys = settings, store, ground.facts, ground.keys
-        self.signing = Signing(store.database, ground.seal)
+        self.signing = Signing(store.database, ground.seal, settings.callback_secret)
         self.started = monotonic()
         self.metrics = Metrics()
         self.audit = Audit(store.audit, self.metrics.audit_dropped)
@@ -74,10 +77,13 @@ class Manager:
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
         self.feed = Feed(store.events, settings.max_watchers)
         self.keyring = Keyring(store, self.keys, self._keys_changed)
+        self.allowed = Allowed.of(settings.callback_hosts, settings.callback_networks)
         self.owners = Owners(settings)
         clock = StoreClock()
         self.tally = Tally(store.shares, settings, self.metrics, clock.now)
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
+        terms = CallbackTerms(self.signing.find, self.allowed)
+        self.caller = Caller(store.callbacks, terms, self.metrics, lambda: self.leader.leads)
         self._intake = Intake(self._take)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
@@ -93,10 +99,8 @@ class Manager:
         await self.keyring.refresh()
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
-        self._behind = [
-            loop.create_task(each.run())
-            for each in (self.leader, listener, self.keyring, self.tally, self.audit)
-        ]
+        behind = (self.leader, listener, self.keyring, self.tally, self.audit, self.caller)
+        self._behind = [loop.create_task(each.run()) for each in behind]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""

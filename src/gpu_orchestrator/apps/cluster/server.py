@@ -19,6 +19,7 @@ import uvicorn
 from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store import version
 from gpu_orchestrator.adapters.store.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.embedded import Embedded
 from gpu_orchestrator.adapters.store.store import Store, Terms
@@ -58,6 +59,7 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
         stack.push_async_callback(database.close)
         await wait_until_up(database, STORE_WAIT_S)
         facts = await database.check(insecure=insecure)
+        await version.prepare(database, keys.owners_before())
         store = Store(database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", terms=_terms(settings))
         manager = Manager(Ground(settings, store, facts, keys, Seal.of(settings)))
         await stack.enter_async_context(_serving(manager, listening, context))

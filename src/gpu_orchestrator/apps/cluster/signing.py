@@ -12,20 +12,27 @@ MARK = "whsec_"
 """As https://www.standardwebhooks.com has it; 32 random bytes in base64 follow."""
 
 
+def new_secret() -> str:
+    return MARK + b64encode(token_bytes(32)).decode()
+
+
 class Signing:
-    def __init__(self, database: Database, seal: Seal) -> None:
-        self._database, self._seal = database, seal
+    """`common` signs the callbacks of owners who have none of their own."""
+
+    def __init__(self, database: Database, seal: Seal, common: str = "") -> None:
+        self._database, self._seal, self._common = database, seal, common
 
     async def make(self, owner: str) -> str:
         """A new one; what was there before is forgotten."""
-        secret = MARK + b64encode(token_bytes(32)).decode()
+        secret = new_secret()
         await self._database.set(_place(owner), self._seal.close(secret, place=_place(owner)).encode())
         return secret
 
     async def find(self, owner: str) -> str:
-        """Empty for an owner who never made one; raises `CannotOpen` if this server has not the key to it."""
+        """The common one for an owner who never made one; raises `CannotOpen` if this server has not the key
+        to it."""
         sealed = await self._database.get(_place(owner))
-        return self._seal.open(sealed.decode(), place=_place(owner)) if sealed else ""
+        return self._seal.open(sealed.decode(), place=_place(owner)) if sealed else self._common
 
     async def forget(self, owner: str) -> bool:
         """Whether there was one."""

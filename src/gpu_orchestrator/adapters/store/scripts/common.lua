@@ -9,9 +9,10 @@
 --   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
 --   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    who has such lists
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
---   h:<ring>     hash    buckets of history, by slot
+--   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by when one is due
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
+--   schema       the version of all this, in `version.py`
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
@@ -93,6 +94,34 @@ local function emit_worker(name, worker, status, why)
     ',"reason":' .. cjson.encode(why or '') .. '}')
 end
 
+-- The alerts {device, kind, 1 if it raises one, value, message} that readings give cause for: each is told once when it
+-- begins to stand and once when it is over. What does not raise an alert keeps up one that stands.
+local function set_alerts(worker, found)
+  local key = P .. 'w:' .. worker
+  local written = redis.call('HGET', key, 'alerts')
+  if #found == 0 and (not written or written == '') then return end
+  local stood, stands = {}, {}
+  for _, alert in ipairs((written and written ~= '') and cjson.decode(written) or {}) do
+    stood[alert.device .. alert.kind] = alert
+  end
+  local function tell_alert(alert, state)
+    emit('gpu_alert', '', cjson.encode({worker_id = worker, device = alert.device, kind = alert.kind, state = state,
+      value = alert.value, message = alert.message}))
+  end
+  for _, each in ipairs(found) do
+    local name = each[1] .. each[2]
+    local before = stood[name]
+    if before or each[3] == 1 then
+      local alert = {device = each[1], kind = each[2], value = each[4], message = each[5], since = NOW}
+      if before then alert.since = before.since else tell_alert(alert, 'raised') end
+      stands[#stands + 1] = alert
+      stood[name] = nil
+    end
+  end
+  for _, alert in pairs(stood) do tell_alert(alert, 'cleared') end
+  redis.call('HSET', key, 'alerts', #stands > 0 and cjson.encode(stands) or '')
+end
+
 local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
@@ -167,8 +196,9 @@ local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
-  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level')
+  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
   if from == 'queued' then waits(row[7], -1) end
+  if string.find(row[8], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, row[1])
   count(to)
   emit_end(id, to, row)

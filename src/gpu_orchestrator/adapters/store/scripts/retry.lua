@@ -10,7 +10,8 @@ for number, id in ipairs(ids) do
   before[number] = state or ''
   if state == 'failed' or state == 'dead' or state == 'cancelled' then
     redis.call('PERSIST', key)
-    redis.call('HDEL', key, 'finished', 'progress')
+    redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries')
+    redis.call('ZREM', P .. 'callbacks', id)
     requeue(id, state, 0, {'tries', '0', 'deaths', '', 'cancel', '0', 'error', '', 'reason', 'retried by hand'})
   end
 end
