@@ -97,10 +97,13 @@ def test_what_is_let_in_while_the_others_are_told_is_told_the_next_time() -> Non
     assert window.wait_s(2.0, 5) > 0, "three of ours and two of theirs, and the one not told yet"
 
 
-def test_a_clock_that_goes_back_frees_nothing() -> None:
+@pytest.mark.parametrize("back_s", [2.0, 100.0, 3600.0])
+def test_a_clock_that_goes_back_frees_nothing_and_keeps_nothing_for_ever(back_s: float) -> None:
     meter = Meter([Rate(1, 60.0)])
-    assert meter.take(1000.0) == 0.0
-    assert meter.take(900.0) > 0.0
+    assert meter.take(10_000.0) == 0.0
+    now = 10_000.0 - back_s
+    assert 0 < meter.take(now) <= 61.0 + min(back_s, 5.0)
+    assert meter.take(now + 61.0 + min(back_s, 5.0)) == 0.0
 
 
 def test_rates_by_route() -> None:

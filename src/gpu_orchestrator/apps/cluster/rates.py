@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpu_orchestrator.api.rates import Rate
 
 SLOTS = 60
+SET_BACK = 5
 
 
 class Window:
@@ -46,7 +47,7 @@ class Window:
     def forget_sent(self, counts: Sequence[int]) -> None:
         """`counts` are slots and counts in turn; what came since is still to be sent."""
         for slot, count in zip(counts[::2], counts[1::2], strict=True):
-            left = self.unsent.pop(slot) - count
+            left = self.unsent.pop(slot, count) - count
             if left:
                 self.unsent[slot] = left
 
@@ -58,8 +59,14 @@ class Window:
         return not self.used(now) and not self.unsent
 
     def _move_on(self, now: float) -> None:
-        """A clock that goes back stays in the present slot."""
-        if (slot := int(now / self.slot_s)) > self._slot:
+        """A clock that goes back a little stays in the present slot; one that was set goes on from where it
+        is now, and nothing is forgotten or kept for longer than a window."""
+        slot = int(now / self.slot_s)
+        if slot < self._slot - SET_BACK:
+            self._counts = {slot: self._total} if self._total else {}
+            self.unsent = {slot: sum(self.unsent.values())} if self.unsent else {}
+            self._slot = slot
+        elif slot > self._slot:
             self._slot = slot
             self._drop_old()
 
