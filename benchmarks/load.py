@@ -49,7 +49,7 @@ async def measure(seconds: int, per_second: int) -> Figures:
 def locust(url: str, key: str, seconds: int, per_second: int) -> list[Any]:
     clients = str(max(per_second // PER_CLIENT, 1))
     many = ["--headless", "--users", clients, "--spawn-rate", clients, "--run-time", f"{seconds}s"]
-    quietly = ["--json", "--loglevel", "WARNING", "--exit-code-on-error", "0"]
+    quietly = ["--json", "--only-summary", "--loglevel", "WARNING", "--exit-code-on-error", "0"]
     done = subprocess.run(
         [str(LOCUST), "-f", "tests/load/test_api_endpoints.py", "--host", url, *many, *quietly],
         cwd=HERE,

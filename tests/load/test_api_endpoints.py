@@ -6,20 +6,24 @@
 """
 
 import os
+import time
 from random import Random
 
 from locust import FastHttpUser, constant_throughput, task  # type: ignore[import-not-found]
 
 from tests.load.mix import Client
 
+PER_SECOND = 4
+
 
 class Caller(FastHttpUser):  # type: ignore[misc]
     """Good answers are 2xx, and 429 or 503 with `Retry-After`: then the server says what it can do."""
 
-    wait_time = constant_throughput(4)
+    wait_time = constant_throughput(PER_SECOND)
 
     def on_start(self) -> None:
         self.knows = Client(Random())
+        time.sleep(self.knows.rng.random() / PER_SECOND)  # or all would ask at the same moments
         self.headers = {"Authorization": f"Bearer {os.environ['LOAD_KEY']}"}
 
     @task  # type: ignore[untyped-decorator]
