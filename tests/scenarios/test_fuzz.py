@@ -179,7 +179,6 @@ def _repeat(asked: st.SearchStrategy[Any], ask: Callable[[Any], None], times: in
     @settings(
         max_examples=times,
         derandomize=fixed,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
