@@ -42,7 +42,7 @@ test: $(VENV)/ready check tools ## What every change must pass, with a coverage 
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered
 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
-	@$(BIN)/python -m pytest --scale=accept --ledger=.accept $(ARGS)
+	@$(BIN)/python -m pytest --scale=accept --timeout=3600 --ledger=.accept $(ARGS)
 
 ##@ Measure it
 .PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram bench-watchers load

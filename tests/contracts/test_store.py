@@ -205,8 +205,9 @@ async def test_a_leader_that_falls_silent_is_followed(new_store: NewStore) -> No
     first, second = new_store("one", terms), new_store("two", terms)
     assert (await first.leadership.strive()).fence == 1
     await second.tasks.submit([task("t")])  # takes more than a millisecond to be on disk
-    while not (leading := await second.leadership.strive()).fence:
-        pass
+    async with asyncio.timeout(10):
+        while not (leading := await second.leadership.strive()).fence:
+            pass
     assert leading.fence == 2
 
 

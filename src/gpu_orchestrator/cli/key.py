@@ -1,4 +1,4 @@
-"""`gpu-orchestrator key create|list|revoke`: who may use a cluster manager."""
+"""`gpu-orchestrator key create|list|revoke|limits`: who may use a cluster manager, and how much."""
 
 import re
 import sys
@@ -80,6 +80,26 @@ def revoke(key_id: str, /, *, json_: AsJson = False) -> None:
 
     answer = ask("DELETE", f"/keys/{key_id}")
     _show(answer, [answer], as_json=json_)
+
+
+@app.command
+def limits(*, json_: AsJson = False) -> None:
+    """Show what your own key may, and what you have of it now."""
+    from gpu_orchestrator.cli.client import ask, show
+
+    answer = ask("GET", "/limits")
+    rows = [
+        {
+            "what": name,
+            "used": f"{each['used']:g}",
+            "most": f"{each['most']}" if each["most"] else "any number",
+        }
+        for name, each in answer.items()
+        if isinstance(each, dict)
+    ]
+    show(answer, as_json=json_, columns={"WHAT": "what", "USED": "used", "MOST": "most"}, rows=rows)
+    if answer["held_back"] and not json_:
+        print(answer["held_back"])
 
 
 def _show(answer: Any, rows: list[dict[str, Any]], *, as_json: bool) -> None:

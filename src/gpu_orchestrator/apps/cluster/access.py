@@ -44,14 +44,14 @@ class Door:
         self.enter(connection)
 
     def enter(self, connection: HTTPConnection) -> None:
-        """Raises `Unauthorized` or `Forbidden`, else leaves the key in the connection's state."""
+        """Raises what the client is told, else leaves the key in the connection's state."""
         manager: Manager = connection.app.state.manager
         connection.state.door = self
         scope = self._scope(manager)
         if scope is not None:
             key = connection.state.key = manager.keys.find(connection.headers.get("authorization", ""))
-            key.demand(scope)
             manager.tally.take(key, connection.scope.get("method", "WS"), path_of(connection))
+            key.demand(scope)
 
     def _scope(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":

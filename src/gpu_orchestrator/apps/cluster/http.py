@@ -25,6 +25,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 LONGEST_CORRELATION = 100
 PREFIX = "/api/v1"
+COME_AGAIN = (429, 503)
+"""Nothing was done. These are counted and not written down, or a flood would wash everything else out of the
+audit log."""
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _encode = msgspec.json.Encoder().encode
 
@@ -45,7 +48,7 @@ async def read(request: Request, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise errors.Unprocessable(f"the body does not fit: {error}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.BadRequest(f"the body is no JSON: {error}") from error
 
 
@@ -96,7 +99,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Correlation-ID"] = scope["state"]["correlation"]
-                if scope["method"] not in LOOKS:
+                if scope["method"] not in LOOKS and status not in COME_AGAIN:
                     await self._write_down(scope, _route(scope, quick), status)
             await send(message)
 

@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.shares import Usage
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, Unit
@@ -158,9 +159,13 @@ class Manager:
 
     async def held_back(self, owner: str) -> str:
         """Why no task of this owner may begin now, or empty."""
+        return self.owners.held_back(owner, (await self.usage(owner)).active)
+
+    async def usage(self, owner: str) -> Usage:
+        """What an owner has now of what it may."""
         usage = await self.store.shares.usage(owner)
         self.owners.used_s = usage.used_s()
-        return self.owners.held_back(owner, usage.active)
+        return usage
 
     def _runs_here(self, name: str) -> bool:
         """Whether its end will be heard of here without asking the store."""

@@ -25,6 +25,8 @@ class KeyRequest(Body, frozen=True):
 
 
 class KeyInfo(Answer, frozen=True):
+    """`limits` are what it says itself; all else is as the settings say, and `configured` keys have none."""
+
     key_id: str
     name: str
     owner: str
@@ -42,6 +44,29 @@ class KeyMade(KeyInfo, frozen=True):
     """`key` is the secret, shown this once: only its hash is kept."""
 
     key: str
+
+
+class Share(Answer, frozen=True):
+    """What may be had of one thing, 0 for any number, and what is taken of it now."""
+
+    most: int
+    used: float
+
+
+class MyLimits(Answer, frozen=True):
+    """`held_back` says why no task of this owner begins now, if so. GPU seconds are those of today (UTC), of
+    what has ended; the day ends in `day_left_seconds`."""
+
+    key_id: str
+    owner: str
+    requests_per_minute: Share
+    requests_per_hour: Share
+    queued_tasks: Share
+    running_tasks: Share
+    gpu_seconds_per_day: Share
+    weight: float
+    day_left_seconds: float
+    held_back: str
 
 
 class KeyPage(Answer, frozen=True):

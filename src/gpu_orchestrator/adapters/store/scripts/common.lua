@@ -33,13 +33,6 @@ local function waits(level, by)
   if level then LEVELS[level] = (LEVELS[level] or 0) + by end
 end
 
--- An attempt ended that held so many thousandths of a GPU since it was assigned.
-local function used(owner, milli, assigned)
-  if owner and milli and milli ~= '0' then
-    USED[owner] = (USED[owner] or 0) + math.floor((NOW - tonumber(assigned)) * tonumber(milli) / 1000)
-  end
-end
-
 local function write_counts()
   for level, by in pairs(LEVELS) do
     if by ~= 0 then redis.call('HINCRBY', P .. 'levels', level, by) end
@@ -177,8 +170,13 @@ local function holds(task, attempt, worker, epoch)
     and task[4] == text(epoch)
 end
 
-local function release(id, worker)
+-- The attempt has ended: what it held is free, and has counted for its owner since it was given.
+local function release(id, worker, attempt)
   redis.call('SREM', P .. 'on:' .. worker, id)
+  local row = redis.call('HMGET', P .. 't:' .. id, 'tenant', 'milli', 'assigned')
+  local ms = math.floor((NOW - tonumber(row[3] or NOW)) * tonumber(row[2] or 0) / 1000)
+  if row[1] and ms > 0 then USED[row[1]] = (USED[row[1]] or 0) + ms end
+  tell({'Ended', id, worker, attempt, ms})
 end
 
 local ENDS = {completed = 'task_completed', failed = 'task_failed', dead = 'task_failed', cancelled = 'task_cancelled'}
@@ -198,11 +196,9 @@ local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
-  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'milli',
-    'assigned', 'spec')
+  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
   if from == 'queued' then waits(row[7], -1) end
-  if active(from) then used(row[2], row[8], row[9]) end
-  if string.find(row[10], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
+  if string.find(row[8], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, row[1])
   count(to)
   emit_end(id, to, row)
@@ -211,13 +207,11 @@ end
 -- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level', 'milli',
-    'assigned')
+  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level')
   local after = delay_ms > 0 and NOW + delay_ms or 0
   redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
   move(id, from, 'queued', row[3])
   waits(row[7], 1)
-  if active(from) then used(row[5], row[8], row[9]) end
   count('requeued')
   emit_task('task_requeued', id, row[5], row[6], row[2],
     ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
@@ -234,8 +228,7 @@ local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local key = P .. 't:' .. id
   local row = redis.call('HMGET', key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel')
   local state, tries = row[1], tonumber(row[3])
-  release(id, worker)
-  tell({'Ended', id, worker, tonumber(row[2])})
+  release(id, worker, tonumber(row[2]))
   if row[6] == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
   if state == 'assigned' then return requeue(id, state, 0, {'reason', evidence}) end
   local deaths = (row[5] and row[5] ~= '') and cjson.decode(row[5]) or {}

@@ -51,6 +51,28 @@ async def page(
     return json_response(schema.KeyPage(keys=shown, total=len(found), limit=limit, offset=offset))
 
 
+@router.get("/limits", **described(schema.MyLimits, needs="read"))
+async def my_limits(request: Request) -> Response:
+    """What the key that asks may, and what it and its owner have of it now."""
+    manager, key = _manager(request), request.state.key
+    may, usage = manager.owners.of_key(key), await manager.usage(key.owner)
+    minute, hour = manager.tally.used(key)
+    share = schema.Share
+    answer = schema.MyLimits(
+        key_id=key.id,
+        owner=key.owner,
+        requests_per_minute=share(most=may.per_minute, used=minute),
+        requests_per_hour=share(most=may.per_hour, used=hour),
+        queued_tasks=share(most=may.queued, used=usage.queued),
+        running_tasks=share(most=may.running, used=usage.active),
+        gpu_seconds_per_day=share(most=may.gpu_seconds, used=usage.used_s().get(key.owner, 0.0)),
+        weight=may.weight,
+        day_left_seconds=usage.day_left_ms / 1000,
+        held_back=manager.owners.held_back(key.owner, usage.active),
+    )
+    return json_response(answer)
+
+
 @router.delete("/keys/{key_id}", **described(schema.KeyInfo, needs="admin"))
 async def revoke(request: Request, key_id: str) -> Response:
     """Revoke a key for good: every process refuses it within a second, and its connections are closed."""
