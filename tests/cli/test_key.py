@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.store.resp import Client
 from tests.adapters.test_tls import Files
 from tests.apps.worker.workers import compiled
@@ -122,6 +124,7 @@ def test_a_run_with_tls_shows_no_secret_anywhere(up: Up) -> None:
     assert joined.returncode == 1
     assert "revoked" in by_worker
 
+    signing = asyncio.run(callback_secret(up, made["key"]))
     actions = [(each["action"], each["object"]) for each in up.json("audit", "--limit", "100")["entries"]]
     assert ("DELETE /keys/{key_id}", worker["key_id"]) in actions
     assert ("WS /workers/{name}/session", "box") in actions
@@ -135,9 +138,9 @@ def test_a_run_with_tls_shows_no_secret_anywhere(up: Up) -> None:
     }
     assert any("appendonly" in name for name in files), "what is on disk was looked at"
     own_token = (up.data / "worker-token").read_text()
-    hidden = [up.api_key, made["key"], worker["key"], wrong, own_token, (up.data / "secrets-key").read_text()]
-    for secret in hidden:
-        bare = secret.strip().removeprefix("gpo_")
+    sealing = (up.data / "secrets-key").read_text()
+    for secret in (up.api_key, made["key"], worker["key"], wrong, own_token, signing, sealing):
+        bare = secret.strip().removeprefix("gpo_").removeprefix("whsec_")
         for where, text in {
             "its output": by_server,
             "the worker's": by_worker,
@@ -147,6 +150,16 @@ def test_a_run_with_tls_shows_no_secret_anywhere(up: Up) -> None:
             assert bare not in text, where
     for name in KEEPERS:
         assert (up.data / name).stat().st_mode & 0o077 == 0
+
+
+async def callback_secret(up: Up, key: str) -> str:
+    headers, trust = {"Authorization": f"Bearer {key}"}, tls.client(up.files.ca)
+    async with (
+        aiohttp.ClientSession(up.url, headers=headers) as http,
+        http.post("/callbacks/secret", ssl=trust) as answer,
+    ):
+        assert answer.status == 201
+        return str((await answer.json())["secret"])
 
 
 async def everything(socket: Path) -> str:
@@ -172,24 +185,8 @@ async def everything(socket: Path) -> str:
 
 def test_a_certificate_for_another_address_is_said_at_once(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    line = only_line(
-        start(
-            tmp_path,
-            *(
-                "up",
-                "--simulate",
-                "1",
-                "--port",
-                "0",
-                "--host",
-                "127.0.0.2",
-                "--data",
-                str(tmp_path / "data"),
-            ),
-            SSL_CERT_PATH=files.cert,
-            SSL_KEY_PATH=files.key,
-        )
-    )
+    words = f"up --simulate 1 --port 0 --host 127.0.0.2 --data {tmp_path / 'data'}".split()
+    line = only_line(start(tmp_path, *words, SSL_CERT_PATH=files.cert, SSL_KEY_PATH=files.key))
     assert f"SSL_CERT_PATH={files.cert} does not serve for 127.0.0.2" in line
     assert "set API_HOST to a name or address of this machine that the certificate is for" in line
 
