@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 import shutil
 import signal
 import subprocess
@@ -119,7 +120,7 @@ async def test_what_is_not_whole_is_refused_before_anything_is_changed(tmp_path:
     }
     for name, content in bad.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(backup.BadBackup):
+        with pytest.raises(backup.BadBackup, match=re.escape(str(tmp_path / name))):
             backup.check(tmp_path / name)
     said = await asyncio.to_thread(call, "restore", str(tmp_path / "cut"), "--data", str(tmp_path / "new"))
     assert (said.returncode, len(said.stderr.strip().splitlines())) == (1, 1)

@@ -25,7 +25,7 @@ class LogFile:
         self._file = path.open("a")
 
     def write(self, line: str) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # ValueError: it was closed
             if self._file.tell() + len(line) > self._most:
                 self._rotate()
             self._file.write(line + "\n")

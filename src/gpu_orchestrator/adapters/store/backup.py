@@ -9,6 +9,7 @@ an end, without which it is not whole.
 
 import gzip
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +148,10 @@ def _records(path: Path) -> Iterator[tuple[Header, Kept | None]]:
             while isinstance(kept := msgspec.msgpack.decode(_read(file), type=Kept | int), Kept):
                 count += 1
                 yield header, kept
-            if kept != count:
+            if kept != count or file.read(1):  # at the end of the file its checksum is compared
                 raise BadBackup(f"{path} is not whole: it has {count} keys of {kept}")
             yield header, None
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
         raise BadBackup(f"{path} cannot be read as a backup: {error}") from error
 
 

@@ -9,9 +9,13 @@ for _, key in ipairs(found[2]) do
   local id = string.match(name, '^t:(.*)$')
   local before, rest = string.match(name, '^idem:([^:]*):(.*)$')
   if id then
-    local row = redis.call('HMGET', key, 'state', 'created', 'tenant')
+    local row = redis.call('HMGET', key, 'state', 'created', 'tenant', 'spec')
     local owner = owners[row[3]] or row[3]
-    if owner ~= row[3] then redis.call('HSET', key, 'tenant', owner) end
+    if owner ~= row[3] then
+      -- In the spec too: a repeated submission is compared with it.
+      local spec = string.gsub(row[4], '"tenant":"' .. row[3] .. '"', function() return '"tenant":"' .. owner .. '"' end)
+      redis.call('HSET', key, 'tenant', owner, 'spec', spec)
+    end
     list(id, row[1], row[2], owner)
     tasks = tasks + 1
   elseif before and owners[before] then
