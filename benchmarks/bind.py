@@ -95,8 +95,10 @@ class Log:
 
 
 class Bench:
-    def __init__(self, cluster: Cluster, folder: Path, pods: int) -> None:
-        self._cluster, self._folder, self._pods = cluster, folder, pods
+    """`profiles`: a folder for what cProfile sees of our scheduler; the figures are then of no use."""
+
+    def __init__(self, cluster: Cluster, folder: Path, pods: int, profiles: Path | None) -> None:
+        self._cluster, self._folder, self._pods, self._profiles = cluster, folder, pods, profiles
         self._token = cluster.service_account_kubeconfig(SYSTEM, "gpu-scheduler", valid_s=7200)
 
     def measure(self, who: str) -> Result:
@@ -130,7 +132,8 @@ class Bench:
         }
         file = self._folder / f"{who}.json"
         file.write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "gpu_orchestrator", "scheduler", f"--config={file}"]
+        profiler = ["-m", "cProfile", "-o", str(self._profiles / f"{who}.prof")] if self._profiles else []
+        command = [sys.executable, *profiler, "-m", "gpu_orchestrator", "scheduler", f"--config={file}"]
         return Process("ours", command, self._folder, {})
 
     def _cpu(self, process: Process) -> dict[str, float]:
@@ -160,26 +163,20 @@ class Bench:
         self._cluster.api.create_all(PODS, [_pod(who, number) for number in range(self._pods)])
 
     def _clean(self, who: str) -> None:
-        api = self._cluster.api
-        names = [{"path": f"{PODS}/p{number}"} for number in range(self._pods)]
-        api.in_parallel(lambda each: api.request("DELETE", each["path"], {"gracePeriodSeconds": 0}), names)
-        leases = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
-        held = api.request("GET", leases)["items"]
-        paths = [{"path": f"{leases}/{each['metadata']['name']}"} for each in held]
-        api.in_parallel(lambda each: api.request("DELETE", each["path"]), paths)
+        """Nobody waits for it, so the server may delete whole collections at its ease."""
+        api, claims = self._cluster.api, CLAIMS.format("bench")
+        api.request("DELETE", PODS, {"gracePeriodSeconds": 0})
+        api.request("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases")
         if who == "claims":
-            self._clean_claims()
-
-    def _clean_claims(self) -> None:
-        api, home = self._cluster.api, CLAIMS.format("bench")
-        paths = [{"path": f"{home}/c{number}"} for number in range(self._pods)]
-
-        def remove(each: Json) -> Json:
             free = {"metadata": {"finalizers": None}}
-            api.request("PATCH", each["path"], free, content_type="application/merge-patch+json")
-            return api.request("DELETE", each["path"])
-
-        api.in_parallel(remove, paths)
+            named = [{"path": f"{claims}/c{number}"} for number in range(self._pods)]
+            api.in_parallel(
+                lambda each: api.request(
+                    "PATCH", each["path"], free, content_type="application/merge-patch+json"
+                ),
+                named,
+            )
+            api.request("DELETE", claims)
 
 
 def _pod(who: str, number: int) -> Json:
@@ -207,14 +204,16 @@ def _result(who: str, log: Log, cpu: dict[str, float], rss_mb: float) -> Result:
     )
 
 
-def run(nodes: int, pods: int, rounds: int, who: tuple[str, ...]) -> list[list[Result]]:
+def run(
+    nodes: int, pods: int, rounds: int, who: tuple[str, ...], profiles: Path | None
+) -> list[list[Result]]:
     parts = ("kube-controller-manager", KUBE)
     with Cluster.start(parts=parts, node_lifecycle=False) as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.parts[KUBE].stop()
         stages.install(cluster)
         _prepare(cluster)
         cluster.gpu_nodes(nodes, static=True)
-        bench = Bench(cluster, Path(folder), pods)
+        bench = Bench(cluster, Path(folder), pods, profiles)
         return [list(_round(bench, who, number)) for number in range(rounds)]
 
 
@@ -294,8 +293,12 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--who", default=",".join((KUBE, *OURS)), help="contenders, by comma")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FOLDER", help="write what cProfile sees of our process there"
+    )
     args = parser.parse_args()
-    results = run(args.nodes, args.pods, args.rounds, tuple(args.who.split(",")))
+    profiles = args.profile.resolve() if args.profile else None
+    results = run(args.nodes, args.pods, args.rounds, tuple(args.who.split(",")), profiles)
     table(results)
     load = Path("/proc/loadavg").read_text().split()[0]
     print(json.dumps({"nodes": args.nodes, "pods": args.pods, "load": float(load), **summary(results)}))

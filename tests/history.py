@@ -1,5 +1,6 @@
 """Everything that happened to some kinds of objects, as the API server told it: one watch per kind, read by a
-thread of its own from before the run, put in order by revision afterwards."""
+thread of its own from before the run, put in order by revision afterwards. It is closed when the watches have
+told all that a list knows, so nothing is missing however busy the machine is."""
 
 import contextlib
 import http.client
@@ -24,6 +25,8 @@ PATHS = {
     "pods": "/api/v1/pods",
 }
 
+HEARD_WITHIN_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -47,7 +50,7 @@ class History:
         self._tls.load_cert_chain(pair.cert, pair.key)
         self._socks: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._stopped = False
+        self._stopped = threading.Event()
         self.start: dict[str, list[Json]] = {}
 
     def __enter__(self) -> Self:
@@ -73,19 +76,40 @@ class History:
 
     def close(self) -> None:
         """Hear all that has been written until now, then stop listening."""
-        if self._stopped:
+        if self._stopped.is_set():
             return
-        time.sleep(0.5)
-        self._stopped = True
+        try:
+            for kind, path in self._paths():
+                self._hear_all(kind, self._cluster.api.request("GET", path))
+        finally:
+            self._stop()
+
+    def _hear_all(self, kind: str, listed: Json) -> None:
+        """Until the watch has told everything that the list knows."""
+        seen = {each["metadata"]["uid"]: Change(0, 0.0, kind, False, each) for each in self.start[kind]}
+        deadline, heard, lines = time.monotonic() + HEARD_WITHIN_S, 0, self._lines[kind]
+        while True:
+            new, heard = lines[heard:], len(lines)
+            for line in new:
+                change = _change(kind, *line)
+                seen[change.object["metadata"]["uid"]] = change
+            if not (missing := _missing(listed, seen)):
+                return
+            assert time.monotonic() < deadline, f"the watch of {kind} lags behind: {missing[:5]}"
+            time.sleep(0.05)
+
+    def _stop(self) -> None:
+        self._stopped.set()
         for sock in self._socks:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, which a plain close does not
         for thread in self._threads:
-            thread.join()
+            thread.join(HEARD_WITHIN_S)
+            assert not thread.is_alive(), "a watch could not be ended"
 
     def _read(self, kind: str, path: str, version: str) -> None:
         lines = self._lines[kind]
-        while not self._stopped:
+        while not self._stopped.is_set():
             connection = http.client.HTTPSConnection(
                 urlsplit(self._cluster.url).netloc, context=self._tls, timeout=2
             )
@@ -93,6 +117,10 @@ class History:
                 connection.connect()
                 sock = connection.sock
                 self._socks.append(sock)
+                if (
+                    self._stopped.is_set()
+                ):  # set before the sockets are shut: ours may have come too late for that
+                    return
                 query = f"{path}?watch=true&resourceVersion={version}&timeoutSeconds=3600"
                 connection.request("GET", query)
                 answer = connection.getresponse()
@@ -107,8 +135,7 @@ class History:
                 connection.close()
             if lines:
                 version = json.loads(lines[-1][1])["object"]["metadata"]["resourceVersion"]
-            if not self._stopped:
-                time.sleep(0.2)
+            self._stopped.wait(0.2)
 
     @property
     def changes(self) -> list[Change]:
@@ -117,8 +144,32 @@ class History:
     def _all(self) -> Iterator[Change]:
         for kind, lines in self._lines.items():
             for at, line in lines:
-                told = json.loads(line)
-                assert told["type"] != "ERROR", told
-                found = told["object"]
-                revision = int(found["metadata"]["resourceVersion"])
-                yield Change(revision, at, kind, told["type"] == "DELETED", found)
+                yield _change(kind, at, line)
+
+
+def _change(kind: str, at: float, line: bytes) -> Change:
+    told = json.loads(line)
+    assert told["type"] != "ERROR", told
+    found = told["object"]
+    revision = int(found["metadata"]["resourceVersion"])
+    return Change(revision, at, kind, told["type"] == "DELETED", found)
+
+
+def _missing(listed: Json, seen: dict[str, Change]) -> list[str]:
+    """What a list knows and the watch has not told yet: objects, versions and deletions."""
+    now, there = int(listed["metadata"]["resourceVersion"]), set()
+    missing = []
+    for each in listed["items"]:
+        uid, version = each["metadata"]["uid"], int(each["metadata"]["resourceVersion"])
+        there.add(uid)
+        if uid not in seen or _version(seen[uid]) < version:
+            missing.append(each["metadata"]["name"])
+    return missing + [
+        f"{change.object['metadata']['name']} gone"
+        for uid, change in seen.items()
+        if uid not in there and not change.gone and _version(change) <= now
+    ]
+
+
+def _version(change: Change) -> int:
+    return int(change.object["metadata"]["resourceVersion"])

@@ -23,6 +23,7 @@ T = TypeVar("T")
 SYSTEM = names.NAMESPACE
 CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def pod(name: str, **spec: Any) -> Json:
@@ -44,6 +45,11 @@ def claim(name: str, count: int = 1, *, topology: Json | None = None, **devices:
     if topology:
         spec["topology"] = topology
     return {"apiVersion": "gpu.scheduling/v1", "kind": "GpuClaim", "metadata": {"name": name}, "spec": spec}
+
+
+def example(name: str) -> list[Json]:
+    """The objects of one of the shipped examples."""
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
 def install(cluster: Cluster) -> None:
@@ -214,7 +220,7 @@ class Stage:
         found = self.cluster.api.request("GET", f"{path}?fieldSelector=regarding.name={about}")["items"]
         return [f"{each['reason']}: {each.get('note', '')}" for each in found]
 
-    def wait_event(self, about: str, text: str, within_s: float = 15.0) -> str:
+    def wait_event(self, about: str, text: str, within_s: float = 30.0) -> str:
         def found() -> str | None:
             return next((note for note in self.events(about) if text in note), None)
 

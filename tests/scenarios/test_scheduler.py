@@ -1,10 +1,8 @@
 """The gpu-scheduler on a real control plane: claims, devices, refusals and releases, one scenario each."""
 
 import time
+from contextlib import closing
 from pathlib import Path
-
-import pytest
-import yaml
 
 from controlplane.api import Json
 from controlplane.cluster import Cluster
@@ -12,23 +10,23 @@ from tests import invariants
 from tests.history import History
 from tests.scale import Scale
 from tests.scenarios import stage as stages
-from tests.scenarios.stage import Stage, claim, devices, holders, pod, until
+from tests.scenarios.stage import Stage, claim, example, holders, pod, until
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 LINKED = {"mode": "Required", "minBandwidthGBps": 600}
 ISLANDS = [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def example(name: str) -> list[Json]:
-    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
 def test_a_claim_and_a_pod(cluster: Cluster, tmp_path: Path, namespace: str, scale: Scale) -> None:
     """The guide's first example with default settings, but for how long a released device rests."""
     stages.install(cluster)
-    stage = Stage(cluster, namespace, tmp_path)
+    with closing(Stage(cluster, namespace, tmp_path)) as stage:
+        live_the_first_example(stage, release_s=scale(test=3.0, accept=30.0))
+
+
+def live_the_first_example(stage: Stage, *, release_s: float) -> None:
+    cluster, namespace = stage.cluster, stage.namespace
     node = stage.gpu_nodes(1, gpus=2)[0]
-    process = stage.scheduler("--leader-elect=true", "--v=1", releaseSeconds=scale(test=3.0, accept=30.0))
+    process = stage.scheduler("--leader-elect=true", "--v=1", releaseSeconds=release_s)
     assert '"plugin": "GpuClaimPlugin"' in process.log.read_text()
     stage.create(*example("claimed-pod.yaml"))
     assert stage.wait_bound("test-pod") == {"test-pod": f"{node}:0"}
@@ -39,17 +37,22 @@ def test_a_claim_and_a_pod(cluster: Cluster, tmp_path: Path, namespace: str, sca
     )
     assert stage.claim("test-claim")["metadata"]["finalizers"] == ["gpu.scheduling/in-use"]
     stage.wait_event("test-pod", f"Scheduled: bound to {node}, devices 0")
-    assert f"gpu-{node}-0" in cluster.kubectl("get", "leases", "-n", "gpu-orchestrator-system")
+    assert devices_shown(cluster, node) == [f"gpu-{node}-0"]
 
     deleted_at = time.monotonic()
     stage.delete("test-pod")
-    until(lambda: f"gpu-{node}-0" not in stage.leases(), "the lease is gone", 35)
+    until(lambda: not devices_shown(cluster, node), "the lease is gone", 35)
     until(lambda: stage.claim("test-claim")["status"]["phase"] == "Released", "the claim is Released", 5)
     assert time.monotonic() - deleted_at < 35
     until(lambda: "finalizers" not in stage.claim("test-claim")["metadata"], "the claim is let go")
     stage.create(pod("again", claim="test-claim"))
     stage.wait_bound("again")
-    stage.close()
+
+
+def devices_shown(cluster: Cluster, node: str) -> list[str]:
+    """`kubectl get leases -n gpu-orchestrator-system | grep gpu-<node>`, by name."""
+    shown = cluster.kubectl("get", "leases", "-n", "gpu-orchestrator-system").splitlines()
+    return [line.split()[0] for line in shown if line.startswith(f"gpu-{node}-")]
 
 
 def test_an_island_each_and_a_third_that_waits(stage: Stage) -> None:
@@ -135,44 +138,6 @@ def test_shares_add_up_and_stand_beside_no_whole_holder(stage: Stage) -> None:
         stage.wait_bound(left)
     assert node in stage.bound()[left]
     invariants.check(history)
-
-
-def test_reports_win_and_unhealthy_devices_stay_alone(stage: Stage) -> None:
-    """Two healthy of four; UUIDs in the annotations; a released device is free when the agent says so."""
-    node = stage.gpu_nodes(1, gpus=8)[0]
-    found = devices(4)
-    found[0]["health"] = found[2]["health"] = "Unhealthy"
-    stage.report(node, found)
-    stage.scheduler(leaderElect=False)
-    stage.create(pod("two", gpus=2))
-    assert stage.wait_bound("two") == {"two": f"{node}:1,3"}
-    told, uuids = stage.pod("two")["metadata"], f"{found[1]['uuid']},{found[3]['uuid']}"
-    assert told["annotations"]["gpu.scheduling/visible-devices"] == uuids
-    assert told["annotations"]["gpu.scheduling/local-devices"] == uuids
-    for each in found:
-        each["inUseBy"] = [told["uid"]]
-    stage.report(node, found)
-    stage.create(pod("next", gpus=1))
-    stage.wait_event("next", "1 has no wholly free GPU")
-    stage.delete("two", force=True)
-    until(lambda: "two" not in stage.pods(), "the pod is gone")
-    with pytest.raises(AssertionError):
-        stage.wait_bound("next", within_s=3)  # its processes are not
-    for each in found:
-        each["inUseBy"] = []
-    stage.report(node, found)
-    stage.wait_bound("next", within_s=5)
-
-
-def test_selectors_of_pod_and_claim_both_count(stage: Stage) -> None:
-    stage.gpu_nodes(1, prefix=f"{stage.namespace}-a", labels={"zone": "one", "kind": "fast"})
-    right = stage.gpu_nodes(1, prefix=f"{stage.namespace}-b", labels={"zone": "two", "kind": "fast"})[0]
-    stage.gpu_nodes(1, prefix=f"{stage.namespace}-c", labels={"zone": "two", "kind": "slow"})
-    stage.scheduler(leaderElect=False)
-    asked = claim("fast")
-    asked["spec"]["selector"] = {"matchLabels": {"kind": "fast"}}
-    stage.create(asked, pod("p", claim="fast", nodeSelector={"zone": "two"}))
-    assert stage.wait_bound("p")["p"].startswith(right)
 
 
 def test_a_deployment_with_one_template(stage: Stage) -> None:
@@ -268,78 +233,3 @@ def test_what_we_do_not_implement_is_refused_by_name(stage: Stage) -> None:
     for name, (_, said) in UNFIT.items():
         assert said in stage.wait_event(name, "FailedScheduling")
     assert not stage.bound()
-
-
-def test_beside_a_device_plugin(stage: Stage) -> None:
-    """kube-scheduler places ordinary GPU pods; where nobody tells which devices they got, no claim goes."""
-    shared, told, _ = stage.gpu_nodes(3, gpus=2)
-    stage.scheduler(leaderElect=False)
-    ordinary = {"resources": {"limits": {"nvidia.com/gpu": "1"}}, "schedulerName": "default-scheduler"}
-    for node in (shared, told):
-        stage.create(pod(f"on-{node}", nodeSelector={"kubernetes.io/hostname": node}, **ordinary))
-    stage.wait_bound()
-    stage.report(told, devices(2))
-    stage.create(*(pod(f"claimed-{n}", gpus=1) for n in range(3)))
-    until(lambda: len(stage.bound()) == 4, "two claims are bound on the node that nobody else uses")
-    waiting = next(name for name in stage.pods() if name not in stage.bound())
-    stage.wait_event(
-        waiting, "2 have pods of a device plugin and no agent that tells which devices these took"
-    )
-    found = devices(2)
-    found[0]["inUseBy"] = [stage.pod(f"on-{told}")["metadata"]["uid"]]
-    stage.report(told, found)
-    assert stage.wait_bound(waiting, within_s=10) == {waiting: f"{told}:1"}
-
-
-def test_an_agent_whose_sign_of_life_has_the_name_of_a_device(stage: Stage) -> None:
-    """`gpu-agent-x-0-1` is the agent of node x-0-1, and would be the Lease of device 1 on node agent-x-0."""
-    (node,) = stage.gpu_nodes(1, gpus=2, prefix=f"agent-{stage.namespace}")
-    other = f"{node.removeprefix('agent-')}-1"
-    stage.sign_of_life(other)
-    path = f"{stage.leases_path}/gpu-{node}-1"
-    sign = stage.cluster.api.request("GET", path)
-    process = stage.scheduler(leaderElect=False, sweepSeconds=1)
-    stage.create(pod("first", gpus=1))
-    assert stage.wait_bound("first") == {"first": f"{node}:0"}
-    stage.create(pod("second", gpus=1))
-    stage.wait_event("second", "1 has no wholly free GPU")
-    until(lambda: "exists and is no device's" in process.log.read_text(), "the sweep says why")
-    assert stage.cluster.api.request("GET", path) == sign
-    stage.cluster.api.request("DELETE", path)
-    assert stage.wait_bound("second") == {"second": f"{node}:1"}
-
-
-def test_a_volume_that_only_one_node_reaches(stage: Stage) -> None:
-    """Waits until the claim is bound; then goes where the volume is."""
-    nodes = stage.gpu_nodes(3)
-    stage.scheduler(leaderElect=False)
-    mounted = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
-    stage.cluster.kubectl("apply", "-n", stage.namespace, "-f", "-", stdin=volume(stage.namespace, nodes[2]))
-    stage.create(pod("reader", gpus=1, volumes=mounted))
-    assert stage.wait_bound("reader")["reader"].startswith(f"{nodes[2]}:")
-
-
-def volume(name: str, node: str) -> str:
-    """A local volume on a node, and the claim for it, in that order of writing: claim first."""
-    size = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWriteOnce"]}
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-    made: Json = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": name},
-        "spec": {
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": name,
-            "persistentVolumeReclaimPolicy": "Delete",
-            "local": {"path": "/data"},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
-        },
-    }
-    claimed: Json = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data"},
-        "spec": {**size, "storageClassName": name, "volumeName": name},
-    }
-    return yaml.safe_dump_all([claimed, made])

@@ -69,6 +69,15 @@ def test_the_role_is_exactly_what_is_used(shipped: Stage) -> None:
     rights, refused = used(shipped.cluster)
     assert refused == []
     assert rights == granted()
+    assert dispatched(shipped.cluster) > 0
+
+
+def dispatched(cluster: Cluster) -> float:
+    """Requests that the API server served at our own level of priority, not among every tenant's."""
+    told = cluster.kubectl("get", "--raw", "/metrics").splitlines()
+    head = "apiserver_flowcontrol_dispatched_requests_total{"
+    ours = 'flow_schema="gpu-scheduler",priority_level="gpu-scheduler"'
+    return sum(float(line.split()[-1]) for line in told if line.startswith(head) and ours in line)
 
 
 def live_a_full_life(stage: Stage, proxy: Proxy) -> None:

@@ -46,7 +46,7 @@ class Hands:
 class World:
     """A desk with its stores, changed as a watch would change them."""
 
-    def __init__(self, *nodes: Node, **rules: Any) -> None:
+    def __init__(self, *nodes: Node, opened: bool = True, **rules: Any) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [wish.served(each)]})
@@ -58,7 +58,8 @@ class World:
         self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: 0.0)
         for each in nodes:
             self.node(each)
-        self.desk.open()
+        if opened:
+            self.desk.open()
 
     def node(self, seen: Node) -> None:
         for change in self.nodes.put(seen):

@@ -18,6 +18,7 @@ Json = dict[str, Any]
 class LeaseServer:
     def __init__(self, seed: int) -> None:
         self.leases: dict[str, Json] = {}
+        self.forbidden: set[str] = set()
         self._rng, self._version = random.Random(seed), 0
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
@@ -36,6 +37,8 @@ class LeaseServer:
     def _answer(self, method: str, target: str, body: Json) -> Answer:
         name = target.partition("?")[0].rpartition("/leases")[2].strip("/") or body["metadata"]["name"]
         found = self.leases.get(name)
+        if name in self.forbidden:
+            return _no(403, "Forbidden")
         match method:
             case "POST" if found is None:
                 self._version += 1

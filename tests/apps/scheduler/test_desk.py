@@ -181,3 +181,15 @@ def test_a_gated_pod_waits_in_silence() -> None:
     assert (world.hands.jobs, world.hands.refused) == ([], {})
     world.pod(pod("p", gpus=1))
     assert len(world.hands.jobs) == 1
+
+
+def test_what_was_withdrawn_before_the_desk_opened_is_not_asked_for() -> None:
+    """And asking twice before it opens is asking once."""
+    world = World(node("a", 8), opened=False)
+    world.pod(pod("stays", gpus=1))
+    world.pod(pod("leaves", gpus=1))
+    world.pod(pod("stays", gpus=2))
+    world.pod_gone("leaves")
+    assert world.hands.jobs == []
+    world.desk.open()
+    assert [(job.pod.metadata.name, len(job.devices)) for job in world.hands.jobs] == [("stays", 2)]

@@ -116,13 +116,13 @@ class Desk:
         self._held: dict[str, Placement] = {}
         self._clearing: set[str] = set()
         self._serving = Serving()
-        self._later: list[Asked] | None = []
+        self._later: dict[str, Asked] | None = {}
         self._closed = False
 
     def open(self) -> None:
         """All that there was has been told: begin to decide."""
-        later, self._later = self._later or [], None
-        for asked in later:
+        later, self._later = self._later or {}, None
+        for asked in later.values():
             self._ask(asked)
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class Desk:
     def _ask(self, asked: Asked) -> None:
         uid = asked.request.key
         if self._later is not None:
-            self._later.append(asked)
+            self._later[uid] = asked
         elif uid in self.ours:
             try:
                 self._feed(asked)
@@ -289,7 +289,7 @@ class Desk:
     def _withdraw(self, uid: str) -> None:
         self.waiting.pop(uid, None)
         if self._later:
-            self._later = [each for each in self._later if each.request.key != uid]
+            self._later.pop(uid, None)
         self._feed(Gone(uid))
 
     def _refuse(self, uid: str, why: str) -> None:

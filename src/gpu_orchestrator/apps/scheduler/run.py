@@ -5,7 +5,6 @@ import asyncio
 import random
 import signal
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from importlib.metadata import entry_points
 
 import structlog
@@ -113,7 +112,3 @@ class Process:
             work.cancel()
             await asyncio.wait({work})
         await self._recorder.drain()
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)

@@ -1,6 +1,7 @@
 """Knits the parts together for one term of leadership: watches to the desk, its wishes to the hands."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -21,6 +22,7 @@ from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.settings import Settings
 from gpu_orchestrator.apps.scheduler.sweep import Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
+from gpu_orchestrator.apps.scheduler.touch import Touch
 from gpu_orchestrator.apps.scheduler.watches import Watches
 from gpu_orchestrator.apps.scheduler.work import Work, waited_s
 from gpu_orchestrator.core.policy import Rng
@@ -28,6 +30,8 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 
 MAX_DECISIONS = 64
+# Objects made, less those freed, before Python looks for cycles. Nearly all of ours are freed without.
+COLLECT_EVERY = 20_000
 
 log = structlog.get_logger()
 
@@ -51,7 +55,8 @@ class Scheduler:
         uses_leases = settings.lock == "lease"
         leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
-        self._work = Work(client, guard, metrics, lull)
+        self._pods = Touch(client, stores.pods)
+        self._work = Work(client, self._pods, guard, metrics, lull)
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
@@ -75,10 +80,11 @@ class Scheduler:
         )
         claims = Claims(client)
         self._account = Account(claims, self.desk, self._releaser, lull=lull, now=_now)
-        self._teller = Teller(client, recorder, lull, self._waits)
+        self._teller = Teller(self._pods, recorder, lull, self._waits)
         self._work.desk, self._work.releaser, self._work.teller = self.desk, self._releaser, self._teller
         self._work.binder = Binder(
             client,
+            self._pods,
             guard,
             claims,
             keeps_claims=not settings.leader_elect,
@@ -99,6 +105,7 @@ class Scheduler:
     async def work(self) -> None:
         """Take in all that there is, then decide until cancelled."""
         self._listen()
+        _leave_out_of_collections()
         self.desk.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
         async with asyncio.TaskGroup() as group:
@@ -119,6 +126,7 @@ class Scheduler:
         watches.claims.on_change(self.desk.see_claim)
         watches.leases.on_change(self._agents.see_lease)
         watches.leases.on_change(self.desk.leases.see)
+        watches.pods.on_change(self._pods.see_pod)
         watches.pods.on_change(self.desk.see_pod)
         watches.volumes.on_change(self.desk.see_volume)
         watches.volume_claims.on_change(self.desk.see_volume_claim)
@@ -133,6 +141,14 @@ class Scheduler:
     def _waits(self, uid: str) -> tuple[Pod, str] | None:
         why, pod = self.desk.waiting.get(uid), self.desk.ours.get(uid)
         return (pod, why) if pod is not None and why and self.desk.fate(uid) == "waiting" else None
+
+
+def _leave_out_of_collections() -> None:
+    """Nodes and pods that were there before us stay for long; looking through all of them for cycles again
+    and again would hold up every bind for as long as it takes."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY)
 
 
 def _now() -> str:

@@ -10,13 +10,14 @@ pod that waits for a reason no longer true      is told the new one
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
 from gpu_orchestrator.api import deviceleases, translate
 from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
@@ -29,7 +30,10 @@ from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.tell import Teller
 from gpu_orchestrator.core.answer import Placement
 
+T = TypeVar("T")
+
 RETOLD = 100
+BREATH = 100
 
 log = structlog.get_logger()
 
@@ -70,40 +74,42 @@ class Sweep:
             await asyncio.sleep(every_s)
 
     async def once(self) -> None:
+        desk, account = self._parts.desk, self._parts.account
         if self._leases is not None:
-            all_grips = [grip for lease in self._parts.desk.stores.leases for grip in _of_device(lease)]
-            self._forget_gone(all_grips)
-            for grip in all_grips:
-                await self._look_at(grip, self._leases)
-            for pod in list(self._parts.desk.ours.values()):
-                await self._restore(pod, self._leases)
+            await self._look_at_all(self._leases)
+            async for pod in _breathing(desk.ours.values()):
+                await _past_refusals(self._restore(pod, self._leases), key(pod))
             self._tell_obstructed()
-        self._parts.desk.refresh(RETOLD)
-        for claim in list(self._parts.desk.stores.claims):
-            self._parts.account.check(key(claim))
-        for pod in list(self._parts.desk.ours.values()):
-            self._parts.account.check_pod(pod)
+        desk.refresh(RETOLD)
+        async for claim in _breathing(desk.stores.claims):
+            account.check(key(claim))
+        async for pod in _breathing(desk.ours.values()):
+            account.check_pod(pod)
 
-    def _forget_gone(self, seen: list[Grip]) -> None:
-        known = set(seen)
-        self._first_seen = {grip: at for grip, at in self._first_seen.items() if grip in known}
+    async def _look_at_all(self, leases: Leases) -> None:
+        before, self._first_seen = self._first_seen, {}
+        async for lease in _breathing(self._parts.desk.stores.leases):
+            for grip in _of_device(lease):
+                await _past_refusals(self._look_at(grip, leases, before), grip.spot.lease)
 
-    async def _look_at(self, grip: Grip, leases: Leases) -> None:
+    async def _look_at(self, grip: Grip, leases: Leases, before: dict[Grip, float]) -> None:
         desk, uid = self._parts.desk, grip.holder.uid
         match desk.fate(uid):
             case "bound" if not _names(desk, grip):
                 self._parts.metrics.leaked.inc()
                 log.warning("lease of a pod that has its devices elsewhere", lease=grip.spot.lease, uid=uid)
                 await leases.release(grip)
-            case "waiting" if self._is_old(grip):
+            case "waiting" if self._is_old(grip, before):
                 self._parts.metrics.leaked.inc()
                 self._clear(desk.ours[uid])
             case "unknown" if uid not in self._parts.releaser and await self._is_gone(grip):
                 self._parts.metrics.leaked.inc()
                 self._parts.releaser.add(uid, grip.spot.node)
 
-    def _is_old(self, grip: Grip) -> bool:
-        return self._clock() - self._first_seen.setdefault(grip, self._clock()) >= self._wait_s
+    def _is_old(self, grip: Grip, before: dict[Grip, float]) -> bool:
+        """Seen by every sweep for so long. `before` is what the last one saw."""
+        since = self._first_seen[grip] = before.get(grip, self._clock())
+        return self._clock() - since >= self._wait_s
 
     async def _is_gone(self, grip: Grip) -> bool:
         """Our watch may not have shown the pod yet; the server knows. A UID never comes back."""
@@ -155,6 +161,24 @@ class Sweep:
             if desk.devices(Placement("", spot.node, devices=(spot.device,))):
                 self._parts.metrics.conflicts.inc()
                 log.error("device unused", why=obstruction(spot))
+
+
+async def _breathing(all_of: Iterable[T]) -> AsyncIterator[T]:
+    """Each of those that are there now, and turns for others in between: a full cluster has tens of thousands
+    of leases, and no bind shall wait until all of them were looked at."""
+    for number, each in enumerate(list(all_of), 1):
+        yield each
+        if number % BREATH == 0:
+            await asyncio.sleep(0)
+
+
+async def _past_refusals(look: Coroutine[Any, Any, None], at: str) -> None:
+    """What the server refuses for one must not keep the sweep from the others. One that is away or has too
+    much to do ends the sweep."""
+    try:
+        await look
+    except Permanent as error:
+        log.warning("left as it is, the next sweep looks again", at=at, error=str(error))
 
 
 def _of_device(lease: Lease) -> list[Grip]:

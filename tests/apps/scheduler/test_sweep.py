@@ -1,0 +1,117 @@
+"""The sweep over many leases: it lets others have their turns, and clears what nobody has used for long."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.apps.scheduler.account import Account
+from gpu_orchestrator.apps.scheduler.agents import Agents
+from gpu_orchestrator.apps.scheduler.claims import Claims
+from gpu_orchestrator.apps.scheduler.leases import Leases
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.apps.scheduler.release import Releaser
+from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
+from gpu_orchestrator.apps.scheduler.tell import Teller
+from gpu_orchestrator.apps.scheduler.touch import Touch
+from tests.apps.scheduler.desks import World
+from tests.apps.scheduler.lease_server import LeaseServer
+from tests.apps.scheduler.objects import node, pod
+from tests.apps.scheduler.test_desk import lease
+
+pytestmark = pytest.mark.looptime
+
+WAIT_S = 30.0
+
+
+class Swept:
+    """A world with a sweep over it; `cleared` are the pods whose leases were to be taken off."""
+
+    def __init__(self, world: World) -> None:
+        self.server, metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
+        client = Client(self.server)
+        leases = Leases(client, "system", world.leases, metrics=metrics, now=lambda: "now")
+        desk, lull, self.cleared = world.desk, Lull(clock), list[str]()
+        releaser = Releaser(
+            leases,
+            Store(),
+            Agents(clock, lambda: datetime.now(UTC)),
+            leases_of=desk.leases.of,
+            freed=desk.freed,
+            clock=clock,
+            wait_s=WAIT_S,
+        )
+        account = Account(Claims(client), desk, releaser, lull=lull, now=lambda: "now")
+        teller = Teller(Touch(client, world.pods), Recorder(client, "test"), lull, lambda _: None)
+        self.sweep = Sweep(
+            client,
+            leases,
+            Parts(desk, account, releaser, teller, metrics),
+            clear=lambda pod: self.cleared.append(pod.metadata.name),
+            now=lambda: "now",
+            clock=clock,
+            wait_s=WAIT_S,
+        )
+
+
+async def test_others_have_their_turns_while_a_full_cluster_is_swept() -> None:
+    world = World(*(node(f"n{number}", 8) for number in range(BREATH)))
+    for number in range(BREATH):
+        for device in range(8):
+            name = f"p{number}-{device}"
+            world.pod(pod(name, node=f"n{number}", gpus=1, allocated=f"n{number}:{device}"))
+            world.lease(lease(f"n{number}", device, f"uid-{name}"))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    other = asyncio.create_task(count())
+    await Swept(world).sweep.once()
+    other.cancel()
+    assert turns >= 3 * 8 - 1  # leases, pods, pods' claims: a turn for each hundred; one is the counter's own
+
+
+async def test_a_lease_of_a_waiting_pod_is_cleared_when_every_sweep_saw_it_for_long() -> None:
+    world = World(node("a", 1), clears=False)
+    world.lease(lease("a", 0, "uid-p"))
+    world.pod(pod("p", gpus=1))
+    swept = Swept(world)
+    await swept.sweep.once()
+    await asyncio.sleep(WAIT_S - 1)
+    await swept.sweep.once()
+    assert swept.cleared == []
+    await asyncio.sleep(1)
+    await swept.sweep.once()
+    assert swept.cleared == ["p"]
+
+
+async def test_a_lease_written_anew_is_another_one() -> None:
+    """Whoever took it over in between is at work."""
+    world = World(node("a", 1), clears=False)
+    world.lease(lease("a", 0, "uid-p", version=1))
+    world.pod(pod("p", gpus=1))
+    swept = Swept(world)
+    await swept.sweep.once()
+    await asyncio.sleep(WAIT_S)
+    world.lease(lease("a", 0, "uid-p", version=2))
+    await swept.sweep.once()
+    assert swept.cleared == []
+
+
+async def test_what_is_refused_for_one_does_not_keep_the_sweep_from_the_others() -> None:
+    """The API server lets nobody write the first lease; the bound pods of both have lost theirs."""
+    world = World(node("a", 2))
+    for device in range(2):
+        world.pod(pod(f"p{device}", node="a", gpus=1, allocated=f"a:{device}"))
+    swept = Swept(world)
+    swept.server.forbidden.add("gpu-a-0")
+    await swept.sweep.once()
+    assert set(swept.server.leases) == {"gpu-a-1"}
