@@ -221,11 +221,11 @@ class Site:
         items: list[Json] = self.request("GET", f"/api/v1/namespaces/{self.namespace}/pods{query}")["items"]
         return items
 
-    def end(self, model: str) -> None:
-        """The pods of this model end well, now."""
+    def end(self, model: str, phase: str = "Succeeded", **more: str) -> None:
+        """The pods of this model end now, well or as told."""
         for pod in self.pods(f"app={model}"):
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
-            done = {"status": {"phase": "Succeeded"}}
+            done = {"status": {"phase": phase, **more}}
             self.request("PATCH", path, done, content_type="application/merge-patch+json")
 
     def events(self, name: str) -> list[tuple[str, str]]:

@@ -103,6 +103,19 @@ def test_a_failed_job_is_tried_again_and_its_devices_are_given_back(site: Site) 
     eventually(lambda: not leases(site), "the device is free")
 
 
+def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
+    """The kubelet, which these nodes do not have, ends a pod whose time on its node is over."""
+    site.nodes(1, gpus=1)
+    site.create("slow", run_for="1h", claim=PACKED, maxRuntimeSeconds=60)
+    site.until("slow", "Running")
+    (pod,) = site.pods()
+    assert pod["spec"]["activeDeadlineSeconds"] == 60
+    site.end("slow", "Failed", reason="DeadlineExceeded")
+    status = site.until("slow", "Failed")
+    assert "longer than maxRuntimeSeconds (60)" in status["message"]
+    assert status["retryCount"] == 0
+
+
 def test_a_wish_changed_while_it_waits_is_asked_anew(site: Site) -> None:
     (node,) = site.nodes(1, gpus=4)
     nowhere = {"selector": {"matchLabels": {"zone": "none"}}}

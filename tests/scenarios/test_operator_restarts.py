@@ -37,6 +37,7 @@ def test_deleted_while_nobody_looks_it_goes_when_the_operator_returns(
     with operator:
         site.create("left", run_for="1h")
         site.until("left", "Running")
+        eventually(lambda: (site.get("left") or {})["metadata"].get("finalizers"), "it has its finalizer")
     site.delete("left")
     assert site.status("left")["phase"] == "Running"
     with operator:

@@ -293,6 +293,19 @@ def test_a_job_that_makes_no_pod_is_told() -> None:
     assert "makes no pod; see: kubectl describe job" in plan.status.message
 
 
+def test_a_runtime_limit_counts_from_the_pods_start_and_not_while_it_waits() -> None:
+    create = plan_for(Facts(claimed(maxRuntimeSeconds=60))).actions[-1]
+    assert isinstance(create, CreateJob)
+    assert "activeDeadlineSeconds" not in create.manifest["spec"]
+    assert create.manifest["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 60
+    known = asked(maxRuntimeSeconds=60)
+    failed = made(known, conditions={"Failed": "BackoffLimitExceeded"})
+    plan = plan_for(Facts(known, (failed,), ended_on="a", overran=True))
+    assert shown(plan) == ("Failed", "a", JOB, 0)
+    assert plan.status
+    assert "ran longer than maxRuntimeSeconds (60) on a" in plan.status.message
+
+
 def test_suspended_it_holds_nothing_and_loses_no_try() -> None:
     facts = refused(asked())
     waiting = after(facts, plan_for(facts))

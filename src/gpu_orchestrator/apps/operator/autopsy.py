@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
-from gpu_orchestrator.apps.operator.job import Job
+from gpu_orchestrator.apps.operator.job import OVERRAN, Job
 
 JOB_NAME = "batch.kubernetes.io/job-name"
 
@@ -29,6 +29,7 @@ class ContainerStatus(Wire, frozen=True, gc=False):
 
 class EndedStatus(Wire, frozen=True, gc=False):
     phase: str = ""
+    reason: str = ""
     message: str = ""
     init_container_statuses: list[ContainerStatus] = []  # noqa: RUF012 - msgspec copies it
     container_statuses: list[ContainerStatus] = []  # noqa: RUF012
@@ -49,10 +50,12 @@ ENDED_PODS = Resource(EndedPod, "Pod", "pods")
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Empty if the pods are gone, or nobody can be asked: then the Job's own words must do."""
+    """Empty if the pods are gone, or nobody can be asked: then the Job's own words must do. `overran`: the
+    pod was ended because its time was over."""
 
     cause: str = ""
     node: str = ""
+    overran: bool = False
 
 
 async def examine(client: Client, job: Job) -> Findings:
@@ -65,6 +68,7 @@ async def examine(client: Client, job: Job) -> Findings:
     return Findings(
         next((cause for pod in found.items if (cause := cause_of(pod))), ""),
         next((pod.spec.node_name for pod in found.items if pod.spec.node_name), ""),
+        any(pod.status.reason == OVERRAN for pod in found.items),
     )
 
 

@@ -72,7 +72,10 @@ class Eyes:
             return facts
         found = await autopsy.examine(self.client, job)
         facts = self.glance(name)  # anew, for time has passed
-        return replace(facts, trouble=facts.trouble or found.cause, ended_on=found.node) if facts else None
+        if facts is None:
+            return None
+        cause = facts.trouble or found.cause
+        return replace(facts, trouble=cause, ended_on=found.node, overran=found.overran)
 
     def glance(self, name: str) -> Facts | None:
         workload = self._fresh_workloads.get(name)

@@ -30,8 +30,8 @@ by another pass. Raises `UnknownPolicy`."""
 class Facts:
     """What is known of a workload. `jobs` are all of its Jobs, `pods` those of the current one that have not
     ended. `trouble` is what befell the node or the pod of the current Job, in words; `preempted`: that it had
-    to make room; `ended_on`: the node on which its pod ended, where only that pod can tell; `shunned`: nodes
-    that did not take an earlier pod.
+    to make room. Of a pod that ended, `ended_on` is its node, where only it can tell, and `overran`: that its
+    time was over. `shunned` are nodes that did not take an earlier pod.
     `claims_by_default`: workloads that do not say how ask the gpu-scheduler, too."""
 
     workload: GPUWorkload
@@ -40,6 +40,7 @@ class Facts:
     trouble: str = ""
     preempted: bool = False
     ended_on: str = ""
+    overran: bool = False
     shunned: frozenset[str] = frozenset()
     claims_by_default: bool = False
 

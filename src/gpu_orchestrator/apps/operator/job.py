@@ -76,6 +76,7 @@ class Job(Wire, frozen=True, gc=False):
 JOBS = Resource(Job, "Job", "jobs", "batch")
 
 NODE_FIELD = "metadata.name"
+OVERRAN = "DeadlineExceeded"  # why a Job or a pod failed whose time was over
 SELECTOR = f"{names.CONTROLLER}={names.CONTROLLER_NAME}"
 
 
@@ -115,11 +116,12 @@ def digest(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:10]
 
 
-def manifest(workload: GPUWorkload, retry: int, pod_template: Json) -> Json:
-    """The Job around a pod template that is complete."""
+def manifest(workload: GPUWorkload, retry: int, pod_template: Json, limit_s: int | None = None) -> Json:
+    """The Job around a pod template that is complete. `limit_s` counts from the Job's start on, whether its
+    pod runs or waits."""
     spec: dict[str, Any] = {"backoffLimit": 0, "template": pod_template}
-    if workload.spec.max_runtime_seconds is not None:
-        spec["activeDeadlineSeconds"] = workload.spec.max_runtime_seconds
+    if limit_s is not None:
+        spec["activeDeadlineSeconds"] = limit_s
     return {
         "metadata": {
             "name": name_of(workload, retry),

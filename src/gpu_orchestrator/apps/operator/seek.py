@@ -67,7 +67,8 @@ def wishes(facts: Facts, wanted: Template) -> list[Request]:
 
 def _place(workload: GPUWorkload, wanted: Template, given: Given, now: datetime) -> Plan:
     pod = template.fill(workload, wanted, node=given.node, resource=given.resource)
-    manifest = jobs.manifest(workload, workload.status.retry_count, pod)
+    limit_s = workload.spec.max_runtime_seconds
+    manifest = jobs.manifest(workload, workload.status.retry_count, pod, limit_s)
     name = manifest["metadata"]["name"]
     return Plan(
         (CreateJob(manifest),),

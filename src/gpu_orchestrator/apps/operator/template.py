@@ -77,6 +77,9 @@ def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str]) -
     metadata, spec = plain["metadata"], plain["spec"]
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **asks}
     spec["schedulerName"] = names.SCHEDULER
+    if workload.spec.max_runtime_seconds is not None:
+        # Of the pod, where it counts from its start on a node; of the Job, its wait for one would count.
+        spec["activeDeadlineSeconds"] = workload.spec.max_runtime_seconds
     for kind in CONTAINERS:
         if kind in spec:
             spec[kind] = [deviceenv.confined(each) for each in spec[kind]]
