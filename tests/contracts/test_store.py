@@ -391,6 +391,21 @@ async def test_tasks_are_found_by_state_and_worker(store: Store) -> None:
     assert of_worker.ids == ("t2",)
 
 
+async def test_a_page_far_back_is_the_one_that_follows(store: Store) -> None:
+    """Pages far back are found another way than the first ones; together they are all tasks, each once."""
+    for batch in range(10):
+        await store.tasks.submit([task(f"{batch}-{number:03}", tenant="ann") for number in range(350)])
+        await store.tasks.cancel([f"{batch}-{number:03}" for number in range(0, 350, 3)])
+    for owner in ("", "ann"):
+        pages = [await store.tasks.page(owner=owner, offset=at, limit=250) for at in range(0, 3750, 250)]
+        found = [name for page in pages for name in page.ids]
+        assert {page.total for page in pages} == {3500}
+        assert len(found) == len(set(found)) == 3500
+        assert [name[0] for name in found] == [str(9 - at // 350) for at in range(3500)], "newest first"
+        alone = await store.tasks.page(owner=owner, offset=2345, limit=3)
+        assert alone.ids == tuple(found[2345:2348])
+
+
 async def test_an_operator_s_word_stays_with_the_worker(store: Store) -> None:
     epoch = await join(store, "w")
     assert (await store.workers.control("w", {"cordoned": "1"})).state == "online"
