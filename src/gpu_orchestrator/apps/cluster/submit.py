@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from secrets import token_hex
 
+import msgspec
+
 from gpu_orchestrator.adapters.outbound.addresses import Forbidden
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.values import DAY_OVER, OWNER_FULL, NewTask, Taken, Unit
 from gpu_orchestrator.api import task, units
+from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.cluster import errors, schema, shown
@@ -106,6 +109,17 @@ def _priority(given: str | int) -> int:
     return PRIORITIES[given]
 
 
+def _parameters(given: msgspec.Raw) -> str:
+    """They are passed on as they came, so this is the last who looks at them before a worker does."""
+    text = bytes(given)
+    if is_too_deep(text):
+        raise errors.Unprocessable(f"parameters: nested deeper than {DEEPEST}; make them flatter")
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise errors.BadRequest(f"the body is no JSON: parameters: {error}") from error
+
+
 async def _check(manager: Manager, number: int, spec: TaskSpec) -> None:
     wanted = request_of("", spec)
     refusal = await manager.overview.never_fits(wanted.shape, manager.registry.policy_of(wanted))
@@ -133,7 +147,7 @@ def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, 
     return NewTask(
         token_hex(16),
         task.encode(spec),
-        bytes(asked.parameters).decode(),
+        _parameters(asked.parameters),
         retries,
         f"{key.owner}:{asked.idempotency_key}" if asked.idempotency_key else "",
         correlation,
