@@ -119,8 +119,8 @@ async def wait(
 @router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
     """Why a task waits: every worker and every device, and what keeps it from being taken."""
-    manager = _manager(request)
-    row = await manager.row(task_id, _sees(request))
+    manager, owner = _manager(request), _sees(request)
+    row = await manager.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
     wanted = request_of(task_id, task.decode(row["spec"]))
     policy = manager.registry.policy_of(wanted)
@@ -135,7 +135,10 @@ async def explain_task(request: Request, task_id: str) -> Response:
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
-        workers=[explain.worker_verdict(wanted.shape, cluster, worker) for worker in workers.values()],
+        workers=[
+            explain.worker_verdict(wanted.shape, cluster, worker, named=not owner)
+            for worker in workers.values()
+        ],
     )
     return json_response(explanation)
 
