@@ -391,6 +391,14 @@ async def test_tasks_are_found_by_state_and_worker(store: Store) -> None:
     assert of_worker.ids == ("t2",)
 
 
+async def test_parameters_are_given_to_who_asks_for_them(store: Store) -> None:
+    await store.tasks.submit([task("a")])
+    (whole,), (lean,) = await store.tasks.fetch(["a"], parameters=True), await store.tasks.fetch(["a"])
+    assert whole == {**(lean or {}), "params": '{"x": 1}'}
+    assert "params" not in (lean or {})
+    assert await store.tasks.fetch(["b"]) == [None]
+
+
 async def test_a_page_far_back_is_the_one_that_follows(store: Store) -> None:
     """Pages far back are found another way than the first ones; together they are all tasks, each once."""
     for batch in range(10):

@@ -117,9 +117,9 @@ class Tasks:
         found = await self._link.write(_SNAPSHOT, lease_ms)
         return None if isinstance(found, bool) else found
 
-    async def fetch(self, ids: Sequence[str]) -> list[Row | None]:
-        """Rows as they are stored; None for what is not there."""
-        _, rows, _ = await self._link.read(_FETCH, ids, ())
+    async def fetch(self, ids: Sequence[str], *, parameters: bool = False) -> list[Row | None]:
+        """Rows as they are stored, without `parameters` unless they are wanted; None for what is not there."""
+        _, rows, _ = await self._link.read(_FETCH, ids, (), int(parameters))
         return [row_of(row) for row in rows]
 
     async def page(
