@@ -323,7 +323,8 @@ async def test_what_ended_badly_can_be_queued_by_hand(store: Store) -> None:
     for name, kind in (("t", "died"), ("good", "done")):
         await run(store, name, "w", epoch)
         await tell(store, name, "w", epoch, kind)  # type: ignore[arg-type]
-    assert await store.tasks.retry(["t", "good", "unknown"]) == ("dead", "completed", "")
+    retried = await store.tasks.retry(["t", "good", "unknown"])
+    assert [each.state for each in retried] == ["dead", "completed", ""]
     again = await row(store, "t")
     assert (again["state"], again["tries"], again["attempt"], again["deaths"]) == ("queued", "0", "1", "")
 

@@ -229,3 +229,19 @@ async def test_refusals_come_late_but_never_too_many_at_once(monkeypatch: pytest
     await asyncio.sleep(0)
     assert [each.done() for each in lingering] == [False, False, True]
     await asyncio.gather(*lingering)
+
+
+@pytest.mark.real
+async def test_a_queue_cannot_be_overfilled_by_retries(site: Site) -> None:
+    ann = await caller(site, "ann", queued_tasks=1)
+    names = []
+    for _ in range(2):
+        _, taken = await ann.call("POST", "/tasks", ECHO)
+        names.append(taken["task_id"])
+        assert (await ann.call("DELETE", f"/tasks/{names[-1]}"))[0] == 200
+    assert (await ann.call("POST", f"/tasks/{names[0]}/retry"))[0] == 202
+    status, wait_s, message = await ann.refused("POST", f"/tasks/{names[1]}/retry")
+    assert (status, wait_s >= 1) == (503, True)
+    assert message.startswith("no more than 1 tasks of ann may wait")
+    assert (await ann.call("GET", f"/tasks/{names[1]}"))[1]["status"] == "cancelled"
+    assert (await site.call("POST", f"/tasks/{names[1]}/retry"))[0] == 202, "an operator may"

@@ -16,7 +16,7 @@ from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.cluster import errors, schema, shown
 from gpu_orchestrator.apps.cluster.intake import is_refusal
 from gpu_orchestrator.apps.cluster.keys import Key
-from gpu_orchestrator.apps.cluster.limits import Allowance
+from gpu_orchestrator.apps.cluster.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.translate import request_of
 
@@ -36,6 +36,16 @@ async def accept(
     _check_taken(manager, taken, key, may)
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
     return [_accepted(each, wanted, wait_s) for each, wanted in zip(taken, asked, strict=True)]
+
+
+async def accept_again(manager: Manager, name: str, key: Key) -> str:
+    """The state of a task before it was queued anew, if it could be; a retry needs room like any other task.
+    Who retries tasks of everybody is not held to what he may himself."""
+    may = manager.owners.of_key(key)
+    room = _unit(key, may if key.sees else UNLIMITED, manager.settings)
+    (retried,) = await manager.store.tasks.retry([name], owner=key.sees, may=room)
+    _check_taken(manager, [Taken(name, retried.day_left_ms, retried.refused)], key, may)
+    return retried.state
 
 
 def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:

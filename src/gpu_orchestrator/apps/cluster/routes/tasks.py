@@ -11,7 +11,7 @@ from gpu_orchestrator.apps.cluster.http import Endpoint, json_response, read
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
-from gpu_orchestrator.apps.cluster.submit import accept
+from gpu_orchestrator.apps.cluster.submit import accept, accept_again
 from gpu_orchestrator.apps.cluster.translate import request_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.decide import decide
@@ -146,7 +146,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
 @router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, needs="submit", status=202))
 async def retry(request: Request, task_id: str) -> Response:
     """Queue a task anew that ended without a result."""
-    (before,) = await _manager(request).store.tasks.retry([task_id], owner=_sees(request))
+    before = await accept_again(_manager(request), task_id, request.state.key)
     if not before:
         raise errors.NotFound(f"there is no task {task_id}")
     if before not in RETRIED:
