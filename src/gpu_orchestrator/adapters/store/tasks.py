@@ -66,6 +66,7 @@ Given = tuple[tuple[str, ...], ...]
 
 _Flat = tuple[str | int, ...]
 _SUBMIT = Script[tuple[tuple[Taken, ...], Given]]("submit", tuple[tuple[Taken, ...], Given])
+_WISHES = Script[tuple[str, ...]]("wishes", tuple[str, ...])
 _ASSIGN = Script[Given | bool]("assign", Given | bool)
 _NOTE = Script[bool]("note", bool)
 _FINISH = Script[tuple[Settled, ...]]("finish", tuple[Settled, ...])
@@ -91,6 +92,10 @@ class Tasks:
     ) -> tuple[Taken, ...]:
         """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
         return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of))[0]
+
+    async def conflicts(self, wishes: Sequence[NewTask]) -> tuple[str, ...]:
+        """For each the task that has its idempotency key and another content; empty if none has."""
+        return await self._link.read(_WISHES, [(each.idempotency, each.spec, each.params) for each in wishes])
 
     async def submit_and_assign(
         self,

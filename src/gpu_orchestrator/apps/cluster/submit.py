@@ -23,6 +23,8 @@ from gpu_orchestrator.apps.cluster.translate import request_of
 LONGEST_ADVICE_S = 60.0
 """Nobody is told to wait longer for room in a queue: it may come sooner than we think."""
 
+WISHES_AT_ONCE = 500
+
 
 async def accept(
     manager: Manager, asked: Sequence[schema.TaskRequest], key: Key, correlation: str
@@ -31,6 +33,7 @@ async def accept(
     for number, spec in enumerate(specs):
         await _check(manager, number, spec)
     new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
+    await _check_wishes(manager, asked, new)
     may = manager.owners.of_key(key)
     taken = await manager.submit(new, _unit(key, may, manager.settings))
     _check_taken(manager, taken, key, may)
@@ -152,6 +155,36 @@ def _unknown_type(name: str, known: set[str]) -> str:
     return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}"
 
 
+async def _check_wishes(
+    manager: Manager, asked: Sequence[schema.TaskRequest], new: Sequence[NewTask]
+) -> None:
+    """Before the first of many is taken: a batch is taken whole or not. One alone is judged when taken."""
+    wishes = [number for number, each in enumerate(new) if each.idempotency] if len(new) > 1 else []
+    first: dict[str, NewTask] = {}
+    for number in wishes:
+        known = first.setdefault(new[number].idempotency, new[number])
+        if (known.spec, known.params) != (new[number].spec, new[number].params):
+            raise errors.Conflict(
+                f"idempotency_key {asked[number].idempotency_key!r} is given to tasks that ask for "
+                "different things; nothing was taken",
+                task=number,
+            )
+    for start in range(0, len(wishes), WISHES_AT_ONCE):
+        part = wishes[start : start + WISHES_AT_ONCE]
+        others = await manager.store.tasks.conflicts([new[number] for number in part])
+        for number, other in zip(part, others, strict=True):
+            if other:
+                raise _other(asked[number], other, task=number)
+
+
+def _other(asked: schema.TaskRequest, name: str, **details: int) -> errors.Conflict:
+    return errors.Conflict(
+        f"idempotency_key {asked.idempotency_key!r} belongs to task {name}, which asks for something else",
+        task_id=name,
+        **details,
+    )
+
+
 def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str) -> NewTask:
     retries = manager.settings.max_retries if asked.max_retries is None else asked.max_retries
     return NewTask(
@@ -168,11 +201,7 @@ def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, 
 
 def _accepted(taken: Taken, asked: schema.TaskRequest, wait_s: float) -> schema.TaskAccepted:
     if taken.fresh < 0:
-        known = asked.idempotency_key
-        raise errors.Conflict(
-            f"idempotency_key {known!r} belongs to task {taken.id}, which asks for something else",
-            task_id=taken.id,
-        )
+        raise _other(asked, taken.id)
     return schema.TaskAccepted(
         task_id=taken.id,
         status="queued",
