@@ -1,6 +1,7 @@
 """What a key may is what it gets, over HTTP: rates, queues, what runs, and a day of GPU time."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -218,6 +219,18 @@ def test_the_most_generous_key_of_an_owner_counts() -> None:
     )
     owners.follow(keys)
     assert owners.most("ann") == 0, "keys that cannot submit lift no limit"
+
+
+def test_a_key_that_expires_takes_what_it_gave_along() -> None:
+    now_ms = 1000
+    keys = Keys([], now_ms=lambda: now_ms)
+    keys.replace([key("ann", running_tasks=2), replace(key("ann", running_tasks=5), expires_ms=2000)])
+    owners = Owners(settings.Settings())
+    owners.follow(keys)
+    assert owners.most("ann") == 5
+    now_ms = 2000
+    owners.follow(keys)
+    assert owners.most("ann") == 2
 
 
 async def test_refusals_come_late_but_never_too_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
