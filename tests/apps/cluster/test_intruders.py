@@ -131,3 +131,15 @@ async def test_no_path_leads_elsewhere(site: Site, path: str) -> None:
     url = URL(site.running.url + path, encoded=True)
     async with aiohttp.ClientSession() as stranger, stranger.get(url, allow_redirects=False) as answer:
         assert (answer.status, "Location" in answer.headers) == (401, False)
+
+
+async def test_nobody_is_told_where_the_store_is(site: Site, tmp_path: Path) -> None:
+    assert site.running.embedded is not None
+    await site.running.embedded.stop()
+    with capture_logs() as logged:
+        for path, status in {"/health": 200, "/health/ready": 503, "/tasks": 503}.items():
+            async with site.http.get(path) as answer:
+                text = await answer.text()
+                assert (answer.status, "the store does not answer" in text) == (status, True)
+                assert str(tmp_path) not in text
+    assert any(str(tmp_path) in entry.get("error", "") for entry in logged), "the operator is told"
