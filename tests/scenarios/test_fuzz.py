@@ -54,7 +54,7 @@ SPITEFUL = (
     b"[]",
     b"{}",
     b"NaN",
-    b'{"task_type":' + b"[" * 50_000,
+    b'{"task_type":' + b"[" * 5_000,
     b'{"task_type": "\\ud800"}',
     b'{"task_type": "echo", "priority": ' + b"9" * 5_000 + b"}",
     b'{"task_type": "echo", "timeout": 1e999}',
@@ -179,7 +179,6 @@ def _repeat(asked: st.SearchStrategy[Any], ask: Callable[[Any], None], times: in
     @settings(
         max_examples=times,
         derandomize=fixed,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -269,7 +269,7 @@ def read_by_server(data: bytes | str) -> list[ToServer]:
     """Raises `msgspec.MsgspecError` on what no worker of this version says."""
     try:
         return _to_server.decode(data)
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
 
 

@@ -17,6 +17,7 @@ from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
+from gpu_orchestrator.apps.scheduler.touch import Touch
 from tests.apps.scheduler.desks import World
 from tests.apps.scheduler.lease_server import LeaseServer
 from tests.apps.scheduler.objects import node, pod
@@ -45,7 +46,7 @@ class Swept:
             wait_s=WAIT_S,
         )
         account = Account(Claims(client), desk, releaser, lull=lull, now=lambda: "now")
-        teller = Teller(client, Recorder(client, "test"), lull, lambda _: None)
+        teller = Teller(Touch(client, world.pods), Recorder(client, "test"), lull, lambda _: None)
         self.sweep = Sweep(
             client,
             leases,

@@ -48,10 +48,8 @@ async def read(request: Request, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise errors.Unprocessable(f"the body does not fit: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.BadRequest(f"the body is no JSON: {error}") from error
-    except RecursionError as error:
-        raise errors.Unprocessable("the body is nested too deep to be read; make it flatter") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.BadRequest(f"the body is no JSON that can be read: {error}") from error
 
 
 async def body_of(request: Request) -> bytes:

@@ -11,7 +11,7 @@ leases were acquired, so whoever takes one of them away and touches the pod firs
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -33,7 +33,7 @@ from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.claims import Claims
 from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken
-from gpu_orchestrator.apps.scheduler.touch import touch
+from gpu_orchestrator.apps.scheduler.touch import Touch
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
 
@@ -80,6 +80,7 @@ class Binder:
     def __init__(
         self,
         client: Client,
+        pods: Touch,
         leases: Leases | None,
         claims: Claims,
         *,
@@ -87,11 +88,12 @@ class Binder:
         may_write: Callable[[], bool],
         now: Callable[[], str],
     ) -> None:
-        self._client, self._leases, self._claims = client, leases, claims
+        self._client, self._pods, self._leases, self._claims = client, pods, leases, claims
         self._keeps_claims, self._may_write, self._now = keeps_claims, may_write, now
 
     async def perform(self, job: Job) -> Outcome:
         try:
+            job = replace(job, pod=await self._pods.latest(job.pod))
             grips, why, taken = await self._acquire(job)
             if not why and not self._may_write():
                 why = "another scheduler leads now"
@@ -155,9 +157,7 @@ class Binder:
                     break
                 if pod.spec.node_name:
                     return await self._keep_named(job, pod, grips)
-                await touch(
-                    self._client, pod, f"the bind to {job.placement.node} had no answer; deciding anew"
-                )
+                await self._pods.touch(pod, f"the bind to {job.placement.node} had no answer; deciding anew")
                 break
             except Conflict:
                 continue

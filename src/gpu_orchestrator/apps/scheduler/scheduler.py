@@ -22,6 +22,7 @@ from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.settings import Settings
 from gpu_orchestrator.apps.scheduler.sweep import Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
+from gpu_orchestrator.apps.scheduler.touch import Touch
 from gpu_orchestrator.apps.scheduler.watches import Watches
 from gpu_orchestrator.apps.scheduler.work import Work, waited_s
 from gpu_orchestrator.core.policy import Rng
@@ -54,7 +55,8 @@ class Scheduler:
         uses_leases = settings.lock == "lease"
         leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
-        self._work = Work(client, guard, metrics, lull)
+        self._pods = Touch(client, stores.pods)
+        self._work = Work(client, self._pods, guard, metrics, lull)
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
@@ -78,10 +80,11 @@ class Scheduler:
         )
         claims = Claims(client)
         self._account = Account(claims, self.desk, self._releaser, lull=lull, now=_now)
-        self._teller = Teller(client, recorder, lull, self._waits)
+        self._teller = Teller(self._pods, recorder, lull, self._waits)
         self._work.desk, self._work.releaser, self._work.teller = self.desk, self._releaser, self._teller
         self._work.binder = Binder(
             client,
+            self._pods,
             guard,
             claims,
             keeps_claims=not settings.leader_elect,
@@ -123,6 +126,7 @@ class Scheduler:
         watches.claims.on_change(self.desk.see_claim)
         watches.leases.on_change(self._agents.see_lease)
         watches.leases.on_change(self.desk.leases.see)
+        watches.pods.on_change(self._pods.see_pod)
         watches.pods.on_change(self.desk.see_pod)
         watches.volumes.on_change(self.desk.see_volume)
         watches.volume_claims.on_change(self.desk.see_volume_claim)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import structlog
 
-from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
@@ -19,7 +18,7 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Job
-from gpu_orchestrator.apps.scheduler.touch import SCHEDULED, UNSCHEDULABLE, condition, write
+from gpu_orchestrator.apps.scheduler.touch import SCHEDULED, UNSCHEDULABLE, Touch, condition
 
 WRITERS = 4
 
@@ -31,12 +30,12 @@ class Teller:
 
     def __init__(
         self,
-        client: Client,
+        pods: Touch,
         recorder: Recorder,
         lull: Lull,
         waits: Callable[[str], tuple[Pod, str] | None],
     ) -> None:
-        self._client, self._recorder, self._lull, self._waits = client, recorder, lull, waits
+        self._pods, self._recorder, self._lull, self._waits = pods, recorder, lull, waits
         self.queue: WorkQueue[str] = WorkQueue()
 
     def bound(self, job: Job) -> None:
@@ -66,11 +65,8 @@ class Teller:
         pod, why = found
         if _told(pod) == why:
             return
-        body = condition(UNSCHEDULABLE, why)
-        # Guarded, or a word about waiting could land on a pod that was bound a moment ago.
-        body["metadata"] = {"resourceVersion": pod.metadata.resource_version}
         try:
-            await write(self._client, pod, body)
+            await self._pods.write(pod, condition(UNSCHEDULABLE, why))
         except NotFound:
             return
         except Conflict:

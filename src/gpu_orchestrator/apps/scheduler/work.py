@@ -18,7 +18,7 @@ from gpu_orchestrator.apps.scheduler.leases import Leases, grips
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.tell import Teller
-from gpu_orchestrator.apps.scheduler.touch import touch
+from gpu_orchestrator.apps.scheduler.touch import Touch
 
 CLEAR_TRIES = 10
 SEEN_WITHIN_S = 2.0
@@ -36,8 +36,11 @@ class Work:
     teller: Teller
     releaser: Releaser
 
-    def __init__(self, client: Client, leases: Leases | None, metrics: Metrics, lull: Lull) -> None:
-        self._client, self._leases, self._metrics, self._lull = client, leases, metrics, lull
+    def __init__(
+        self, client: Client, pods: Touch, leases: Leases | None, metrics: Metrics, lull: Lull
+    ) -> None:
+        self._client, self._pods, self._leases = client, pods, leases
+        self._metrics, self._lull = metrics, lull
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._bound_at: dict[str, float] = {}
@@ -134,9 +137,7 @@ class Work:
         uid = pod.metadata.uid
         for _ in range(CLEAR_TRIES):
             try:
-                await touch(
-                    self._client, pod, "a reservation that nobody was using was given up; deciding anew"
-                )
+                await self._pods.touch(pod, "a reservation that nobody used was given up; deciding anew")
             except NotFound:
                 return False
             except Conflict:
