@@ -49,6 +49,22 @@ def test_text_for_people_and_json_in_the_file(tmp_path: Path) -> None:
     assert "ValueError" in json.dumps(said["exception"])
 
 
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_a_traceback_tells_no_variables(style: logs.Format) -> None:
+    stream = io.StringIO()
+    logs.configure(stream=stream, style=style)
+
+    def fails(headers: dict[str, str]) -> None:
+        raise ValueError("why")
+
+    try:
+        fails({"authorization": f"Bearer gpo_{123}"})
+    except ValueError:
+        structlog.get_logger().exception("it failed")
+    assert "why" in stream.getvalue()
+    assert "gpo_123" not in stream.getvalue()
+
+
 def test_the_terminal_can_be_for_something_else(tmp_path: Path) -> None:
     stream, path = io.StringIO(), tmp_path / "manager.log"
     file = LogFile(path)

@@ -95,8 +95,8 @@ async def test_nobody_touches_the_tasks_of_others(store: Store) -> None:
     (asked,) = await store.tasks.cancel(["a1"], owner="bob")
     assert asked.state == ""
     assert (await store.tasks.cancel(["a1"], owner="ann"))[0].state == "queued"
-    assert await store.tasks.retry(["a1"], owner="bob") == ("",)
-    assert await store.tasks.retry(["a1"], owner="ann") == ("cancelled",)
+    assert [each.state for each in await store.tasks.retry(["a1"], owner="bob")] == [""]
+    assert [each.state for each in await store.tasks.retry(["a1"], owner="ann")] == ["cancelled"]
     assert (await store.tasks.cancel(["a1"]))[0].state == "queued", "without an owner, everybody's"
 
 

@@ -115,6 +115,19 @@ async def test_a_new_leader_counts_anew(store: Store) -> None:
     assert await submit(store, unit(level=3, tasks=1), "c") == [1]
 
 
+async def test_a_retry_needs_room_too(store: Store) -> None:
+    names = ["a", "b", "c"]
+    await submit(store, unit(tasks=3), *names)
+    await store.tasks.cancel(names)
+    refused = [each.refused for each in await store.tasks.retry(names, may=unit(queued=2, tasks=1))]
+    assert (refused, await queued(store)) == ([0, 0, OWNER_FULL], 2)
+    assert [each.refused for each in await store.tasks.retry(["c"], may=unit(level=2, tasks=1))] == [
+        LEVEL_FULL
+    ]
+    assert [each.refused for each in await store.tasks.retry(["c"], may=unit(level=3, tasks=1))] == [0]
+    assert await submit(store, unit(level=3, tasks=1), "d") == [LEVEL_FULL], "those are counted"
+
+
 async def test_a_wish_that_is_known_needs_no_room(store: Store) -> None:
     assert await submit(store, unit(queued=1, tasks=1), "a", idempotency="k") == [1]
     assert await submit(store, unit(queued=1, tasks=1), "b", idempotency="k") == [0]

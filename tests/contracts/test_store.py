@@ -323,7 +323,8 @@ async def test_what_ended_badly_can_be_queued_by_hand(store: Store) -> None:
     for name, kind in (("t", "died"), ("good", "done")):
         await run(store, name, "w", epoch)
         await tell(store, name, "w", epoch, kind)  # type: ignore[arg-type]
-    assert await store.tasks.retry(["t", "good", "unknown"]) == ("dead", "completed", "")
+    retried = await store.tasks.retry(["t", "good", "unknown"])
+    assert [each.state for each in retried] == ["dead", "completed", ""]
     again = await row(store, "t")
     assert (again["state"], again["tries"], again["attempt"], again["deaths"]) == ("queued", "0", "1", "")
 
@@ -389,6 +390,29 @@ async def test_tasks_are_found_by_state_and_worker(store: Store) -> None:
     assert (everything.total, set(everything.ids)) == (4, {"t0", "t1", "t2", "t3"})
     of_worker = await store.tasks.page(worker="w", states=["completed"], offset=0, limit=10)
     assert of_worker.ids == ("t2",)
+
+
+async def test_parameters_are_given_to_who_asks_for_them(store: Store) -> None:
+    await store.tasks.submit([task("a")])
+    (whole,), (lean,) = await store.tasks.fetch(["a"], parameters=True), await store.tasks.fetch(["a"])
+    assert whole == {**(lean or {}), "params": '{"x": 1}'}
+    assert "params" not in (lean or {})
+    assert await store.tasks.fetch(["b"]) == [None]
+
+
+async def test_a_page_far_back_is_the_one_that_follows(store: Store) -> None:
+    """Pages far back are found another way than the first ones; together they are all tasks, each once."""
+    for batch in range(10):
+        await store.tasks.submit([task(f"{batch}-{number:03}", tenant="ann") for number in range(350)])
+        await store.tasks.cancel([f"{batch}-{number:03}" for number in range(0, 350, 3)])
+    for owner in ("", "ann"):
+        pages = [await store.tasks.page(owner=owner, offset=at, limit=250) for at in range(0, 3750, 250)]
+        found = [name for page in pages for name in page.ids]
+        assert {page.total for page in pages} == {3500}
+        assert len(found) == len(set(found)) == 3500
+        assert [name[0] for name in found] == [str(9 - at // 350) for at in range(3500)], "newest first"
+        alone = await store.tasks.page(owner=owner, offset=2345, limit=3)
+        assert alone.ids == tuple(found[2345:2348])
 
 
 async def test_an_operator_s_word_stays_with_the_worker(store: Store) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor
 
 Format = Literal["json", "text"]
@@ -74,7 +75,8 @@ def configure(
 
 
 _JSON: tuple[Processor, ...] = (
-    structlog.processors.dict_tracebacks,
+    # Never the variables of a frame: in those of a failed request is the key that came with it.
+    structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
     structlog.processors.EventRenamer("message"),
     structlog.processors.JSONRenderer(),
 )

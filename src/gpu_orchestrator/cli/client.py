@@ -11,8 +11,10 @@ from typing import Any
 import aiohttp
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gpu_orchestrator.adapters import settings, tls
+from gpu_orchestrator.cli.plain import plain
 
 console = Console()
 CA = "GPU_ORCHESTRATOR_CA"
@@ -32,14 +34,15 @@ class Where:
 
 
 def where() -> Where:
-    """GPU_ORCHESTRATOR_URL, API_KEY or API_KEY_FILE, and --ca; or what `up` left for its own machine."""
+    """GPU_ORCHESTRATOR_URL, API_KEY or API_KEY_FILE, and --ca; or what `up` left for its own machine. That
+    key is for that server alone: no other is shown it."""
     chosen = settings.load()
     url, key, ca = os.environ.get("GPU_ORCHESTRATOR_URL", ""), chosen.api_key, os.environ.get(CA, "")
     kept = Path(chosen.data_dir) / "client.json"
-    if not (url and key) and kept.exists():
-        found = json.loads(kept.read_text())
-        ca = ca or ("" if url else found.get("ca", ""))
-        url, key = url or found["url"], key or found["key"]
+    found = json.loads(kept.read_text()) if not (url and key) and kept.exists() else {}
+    if found and url.rstrip("/") in ("", found["url"]):
+        ca = ca or found.get("ca", "")
+        url, key = found["url"], key or found["key"]
     return Where(url or "http://127.0.0.1:8000", key, ca)
 
 
@@ -89,7 +92,7 @@ def show(answer: Any, *, as_json: bool, columns: dict[str, str], rows: list[dict
     console.print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Text:
     if value is None or value == "":
-        return "-"
-    return value if isinstance(value, str) else json.dumps(value)
+        return plain("-")
+    return plain(value if isinstance(value, str) else json.dumps(value))

@@ -133,6 +133,7 @@ def retry(task_id: str, /, *, json_: AsJson = False) -> None:
 def explain(task_id: str, /, *, json_: AsJson = False) -> None:
     """Say why a task waits: every device, and what keeps it from being taken."""
     from gpu_orchestrator.cli.client import ask, show
+    from gpu_orchestrator.cli.plain import lines
 
     answer = ask("GET", f"/tasks/{task_id}/explain")
     rows = [
@@ -141,7 +142,7 @@ def explain(task_id: str, /, *, json_: AsJson = False) -> None:
         for device in worker["devices"]
     ]
     if not json_:
-        print(f"{answer['status']}: {answer['reason'] or 'goes to ' + str(answer['would_go_to'])}")
+        print(lines(f"{answer['status']}: {answer['reason'] or 'goes to ' + str(answer['would_go_to'])}"))
     columns = {"WORKER": "worker", "DEVICE": "index", "MODEL": "model", "FREE": "memory_free", "WHY": "why"}
     show(answer, as_json=json_, columns=columns, rows=rows)
 
@@ -156,11 +157,13 @@ def _wait(task_id: str, *, as_json: bool, timeout_s: float = 600.0) -> None:
 
 
 def _show_one(answer: dict[str, Any], *, as_json: bool) -> None:
+    from gpu_orchestrator.cli.plain import lines
+
     _show(answer, [answer], as_json=as_json)
     if not as_json and answer["result"] is not None:
         print(json.dumps(answer["result"], indent=2))
     if not as_json and answer["error"]:
-        print(f"{answer['error']['type']}: {answer['error']['message']}")
+        print(lines(f"{answer['error']['type']}: {answer['error']['message']}"))
 
 
 def _show(answer: Any, rows: list[dict[str, Any]], *, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import shown
 from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.cli.plain import plain
 
 EVERY_S = 0.25
 QUIET_S = 2.0
@@ -69,7 +70,9 @@ class View:
         for name, row in zip(page.ids, rows, strict=True):
             if row and row["state"] in task.FINAL and name not in told:
                 told.add(name)
-                self._console.print(f"task {name} {row['state']} on {row.get('worker') or 'no worker'}")
+                self._console.print(
+                    plain(f"task {name} {row['state']} on {row.get('worker') or 'no worker'}")
+                )
 
     async def _table(self) -> tuple[Group, bool]:
         store = self._manager.store
@@ -85,7 +88,7 @@ class View:
                 colour = COLOURS.get(status.status, "default")
                 word = Text(status.status, style=colour)
                 worker, duration = status.assigned_worker or "-", status.duration or "-"
-                table.add_row(name, word, status.task_type, worker, duration)
+                table.add_row(name, word, plain(status.task_type), plain(worker), duration)
         states = counts.states
         line = ", ".join(f"{states[name]} {name}" for name in states if states[name]) or "no tasks yet"
         online = f"{len(counts.workers)} worker{'s' if len(counts.workers) != 1 else ''}"

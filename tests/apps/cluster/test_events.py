@@ -210,6 +210,17 @@ async def test_no_more_watchers_than_allowed(new_site: NewSite) -> None:
         pass
 
 
+async def test_one_owner_leaves_others_a_place_to_watch_from(new_site: NewSite) -> None:
+    site = await new_site(max_watchers=4)
+    ann, bob = await key_of(site, "read", "ann"), await key_of(site, "read", "bob")
+    async with watching(site, key=ann), watching(site, key=ann):
+        headers = {"Authorization": f"Bearer {ann}"}
+        status, answer = await site.call("GET", "/events", headers=headers)
+        assert (status, "half of MAX_WATCHERS are ann's" in answer["error"]["message"]) == (503, True)
+        async with watching(site, key=bob), watching(site):
+            pass
+
+
 async def test_who_does_not_read_costs_no_more_than_the_buffers(site: Site) -> None:
     """A watcher that takes nothing holds nobody up: others see all, and so does he when he reads on."""
     async with watching(site) as slow, watching(site) as quick:

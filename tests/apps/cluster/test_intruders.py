@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 from structlog.testing import capture_logs
+from yarl import URL
 
 from gpu_orchestrator.api import session
 from tests.apps.cluster import hand
@@ -86,3 +87,61 @@ async def test_who_opens_it_without_tls_is_warned(new_site: NewSite, host: str, 
 async def test_by_default_no_page_may_ask(site: Site) -> None:
     async with site.http.get("/tasks", headers={"Origin": "https://good.example"}) as answer:
         assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        pytest.param(b'{"task_type":"echo","parameters":"\xff"}', 400, "is no JSON", id="no UTF-8"),
+        pytest.param(
+            b'{"task_type":"echo","parameters":%b}' % (b"[" * 500 + b"]" * 500), 422, "deep", id="deep"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","parameters":%b}' % (b"[" * 99_999), 400, "can be read", id="abysmal"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","labels":{"a":"%b"}}' % (b"x" * 1001), 422, "1000", id="long label"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","resources":{"gpu_memory":"%b"}}' % (b"9" * 9999),
+            422,
+            "40",
+            id="long amount",
+        ),
+    ],
+)
+async def test_a_body_that_nobody_could_read_is_refused_by_us(
+    site: Site, body: bytes, status: int, why: str
+) -> None:
+    async with site.http.post("/tasks", data=body) as answer:
+        assert (answer.status, why in (await answer.json())["error"]["message"]) == (status, True)
+    assert (await site.call("GET", "/tasks"))[1]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "after", ["99999999999999999999-1", "1-99999999999999999999", "9223372036854775808-1", "\u0663-\u0663"]
+)
+async def test_ids_of_events_that_cannot_be_are_refused(site: Site, after: str) -> None:
+    for path in ("/cluster/events", "/events"):
+        async with site.http.get(path, params={"after": after}) as answer:
+            assert answer.status == 422, await answer.text()
+
+
+@pytest.mark.parametrize("path", ["/tasks/", "/api/v1/keys/", "/health/", "/tasks%2f"])
+async def test_no_path_leads_elsewhere(site: Site, path: str) -> None:
+    """A redirect would tell strangers what there is, and lead who came by TLS to where there is none."""
+    url = URL(site.running.url + path, encoded=True)
+    async with aiohttp.ClientSession() as stranger, stranger.get(url, allow_redirects=False) as answer:
+        assert (answer.status, "Location" in answer.headers) == (401, False)
+
+
+async def test_nobody_is_told_where_the_store_is(site: Site, tmp_path: Path) -> None:
+    assert site.running.embedded is not None
+    await site.running.embedded.stop()
+    with capture_logs() as logged:
+        for path, status in {"/health": 200, "/health/ready": 503, "/tasks": 503}.items():
+            async with site.http.get(path) as answer:
+                text = await answer.text()
+                assert (answer.status, "the store does not answer" in text) == (status, True)
+                assert str(tmp_path) not in text
+    assert any(str(tmp_path) in entry.get("error", "") for entry in logged), "the operator is told"

@@ -1,6 +1,7 @@
 """What a key may is what it gets, over HTTP: rates, queues, what runs, and a day of GPU time."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,6 +221,18 @@ def test_the_most_generous_key_of_an_owner_counts() -> None:
     assert owners.most("ann") == 0, "keys that cannot submit lift no limit"
 
 
+def test_a_key_that_expires_takes_what_it_gave_along() -> None:
+    now_ms = 1000
+    keys = Keys([], now_ms=lambda: now_ms)
+    keys.replace([key("ann", running_tasks=2), replace(key("ann", running_tasks=5), expires_ms=2000)])
+    owners = Owners(settings.Settings())
+    owners.follow(keys)
+    assert owners.most("ann") == 5
+    now_ms = 2000
+    owners.follow(keys)
+    assert owners.most("ann") == 2
+
+
 async def test_refusals_come_late_but_never_too_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than so many are answered at once: waiting costs memory."""
     monkeypatch.setattr("gpu_orchestrator.apps.cluster.tally.MOST_LINGERING", 2)
@@ -229,3 +242,19 @@ async def test_refusals_come_late_but_never_too_many_at_once(monkeypatch: pytest
     await asyncio.sleep(0)
     assert [each.done() for each in lingering] == [False, False, True]
     await asyncio.gather(*lingering)
+
+
+@pytest.mark.real
+async def test_a_queue_cannot_be_overfilled_by_retries(site: Site) -> None:
+    ann = await caller(site, "ann", queued_tasks=1)
+    names = []
+    for _ in range(2):
+        _, taken = await ann.call("POST", "/tasks", ECHO)
+        names.append(taken["task_id"])
+        assert (await ann.call("DELETE", f"/tasks/{names[-1]}"))[0] == 200
+    assert (await ann.call("POST", f"/tasks/{names[0]}/retry"))[0] == 202
+    status, wait_s, message = await ann.refused("POST", f"/tasks/{names[1]}/retry")
+    assert (status, wait_s >= 1) == (503, True)
+    assert message.startswith("no more than 1 tasks of ann may wait")
+    assert (await ann.call("GET", f"/tasks/{names[1]}"))[1]["status"] == "cancelled"
+    assert (await site.call("POST", f"/tasks/{names[1]}/retry"))[0] == 202, "an operator may"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.apps.cluster import hand
 from tests.apps.cluster.conftest import Site
 from tests.apps.cluster.test_key_routes import bearing, make
 
@@ -56,6 +57,20 @@ async def test_others_tasks_are_not_there(site: Site) -> None:
     assert (await site.call("DELETE", f"/tasks/{task}", **ann))[1]["status"] == "cancelled"
     assert (await site.call("POST", f"/tasks/{task}/retry", **ann))[1]["status"] == "queued"
     assert (await site.call("DELETE", f"/tasks/{task}"))[1]["status"] == "cancelled", "by the admin"
+
+
+async def test_why_a_task_waits_names_nobody_elses(site: Site) -> None:
+    worker = await site.join(devices=(hand.device(0),))
+    ann, bob = [bearing((await make(site, name))["key"]) for name in ("ann", "bob")]
+    whole = {"task_type": "echo", "resources": {"gpus": 1}}
+    _, holder = await site.call("POST", "/tasks", whole, **ann)
+    await worker.take()
+    _, waiting = await site.call("POST", "/tasks", whole, **bob)
+    path = f"/tasks/{waiting['task_id']}/explain"
+    why = (await site.call("GET", path, **bob))[1]["workers"][0]["devices"][0]["why"]
+    assert why == "it is asked for whole and held by 1 task"
+    why = (await site.call("GET", path))[1]["workers"][0]["devices"][0]["why"]
+    assert why == f"it is asked for whole and held by {holder['task_id']}", "an admin sees all"
 
 
 async def test_keys_of_one_owner_have_their_tasks_in_common(site: Site) -> None:

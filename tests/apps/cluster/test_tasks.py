@@ -250,3 +250,20 @@ async def test_a_bad_question_is_one_clear_error(site: Site, path: str, said: st
     status, answer = await site.call("GET", path)
     assert 400 <= status < 500
     assert said in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("others", [1, 600])
+async def test_a_batch_with_one_wish_that_is_another_task_is_taken_not_at_all(
+    site: Site, others: int
+) -> None:
+    name = await site.submit(idempotency_key="once")
+    different = {"task_type": "echo", "parameters": {"other": 1}, "idempotency_key": "once"}
+    batch = {"tasks": [{"task_type": "echo", "idempotency_key": f"{n}"} for n in range(others)] + [different]}
+    status, answer = await site.call("POST", "/tasks/batch", batch)
+    assert (status, answer["error"]["details"]) == (409, {"task_id": name, "task": others})
+    twice = [{"task_type": "echo", "parameters": n, "idempotency_key": "new"} for n in (1, 1, 2)]
+    status, answer = await site.call("POST", "/tasks/batch", {"tasks": twice})
+    assert (status, answer["error"]["details"]) == (409, {"task": 2})
+    assert (await site.call("GET", "/tasks"))[1]["total"] == 1
+    status, answer = await site.call("POST", "/tasks/batch", {"tasks": twice[:2]})
+    assert (status, len({each["task_id"] for each in answer["tasks"]})) == (202, 1), "the same wish twice"

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -89,6 +90,19 @@ async def test_a_result_too_large_for_the_store_is_an_error() -> None:
         error = await spoken.error("python", asked)
         assert (error.error, error.retryable) == ("ResultTooLarge", False)
         assert "8388608 are allowed" in error.message
+
+
+async def test_a_result_too_deep_for_others_to_read_is_an_error() -> None:
+    async with running(Options()) as spoken:
+        error = await spoken.error("echo", nested(300))
+        assert (error.error, error.retryable) == ("ResultTooDeep", False)
+
+
+def nested(depth: int) -> Any:
+    made: Any = None
+    for _ in range(depth):
+        made = [made]
+    return made
 
 
 async def test_prints_are_progress() -> None:

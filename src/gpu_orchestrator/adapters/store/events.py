@@ -4,6 +4,7 @@ An id is `generation-number`; numbers count up by one, so whoever reads sees whe
 generation begins with a new or restored store.
 """
 
+import re
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from gpu_orchestrator.adapters.store.values import Item
 
 READ_MOST = 500
 STREAM = "events"
+_ID = re.compile("([0-9]{1,15})-([0-9]{1,15})")
+"""Longer numbers the scripts cannot count by."""
 
 
 class Id(NamedTuple):
@@ -39,10 +42,10 @@ def id_of(text: str) -> Id:
     """Raises `ValueError` for what is no id. `0` is before everything."""
     if text == "0":
         return START
-    generation, separator, number = text.partition("-")
-    if not (separator and generation.isdecimal() and number.isdecimal() and len(text) <= 40):
+    found = _ID.fullmatch(text)
+    if found is None:
         raise ValueError(f"{text!r} is no id of an event; ids are two numbers, such as 1718000000000-42")
-    return Id(int(generation), int(number))
+    return Id(int(found[1]), int(found[2]))
 
 
 class Entry(Item, frozen=True):

@@ -7,6 +7,7 @@ import msgspec
 from gpu_orchestrator.adapters.store.link import Link
 from gpu_orchestrator.adapters.store.scripts import Script
 from gpu_orchestrator.adapters.store.values import (
+    ANY_NUMBER,
     Assignment,
     Item,
     NewTask,
@@ -38,6 +39,14 @@ class Asked(Item, frozen=True):
     api: str
 
 
+class Retried(Item, frozen=True):
+    """The state before (empty if unknown). `refused` is as `Taken.fresh` where there is no room, else 0."""
+
+    state: str
+    refused: int
+    day_left_ms: int
+
+
 class Page(Item, frozen=True):
     total: int
     ids: tuple[str, ...]
@@ -57,11 +66,12 @@ Given = tuple[tuple[str, ...], ...]
 
 _Flat = tuple[str | int, ...]
 _SUBMIT = Script[tuple[tuple[Taken, ...], Given]]("submit", tuple[tuple[Taken, ...], Given])
+_WISHES = Script[tuple[str, ...]]("wishes", tuple[str, ...])
 _ASSIGN = Script[Given | bool]("assign", Given | bool)
 _NOTE = Script[bool]("note", bool)
 _FINISH = Script[tuple[Settled, ...]]("finish", tuple[Settled, ...])
 _CANCEL = Script[tuple[Asked, ...]]("cancel", tuple[Asked, ...])
-_RETRY = Script[tuple[str, ...]]("retry", tuple[str, ...])
+_RETRY = Script[tuple[Retried, ...]]("retry", tuple[Retried, ...])
 _SNAPSHOT = Script[Snapshot | bool]("snapshot", Snapshot | bool)
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
@@ -82,6 +92,10 @@ class Tasks:
     ) -> tuple[Taken, ...]:
         """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
         return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of))[0]
+
+    async def conflicts(self, wishes: Sequence[NewTask]) -> tuple[str, ...]:
+        """For each the task that has its idempotency key and another content; empty if none has."""
+        return await self._link.read(_WISHES, [(each.idempotency, each.spec, each.params) for each in wishes])
 
     async def submit_and_assign(
         self,
@@ -109,17 +123,20 @@ class Tasks:
         """Only tasks of this owner; without one, everybody's."""
         return await self._link.write(_CANCEL, self.keep_ms, owner, ids)
 
-    async def retry(self, ids: Sequence[str], *, owner: str = "") -> tuple[str, ...]:
-        return await self._link.write(_RETRY, owner, ids)
+    async def retry(
+        self, ids: Sequence[str], *, owner: str = "", may: Unit = ANY_NUMBER
+    ) -> tuple[Retried, ...]:
+        """As far as `may` has room for them."""
+        return await self._link.write(_RETRY, owner, ids, may)
 
     async def snapshot(self, lease_ms: int) -> Snapshot | None:
         """Everything a new leader must know; None for who does not lead."""
         found = await self._link.write(_SNAPSHOT, lease_ms)
         return None if isinstance(found, bool) else found
 
-    async def fetch(self, ids: Sequence[str]) -> list[Row | None]:
-        """Rows as they are stored; None for what is not there."""
-        _, rows, _ = await self._link.read(_FETCH, ids, ())
+    async def fetch(self, ids: Sequence[str], *, parameters: bool = False) -> list[Row | None]:
+        """Rows as they are stored, without `parameters` unless wanted; None for what is not there."""
+        _, rows, _ = await self._link.read(_FETCH, ids, (), int(parameters))
         return [row_of(row) for row in rows]
 
     async def page(

@@ -46,7 +46,13 @@ def build(manager: Manager) -> ASGIApp:
 
 def application(manager: Manager) -> FastAPI:
     app = FastAPI(
-        title="gpu-orchestrator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+        title="gpu-orchestrator",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        # A redirect would answer strangers, and behind a proxy with TLS lead clients to http, key and all.
+        redirect_slashes=False,
     )
     app.state.manager = manager
     for router in ROUTERS:

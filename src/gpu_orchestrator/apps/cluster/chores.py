@@ -9,6 +9,7 @@ from gpu_orchestrator.apps.cluster import history
 from gpu_orchestrator.apps.cluster.translate import Seen
 
 TRIM_EVERY_S = 60.0
+TRIM_ROUNDS = 10
 RECORD_EVERY_S = 10.0
 
 
@@ -22,8 +23,15 @@ class Chores:
         """Those that are due."""
         now = monotonic()
         if now >= self._trim_at:
-            self._trim_at = now + TRIM_EVERY_S
-            await self.store.tasks.trim()
+            self._trim_at = now + (TRIM_EVERY_S if await self._trim() else 0.0)
         if now >= self._record_at:
             self._record_at = now + RECORD_EVERY_S
             await self.store.history.record(history.measure(workers))
+
+    async def _trim(self) -> bool:
+        """Whether nothing is left to forget. One round forgets no more than a busy minute's part, and whoever
+        leads must not be kept for long: the rest is for the next time."""
+        for _ in range(TRIM_ROUNDS):
+            if not await self.store.tasks.trim():
+                return True
+        return False

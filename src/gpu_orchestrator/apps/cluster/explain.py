@@ -9,6 +9,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.api.units import show_memory
 from gpu_orchestrator.apps.cluster import schema
 from gpu_orchestrator.apps.cluster.translate import Seen
+from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.filters import compile_filters
 from gpu_orchestrator.core.filters.devices import Kind
@@ -19,7 +20,8 @@ from gpu_orchestrator.core.request import Shape
 MIB = 1024 * 1024
 
 
-def worker_verdict(shape: Shape, cluster: Cluster, worker: Seen) -> schema.WorkerVerdict:
+def worker_verdict(shape: Shape, cluster: Cluster, worker: Seen, *, named: bool) -> schema.WorkerVerdict:
+    """`named`: whoever asks may know which tasks stand in the way, whosever they are."""
     row = cluster.row(worker.hello.name)
     only = np.array([row])
     why = [
@@ -27,7 +29,7 @@ def worker_verdict(shape: Shape, cluster: Cluster, worker: Seen) -> schema.Worke
         for each in compile_filters(shape, cluster.inventory)
         if not each.passes(cluster, only)[0]
     ]
-    devices = [_device(shape, cluster, worker, at) for at in range(len(worker.hello.devices))]
+    devices = [_device(shape, cluster, worker, at, named=named) for at in range(len(worker.hello.devices))]
     return schema.WorkerVerdict(worker_id=worker.hello.name, fits=not why, why=why, devices=devices)
 
 
@@ -41,7 +43,7 @@ def score_reasons(shape: Shape, cluster: Cluster, policy: Policy, worker: str) -
     ]
 
 
-def _device(shape: Shape, cluster: Cluster, worker: Seen, at: int) -> schema.DeviceVerdict:
+def _device(shape: Shape, cluster: Cluster, worker: Seen, at: int, *, named: bool) -> schema.DeviceVerdict:
     row, device = cluster.row(worker.hello.name), worker.hello.devices[at]
     free = max(int(cluster.usage.free_mib[row, at]), 0)
     kind = Kind(shape, cluster.inventory)
@@ -51,13 +53,15 @@ def _device(shape: Shape, cluster: Cluster, worker: Seen, at: int) -> schema.Dev
         uuid=device.uuid,
         model=device.model,
         fits=fits,
-        why="" if fits else _why(shape, cluster, worker, device, free),
+        why="" if fits else _why(shape, cluster, worker, device, named=named),
         memory_free=show_memory(free),
         memory_free_bytes=free * MIB,
     )
 
 
-def _why(shape: Shape, cluster: Cluster, worker: Seen, device: session.Device, free: int) -> str:
+def _why(shape: Shape, cluster: Cluster, worker: Seen, device: session.Device, *, named: bool) -> str:
+    row, at = cluster.row(worker.hello.name), worker.hello.devices.index(device)
+    free = max(int(cluster.usage.free_mib[row, at]), 0)
     reading = next((each for each in worker.readings if each.index == device.index), None)
     held = [p for p in cluster.held_on(worker.hello.name).values() if device.index in p.devices]
     if not shape.gpus:
@@ -69,10 +73,16 @@ def _why(shape: Shape, cluster: Cluster, worker: Seen, device: session.Device, f
     if shape.vendor and device.vendor != shape.vendor:
         return f"its vendor is {device.vendor}; {shape.vendor} is asked for"
     if shape.exclusive and held:
-        return f"it is asked for whole and held by {', '.join(sorted(p.key for p in held))}"
+        return f"it is asked for whole and held by {_holders(held, named=named)}"
     if any(placement.exclusive for placement in held):
-        return f"it is held whole by {', '.join(sorted(p.key for p in held))}"
+        return f"it is held whole by {_holders(held, named=named)}"
     others = f", {reading.others_mib} MiB are used by others" if reading and reading.others_mib else ""
     promised = sum(placement.memory_mib for placement in held)
     sizes = f"{free} MiB are free of {device.memory_mib}"
     return f"{sizes}; {shape.memory_mib} are asked for, {promised} promised{others}"
+
+
+def _holders(held: list[Placement], *, named: bool) -> str:
+    if named:
+        return ", ".join(sorted(placement.key for placement in held))
+    return f"{len(held)} task{'s' if len(held) > 1 else ''}"

@@ -85,9 +85,13 @@ class Feed:
 
     @contextlib.contextmanager
     def watching(self, key: Key) -> Iterator[Watcher]:
-        """The stream is read as long as somebody watches."""
+        """The stream is read as long as somebody watches. No owner may have all the places."""
         if len(self) >= self._most:
             raise Unavailable(f"{len(self)} watch already, as many as MAX_WATCHERS allows; try again later")
+        if not key.is_unlimited and self._of(key.owner) >= (self._most + 1) // 2:
+            raise Unavailable(
+                f"half of MAX_WATCHERS are {key.owner}'s already; close some, or try again later"
+            )
         watcher = Watcher(key)
         self._watchers.add(watcher)
         if self._reading is None:
@@ -123,6 +127,9 @@ class Feed:
             if unwanted(watcher.key):
                 watcher.over = reason
                 self._wake()
+
+    def _of(self, owner: str) -> int:
+        return sum(watcher.key.owner == owner for watcher in self._watchers)
 
     async def _read(self) -> None:
         """As long as it is let."""

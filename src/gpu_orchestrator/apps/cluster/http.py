@@ -171,7 +171,9 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def on_store_error(_: Request, error: Exception) -> Response:
-    return error_response(errors.Unavailable(f"{error}; try again"))
+    """Where the store is and what it said is for the log, not for whoever has a key."""
+    log.warning("the store failed a request", error=str(error))
+    return error_response(errors.Unavailable("the store does not answer; try again"))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

@@ -173,11 +173,11 @@ class Manager:
         return dispatcher is not None and name in dispatcher.tasks
 
     async def ready(self) -> str:
-        """Empty when tasks can be taken and placed, else what is missing."""
+        """Empty when tasks can be taken and placed, else what is missing; strangers are told."""
         try:
             await self.store.database.ping()
-        except StoreError as error:
-            return str(error)
+        except StoreError:
+            return "the store does not answer"
         return "" if self.leader.leader else "nobody leads yet"
 
     def _means(self, clock: StoreClock) -> Means:

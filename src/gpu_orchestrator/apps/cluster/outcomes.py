@@ -59,7 +59,7 @@ class Outcomes:
         """The assignments of attempts that a worker should have, from the store."""
         if not missing:
             return []
-        rows = await self._store.tasks.fetch([each.id for each in missing])
+        rows = await self._store.tasks.fetch([each.id for each in missing], parameters=True)
         found = []
         for each, row in zip(missing, rows, strict=True):
             if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:

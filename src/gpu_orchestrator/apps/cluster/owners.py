@@ -4,9 +4,13 @@ Keys of one owner have their tasks in common, and so what they may: the most gen
 by the keyring and by the leader's look at the store, asked by the dispatcher.
 """
 
+import sys
+
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.apps.cluster.keys import Key, Keys
 from gpu_orchestrator.apps.cluster.limits import DEFAULTS, UNLIMITED, Allowance, Limits, allowance
+
+FOR_EVER = sys.maxsize
 
 
 class Owners:
@@ -17,17 +21,21 @@ class Owners:
         self._may: dict[str, Allowance] = {}
         self._by_limits: dict[Limits, Allowance] = {}
         self._revision = -1
+        self._until_ms = FOR_EVER
+        """When the first of the keys expires: from then on it gives its owner nothing."""
         self.used_s: dict[str, float] = {}
 
     def follow(self, keys: Keys) -> None:
         """Those that there are, in place of those there were. Only who may submit gives its owner anything:
         a worker's token has no limits, and must not lift those of a key."""
-        if keys.revision == self._revision:
+        if keys.revision == self._revision and keys.now_ms() < self._until_ms:
             return
         self._revision = keys.revision
         self._by_limits.clear()
         found: dict[str, Allowance] = {}
-        for key in keys.all():
+        live = list(keys.all())
+        self._until_ms = min((key.expires_ms for key in live if key.expires_ms), default=FOR_EVER)
+        for key in live:
             if key.may("submit"):
                 may = self.of_key(key)
                 found[key.owner] = _more(found[key.owner], may) if key.owner in found else may

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Labels = Annotated[dict[Name, Annotated[str, Meta(max_length=1000)]], Meta(max_length=64)]
+"""Few and short: unlike parameters, the leader has those of every waiting task in memory."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,7 +28,7 @@ class Resources(Body, frozen=True):
     """`gpu_memory` such as "10GB" is reserved on each of `gpus` devices; without it the devices are given
     whole. `gpus` 0: the task needs none."""
 
-    gpu_memory: str | int = ""
+    gpu_memory: Annotated[str, Meta(max_length=40)] | int = ""
     gpus: Annotated[int, Meta(ge=0, le=64)] = 1
     vendor: Annotated[str, Meta(max_length=40)] = ""
 
@@ -35,12 +37,12 @@ class TaskRequest(Body, frozen=True):
     task_type: Name
     parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     model_name: Annotated[str, Meta(max_length=500)] = ""
-    priority: str | Annotated[int, Meta(ge=0, le=100)] = "normal"
+    priority: Annotated[str, Meta(max_length=40)] | Annotated[int, Meta(ge=0, le=100)] = "normal"
     timeout: Annotated[float, Meta(gt=0, le=604_800)] | None = None
     resources: Resources = Resources()
     max_retries: Annotated[int, Meta(ge=0, le=100)] | None = None
     idempotency_key: Annotated[str, Meta(max_length=200)] = ""
-    labels: dict[str, str] = {}
+    labels: Labels = {}
     callback_url: Annotated[str, Meta(max_length=2000)] = ""
 
 

@@ -4,21 +4,26 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from secrets import token_hex
 
+import msgspec
+
 from gpu_orchestrator.adapters.outbound.addresses import Forbidden
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.values import DAY_OVER, OWNER_FULL, NewTask, Taken, Unit
 from gpu_orchestrator.api import task, units
+from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.cluster import errors, schema, shown
 from gpu_orchestrator.apps.cluster.intake import is_refusal
 from gpu_orchestrator.apps.cluster.keys import Key
-from gpu_orchestrator.apps.cluster.limits import Allowance
+from gpu_orchestrator.apps.cluster.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.translate import request_of
 
 LONGEST_ADVICE_S = 60.0
 """Nobody is told to wait longer for room in a queue: it may come sooner than we think."""
+
+WISHES_AT_ONCE = 500
 
 
 async def accept(
@@ -28,11 +33,22 @@ async def accept(
     for number, spec in enumerate(specs):
         await _check(manager, number, spec)
     new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
+    await _check_wishes(manager, asked, new)
     may = manager.owners.of_key(key)
     taken = await manager.submit(new, _unit(key, may, manager.settings))
     _check_taken(manager, taken, key, may)
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
     return [_accepted(each, wanted, wait_s) for each, wanted in zip(taken, asked, strict=True)]
+
+
+async def accept_again(manager: Manager, name: str, key: Key) -> str:
+    """The state of a task before it was queued anew, if it could be; a retry needs room like any other task.
+    Who retries tasks of everybody is not held to what he may himself."""
+    may = manager.owners.of_key(key)
+    room = _unit(key, may if key.sees else UNLIMITED, manager.settings)
+    (retried,) = await manager.store.tasks.retry([name], owner=key.sees, may=room)
+    _check_taken(manager, [Taken(name, retried.day_left_ms, retried.refused)], key, may)
+    return retried.state
 
 
 def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
@@ -106,6 +122,17 @@ def _priority(given: str | int) -> int:
     return PRIORITIES[given]
 
 
+def _parameters(given: msgspec.Raw) -> str:
+    """They are passed on as they came, so this is the last who looks at them before a worker does."""
+    text = bytes(given)
+    if is_too_deep(text):
+        raise errors.Unprocessable(f"parameters: nested deeper than {DEEPEST}; make them flatter")
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise errors.BadRequest(f"the body is no JSON: parameters: {error}") from error
+
+
 async def _check(manager: Manager, number: int, spec: TaskSpec) -> None:
     wanted = request_of("", spec)
     refusal = await manager.overview.never_fits(wanted.shape, manager.registry.policy_of(wanted))
@@ -128,12 +155,42 @@ def _unknown_type(name: str, known: set[str]) -> str:
     return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}"
 
 
+async def _check_wishes(
+    manager: Manager, asked: Sequence[schema.TaskRequest], new: Sequence[NewTask]
+) -> None:
+    """Before the first of many is taken: a batch is taken whole or not. One alone is judged when taken."""
+    wishes = [number for number, each in enumerate(new) if each.idempotency] if len(new) > 1 else []
+    first: dict[str, NewTask] = {}
+    for number in wishes:
+        known = first.setdefault(new[number].idempotency, new[number])
+        if (known.spec, known.params) != (new[number].spec, new[number].params):
+            raise errors.Conflict(
+                f"idempotency_key {asked[number].idempotency_key!r} is given to tasks that ask for "
+                "different things; nothing was taken",
+                task=number,
+            )
+    for start in range(0, len(wishes), WISHES_AT_ONCE):
+        part = wishes[start : start + WISHES_AT_ONCE]
+        others = await manager.store.tasks.conflicts([new[number] for number in part])
+        for number, other in zip(part, others, strict=True):
+            if other:
+                raise _other(asked[number], other, task=number)
+
+
+def _other(asked: schema.TaskRequest, name: str, **details: int) -> errors.Conflict:
+    return errors.Conflict(
+        f"idempotency_key {asked.idempotency_key!r} belongs to task {name}, which asks for something else",
+        task_id=name,
+        **details,
+    )
+
+
 def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str) -> NewTask:
     retries = manager.settings.max_retries if asked.max_retries is None else asked.max_retries
     return NewTask(
         token_hex(16),
         task.encode(spec),
-        bytes(asked.parameters).decode(),
+        _parameters(asked.parameters),
         retries,
         f"{key.owner}:{asked.idempotency_key}" if asked.idempotency_key else "",
         correlation,
@@ -144,11 +201,7 @@ def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, 
 
 def _accepted(taken: Taken, asked: schema.TaskRequest, wait_s: float) -> schema.TaskAccepted:
     if taken.fresh < 0:
-        known = asked.idempotency_key
-        raise errors.Conflict(
-            f"idempotency_key {known!r} belongs to task {taken.id}, which asks for something else",
-            task_id=taken.id,
-        )
+        raise _other(asked, taken.id)
     return schema.TaskAccepted(
         task_id=taken.id,
         status="queued",

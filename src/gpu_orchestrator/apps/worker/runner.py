@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from gpu_orchestrator.adapters.gpus.gpu import OutOfMemory
+from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.apps.worker import frames, keeper
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.task import BadParameters, Cancelled, SoftLimitReached, Task, Temporary
@@ -30,6 +31,10 @@ LONGEST_MESSAGE = 8192
 
 class ResultTooLarge(ValueError):
     """Results are kept in the cluster's store; what is large belongs into a file or an object store."""
+
+
+class ResultTooDeep(ValueError):
+    """Whoever reads it might not go so deep."""
 
 
 def main(channel: int) -> None:
@@ -73,10 +78,8 @@ class Runner:
             return frames.Stopped(run.task, run.attempt, self._is_spent)
         except BaseException as error:
             return self._erred(run, error)
-        if len(result) > LARGEST_RESULT:
-            return self._erred(
-                run, ResultTooLarge(f"a result of {len(result)} bytes; {LARGEST_RESULT} are allowed")
-            )
+        if (unfit := _unfit(result)) is not None:
+            return self._erred(run, unfit)
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
@@ -145,6 +148,15 @@ class Runner:
         data = frames.encode(frame)
         with self._send_lock:
             self._connection.sendall(data)
+
+
+def _unfit(result: bytes) -> Exception | None:
+    """Why a result cannot be passed on."""
+    if len(result) > LARGEST_RESULT:
+        return ResultTooLarge(f"a result of {len(result)} bytes; {LARGEST_RESULT} are allowed")
+    if is_too_deep(result):
+        return ResultTooDeep(f"a result nested deeper than {DEEPEST}; make it flatter")
+    return None
 
 
 def _has_children() -> bool:

@@ -1,8 +1,23 @@
--- Rows of tasks and workers, whole.
--- Arguments: task ids, worker names
+-- Rows of tasks and workers.
+-- Arguments: task ids, worker names, 1 if the tasks' parameters are wanted too: they may be large, a thousand of them
+--   would keep everybody waiting
 -- Answers {now, tasks {field, value, ...} each, workers {lease, active, field, value, ...} each}; {} for what is not there
 local tasks, workers = {}, {}
-for number, id in ipairs(ARG[1]) do tasks[number] = redis.call('HGETALL', P .. 't:' .. id) end
+local function without_params(key)
+  local fields, row = {}, {}
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if field ~= 'params' then fields[#fields + 1] = field end
+  end
+  for at, value in ipairs(#fields > 0 and redis.call('HMGET', key, unpack(fields)) or {}) do
+    row[#row + 1] = fields[at]
+    row[#row + 1] = value
+  end
+  return row
+end
+for number, id in ipairs(ARG[1]) do
+  local key = P .. 't:' .. id
+  tasks[number] = ARG[3] == 1 and redis.call('HGETALL', key) or without_params(key)
+end
 for number, name in ipairs(ARG[2]) do
   local row = redis.call('HGETALL', P .. 'w:' .. name)
   if #row > 0 then

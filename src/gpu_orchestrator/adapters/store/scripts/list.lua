@@ -3,10 +3,36 @@
 -- Answers {total, ids}
 local states, worker, owner, offset, limit = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]
 local place = owner == '' and 's:' or 'o:' .. owner .. ':'
+local NEAR = 1000
 local all = {'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}
 local wanted = {}
 for _, state in ipairs(#states > 0 and states or all) do wanted[state] = true end
 local found, total = {}, 0
+
+-- How many of the wanted were created after a moment.
+local function after(moment)
+  local newer = 0
+  for state in pairs(wanted) do newer = newer + redis.call('ZCOUNT', P .. place .. state, '(' .. moment, '+inf') end
+  return newer
+end
+
+-- The latest moment after which no more were created than are to be left out. A page far back is found by halving: to
+-- read and sort all before it would keep everybody waiting for seconds.
+local function moment_of(leave_out)
+  if leave_out <= NEAR then return '+inf' end
+  local from, to = NOW, 0
+  for state in pairs(wanted) do
+    local first = redis.call('ZRANGE', P .. place .. state, 0, 0, 'WITHSCORES')[2]
+    local last = redis.call('ZRANGE', P .. place .. state, -1, -1, 'WITHSCORES')[2]
+    if first then from, to = math.min(from, tonumber(first)), math.max(to, tonumber(last)) end
+  end
+  while from < to do
+    local middle = math.floor((from + to) / 2)
+    if after(text(middle)) <= leave_out then to = middle else from = middle + 1 end
+  end
+  return text(from)
+end
+
 if worker ~= '' then
   for _, id in ipairs(redis.call('ZREVRANGE', P .. 'of:' .. worker, 0, -1)) do
     local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'worker', 'tenant')
@@ -17,12 +43,16 @@ if worker ~= '' then
   end
   return cmsgpack.pack({{}, {total, found}})
 end
+local moment = moment_of(offset)
+local left_out = offset - after(moment)
 local heads = {}
 for state in pairs(wanted) do
-  total = total + redis.call('ZCARD', P .. place .. state)
-  local page = redis.call('ZREVRANGE', P .. place .. state, 0, offset + limit - 1, 'WITHSCORES')
+  local key = P .. place .. state
+  total = total + redis.call('ZCARD', key)
+  local newer = redis.call('ZCOUNT', key, '(' .. moment, '+inf')
+  local page = redis.call('ZREVRANGE', key, newer, newer + left_out + limit - 1, 'WITHSCORES')
   for at = 1, #page, 2 do heads[#heads + 1] = {page[at], tonumber(page[at + 1])} end
 end
 table.sort(heads, function(a, b) if a[2] == b[2] then return a[1] > b[1] end return a[2] > b[2] end)
-for at = offset + 1, math.min(offset + limit, #heads) do found[#found + 1] = heads[at][1] end
+for at = left_out + 1, math.min(left_out + limit, #heads) do found[#found + 1] = heads[at][1] end
 return cmsgpack.pack({{}, {total, found}})

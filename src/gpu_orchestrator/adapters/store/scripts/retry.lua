@@ -1,18 +1,30 @@
--- Queue tasks anew that ended without a result, with all their retries.
--- Arguments: fence, owner whose tasks may be touched or '' for all, ids
--- Answers per id the state before, '' if unknown; only failed, dead and cancelled ones are queued
-local fence, owner, ids = ARG[1], ARG[2], ARG[3]
+-- Queue tasks anew that ended without a result, with all their retries, where there is room for them.
+-- Arguments: fence, owner whose tasks may be touched or '' for all, ids, unit as of `submit`
+-- Answers per id {state before or '' if unknown, 0 | -2 | -3 | -4 as of `submit` where it is not queued for that, ms until
+--   the next day}; only failed, dead and cancelled ones are queued
+local fence, owner, ids, unit = ARG[1], ARG[2], ARG[3], ARG[4]
+
+local function verdict(tenant, level)
+  local waiting = tonumber(redis.call('HGET', P .. 'levels', level or '') or 0) + (LEVELS[level or ''] or 0)
+  if unit[4] > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), tenant) or 0) >= unit[4] then return -4 end
+  if unit[2] > 0 and redis.call('ZCARD', P .. 'o:' .. tenant .. ':queued') >= unit[2] then return -2 end
+  return unit[3] > 0 and waiting >= unit[3] and -3 or 0
+end
+
 local before = {}
 for number, id in ipairs(ids) do
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'state', 'tenant')
-  local state = may_touch(owner, row[2]) and row[1]
-  before[number] = state or ''
+  local row = redis.call('HMGET', key, 'state', 'tenant', 'level')
+  local state, refused = may_touch(owner, row[2]) and row[1], 0
   if state == 'failed' or state == 'dead' or state == 'cancelled' then
-    redis.call('PERSIST', key)
-    redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries')
-    redis.call('ZREM', P .. 'callbacks', id)
-    requeue(id, state, 0, {'tries', '0', 'deaths', '', 'cancel', '0', 'error', '', 'reason', 'retried by hand'})
+    refused = verdict(row[2] or '', row[3])
+    if refused == 0 then
+      redis.call('PERSIST', key)
+      redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries')
+      redis.call('ZREM', P .. 'callbacks', id)
+      requeue(id, state, 0, {'tries', '0', 'deaths', '', 'cancel', '0', 'error', '', 'reason', 'retried by hand'})
+    end
   end
+  before[number] = {state or '', refused, 86400000 - NOW % 86400000}
 end
 return answer(fence, before)

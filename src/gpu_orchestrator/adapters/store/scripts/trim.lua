@@ -1,6 +1,6 @@
 -- Forget what ended long ago: the rows went by their own expiry, here go their places in the lists.
 -- Arguments: keep_ms, most of each list that may stay per worker
--- Answers how many
+-- Answers how many; no more than a thousand of each list at once, so that nobody waits long
 local function forget(place)
   local gone = 0
   for _, state in ipairs({'completed', 'failed', 'cancelled'}) do
@@ -14,7 +14,7 @@ end
 local gone = forget(P .. 's:')
 for _, owner in ipairs(redis.call('SMEMBERS', P .. 'owners')) do
   local place = P .. 'o:' .. owner .. ':'
-  forget(place)
+  gone = gone + forget(place)
   if redis.call('EXISTS', place .. 'queued', place .. 'assigned', place .. 'running', place .. 'completed',
     place .. 'failed', place .. 'cancelled', place .. 'dead') == 0 then redis.call('SREM', P .. 'owners', owner) end
 end

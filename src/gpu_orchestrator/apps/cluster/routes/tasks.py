@@ -11,7 +11,7 @@ from gpu_orchestrator.apps.cluster.http import Endpoint, json_response, read
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
-from gpu_orchestrator.apps.cluster.submit import accept
+from gpu_orchestrator.apps.cluster.submit import accept, accept_again
 from gpu_orchestrator.apps.cluster.translate import request_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.decide import decide
@@ -119,8 +119,8 @@ async def wait(
 @router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
     """Why a task waits: every worker and every device, and what keeps it from being taken."""
-    manager = _manager(request)
-    row = await manager.row(task_id, _sees(request))
+    manager, owner = _manager(request), _sees(request)
+    row = await manager.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
     wanted = request_of(task_id, task.decode(row["spec"]))
     policy = manager.registry.policy_of(wanted)
@@ -135,7 +135,10 @@ async def explain_task(request: Request, task_id: str) -> Response:
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
-        workers=[explain.worker_verdict(wanted.shape, cluster, worker) for worker in workers.values()],
+        workers=[
+            explain.worker_verdict(wanted.shape, cluster, worker, named=not owner)
+            for worker in workers.values()
+        ],
     )
     return json_response(explanation)
 
@@ -143,7 +146,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
 @router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, needs="submit", status=202))
 async def retry(request: Request, task_id: str) -> Response:
     """Queue a task anew that ended without a result."""
-    (before,) = await _manager(request).store.tasks.retry([task_id], owner=_sees(request))
+    before = await accept_again(_manager(request), task_id, request.state.key)
     if not before:
         raise errors.NotFound(f"there is no task {task_id}")
     if before not in RETRIED:
