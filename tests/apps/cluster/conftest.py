@@ -1,5 +1,6 @@
 """A whole manager in the test's own process, on an embedded store, with workers played by hand."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -30,6 +31,12 @@ class Site:
     async def call(self, method: str, path: str, body: Any = None, **rest: Any) -> tuple[int, Any]:
         async with self.http.request(method, path, json=body, **rest) as answer:
             return answer.status, await answer.json()
+
+    async def ready(self) -> None:
+        """Until somebody leads."""
+        async with asyncio.timeout(20):
+            while (await self.call("GET", "/health/ready"))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.01)
 
     async def submit(self, task_type: str = "echo", **rest: Any) -> str:
         status, answer = await self.call("POST", "/tasks", {"task_type": task_type, **rest})
@@ -63,7 +70,9 @@ async def new_site(tmp_path: Path) -> AsyncIterator[NewSite]:
             running = await stack.enter_async_context(server.running(chosen, keys))
             headers = {"Authorization": f"Bearer {KEY}"}
             http = await stack.enter_async_context(aiohttp.ClientSession(running.url, headers=headers))
-            return Site(running, http, stack)
+            opened = Site(running, http, stack)
+            await opened.ready()
+            return opened
 
         yield open_site
 
