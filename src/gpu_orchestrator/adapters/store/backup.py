@@ -151,7 +151,7 @@ def _records(path: Path) -> Iterator[tuple[Header, Kept | None]]:
             if kept != count or file.read(1):  # at the end of the file its checksum is compared
                 raise BadBackup(f"{path} is not whole: it has {count} keys of {kept}")
             yield header, None
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, ValueError, zlib.error, msgspec.MsgspecError) as error:
         raise BadBackup(f"{path} cannot be read as a backup: {error}") from error
 
 
