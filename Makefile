@@ -74,12 +74,15 @@ bench-watchers: $(VENV)/ready ## What 500 clients on /ws cost the server [ARGS="
 	@$(BIN)/python -m benchmarks.watchers $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt crds tools lock clean help
+.PHONY: fmt crds api-docs tools lock clean help
 fmt: $(VENV)/ready ## Format and mend what can be mended by itself
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 crds: $(VENV)/ready ## Write config/crd and its reference anew from the wire types
 	@$(BIN)/python -m gpu_orchestrator.cli.crds config/crd docs/reference
+
+api-docs: $(VENV)/ready ## Write the reference of the HTTP API anew from its routes
+	@$(BIN)/python -m gpu_orchestrator.cli.api_docs docs/reference/api.md
 
 tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 6 minutes, once)
 	@$(BIN)/python -m controlplane build
@@ -88,6 +91,9 @@ lock: $(VENV)/ready ## Resolve requirements/*.in anew into hash-locked *.txt [AR
 	@for name in runtime dev bench go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
+	  requirements/runtime.in requirements/manager.in -o requirements/manager.txt
 
 clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
 	@rm -rf $(VENV) .accept .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

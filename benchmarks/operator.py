@@ -33,6 +33,7 @@ SHAPES = (1, 1, 2, 4)
 STRATEGIES = ("leastLoaded", "binPack", "random", "costOptimized")
 VERBS = ("create", "patch", "update", "delete")
 WAIT_S = 120.0
+AT_REST = 0.1  # of a core that the API server uses
 GOALS = {"scheduled_p99_s": "≤ 1", "rss_mb": "≤ 100", "decided_anew": "0", "failover_s": "≤ 20"}
 
 
@@ -53,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=100.0, help="workloads created per second")
     parser.add_argument("--before", default="", help="src folder of another checkout, measured in turn")
+    parser.add_argument("--profile", type=Path, help="where to write sampled stacks of the leader")
     parser.add_argument("--slices", type=int, default=2, help="turns of each with --before")
     return parser.parse_args()
 
@@ -95,20 +97,26 @@ class Bench:
     client: Client
     seen: Seen
     rate: float
+    profile: Path | None = None
     number: int = 0
 
     async def slice(self, build: Build, count: int, leader: Replica, standby: Replica) -> None:
         await self._create(-1 - self.number)  # the leader leads, and its connections are open
         await self.seen.until(len(self.seen.at) + 1)
+        await self._settled()
         written, before = writes(self.cluster), self._cpu(leader, standby)
         made = range(self.number, self.number + count)
-        begun = await self._load(made, build)
+        async with asyncio.TaskGroup() as group:
+            if self.profile:
+                group.create_task(asyncio.to_thread(leader.profile, self.profile, count / self.rate))
+            begun = await self._load(made, build)
         await self.seen.until(len(self.seen.at) + count - len(self.seen.at.keys() & begun.keys()))
         build.waits += [self.seen.at[name] - at for name, at in begun.items()]
         build.facts["rate"] = count / (max(self.seen.at[each] for each in begun) - min(begun.values()))
         for name, spent in self._cpu(leader, standby).items():
             build.spent[name] += spent - before[name]
-        build.writes += await self._settled() - written
+        await self._settled()
+        build.writes += writes(self.cluster) - written
         build.facts["reconcile_p99_s"] = leader.reconcile_p99_s()
         build.facts["rss_mb"], build.facts["standby_rss_mb"] = leader.rss_mb(), standby.rss_mb()
 
@@ -142,13 +150,15 @@ class Bench:
         meta = {"name": name, "namespace": "default"}
         await self.client.create(GPU_WORKLOADS, {"metadata": meta, "spec": spec})
 
-    async def _settled(self) -> Counter[str]:
-        """All that was written, once the events that were still on their way have come."""
-        while True:
-            before = writes(self.cluster)
-            await asyncio.sleep(2)
-            if writes(self.cluster) == before:
-                return before
+    async def _settled(self) -> None:
+        """Until everybody has come to rest: Jobs have their pods, pods their nodes, events are written."""
+        server = self.cluster.parts["kube-apiserver"]
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                before = server.cpu_s
+                await asyncio.sleep(2)
+                if server.cpu_s - before < 2 * AT_REST:
+                    return
 
     async def failover(self, leader: Replica) -> float:
         leader.process.kill()
@@ -167,7 +177,7 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, di
         watch = Watch(client, GPU_WORKLOADS)
         watching = group.create_task(watch.run())
         await watch.synced()
-        bench = Bench(cluster, client, Seen(watch), options.rate)
+        bench = Bench(cluster, client, Seen(watch), options.rate, options.profile)
         for turn, build in enumerate(turns):
             with ExitStack() as stack:
                 leader, standby = stack.enter_context(pair(account, build.source))
@@ -182,12 +192,13 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, di
 
 def results(build: Build, workloads: int) -> dict[str, float]:
     waits, answers = sorted(build.waits), sorted(build.answers)
+    ours = sum(count for what, count in build.writes.items() if not what.startswith("by "))
     return {
         "scheduled_p50_s": statistics.median(waits),
         "scheduled_p99_s": waits[int(len(waits) * 0.99)],
         "created_p99_s": answers[int(len(answers) * 0.99)],
         **build.facts,
-        "writes_per_workload": build.writes.total() / workloads,
+        "writes_per_workload": ours / workloads,
         **{f"writes {what}": count / workloads for what, count in sorted(build.writes.items())},
         # The kube-scheduler did not agree with a node we chose: never, unless we miscounted.
         "decided_anew": build.writes["delete jobs"],
@@ -200,8 +211,12 @@ def _ours(entry: Entry) -> bool:
 
 
 def writes(cluster: Cluster) -> Counter[str]:
-    """What the operator has written so far, without its Lease."""
-    return Counter(f"{each.verb} {each.resource}" for each in cluster.audit.entries() if _ours(each))
+    """What the operator has written so far, without its Lease; and the others, for whom it makes work."""
+    return Counter(
+        f"{each.verb} {each.resource}" if _ours(each) else f"by {each.user.rpartition(':')[2]}"
+        for each in cluster.audit.entries()
+        if each.verb in VERBS and each.resource != "leases"
+    )
 
 
 def served_ms(cluster: Cluster) -> dict[str, float]:

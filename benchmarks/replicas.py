@@ -38,6 +38,10 @@ class Replica:
         found = re.findall(rf'{BUCKET}{{le="([^"]+)",result="done"}} (\S+)', text)
         return _quantile([(float(le), float(count)) for le, count in found], 0.99)
 
+    def profile(self, file: Path, seconds: float) -> None:
+        url = f"http://127.0.0.1:{self.port}/debug/profile?seconds={max(1, round(seconds))}"
+        file.write_bytes(urllib.request.urlopen(url, timeout=seconds + 60).read())
+
     def is_ready(self) -> bool:
         with suppress(OSError):
             answer = urllib.request.urlopen(f"http://127.0.0.1:{self.probes}/readyz", timeout=10)

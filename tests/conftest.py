@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.guard import Guard
@@ -33,9 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     # Otherwise looptime makes a loop for the first test that needs none, and nobody closes it.
     asyncio.set_event_loop(None)
+    # No example has a time to keep: the machine may be busy. New ones are tried by `make accept` alone.
+    settings.register_profile("test", deadline=None, derandomize=True)
+    settings.register_profile("accept", deadline=None, print_blob=True)
+    settings.load_profile(config.getoption("--scale"))
     if folder := config.getoption("--ledger"):
         config.pluginmanager.register(Ledger(folder, config.rootpath), "ledger")
 

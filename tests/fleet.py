@@ -27,6 +27,7 @@ class Fleet:
         self.folder, self.port, self.env = folder, free_port(), {**compiled(), **(env or {})}
         folder.mkdir(exist_ok=True)
         self.workers: list[Worker] = []
+        self.key = ""
         self.server: subprocess.Popen[bytes] | None = None
         self._http: aiohttp.ClientSession | None = None
 
@@ -60,8 +61,8 @@ class Fleet:
             )
         await eventually(self._is_ready, START_S)
         if self._http is None:
-            key = json.loads(_read(data / "client.json"))["key"]
-            self._http = aiohttp.ClientSession(self.url, headers={"Authorization": f"Bearer {key}"})
+            self.key = json.loads(_read(data / "client.json"))["key"]
+            self._http = aiohttp.ClientSession(self.url, headers={"Authorization": f"Bearer {self.key}"})
 
     async def _is_ready(self) -> bool:
         assert self.server is not None

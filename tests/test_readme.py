@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_server import lines_until
+
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parent.parent
@@ -27,15 +29,13 @@ def home(tmp_path: Path) -> Iterator[Path]:
     with subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as up:
-        said = []
-        for line in up.stdout or ():
-            said.append(line)
-            if "sample-8 completed" in line or "sample-1 completed" in line:
-                break
-        else:
-            raise AssertionError(f"it ended: {''.join(said)}")
-        yield tmp_path
-        up.terminate()
+        try:
+            lines_until(up, "completed")
+            yield tmp_path
+            up.terminate()
+            up.wait(30)
+        finally:
+            up.kill()
 
 
 def environment(home: Path) -> dict[str, str]:

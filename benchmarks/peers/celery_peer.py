@@ -1,9 +1,10 @@
-"""Celery as systems run it that must not lose tasks: late acknowledgement, prefetch 1, results stored."""
+"""Celery as systems run it that must not lose tasks: late acknowledgement, results stored. PREFETCH is 1, or
+what is best for it."""
 
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from celery import Celery
-from client import URL, main
+from client import PREFETCH, URL, main
 
 app = Celery("celery_peer", broker=URL, backend=URL)
 app.conf.update(
@@ -12,8 +13,8 @@ app.conf.update(
     accept_content=["json"],
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    task_track_started=True,
-    worker_prefetch_multiplier=1,
+    task_track_started=PREFETCH == 1,
+    worker_prefetch_multiplier=PREFETCH,
     broker_connection_retry_on_startup=True,
 )
 

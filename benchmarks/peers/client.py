@@ -1,4 +1,10 @@
-"""What the peers' clients share: count results in the store, time round trips, print one JSON object."""
+"""What the peers' clients share: count results in the store, time round trips, print one JSON object.
+
+run COUNT     submit while the worker works; seconds until the last result was stored
+fill COUNT    submit while no worker is there
+drain COUNT   says "ready", then how many results a second were stored while the worker emptied the queue
+trip COUNT    the round trips of single tasks, in ms
+"""
 
 # mypy: disable-error-code="import-not-found"
 
@@ -11,8 +17,8 @@ from collections.abc import Callable
 import redis
 
 URL = os.environ.get("STORE_URL", "redis://127.0.0.1:6379/1")
-
-
+PREFETCH = int(os.environ.get("PREFETCH", "1"))
+WITHIN_S = 120.0
 SLACK = 10
 """A peer's own few keys come and go."""
 
@@ -24,33 +30,50 @@ class Results:
         self._server, self._pattern = redis.Redis.from_url(URL), pattern
         self._size, self._before = self._server.dbsize(), self._count()
 
-    def stored(self, count: int, within_s: float = 120.0) -> float:
+    def about(self, count: int) -> tuple[int, float]:
+        """How many more there are and when, once that is about so many."""
+        end = time.monotonic() + WITHIN_S
+        while (now := time.monotonic()) < end:
+            if (more := self._server.dbsize() - self._size) >= count - SLACK:
+                return more, now
+            time.sleep(0.005)
+        raise SystemExit(f"{count} results were not stored within {WITHIN_S} s")
+
+    def exactly(self, count: int) -> float:
         """The moment at which so many more results are in the store."""
-        end = time.monotonic() + within_s
-        while time.monotonic() < end:
-            now = time.monotonic()
-            if self._server.dbsize() >= self._size + count - SLACK and self._count() >= self._before + count:
-                return now
-            time.sleep(0.01)
-        raise SystemExit(f"{count} results were not stored within {within_s} s")
+        while (now := self.about(count)[1]) and self._count() < self._before + count:
+            time.sleep(0.005)
+        return now
 
     def _count(self) -> int:
         return sum(1 for _ in self._server.scan_iter(self._pattern, count=5000))
 
 
 def main(submit: Callable[[int], None], trip: Callable[[], None], pattern: str) -> None:
-    what, count = sys.argv[1], int(sys.argv[2])
-    if what == "submit":
-        results = Results(pattern)
-        start = time.monotonic()
-        submit(count)
-        submitted = time.monotonic()
-        done = results.stored(count)
-        print(json.dumps({"submit_s": submitted - start, "total_s": done - start}))
-    else:
-        trips = []
-        for _ in range(count + 10):
-            start = time.monotonic()
-            trip()
-            trips.append((time.monotonic() - start) * 1000)
-        print(json.dumps(trips[10:]))
+    word, count = sys.argv[1], int(sys.argv[2])
+    match word:
+        case "run":
+            results, start = Results(pattern), time.monotonic()
+            submit(count)
+            print(json.dumps(results.exactly(count) - start))
+        case "fill":
+            submit(count)
+            print(json.dumps(count))
+        case "drain":
+            print(json.dumps(drained_per_s(Results(pattern), count)))
+        case "trip":
+            print(json.dumps([timed_ms(trip) for _ in range(count + 10)][10:]))
+
+
+def drained_per_s(results: Results, count: int) -> float:
+    """Without the first tenth, in which the worker gets going."""
+    print("ready", flush=True)
+    first, began = results.about(count // 10)
+    last, ended = results.about(count)
+    return (last - first) / (ended - began)
+
+
+def timed_ms(trip: Callable[[], None]) -> float:
+    start = time.monotonic()
+    trip()
+    return (time.monotonic() - start) * 1000

@@ -1,6 +1,7 @@
 """Settings: where they come from, and what is said of bad ones."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,13 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ({"METRICS_AUTH": "maybe"}, "METRICS_AUTH=maybe is not allowed: give true or false"),
         ({"DURABILITY": "some"}, "give normal or strict"),
         ({"API_KEY": "short"}, "API_KEY has 5 characters: give 32 or more"),
-        ({"REDIS_URL": "http://x"}, "begin with redis://"),
+        ({"REDIS_URL": "http://:hidden@x"}, "REDIS_URL begins with http, which is not allowed"),
+        ({"WORKER_TOKEN": "short"}, "WORKER_TOKEN has 5 characters: give 32 or more"),
+        ({"SSL_CERT_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
+        ({"SSL_KEY_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
+        ({"CORS_ORIGINS": "dashboard.example"}, "give origins such as https://dashboard.example"),
+        ({"CORS_ORIGINS": "https://a.example/app"}, "give origins such as https://dashboard.example"),
+        ({"WORKER_TOKEN_FILE": "/dev/null"}, "WORKER_TOKEN_FILE=/dev/null is not allowed: it is empty"),
         ({"API_KEY_FILE": "/nowhere"}, "API_KEY_FILE=/nowhere is not allowed: No such file"),
     ],
 )
@@ -49,16 +56,26 @@ def test_all_bad_values_are_told_at_once() -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_secrets_come_from_files(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text(f"{KEY}\n")
+def test_every_secret_may_come_from_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"redis://{KEY}\n")
+    names = [each.name for each in fields(Settings) if each.metadata.get("secret")]
+    assert names == ["api_key", "worker_token", "redis_url", "redis_password", "callback_secret"]
+    chosen = load(**{f"{name.upper()}_FILE": str(secret) for name in names})
+    assert {getattr(chosen, name) for name in names} == {f"redis://{KEY}"}
+    assert KEY not in repr(chosen)
+
+
+def test_a_password_is_part_of_the_address(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("p@ss\n")
-    chosen = load(
-        API_KEY_FILE=str(tmp_path / "key"),
-        REDIS_HOST="db",
-        REDIS_PASSWORD_FILE=str(tmp_path / "password"),
-    )
-    assert chosen.api_key == KEY
+    chosen = load(REDIS_HOST="db", REDIS_PASSWORD_FILE=str(tmp_path / "password"))
     assert chosen.external_store == "redis://:p%40ss@db:6379/0"
+
+
+def test_what_is_said_of_a_bad_secret_does_not_show_it() -> None:
+    with pytest.raises(BadSettings) as caught:
+        load(REDIS_URL="http://:hidden@x")
+    assert "hidden" not in str(caught.value)
 
 
 def test_without_a_store_there_is_none() -> None:

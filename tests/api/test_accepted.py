@@ -73,7 +73,7 @@ def comes_back(
 ) -> None:
     fields = {field.name: field.type for field in structs.fields(resource.type)}
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(values.of(fields[part]))
     def same(value: msgspec.Struct) -> None:
         assert getattr(msgspec.convert(send(value), resource.type), part) == value

@@ -44,7 +44,9 @@ def test_every_command_works_as_written(tmp_path: Path) -> None:
         }
         written = settings.replace("...   # the key that was shown", key).replace("8000", port)
         script = "set -euo pipefail\n" + written + "".join(rest)
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        )
     assert done.returncode == 0, done.stderr
     first, waited, batch, status, workers, health, refused, explained, *_ = answers(done.stdout)
     assert first["status"] == "queued"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.stores import free_port
 
 pytestmark = pytest.mark.real
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
+PATIENCE_S = 90.0
 
 
 def start(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +50,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 def test_what_is_wrong_is_one_line(tmp_path: Path, environ: dict[str, str], said: str) -> None:
     asked = {"API_PORT": "0", **environ}
     assert said in only_line(start(tmp_path, "server", "--data", str(tmp_path / "data"), **asked))
+    assert not (tmp_path / "data" / "client.json").exists(), "half started"
 
 
 def test_a_taken_port_is_said_before_anything_is_started(tmp_path: Path) -> None:
@@ -86,12 +89,18 @@ def up(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
+    """What it says until then; it is killed if that takes too long."""
     assert process.stdout is not None
     lines: list[str] = []
-    for line in process.stdout:
-        lines.append(line)
-        if wanted in line:
-            return lines
+    late = Timer(PATIENCE_S, process.kill)
+    late.start()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if wanted in line:
+                return lines
+    finally:
+        late.cancel()
     raise AssertionError(f"no {wanted!r} in {''.join(lines)}")
 
 

@@ -1,5 +1,6 @@
 """What the store promises, on the embedded server and on one as operators run it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -204,8 +205,9 @@ async def test_a_leader_that_falls_silent_is_followed(new_store: NewStore) -> No
     first, second = new_store("one", terms), new_store("two", terms)
     assert (await first.leadership.strive()).fence == 1
     await second.tasks.submit([task("t")])  # takes more than a millisecond to be on disk
-    while not (leading := await second.leadership.strive()).fence:
-        pass
+    async with asyncio.timeout(10):
+        while not (leading := await second.leadership.strive()).fence:
+            pass
     assert leading.fence == 2
 
 
@@ -491,3 +493,24 @@ async def test_history_overwrites_itself(store: Store) -> None:
 
 class Count(msgspec.Struct, frozen=True):
     number: int
+
+
+async def test_what_ended_is_kept_for_its_time_and_no_longer(new_store: NewStore) -> None:
+    store = new_store(terms=Terms(leader_ms=60_000, keep_ms=300))
+    await store.leadership.strive()
+    await store.tasks.submit([task("done"), task("waits"), task("dead", retries=0)])
+    epoch = await join(store, "w")
+    for name in ("done", "dead"):
+        await run(store, name, "w", epoch)
+    assert await tell(store, "done", "w", epoch, "done", payload="1")
+    assert await tell(store, "dead", "w", epoch, "died", payload="signal 9")
+    assert (await row(store, "done"))["result"] == "1"
+    async with asyncio.timeout(10):
+        while not await store.tasks.trim():  # noqa: ASYNC110 - the store's clock must pass
+            await asyncio.sleep(0.02)
+    assert [found is not None for found in await store.tasks.fetch(["done", "waits", "dead"])] == [
+        False,
+        True,
+        True,
+    ], "what waits and what needs a look stays"
+    assert (await store.tasks.page(offset=0, limit=10)).total == 2

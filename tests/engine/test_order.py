@@ -78,10 +78,11 @@ def test_what_holding_costs(asked: Request, cost: float) -> None:
     assert FairBands().cost(asked) == pytest.approx(cost)
 
 
-def test_holding_counts_as_time_passes() -> None:
+def test_holding_counts_as_time_passes_while_others_wait() -> None:
     turns = Turns()
     turns.pass_time(100.0)
     turns.take("a", "u", 2.0)
+    turns.joins("v")
     turns.pass_time(103.0)
     assert (turns.start("u"), turns.start("v")) == (6.0, 0.0)
     turns.let_go("a")
@@ -89,6 +90,24 @@ def test_holding_counts_as_time_passes() -> None:
     assert turns.start("u") == 6.0, "what it let go of counts no longer"
     turns.pass_time(90.0)
     assert turns.start("u") == 6.0, "a clock that goes back counts nothing"
+
+
+@pytest.mark.parametrize(("most", "counted"), [(None, True), (1, False)])
+def test_what_nobody_else_could_have_is_free(most: int | None, counted: bool) -> None:
+    turns = Turns()
+    turns.pass_time(0.0)
+    turns.take("a", "u", 1.0)
+    turns.joins("u")
+    turns.pass_time(365 * 86_400.0)
+    assert turns.start("u") == 0.0, "only it waits itself"
+    turns.take("b", "v", 1.0)
+    turns.allow("v", most)
+    turns.joins("v")
+    turns.pass_time(365 * 86_400.0 + 5)
+    assert turns.start("u") == (5.0 if counted else 0.0), "a full flow wants nothing"
+    turns.leaves("v")
+    turns.pass_time(366 * 86_400.0)
+    assert turns.start("u") == (5.0 if counted else 0.0)
 
 
 def test_a_full_flow_is_passed_over_until_it_lets_go() -> None:

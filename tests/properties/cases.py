@@ -11,4 +11,4 @@ factor = 1
 
 def cases(count: int) -> Callable[[Any], Any]:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=count * factor, deadline=None, suppress_health_check=checks)
+    return settings(max_examples=count * factor, suppress_health_check=checks)

@@ -13,7 +13,7 @@ from gpu_orchestrator.adapters.kube.election import Elector, Lost
 from tests.adapters.kube.leases import LeaseServer, Line
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), loss=st.floats(0, 0.6), slowest_s=st.floats(0, 8))
 def test_never_two_leaders(seed: int, loss: float, slowest_s: float) -> None:
     loop = looptime.new_event_loop(start=0)

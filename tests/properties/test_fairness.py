@@ -91,7 +91,7 @@ def test_equal_tasks_are_served_in_turn_at_any_prefix(
 
 @cases(25)
 @given(
-    lengths=st.tuples(st.floats(0.05, 20.0), st.floats(0.05, 20.0)),
+    lengths=st.tuples(st.floats(0.05, 20_000.0), st.floats(0.05, 20_000.0)),
     weight=st.sampled_from([0.5, 1.0, 3.0]),
     counts=st.tuples(st.integers(20, 60), st.integers(20, 60)),
 )

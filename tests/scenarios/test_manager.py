@@ -1,17 +1,20 @@
 """The manager's own parts fail: the store, the server, the leader of two. Nothing acknowledged is lost."""
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_orchestrator.adapters.store.embedded import embedded
 from tests.fleet import Fleet, eventually, fleet
-from tests.scenarios.nemesis import children_of, name_of
+from tests.scale import Scale
+from tests.scenarios.nemesis import BUSY, children_of, name_of
 
 pytestmark = pytest.mark.real
 Figure = Callable[[str], None]
@@ -29,7 +32,9 @@ def store_of(manager: Fleet) -> int:
     return pid
 
 
-async def test_a_killed_store_loses_nothing_and_workers_go_on(manager: Fleet, figure: Figure) -> None:
+async def test_a_killed_store_loses_nothing_and_workers_go_on(
+    manager: Fleet, scale: Scale, figure: Figure
+) -> None:
     worker = await manager.worker("a", "--max-concurrent", "4")
     running = await manager.submit("sleep", {"seconds": 4})
     await manager.running(running)
@@ -42,11 +47,11 @@ async def test_a_killed_store_loses_nothing_and_workers_go_on(manager: Fleet, fi
     async def takes_tasks() -> bool:
         return (await manager.call("POST", "/tasks", body))[0] == 202
 
-    await eventually(takes_tasks, 5.0)
+    await eventually(takes_tasks, 30.0)
     probe = await manager.submit("echo", 2)
-    assert (await manager.wait(probe, 5.0))["status"] == "completed"
+    assert (await manager.wait(probe))["status"] == "completed"
     figure(f"store killed, a new task done after {time.monotonic() - killed:.2f} s")
-    assert time.monotonic() - killed < 5.0
+    assert time.monotonic() - killed < scale(test=BUSY, accept=1) * 5.0
     for each in batch["tasks"]:
         assert (await manager.wait(each["task_id"]))["status"] == "completed"
     ended = await manager.wait(running)
@@ -92,8 +97,30 @@ async def test_another_server_leads_when_the_leader_is_killed(tmp_path: Path, fi
             probe = await other.submit("echo", 1)
             assert (await other.wait(probe))["status"] == "completed"
             figure(f"leader killed, a new task done after {time.monotonic() - killed:.2f} s")
-            assert (
-                time.monotonic() - killed < 20.0
-            )  # its lease runs out, the other takes over, and thirty tasks stand before it
             for name in names:
                 assert (await other.wait(name))["status"] == "completed"
+
+
+async def test_one_correlation_id_from_the_request_to_the_worker(tmp_path: Path) -> None:
+    """In the server's log, in its file and in the worker's log the same id is found by one search."""
+    logged = tmp_path / "logs" / "server.json"
+    async with Fleet(
+        tmp_path, {"LOG_LEVEL": "DEBUG", "LOG_FORMAT": "text", "LOG_FILE": str(logged)}
+    ) as running:
+        await running.worker("a", "--v", "1")
+        assert running._http is not None
+        body = {"task_type": "echo", "resources": {"gpus": 0}}
+        async with running._http.post("/tasks", json=body, headers={"X-Request-ID": "order-66"}) as answer:
+            name = (await answer.json())["task_id"]
+        assert (await running.wait(name))["correlation_id"] == "order-66"
+        scheduled = next(line for line in _objects(logged) if line["message"] == "task_scheduled")
+        assert scheduled["correlation_id"] == "order-66"
+        assert (scheduled["task_id"], scheduled["worker_id"]) == (name, "a")
+        assert scheduled["estimated_duration"] >= 0
+        begun = next(line for line in _objects(tmp_path / "a.log") if line["message"] == "task begins")
+        assert (begun["task_id"], begun["correlation_id"]) == (name, "order-66")
+    assert "task_scheduled" in (tmp_path / "server.log").read_text()
+
+
+def _objects(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]

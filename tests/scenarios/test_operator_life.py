@@ -197,8 +197,7 @@ def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict
     site.until("doomed", phase)
     site.delete("doomed")
     site.gone("doomed")
-    assert site.jobs() == []
-    eventually(lambda: not site.pods(), "the pods are gone")
+    eventually(lambda: not site.jobs() and not site.pods(), "Job and pods are gone")
 
 
 def test_a_job_that_somebody_deletes_is_made_again(site: Site) -> None:

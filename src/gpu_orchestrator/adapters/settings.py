@@ -5,8 +5,10 @@ what is allowed, and all bad ones are told at once.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -14,6 +16,7 @@ from urllib.parse import quote
 from gpu_orchestrator.api.rates import by_route
 
 T = TypeVar("T")
+SHORTEST_KEY = 32
 
 
 class BadSettings(ValueError):
@@ -26,6 +29,11 @@ def _setting(default: T, allowed: str, read: Callable[[str], T]) -> T:
 
 def _text(default: str = "", allowed: str = "any text") -> str:
     return _setting(default, allowed, str)
+
+
+def _secret(allowed: str = "any text") -> str:
+    """Given as it is or, better, as a file (the setting of the same name with _FILE). Never shown."""
+    return field(default="", repr=False, metadata={"allowed": allowed, "read": str, "secret": True})
 
 
 def _whole(default: int, least: int, most: int) -> int:
@@ -56,6 +64,12 @@ _FLAGS = {
 }
 
 
+def _networks(value: str) -> str:
+    for each in value.split(","):
+        ip_network(each.strip())
+    return value
+
+
 def _between(kind: Callable[[str], Any], least: float, most: float) -> Callable[[str], Any]:
     def read(value: str) -> Any:
         number = kind(value)
@@ -64,6 +78,16 @@ def _between(kind: Callable[[str], Any], least: float, most: float) -> Callable[
         return number
 
     return read
+
+
+def _origins(value: str) -> tuple[str, ...]:
+    found = tuple(each.strip() for each in value.split(",") if each.strip())
+    if not all(each == "*" or _ORIGIN.fullmatch(each) for each in found):
+        raise ValueError(value)
+    return found
+
+
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
 
 
 def _routes(value: str) -> str:
@@ -77,14 +101,22 @@ class Settings:
 
     api_host: str = _text("127.0.0.1", "an address of this machine")
     api_port: int = _whole(8000, 0, 65_535)
-    api_key: str = _text(allowed="a key of 32 characters or more")
+    api_key: str = _secret("a key of 32 characters or more")
     api_key_file: str = _text(allowed="a file that can be read")
+    worker_token: str = _secret("a token of 32 characters or more")
     worker_token_file: str = _text(allowed="a file that can be read")
-    redis_url: str = _text(allowed="redis://, rediss:// or unix://")
+    ssl_cert_path: str = _text(allowed="a file that can be read")
+    ssl_key_path: str = _text(allowed="a file that can be read")
+    cors_origins: tuple[str, ...] = _setting(
+        (), "origins such as https://dashboard.example, separated by commas, or *", _origins
+    )
+    secrets_key_file: str = _text(allowed="a file that can be read")
+    redis_url: str = _secret("redis://, rediss:// or unix://")
+    redis_url_file: str = _text(allowed="a file that can be read")
     redis_host: str = _text(allowed="a host name")
     redis_port: int = _whole(6379, 1, 65_535)
     redis_db: int = _whole(0, 0, 15)
-    redis_password: str = _text()
+    redis_password: str = _secret()
     redis_password_file: str = _text(allowed="a file that can be read")
     durability: Literal["normal", "strict"] = _one_of("normal", "normal", "strict")
     data_dir: str = _setting(
@@ -102,8 +134,15 @@ class Settings:
     worker_registration_timeout: float = _number(60, 1, 3600)
     gpu_memory_threshold: float = _number(0.8, 0.05, 1)
     gpu_memory_headroom: int = _whole(256, 0, 1_048_576)
+    gpu_temperature_alert: float = _number(85, 1, 200)
+    gpu_memory_alert: float = _number(0.95, 0.05, 1)
     placement_policy: str = _text("balanced", "the name of a policy")
     max_request_mb: float = _number(8, 0.01, 1024)
+    callback_hosts: str = _text(allowed="host names separated by commas, or *")
+    callback_networks: str = _setting("", "networks such as 10.1.0.0/16, separated by commas", _networks)
+    callback_secret: str = _secret("a secret, best whsec_ and 32 random bytes in base64")
+    callback_secret_file: str = _text(allowed="a file that can be read")
+    audit_keep: int = _whole(100_000, 100, 100_000_000)
     rate_limit_per_minute: int = _whole(100, 0, 1_000_000)
     rate_limit_per_hour: int = _whole(1000, 0, 1_000_000_000)
     rate_limit_routes: str = _setting(
@@ -117,6 +156,10 @@ class Settings:
     events_kept: int = _whole(50_000, 100, 10_000_000)
     max_watchers: int = _whole(1000, 0, 100_000)
     log_level: Literal["INFO", "DEBUG"] = _one_of("INFO", "INFO", "DEBUG")
+    log_format: Literal["json", "text"] = _one_of("json", "json", "text")
+    log_file: str = _text(allowed="a file that can be written")
+    log_file_mb: float = _number(50, 0.001, 100_000)
+    log_files_kept: int = _whole(5, 0, 1000)
 
     @property
     def external_store(self) -> str:
@@ -169,26 +212,39 @@ def _unquoted(value: str) -> str:
 def _secrets(found: dict[str, Any]) -> list[str]:
     """Read secrets that are given as files."""
     wrong = []
-    for name in ("api_key", "redis_password"):
+    for name in (each.name for each in fields(Settings) if each.metadata.get("secret")):
         path = found.get(f"{name}_file")
         if path and not found.get(name):
             try:
-                found[name] = Path(path).read_text().strip()
-            except OSError as error:
-                wrong.append(
-                    f"{name.upper()}_FILE={path} is not allowed: {error.strerror}; give a file to read"
-                )
+                found[name] = read_secret(Path(path))
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                wrong.append(f"{name.upper()}_FILE={path} is not allowed: {why}; give a file to read")
     return wrong
 
 
+def read_secret(path: Path) -> str:
+    """What the file holds, without the end of its line; an empty one would silently mean no secret at all."""
+    secret = path.read_text().strip()
+    if not secret:
+        raise ValueError("it is empty")
+    return secret
+
+
 def _checked(settings: Settings) -> Settings:
-    if settings.api_key and len(settings.api_key) < 32:
-        raise BadSettings(
-            f"API_KEY has {len(settings.api_key)} characters: give 32 or more, "
-            "for example from `openssl rand -hex 32`, or leave it empty to have one made"
-        )
+    for name, secret in (("API_KEY", settings.api_key), ("WORKER_TOKEN", settings.worker_token)):
+        if secret and len(secret) < SHORTEST_KEY:
+            raise BadSettings(
+                f"{name} has {len(secret)} characters: give {SHORTEST_KEY} or more, "
+                "for example from `openssl rand -hex 32`, or leave it empty to have one made"
+            )
     if settings.redis_url and not settings.redis_url.startswith(("redis://", "rediss://", "unix://")):
+        scheme = settings.redis_url.partition("://")[0] if "://" in settings.redis_url else "nothing"
         raise BadSettings(
-            f"REDIS_URL={settings.redis_url} is not allowed: begin with redis://, rediss:// or unix://"
+            f"REDIS_URL begins with {scheme}, which is not allowed: give redis://, rediss:// or unix://"
+        )
+    if bool(settings.ssl_cert_path) != bool(settings.ssl_key_path):
+        raise BadSettings(
+            "SSL_CERT_PATH and SSL_KEY_PATH go together: give both, or none to serve without TLS"
         )
     return settings

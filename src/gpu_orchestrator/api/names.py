@@ -110,9 +110,11 @@ def agent_lease(node: str) -> str:
 
 
 def job(workload: str, uid: str, retry: int = 0) -> str:
-    """A workload's Job, by a name that can be computed again: creating it twice creates it once.
+    """A workload's Job, by a name that can be computed again: creating it twice creates it once."""
+    return with_ending(workload, f"-job-{uid[:8]}" + (f"-r{retry}" if retry else ""))
 
-    A long workload name is cut, since a Job's name becomes a label of its pods.
-    """
-    tail = f"-job-{uid[:8]}" + (f"-r{retry}" if retry else "")
-    return workload[: LONGEST_LABEL - len(tail)].rstrip("-.") + tail
+
+def with_ending(stem: str, ending: str) -> str:
+    """An object name told apart by its ending. It is cut to what fits into a label, and has no dots, for a
+    pod's host name may have none."""
+    return stem.replace(".", "-")[: LONGEST_LABEL - len(ending)].rstrip("-") + ending

@@ -7,9 +7,17 @@ A result is kept by the worker until its `Ack` arrives and said again after a re
 the worker already has may be said again too and must be ignored. `(task, attempt)` names one run for ever.
 """
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
+
+WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Word = Annotated[str, Meta(max_length=200)]
+Index = Annotated[int, Meta(ge=0, le=1023)]
+Mib = Annotated[int, Meta(ge=0, le=2**31)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
@@ -23,49 +31,52 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
 class Device(Value, frozen=True):
     """One device as the worker found it at start. `index` is its number on this worker."""
 
-    index: int
-    uuid: str
-    vendor: str
-    model: str
-    memory_mib: int
-    driver_version: str = ""
-    island: int = -1
-    numa: int = -1
+    index: Index
+    uuid: Word
+    vendor: Word
+    model: Word
+    memory_mib: Mib
+    driver_version: Word = ""
+    island: Annotated[int, Meta(ge=-1, le=1023)] = -1
+    numa: Annotated[int, Meta(ge=-1, le=1023)] = -1
 
 
 class Held(Value, frozen=True):
     """Memory that a runner of ours has allocated on a device."""
 
-    task: str
-    attempt: int
-    used_mib: int
+    task: Word
+    attempt: Count
+    used_mib: Mib
 
 
 class Reading(Value, frozen=True):
     """One device now. `used_mib` and `free_mib` are the driver's; `others_mib` is what processes have that no
     runner of this worker started; `held` is what our runners have allocated. `problem` says in words why
-    nothing may be placed here; empty when healthy."""
+    nothing may be placed here; empty when healthy. `ecc_errors` could not be corrected, since the driver was
+    loaded; `xid` is the driver's number of the fault that made the device unusable, 0 for none."""
 
-    index: int
-    used_mib: int
-    free_mib: int
-    others_mib: int = 0
+    index: Index
+    used_mib: Mib
+    free_mib: Mib
+    others_mib: Mib = 0
     held: tuple[Held, ...] = ()
-    utilization: float = 0.0
-    temperature_c: float = 0.0
+    utilization: Number = 0.0
+    temperature_c: Number = 0.0
     problem: str = ""
+    ecc_errors: int = 0
+    xid: int = 0
 
 
 class SystemInfo(Value, frozen=True):
-    cpu: str = ""
-    ram_total_mib: int = 0
-    ram_used_mib: int = 0
-    os: str = ""
+    cpu: Word = ""
+    ram_total_mib: Mib = 0
+    ram_used_mib: Mib = 0
+    os: Word = ""
 
 
 class Attempt(Value, frozen=True):
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
 
 
 class TaskError(Value, frozen=True):
@@ -85,15 +96,15 @@ class Hello(Message, frozen=True):
     connection the worker names its epoch in `resume_epoch` and what it still has: `running`, and in
     `unacked` the results it is about to say again."""
 
-    name: str
-    instance: str
-    devices: tuple[Device, ...] = ()
-    task_types: tuple[str, ...] = ()
+    name: WorkerName
+    instance: Word
+    devices: Annotated[tuple[Device, ...], Meta(max_length=1024)] = ()
+    task_types: Annotated[tuple[Word, ...], Meta(max_length=1000)] = ()
     system_info: SystemInfo = SystemInfo()
-    labels: dict[str, str] = {}
-    max_concurrent: int = 1
-    version: str = ""
-    resume_epoch: int = 0
+    labels: Annotated[dict[Word, Word], Meta(max_length=100)] = {}
+    max_concurrent: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    version: Word = ""
+    resume_epoch: Count = 0
     running: tuple[Attempt, ...] = ()
     unacked: tuple[Attempt, ...] = ()
 
@@ -102,47 +113,47 @@ class Renew(Message, frozen=True):
     """Asks for the lease to be prolonged, from now. The worker counts from when it sent this, so that it
     stops before the server thinks it dead."""
 
-    number: int
+    number: Count
 
 
 class Report(Message, frozen=True):
     """All devices as they are: after `Welcome`, whenever memory or health changed noticeably, and every
     `heartbeat_s`."""
 
-    readings: tuple[Reading, ...]
-    ram_used_mib: int = 0
+    readings: Annotated[tuple[Reading, ...], Meta(max_length=1024)]
+    ram_used_mib: Mib = 0
 
 
 class Started(Message, frozen=True):
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
 
 
 class Progress(Message, frozen=True):
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
     line: str
 
 
 class Done(Message, frozen=True):
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
     result: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Failed(Message, frozen=True):
     """The handler said no, or ran past a limit."""
 
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
     error: TaskError
 
 
 class RunnerDied(Message, frozen=True):
     """The runner process ended without a word; `evidence` is its exit status or signal and last lines."""
 
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
     evidence: str
 
 
@@ -150,16 +161,16 @@ class Refused(Message, frozen=True):
     """Not started: the device has less free memory than was reserved. Costs the task no attempt; a fresh
     `Report` goes before it."""
 
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
     reason: str
 
 
 class Cancelled(Message, frozen=True):
     """Ended because a `Cancel` asked for it (or never started because of it)."""
 
-    task: str
-    attempt: int
+    task: Word
+    attempt: Count
 
 
 class Leaving(Message, frozen=True):
@@ -255,8 +266,11 @@ def frame(*messages: Message) -> bytes:
 
 
 def read_by_server(data: bytes | str) -> list[ToServer]:
-    """Raises `msgspec.ValidationError` on what no worker of this version says."""
-    return _to_server.decode(data)
+    """Raises `msgspec.MsgspecError` on what no worker of this version says."""
+    try:
+        return _to_server.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def read_by_worker(data: bytes | str) -> list[ToWorker]:

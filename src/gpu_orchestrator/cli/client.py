@@ -12,9 +12,10 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-from gpu_orchestrator.adapters import settings
+from gpu_orchestrator.adapters import settings, tls
 
 console = Console()
+CA = "GPU_ORCHESTRATOR_CA"
 
 
 class CannotAsk(Exception):
@@ -23,38 +24,48 @@ class CannotAsk(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Where:
+    """`ca` is a file with the certificates to trust; empty: those of the system."""
+
     url: str
     key: str
+    ca: str = ""
 
 
 def where() -> Where:
-    """GPU_ORCHESTRATOR_URL and API_KEY, or what `up` left for its own machine."""
-    url, key = os.environ.get("GPU_ORCHESTRATOR_URL", ""), os.environ.get("API_KEY", "")
-    kept = Path(settings.load().data_dir) / "client.json"
+    """GPU_ORCHESTRATOR_URL, API_KEY or API_KEY_FILE, and --ca; or what `up` left for its own machine."""
+    chosen = settings.load()
+    url, key, ca = os.environ.get("GPU_ORCHESTRATOR_URL", ""), chosen.api_key, os.environ.get(CA, "")
+    kept = Path(chosen.data_dir) / "client.json"
     if not (url and key) and kept.exists():
         found = json.loads(kept.read_text())
+        ca = ca or ("" if url else found.get("ca", ""))
         url, key = url or found["url"], key or found["key"]
-    return Where(url or "http://127.0.0.1:8000", key)
+    return Where(url or "http://127.0.0.1:8000", key, ca)
 
 
 def ask(method: str, path: str, *, body: Any = None, **query: Any) -> Any:
     """One request; the decoded answer, or exit with a line that says what is wrong."""
     try:
         return asyncio.run(_ask(where(), method, path, body, query))
-    except (CannotAsk, settings.BadSettings) as error:
+    except (CannotAsk, settings.BadSettings, tls.BadCertificate) as error:
         sys.exit(f"gpu-orchestrator: {error}")
 
 
 async def _ask(place: Where, method: str, path: str, body: Any, query: dict[str, Any]) -> Any:
     asked = {name: str(value) for name, value in query.items() if value not in (None, "")}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-    headers = {"Authorization": f"Bearer {place.key}"}
+    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+    trust = tls.client(place.ca) if place.url.startswith("https:") else True
     try:
         async with (
             aiohttp.ClientSession(place.url, headers=headers, timeout=timeout) as session,
-            session.request(method, f"/api/v1{path}", json=body, params=asked) as response,
+            session.request(method, f"/api/v1{path}", json=body, params=asked, ssl=trust) as response,
         ):
             answer = json.loads(await response.read() or b"null")
+    except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+        raise CannotAsk(
+            f"the certificate of {place.url} is not trusted ({error}); give who signed it with --ca FILE"
+        ) from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise CannotAsk(
             f"no cluster manager answers at {place.url} ({error}); start one with `gpu-orchestrator up`, "

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -15,13 +16,18 @@ from typing import Any
 from gpu_orchestrator.adapters import logs, settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
-from gpu_orchestrator.apps.cluster import keys, server
+from gpu_orchestrator.adapters.tls import BadCertificate
+from gpu_orchestrator.apps.cluster import keys, server, signing
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 CLIENT = "client.json"
+CALLBACK_SECRET = "callback-secret"  # noqa: S105 - a file name
 LOG = "manager.log"
+HASHES = "keys.json"
 TOKEN = "worker-token"  # noqa: S105 - a file name
-KNOWN_ERRORS = (BadSettings, StoreError, server.CannotListen, UnknownPolicy)
+COLLECT = (20_000, 20, 50)
+"""Rarer than by default: our values hold no cycles, so there is little to find."""
+KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +53,38 @@ async def hosting(
     """A running server with its keys. `log_to_file`: the terminal is for something else."""
     chosen = settings.load(**given)
     folder = Path(chosen.data_dir)
-    with _locked(folder) as note, contextlib.ExitStack() as stack:
-        stream = stack.enter_context((folder / LOG).open("a")) if log_to_file else None
-        logs.configure(1 if chosen.log_level == "DEBUG" else 0, stream=stream)
+    with locked(folder) as note, contextlib.ExitStack() as stack:
+        stack.callback(_configure_logs(chosen, folder, only_file=log_to_file))
         known, secrets = _keys(chosen, folder)
+        chosen = _with_callback_secret(chosen, folder)
         async with server.running(chosen, keys.Keys(known), insecure=insecure) as running:
             note(running.url)
-            _write_private(folder / CLIENT, json.dumps({"url": running.url, "key": secrets.api_key}))
+            write_private(folder / CLIENT, json.dumps(_client(chosen, running.url, secrets)))
+            _settle_down()
             yield Host(running, secrets, chosen)
+
+
+def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callable[[], None]:
+    """Gives what closes the file again."""
+    path = chosen.log_file or (str(folder / LOG) if only_file else "")
+    try:
+        most_bytes = int(chosen.log_file_mb * 1_000_000)
+        file = logs.LogFile(Path(path), most_bytes=most_bytes, kept=chosen.log_files_kept) if path else None
+    except OSError as error:
+        raise BadSettings(
+            f"LOG_FILE={path} is not allowed: {error.strerror}; give a file to write"
+        ) from error
+    verbosity = 1 if chosen.log_level == "DEBUG" else 0
+    logs.configure(verbosity, style=chosen.log_format, file=file, only_file=only_file)
+    return file.close if file else lambda: None
+
+
+def _settle_down() -> None:
+    """What was loaded to start with stays for ever: the collector need not look at it again and again.
+    Otherwise one task in a hundred waits ten milliseconds and more for it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
 
 
 async def serve(given: Mapping[str, Any], *, insecure: bool = False) -> int:
@@ -77,7 +107,7 @@ async def until_told_to_end() -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Callable[[str], None]]:
+def locked(folder: Path) -> Iterator[Callable[[str], None]]:
     """One process per data directory; a second one is told where the first one listens."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,29 +136,60 @@ def _locked(folder: Path) -> Iterator[Callable[[str], None]]:
 
 
 def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
-    """The keys this server knows, by their hashes alone, and those that this machine's own client and worker
-    use. A local worker whose token file was removed gets a token for this run."""
-    hashes = folder / "keys.json"
-    client = _read_json(folder / CLIENT)
-    configured = Secrets(chosen.api_key, _worker_token(chosen))
-    if configured.api_key and configured.worker_token:
-        return _of(configured), configured
-    if not hashes.exists():
-        made = Secrets(configured.api_key or keys.make(), configured.worker_token or keys.make(), True)
-        _write_private(hashes, json.dumps([[key.digest.hex(), *key.scopes] for key in _of(made)]))
-        _write_private(folder / TOKEN, made.worker_token)
-        return _of(made), replace(made, fresh=not configured.api_key)
-    known = [
-        keys.configured(bytes.fromhex(digest), scope) for digest, scope in json.loads(hashes.read_text())
-    ]
-    token = configured.worker_token or _read(folder / TOKEN) or keys.make()
-    secrets = Secrets(configured.api_key or client.get("key", ""), token)
-    return [*known, *_of(secrets)], secrets
+    """The keys this server begins with, and what of them this machine's own client and worker use. What is
+    not configured is made once, and only its hash is kept for the server."""
+    kept = {scope: digest for digest, scope in json.loads(_read(folder / HASHES) or "[]")}
+    client = _read_json(folder / CLIENT).get("key", "")
+    admin = _begin("admin", chosen.api_key, client, kept)
+    worker = _begin("worker", chosen.worker_token, _read(folder / TOKEN), kept)
+    if admin.is_made or worker.is_made:
+        made = {
+            scope: each.key.digest.hex()
+            for scope, each in (("admin", admin), ("worker", worker))
+            if each.is_made
+        }
+        write_private(
+            folder / HASHES, json.dumps([[digest, scope] for scope, digest in {**kept, **made}.items()])
+        )
+    if worker.is_made:
+        write_private(folder / TOKEN, worker.secret)
+    # A worker of this machine whose token file was removed gets a token for this run.
+    token = worker.secret or keys.make()
+    known = [admin.key, worker.key, *([] if worker.secret else [keys.key_of(token, "worker")])]
+    return known, Secrets(admin.secret, token, fresh=admin.is_made)
 
 
-def _of(secrets: Secrets) -> list[keys.Key]:
-    api = [keys.key_of(secrets.api_key, "admin")] if secrets.api_key else []
-    return [*api, keys.key_of(secrets.worker_token, "worker")]
+def _with_callback_secret(chosen: Settings, folder: Path) -> Settings:
+    """The one that was given, else the one that was made at the first start."""
+    kept = folder / CALLBACK_SECRET
+    if not chosen.callback_secret and not kept.exists():
+        write_private(kept, signing.new_secret())
+    return replace(chosen, callback_secret=chosen.callback_secret or _read(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """`secret` is empty where this machine does not have it any more."""
+
+    secret: str
+    key: keys.Key
+    is_made: bool = False
+
+
+def _begin(scope: keys.Scope, configured: str, remembered: str, kept: Mapping[str, str]) -> _Begun:
+    if configured:
+        return _Begun(configured, keys.key_of(configured, scope))
+    if scope not in kept:
+        secret = keys.make()
+        return _Begun(secret, keys.key_of(secret, scope), is_made=True)
+    is_it = keys.digest_of(remembered).hex() == kept[scope]
+    return _Begun(remembered if is_it else "", keys.configured(bytes.fromhex(kept[scope]), scope))
+
+
+def _client(chosen: Settings, url: str, secrets: Secrets) -> dict[str, str]:
+    """What clients on this machine need. They trust the server's own certificate, whoever signed it."""
+    ca = str(Path(chosen.ssl_cert_path).absolute()) if chosen.ssl_cert_path else ""
+    return {"url": url, "key": secrets.api_key, "ca": ca}
 
 
 def _read(path: Path) -> str:
@@ -139,17 +200,7 @@ def _read_json(path: Path) -> dict[str, str]:
     return dict(json.loads(_read(path) or "{}"))
 
 
-def _worker_token(chosen: Settings) -> str:
-    if not chosen.worker_token_file:
-        return ""
-    try:
-        return Path(chosen.worker_token_file).read_text().strip()
-    except OSError as error:
-        given = f"WORKER_TOKEN_FILE={chosen.worker_token_file}"
-        raise BadSettings(f"{given} is not allowed: {error.strerror}; give a file to read") from error
-
-
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as file:

@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.cli import host as hosting
 from gpu_orchestrator.cli.view import View, samples
 
@@ -35,13 +37,26 @@ class Asked:
 async def up(given: Mapping[str, Any], asked: Asked) -> int:
     try:
         shows = not asked.quiet
-        async with hosting.hosting(given, log_to_file=shows) as host, _worker(host, asked):
-            _greet(host)
-            await _watch(host, asked)
+        async with hosting.hosting(given, log_to_file=shows) as host:
+            _check_certificate(host)
+            async with _worker(host, asked):
+                _greet(host)
+                await _watch(host, asked)
     except hosting.KNOWN_ERRORS as error:
         print(f"gpu-orchestrator: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_certificate(host: hosting.Host) -> None:
+    """The worker and the commands of this machine connect as everybody does, and check as everybody does."""
+    running, cert = host.server, host.settings.ssl_cert_path
+    name = urlsplit(running.url).hostname or ""
+    if running.tls is not None and (wrong := tls.complaint(running.tls, cert, name)):
+        raise tls.BadCertificate(
+            f"SSL_CERT_PATH={cert} does not serve for {name}: {wrong}; "
+            "set API_HOST to a name or address of this machine that the certificate is for"
+        )
 
 
 def _greet(host: hosting.Host) -> None:
@@ -117,13 +132,20 @@ async def _start_worker(host: hosting.Host, asked: Asked) -> asyncio.subprocess.
             *("--server", host.server.url, "--name", socket.gethostname(), "--drain-s", "5"),
             *("--max-concurrent", str(asked.max_concurrent), "--simulation", str(folder / "gpus")),
             *(("--simulate", asked.simulate) if asked.simulate else ()),
-            env={**os.environ, "GPU_ORCHESTRATOR_TOKEN": host.secrets.worker_token},
+            *(("--v", "1") if host.settings.log_level == "DEBUG" else ()),
+            env=_environment(host),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             preexec_fn=end_with_owner,
         )
+
+
+def _environment(host: hosting.Host) -> dict[str, str]:
+    """Secrets go this way: on a command line everybody could read them."""
+    ca = {"GPU_ORCHESTRATOR_CA": host.settings.ssl_cert_path} if host.settings.ssl_cert_path else {}
+    return {**os.environ, **ca, "GPU_ORCHESTRATOR_TOKEN": host.secrets.worker_token}
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

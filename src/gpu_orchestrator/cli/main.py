@@ -1,6 +1,10 @@
 """The entry point: builds the command line and runs what was asked for."""
 
-from cyclopts import App
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from gpu_orchestrator import __version__
 
@@ -13,7 +17,11 @@ for name, where in {
     "server": "server:server",
     "worker": "workers:app",
     "task": "task:app",
+    "key": "key:app",
+    "audit": "audit:audit",
     "status": "workers:status",
+    "backup": "backup:backup",
+    "restore": "backup:restore",
     "operator": "operator:operator",
     "scheduler": "scheduler:scheduler",
     "doctor": "doctor:doctor",
@@ -21,5 +29,21 @@ for name, where in {
     app.command(f"gpu_orchestrator.cli.{where}", name=name)
 
 
+@app.meta.default
+def launch(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)], ca: Path | None = None
+) -> None:
+    """Gets every GPU workload onto exactly the right GPUs.
+
+    Parameters
+    ----------
+    ca
+        A file with the certificates to trust, for a server with TLS; those of the system if not given.
+    """
+    if ca is not None:
+        os.environ["GPU_ORCHESTRATOR_CA"] = str(ca)
+    app(words)
+
+
 def main() -> None:
-    app()
+    app.meta()

@@ -17,6 +17,7 @@ def run(
     server: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_SERVER")] = "http://127.0.0.1:8000",
     token: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_TOKEN", show_default=False)] = "",
     token_file: Path | None = None,
+    ca: Annotated[Path | None, Parameter(env_var="GPU_ORCHESTRATOR_CA")] = None,
     name: str = "",
     max_concurrent: Annotated[int, Parameter(env_var="MAX_CONCURRENT_TASKS")] = 1,
     processes: int = 0,
@@ -39,6 +40,8 @@ def run(
         A worker token of it; better in a file or in the environment, where other users cannot read it.
     token_file
         A file that holds the token.
+    ca
+        A file with the certificates to trust, for a server with TLS; those of the system if not given.
     name
         How this worker is called; the name of the machine if not given.
     max_concurrent
@@ -66,6 +69,7 @@ def run(
 
     from gpu_orchestrator.adapters import logs
     from gpu_orchestrator.adapters.gpus.find import find
+    from gpu_orchestrator.adapters.settings import read_secret
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
     from gpu_orchestrator.apps.worker.link import NotWanted
@@ -75,7 +79,8 @@ def run(
     try:
         settings = Settings(
             server=server,
-            token=token_file.read_text().strip() if token_file else token,
+            token=read_secret(token_file) if token_file else token,
+            ca=str(ca) if ca else "",
             name=name or socket.gethostname(),
             max_concurrent=max_concurrent,
             processes=processes or min(max_concurrent, os.cpu_count() or 1),

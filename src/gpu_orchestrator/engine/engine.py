@@ -188,7 +188,7 @@ class Engine:
         waiting = self._enter(request, known.since if known else now if event.since is None else event.since)
         if known is not None:
             self._dequeue(known)
-        self._waiting[key] = waiting
+        self._wait(waiting)
         if not self._join_sleepers(waiting, actions):
             self._active.push(waiting)
 
@@ -261,7 +261,7 @@ class Engine:
         if key in self._left:
             self._come_back(key, now, actions)
         else:
-            self._waiting[key] = waiting
+            self._wait(waiting)
             self._rest(waiting, now)
         self._helped(freed)
 
@@ -270,8 +270,16 @@ class Engine:
         if asked_again is not None:
             self._ask(asked_again, now, actions)
 
-    def _dequeue(self, waiting: Waiting) -> None:
+    def _wait(self, waiting: Waiting) -> None:
+        self._waiting[waiting.request.key] = waiting
+        self._turns.joins(waiting.flow)
+
+    def _wait_no_more(self, waiting: Waiting) -> None:
         del self._waiting[waiting.request.key]
+        self._turns.leaves(waiting.flow)
+
+    def _dequeue(self, waiting: Waiting) -> None:
+        self._wait_no_more(waiting)
         waiting.rests_until = None
         if waiting.line is self._active:
             self._active.remove(waiting)
@@ -333,7 +341,8 @@ class Engine:
         if isinstance(answer, Refusal):
             self._parking.sleep(waiting, answer, self.cluster)
             return Refuse(request, answer)
-        self._in_flight[request.key] = self._waiting.pop(request.key)
+        self._wait_no_more(waiting)
+        self._in_flight[request.key] = waiting
         self._turns.charge(waiting.flow, cost)
         self._turned(self._turns.take(request.key, waiting.flow, cost))
         self._call_next(waiting)

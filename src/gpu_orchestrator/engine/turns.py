@@ -1,14 +1,18 @@
 """The account of flows: what each has had, what it holds now, and how much it may hold at once.
 
 Start-time fair queueing: a flow's next turn comes later the more it was given, on one scale for all.
-Beginning counts a little and holding counts as time passes, so flows share devices and not beginnings. Kept
-by the engine; lines ask it whose turn is next.
+Beginning counts a little and holding counts as time passes, so flows share devices and not beginnings; but
+only while others wait, for what nobody else wants is free. Kept by the engine; lines ask it whose turn is
+next.
 """
 
 from dataclasses import dataclass
 
 BEGINNING_S = 0.01
 """What beginning costs, as seconds of holding: flows take turns also among things that end at once."""
+
+MOST_AHEAD_S = 86_400.0
+"""No flow is held to more than this, in seconds of one device."""
 
 FORGET_ABOVE = 4096
 
@@ -36,6 +40,7 @@ class Turns:
         self._flows: dict[str, _Flow] = {}
         self._held: dict[str, tuple[str, float]] = {}
         self._full: set[str] = set()
+        self._waits: dict[str, int] = {}
 
     def start(self, flow: str) -> float:
         return max(self._next.get(flow, 0.0), self._now)
@@ -44,14 +49,25 @@ class Turns:
         """It holds the most it may: nothing of it is to be begun."""
         return flow in self._full
 
+    def joins(self, flow: str) -> None:
+        """One more of it waits."""
+        self._waits[flow] = self._waits.get(flow, 0) + 1
+
+    def leaves(self, flow: str) -> None:
+        self._waits[flow] -= 1
+        if not self._waits[flow]:
+            del self._waits[flow]
+
     def pass_time(self, now: float) -> None:
-        """What flows hold is counted up to now. A clock that goes back counts nothing."""
+        """What flows hold while others wait is counted up to now. A clock that goes back counts nothing."""
         passed_s = 0.0 if self._clock is None else max(now - self._clock, 0.0)
         self._clock = now
-        if passed_s:
-            for name, flow in self._flows.items():
-                if flow.rate:
-                    self._next[name] = self._next.get(name, self._now) + flow.rate * passed_s
+        if not passed_s or not self._waits:
+            return
+        eager, most = self._waits.keys() - self._full, self._now + MOST_AHEAD_S
+        for name, flow in self._flows.items():
+            if flow.rate and len(eager) > (name in eager):
+                self._next[name] = min(self._next.get(name, self._now) + flow.rate * passed_s, most)
 
     def charge(self, flow: str, cost: float) -> None:
         """Something of it begins."""
@@ -78,10 +94,7 @@ class Turns:
         of = self._flows[flow]
         of.holds -= 1
         of.rate = of.rate - cost if of.holds else 0.0
-        changed = self._judge(flow)
-        if not of.holds and of.most is None:
-            del self._flows[flow]
-        return changed
+        return self._judge(flow)
 
     def allow(self, flow: str, most: int | None) -> bool:
         """It may hold at most so many things at once, None for any number; whether that made it full, or let
@@ -90,10 +103,12 @@ class Turns:
         return self._judge(flow)
 
     def _judge(self, flow: str) -> bool:
-        """Whether it became full just now, or ceased to be."""
-        was, now = flow in self._full, self._flows[flow].is_full
-        if now:
+        """Whether it became full just now, or ceased to be. Who has nothing and may anything is forgotten."""
+        of, was = self._flows[flow], flow in self._full
+        if of.is_full:
             self._full.add(flow)
         else:
             self._full.discard(flow)
-        return was != now
+        if not of.holds and of.most is None:
+            del self._flows[flow]
+        return was != of.is_full

@@ -21,6 +21,9 @@ class Driver:
     is_loaded: bool = True
     is_initialised: bool = False
     errors: dict[str, int] = field(default_factory=dict)
+    ecc_errors: int = 0
+    listened: set[str] = field(default_factory=set)
+    events: list[tuple[str, int]] = field(default_factory=list)
 
     def init(self) -> None:
         if not self.is_loaded:
@@ -40,6 +43,16 @@ class Driver:
 
     def memory(self, handle: str, version: int | None = None) -> Any:
         return SimpleNamespace(total=81920 * MIB, used=1024 * MIB, free=80000 * MIB)
+
+    def register(self, handle: str, kinds: int, heard: str) -> None:
+        assert kinds & pynvml.nvmlEventTypeXidCriticalError
+        self.listened.add(handle)
+
+    def event(self, heard: str, timeout_ms: int) -> Any:
+        if not self.events:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        uuid, xid = self.events.pop(0)
+        return SimpleNamespace(device=uuid, eventData=xid)
 
     def unsupported(self, *_: Any) -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -66,6 +79,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
             SimpleNamespace(pid=8, usedGpuMemory=None),
         ],
         "nvmlDeviceGetGraphicsRunningProcesses": driver.unsupported,
+        "nvmlDeviceGetTotalEccErrors": lambda *_: driver.ecc_errors,
+        "nvmlEventSetCreate": lambda: "heard",
+        "nvmlEventSetFree": lambda _: None,
+        "nvmlDeviceRegisterEvents": driver.register,
+        "nvmlEventSetWait_v2": driver.event,
     }
     for name, function in script.items():
         monkeypatch.setattr(pynvml, name, function)
@@ -121,3 +139,24 @@ def test_a_driver_that_comes_later_is_found(driver: Driver) -> None:
 def test_no_device_given_means_no_device_visible(driver: Driver) -> None:
     assert Nvml().environment([])["CUDA_VISIBLE_DEVICES"] == ""
     assert Nvml().environment(["GPU-1", "GPU-0"])["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
+
+
+def test_a_fault_the_driver_tells_of_stays_and_that_of_a_program_is_its_own(driver: Driver) -> None:
+    gpus = Nvml()
+    gpus.devices()
+    assert driver.listened == {"GPU-0", "GPU-1"}
+    driver.events = [("GPU-0", 31), ("GPU-1", 79), ("GPU-1", 48)]
+    driver.ecc_errors = 3
+    healthy, faulty = gpus.readings()
+    assert (healthy.xid, healthy.problem, healthy.ecc_errors) == (0, "", 3)
+    assert faulty.xid == 79
+    assert "XID 79" in faulty.problem
+    driver.errors["GPU-1"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    assert gpus.readings()[1].xid == 79, "also when the device no longer answers"
+
+
+def test_a_driver_that_tells_no_events_is_let_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlEventSetCreate", driver.unsupported)
+    gpus = Nvml()
+    gpus.devices()
+    assert [reading.xid for reading in gpus.readings()] == [0, 0]

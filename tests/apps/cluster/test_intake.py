@@ -59,3 +59,20 @@ async def test_who_has_one_task_does_not_wait_for_who_has_thousands() -> None:
     assert not many.done()
     assert "bob0" in store.calls[1][0]
     assert len(await many) == 3000
+
+
+async def test_who_was_told_is_told_again_for_a_moment_without_asking_the_store() -> None:
+    store, clock = Counter(room=0), [100.0]
+    intake, may = Intake(store, lambda: clock[0]), Unit("ann", 5, 0, 0)
+    for count, calls in ((3, 1), (3, 1), (4, 1), (2, 2), (2, 2)):
+        assert {each.fresh for each in await intake.put(tasks("ann", count), may)} == {OWNER_FULL}
+        assert len(store.calls) == calls, "only less than before is asked for"
+    known = [NewTask("x", "{}", "{}", tenant="ann", idempotency="once")]
+    await intake.put(known * 2, may)
+    assert len(store.calls) == 3, "it may be known and need no room"
+    await intake.put(tasks("bob", 3), Unit("bob", 5, 0, 0))
+    await intake.put(tasks("ann", 3), Unit("ann", 0, 0, 0))
+    assert len(store.calls) == 5, "another owner, and a key without a bound"
+    clock[0] += 1.0
+    store.room = 9
+    assert [each.fresh for each in await intake.put(tasks("ann", 3), may)] == [1, 1, 1]

@@ -97,7 +97,7 @@ async def test_a_late_result_is_dropped_and_counted(new_site: NewSite) -> None:
 
 
 async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) -> None:
-    site = await new_site(worker_lease=5)
+    site = await new_site(worker_lease=15)
     first, second = await site.join("a"), await site.join("b")
     name = await site.submit(resources={"gpus": 0})
     for worker in (first, second):
@@ -108,7 +108,7 @@ async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) 
     began = asyncio.get_running_loop().time()
     assign = await other.take()
     assert (assign.task, assign.attempt) == (name, 2)
-    assert asyncio.get_running_loop().time() - began < 4, "the lease alone would have lasted longer"
+    assert asyncio.get_running_loop().time() - began < 11, "the lease alone would have lasted longer"
 
 
 async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: NewSite) -> None:
@@ -258,8 +258,10 @@ async def test_a_stranger_cannot_join(site: Site) -> None:
     ("devices", "said"),
     [
         pytest.param((hand.device(0), hand.device(0)), "two devices have the same id: [0, 0]", id="twice"),
-        pytest.param(tuple(map(hand.device, range(1025))), "1025 devices; it can be 0 to 1024", id="many"),
-        pytest.param((hand.device(0, gib=10**400),), "int too large", id="a number past all numbers"),
+        pytest.param(tuple(map(hand.device, range(1025))), "Expected `int` <= 1023", id="many"),
+        pytest.param(
+            (hand.device(0, gib=10**400),), "Expected `int` <= 2147483648", id="a number past all numbers"
+        ),
     ],
 )
 async def test_a_worker_that_cannot_be_counted_is_told_why_and_harms_nobody(

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from gpu_orchestrator.apps.operator import job as jobs
@@ -36,6 +36,7 @@ def test_what_is_cut_or_unreadable_stays_different() -> None:
     assert labels.safe("x" * 100) != labels.safe("x" * 101)
 
 
+@example("0" * 48 + ".00", 0)
 @given(some.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True), some.integers(0, 10))
 def test_any_workload_has_a_job_name_within_63_characters(name: str, retry: int) -> None:
     made = jobs.name_of(workload(name), retry)

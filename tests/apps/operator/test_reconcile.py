@@ -58,10 +58,10 @@ def scheduled(**fields: Any) -> GPUWorkload:
     return after(Facts(new), plan_for(Facts(new), gives("a")))
 
 
-def test_a_new_workload_gets_finalizer_job_and_status_in_one_pass() -> None:
-    plan = plan_for(Facts(workload(meta={"finalizers": []})), gives("a"))
-    finalizer, create = plan.actions
-    assert isinstance(finalizer, AddFinalizer)
+def test_a_new_workload_gets_job_and_status_in_one_pass_and_its_finalizer_in_the_next() -> None:
+    facts = Facts(workload(meta={"finalizers": []}))
+    plan = plan_for(facts, gives("a"))
+    (create,) = plan.actions
     assert isinstance(create, CreateJob)
     assert create.manifest["metadata"]["name"] == "bert-job-0a1b2c3d"
     assert create.manifest["metadata"]["ownerReferences"][0]["controller"] is True
@@ -75,6 +75,15 @@ def test_a_new_workload_gets_finalizer_job_and_status_in_one_pass() -> None:
     assert plan.status
     assert plan.status.assigned_node == "a"
     assert reasons(plan) == ["Scheduled", "JobCreated"]
+    placed = after(facts, plan)
+    assert plan_for(Facts(placed, (job(placed, "a"),))) == Plan((AddFinalizer(),))
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_what_ended_before_it_had_its_finalizer_gets_it_all_the_same(phase: str) -> None:
+    """Or its Job would outlive it for a moment when it is deleted."""
+    ended = workload(meta={"finalizers": []}, status={"phase": phase})
+    assert plan_for(Facts(ended)) == Plan((AddFinalizer(),))
 
 
 def test_a_runtime_limit_becomes_the_jobs_deadline() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,29 @@ def test_a_node_with_claimed_pods_takes_no_plain_ones() -> None:
     stage.world.see_pod(holder, None)
     assert stage.found == ["team/x"]
     assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        pytest.param(lambda world: world.see_node(None, node("a", unschedulable=True)), id="cordoned"),
+        pytest.param(lambda world: world.see_node(None, node("a", ready=False)), id="not ready"),
+        pytest.param(lambda world: world.see_node(node("a"), None), id="gone"),
+        pytest.param(lambda world: world.see_pod(None, pod(uid="p", node="a", given="0")), id="claimed"),
+    ],
+)
+def test_a_node_closed_under_a_decision_is_not_used(closed: Callable[[World], None]) -> None:
+    """A place was found for one who waited; before it takes it, the node is closed."""
+    stage = Stage("a")
+    holder = pod(uid="h", node="a", gpus=4)
+    stage.world.see_pod(None, holder)
+    assert isinstance(stage.ask("x"), Refusal)
+    stage.world.see_pod(holder, None)
+    assert stage.found == ["team/x"]
+    closed(stage.world)
+    assert isinstance(stage.ask("x"), Refusal)
+    stage.world.see_node(None, node("b"))
+    assert stage.ask("x") == Given("b", NVIDIA)
 
 
 def test_a_policy_that_breaks_refuses_and_is_asked_again_at_the_next_look() -> None:

@@ -64,7 +64,7 @@ async def come_and_go(leases: Leases, holding: Holding, uid: str, rng: random.Ra
 
 
 @given(seed=st.integers(0, 1_000_000), processes=st.integers(1, 3), pods=st.integers(2, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_interleaving(seed: int, processes: int, pods: int) -> None:
     async def play() -> None:
         server, rng, holding = LeaseServer(seed), random.Random(seed), Holding()

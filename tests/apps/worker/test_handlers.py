@@ -123,15 +123,22 @@ async def test_command_takes_a_list_and_no_shell() -> None:
 
 
 @asynccontextmanager
-async def upstream() -> AsyncIterator[str]:
+async def upstream(secret_port: int = 0) -> AsyncIterator[str]:
+    """With a route that sends away to another server of this machine."""
+
     async def complete(request: web.Request) -> web.Response:
         return web.json_response({"text": (await request.json())["prompt"].upper()})
 
     async def busy(_: web.Request) -> web.Response:
         return web.Response(status=503, text="loading")
 
+    async def away(_: web.Request) -> web.Response:
+        return web.Response(
+            status=302, headers={"Location": f"http://127.0.0.1:{secret_port}/v1/completions"}
+        )
+
     app = web.Application()
-    app.add_routes([web.post("/v1/completions", complete), web.post("/busy", busy)])
+    app.add_routes([web.post("/v1/completions", complete), web.post("/busy", busy), web.post("/away", away)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -158,6 +165,33 @@ async def test_http_hands_on_to_a_named_server() -> None:
         assert "is not named on this worker; named: gone, llm" in other.message
         sly = await spoken.error("http", {"upstream": "llm", "path": "@evil/"}, task="f")
         assert "is no path" in sly.message
+
+
+async def test_http_follows_no_redirect_and_leaves_its_server_by_no_path() -> None:
+    asked: list[str] = []
+
+    async def watch(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="secret")
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", watch)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    try:
+        async with upstream(port) as url, running(Options(upstreams={"llm": url})) as spoken:
+            sent = await spoken.result("http", {"upstream": "llm", "path": "/away"})
+            assert sent["status"] == 302
+            for number, path in enumerate(
+                (f"//127.0.0.1:{port}/", f"/@127.0.0.1:{port}/", f"/\\127.0.0.1:{port}/")
+            ):
+                refused = await spoken.error("http", {"upstream": "llm", "path": path}, task=str(number))
+                assert "answered 404" in refused.message
+    finally:
+        await runner.cleanup()
+    assert asked == []
 
 
 async def test_vram_takes_holds_and_gives_back(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from contextlib import suppress
 
 import pytest
@@ -145,17 +144,14 @@ async def test_cancelling_a_command_ends_its_program() -> None:
 
 async def test_what_has_not_begun_can_be_taken_back() -> None:
     async with running(OPTIONS) as spoken:
-        spoken.run("sleep", {"seconds": 0.5}, task="long")
+        spoken.run("sleep", {"seconds": 60}, task="long")
         for name in ("a", "b"):
             spoken.run("echo", {}, task=name)
         await spoken.hear(frames.Ready)
         await asyncio.sleep(0.1)
         spoken.runner.send(frames.Withdraw())
-        start = time.monotonic()
         withdrawn = await spoken.hear(frames.Withdrawn)
-        assert time.monotonic() - start < 0.3
         assert withdrawn.runs == (("a", 1), ("b", 1))
-        await spoken.hear(frames.Ended, "long")
 
 
 async def test_children_of_a_task_that_was_cut_short_do_not_stay() -> None:

@@ -31,6 +31,12 @@ async def test_an_unknown_token_is_final(peer: Peer) -> None:
             await connected(peer, [], token="wrong").talk(http, lambda: HELLO)
 
 
+async def until_heard(heard: list[session.ToWorker]) -> None:
+    async with asyncio.timeout(10):
+        while not heard:  # noqa: ASYNC110 - the link hears in a callback
+            await asyncio.sleep(0)
+
+
 async def test_nothing_is_said_before_the_server_answered(peer: Peer) -> None:
     heard: list[session.ToWorker] = []
     spoken = connected(peer, heard)
@@ -38,8 +44,7 @@ async def test_nothing_is_said_before_the_server_answered(peer: Peer) -> None:
     async with aiohttp.ClientSession() as http:
         talking = asyncio.create_task(spoken.talk(http, lambda: HELLO))
         await peer.hear(session.Hello)
-        while not heard:  # noqa: ASYNC110 - the link hears in a callback
-            await asyncio.sleep(0)
+        await until_heard(heard)
         spoken.say(session.Leaving("in time"))
         assert (await peer.hear(session.Leaving)).reason == "in time"
         spoken.hang_up()
@@ -54,8 +59,7 @@ async def test_a_beginning_is_left_out_when_its_end_goes_along(peer: Peer) -> No
     async with aiohttp.ClientSession() as http:
         talking = asyncio.create_task(spoken.talk(http, lambda: HELLO))
         await peer.hear(session.Hello)
-        while not heard:  # noqa: ASYNC110 - the link hears in a callback
-            await asyncio.sleep(0)
+        await until_heard(heard)
         for message in (session.Started("a", 1), session.Done("a", 1), session.Started("b", 1)):
             spoken.say(message)
         await peer.hear(session.Started, "b")

@@ -16,10 +16,12 @@ from gpu_orchestrator.apps.worker.process import Plan, Runner
 def test_a_channel_whose_runner_is_dead_already_is_closed_once(
     run: Callable[[Coroutine[None, None, int]], int],
 ) -> None:
-    """Closed twice, its number may by then be another runner's lifeline."""
+    """Closed twice, its number may by then be another runner's lifeline. Nothing more is written to it."""
+    broken: list[object] = []
 
     async def connect() -> int:
         gone = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: broken.append(what))
         plan = Plan((), {}, frames.Options(), lambda *_: None, lambda *_: None, lambda *_: gone.set())
         runner = Runner(plan)
         near, far = socket.socketpair()
@@ -28,6 +30,9 @@ def test_a_channel_whose_runner_is_dead_already_is_closed_once(
         await runner._connect(near)
         async with asyncio.timeout(10):
             await gone.wait()
+        runner.send(frames.Withdraw())
+        await asyncio.sleep(0.01)
         return near.fileno()
 
     assert run(connect()) == -1, "the socket does not know that its descriptor is closed"
+    assert broken == []

@@ -77,12 +77,10 @@ async def test_short_tasks_do_not_wait_behind_a_long_one(peer: Peer, new_worker:
     for number in range(20):
         await peer.assign(f"warm{number}")
     await asyncio.gather(*(peer.hear(session.Done, f"warm{number}") for number in range(20)))
-    raw = msgspec.Raw(b'{"seconds": 5}')
+    raw = msgspec.Raw(b'{"seconds": 60}')
     short = [session.Assign(f"short{number}", 1, "echo") for number in range(30)]
     await peer.say(session.Assign("long", 1, "sleep", raw), *short)
-    start = time.monotonic()
     await asyncio.gather(*(peer.hear(session.Done, f"short{number}") for number in range(30)))
-    assert time.monotonic() - start < 2.0
 
 
 async def test_runner_death_is_reported_at_once_with_evidence(peer: Peer, new_worker: NewWorker) -> None:
@@ -91,9 +89,7 @@ async def test_runner_death_is_reported_at_once_with_evidence(peer: Peer, new_wo
     await peer.assign("t", "sleep", {"seconds": 60})
     await peer.hear(session.Started, "t")
     os.kill(max(worker.below()), signal.SIGKILL)
-    start = time.monotonic()
     died = await peer.hear(session.RunnerDied, "t")
-    assert time.monotonic() - start < 0.5
     assert "killed by SIGKILL" in died.evidence
     await peer.assign("next")
     await peer.hear(session.Done, "next")
@@ -232,12 +228,12 @@ async def test_a_running_task_is_cancelled(
 async def test_a_waiting_or_unknown_task_is_cancelled_at_once(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
     await peer.hear(session.Hello)
-    await peer.assign("first", "sleep", {"seconds": 1})
+    await peer.assign("first", "sleep", {"seconds": 60})
     await peer.assign("second", "sleep", {"seconds": 60})
     await peer.hear(session.Started, "first")
     await peer.say(session.Cancel("second", 1), session.Cancel("never-seen", 1))
-    await peer.hear(session.Cancelled, "second", within_s=0.9)
-    await peer.hear(session.Cancelled, "never-seen", within_s=0.9)
+    await peer.hear(session.Cancelled, "second")
+    await peer.hear(session.Cancelled, "never-seen")
     assert said_of(peer, "second") == ["Cancelled"]
 
 
@@ -338,11 +334,12 @@ async def test_a_drain_that_takes_too_long_fails_the_task_for_another_worker(
 async def test_a_drained_worker_can_be_used_again(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
     await peer.hear(session.Hello)
-    await peer.assign("running", "sleep", {"seconds": 1})
+    await peer.assign("running", "sleep", {"seconds": 3})
     await peer.assign("waiting", "sleep", {"seconds": 1})
     await peer.hear(session.Started, "running")
     await peer.say(session.Drain())
-    await peer.hear(session.Refused, "waiting", within_s=0.9)
+    await peer.hear(session.Refused, "waiting")
+    assert said_of(peer, "running") == ["Started"]
     await peer.hear(session.Done, "running")
     await peer.assign("later")
     await peer.hear(session.Done, "later")

@@ -34,7 +34,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One device now. None is what the driver does not tell; `problem` is empty when all is well."""
+    """One device now. None is what the driver does not tell; `problem` is empty when all is well. `xid` is
+    the driver's number of a fault after which the device cannot be used, 0 for none."""
 
     uuid: str
     used_mib: int
@@ -43,6 +44,8 @@ class Reading:
     temperature_c: float | None = None
     processes: tuple[Process, ...] = ()
     problem: str = ""
+    ecc_errors: int | None = None
+    xid: int = 0
 
     def held_by(self, pids: Collection[int]) -> int:
         """MiB of the processes given; what cannot be attributed counts as held by others."""

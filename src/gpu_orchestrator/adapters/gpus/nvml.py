@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pynvml  # type: ignore[import-untyped]
 
 from gpu_orchestrator.adapters.gpus.gpu import MIB, Device, Process, Reading
+from gpu_orchestrator.adapters.gpus.xids import Xids
 
 T = TypeVar("T")
 
@@ -21,6 +22,7 @@ _REOPEN = (
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     pynvml.NVML_ERROR_UNKNOWN,
 )
+_ECC = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
 
 
 class Nvml:
@@ -28,6 +30,7 @@ class Nvml:
         self._known: tuple[Device, ...] = ()
         self._is_open = False
         self._is_stale = False
+        self._xids = Xids()
 
     def devices(self) -> tuple[Device, ...]:
         """Also looks for devices that came since the last call; one that was seen once stays listed."""
@@ -35,6 +38,7 @@ class Nvml:
             return self._known
         found = {device.uuid: device for device in self._known} | {d.uuid: d for d in self._found()}
         self._known = tuple(sorted(found.values(), key=lambda device: device.index))
+        self._xids.listen([device.uuid for device in self._known])
         return self._known
 
     def readings(self) -> tuple[Reading, ...]:
@@ -48,6 +52,7 @@ class Nvml:
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._xids.close()
             _tell(pynvml.nvmlShutdown, None)
 
     def _open(self) -> bool:
@@ -86,6 +91,9 @@ class Nvml:
     def _reading(self, device: Device, trouble: str) -> Reading:
         if trouble:
             return Reading(device.uuid, used_mib=0, free_mib=0, problem=trouble)
+        return self._xids.marked(self._read(device))
+
+    def _read(self, device: Device) -> Reading:
         try:
             return _read(device.uuid)
         except pynvml.NVMLError as error:
@@ -108,6 +116,7 @@ def _read(uuid: str) -> Reading:
         utilization_percent=None if rates is None else float(rates.gpu),
         temperature_c=_tell(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, 0)), None),
         processes=_processes(handle),
+        ecc_errors=_tell(lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, *_ECC)), None),
     )
 
 

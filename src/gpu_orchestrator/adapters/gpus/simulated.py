@@ -6,6 +6,7 @@ memory, every process sees it, and what a killed process held is free at once:
     <folder>/devices.json                     the devices
     <folder>/<uuid>/lock                      held while memory is counted and taken
     <folder>/<uuid>/<pid>-<start>-<number>    MiB of one allocation
+    <folder>/<uuid>/trouble.json              what is wrong with it: temperature_c, problem, ecc_errors, xid
 """
 
 import fcntl
@@ -15,8 +16,9 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
@@ -28,6 +30,8 @@ VISIBLE_VARIABLE = "GPU_ORCHESTRATOR_VISIBLE_GPUS"
 
 _DESCRIPTION = re.compile(r"(?P<count>\d+)(x(?P<model>[^:,]+):(?P<size>\d+)(?P<unit>GiB|MiB))?")
 _numbers = itertools.count()
+TROUBLE = "trouble.json"
+NO_MEMORY = {"lock", TROUBLE}
 
 
 class BadDescription(ValueError):
@@ -121,18 +125,26 @@ def _locked(folder: Path, uuid: str) -> Iterator[None]:
 def _read(folder: Path, device: Device) -> Reading:
     held: Counter[int] = Counter()
     for path in (folder / device.uuid).iterdir():
-        if path.name != "lock":
+        if path.name not in NO_MEMORY:
             pid, mib = _holder(path)
             held[pid] += mib
     used = held.total()
-    return Reading(
+    reading = Reading(
         uuid=device.uuid,
         used_mib=used,
         free_mib=max(device.memory_mib - used, 0),
         utilization_percent=100.0 if held else 0.0,
         temperature_c=60.0 if held else 30.0,
         processes=tuple(Process(pid, mib) for pid, mib in sorted(held.items()) if mib),
+        ecc_errors=0,
     )
+    return replace(reading, **_trouble(folder / device.uuid / TROUBLE))
+
+
+def _trouble(path: Path) -> dict[str, Any]:
+    with suppress(FileNotFoundError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    return {}
 
 
 def _holder(path: Path) -> tuple[int, int]:

@@ -3,7 +3,7 @@ may be trusted with tasks. Everything above speaks of tasks and workers.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
@@ -73,6 +73,40 @@ class Database:
     async def set_field(self, name: str, field: str, value: str) -> None:
         await self._ask("HSET", self.prefix + name, field, value)
 
+    async def exists(self, *names: str) -> bool:
+        """Whether there is any of these."""
+        return bool(await self._ask("EXISTS", *(self.prefix + name for name in names)))
+
+    async def scan(self, about: int) -> AsyncGenerator[list[str], None]:
+        """The names of all keys; one may come twice."""
+        cursor = b"0"
+        while True:
+            pattern = self.prefix.replace("[", "\\[") + "*"
+            cursor, found = await self._ask("SCAN", cursor, "MATCH", pattern, "COUNT", about)
+            yield [name.decode().removeprefix(self.prefix) for name in found]
+            if cursor == b"0":
+                return
+
+    async def dump(self, names: Sequence[str]) -> list[tuple[str, int, bytes]]:
+        """Name, when it expires in ms or -1, and content of each that is there."""
+        found = await self._ask_all(
+            *(
+                part
+                for name in names
+                for part in (("DUMP", self.prefix + name), ("PEXPIRETIME", self.prefix + name))
+            )
+        )
+        rows = zip(names, found[1::2], found[::2], strict=True)
+        return [(name, expires_ms, dump) for name, expires_ms, dump in rows if dump is not None]
+
+    async def restore(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
+        await self._ask_all(
+            *(
+                ("RESTORE", self.prefix + name, max(expires_ms, 0), dump, "REPLACE", "ABSTTL")
+                for name, expires_ms, dump in rows
+            )
+        )
+
     async def ping(self) -> None:
         await self._ask("PING")
 
@@ -138,6 +172,12 @@ class Database:
     async def _ask(self, *parts: bytes | str | int) -> Any:
         try:
             return await self._client.ask(*parts)
+        except (Lost, Refused) as error:
+            raise Unreachable(f"the store at {shown(self.url)} does not answer: {error}") from error
+
+    async def _ask_all(self, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
+        try:
+            return await self._client.ask_all(*commands) if commands else []
         except (Lost, Refused) as error:
             raise Unreachable(f"the store at {shown(self.url)} does not answer: {error}") from error
 

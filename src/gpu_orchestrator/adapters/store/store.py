@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from types import TracebackType
 
+from gpu_orchestrator.adapters.store.audit import AuditLog
+from gpu_orchestrator.adapters.store.callbacks import Callbacks
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.events import Events
 from gpu_orchestrator.adapters.store.history import History
@@ -23,6 +25,7 @@ class Terms:
     leader_ms: int = 3_000
     keep_ms: int = 7 * DAY_MS
     most_workers: int = 10
+    audit_entries: int = 100_000
 
 
 class Store:
@@ -39,6 +42,8 @@ class Store:
             keep_ms=terms.keep_ms,
             most=terms.most_workers,
         )
+        self.callbacks = Callbacks(self.link)
+        self.audit = AuditLog(self.link, keep=terms.audit_entries)
         self.shares = Shares(self.link)
         self.events = Events(self.link)
         self.history = History(self.link)

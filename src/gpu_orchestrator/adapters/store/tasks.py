@@ -105,11 +105,12 @@ class Tasks:
     async def finish(self, outcomes: Sequence[Outcome]) -> tuple[Settled, ...]:
         return await self._link.write(_FINISH, self.keep_ms, outcomes)
 
-    async def cancel(self, ids: Sequence[str]) -> tuple[Asked, ...]:
-        return await self._link.write(_CANCEL, self.keep_ms, ids)
+    async def cancel(self, ids: Sequence[str], *, owner: str = "") -> tuple[Asked, ...]:
+        """Only tasks of this owner; without one, everybody's."""
+        return await self._link.write(_CANCEL, self.keep_ms, owner, ids)
 
-    async def retry(self, ids: Sequence[str]) -> tuple[str, ...]:
-        return await self._link.write(_RETRY, ids)
+    async def retry(self, ids: Sequence[str], *, owner: str = "") -> tuple[str, ...]:
+        return await self._link.write(_RETRY, owner, ids)
 
     async def snapshot(self, lease_ms: int) -> Snapshot | None:
         """Everything a new leader must know; None for who does not lead."""
@@ -121,8 +122,10 @@ class Tasks:
         _, rows, _ = await self._link.read(_FETCH, ids, ())
         return [row_of(row) for row in rows]
 
-    async def page(self, *, states: Sequence[str] = (), worker: str = "", offset: int, limit: int) -> Page:
-        return await self._link.read(_LIST, states, worker, offset, limit)
+    async def page(
+        self, *, states: Sequence[str] = (), worker: str = "", owner: str = "", offset: int, limit: int
+    ) -> Page:
+        return await self._link.read(_LIST, states, worker, owner, offset, limit)
 
     async def trim(self, most_per_worker: int = 1000) -> int:
         return await self._link.read(_TRIM, self.keep_ms, most_per_worker)

@@ -159,11 +159,12 @@ class Queued(News, frozen=True):
 
 
 class Ended(News, frozen=True):
-    """What this attempt had is free."""
+    """What this attempt had is free; it used so many GPU milliseconds."""
 
     id: str
     worker: str
     attempt: int
+    gpu_ms: int = 0
 
 
 class Gone(News, frozen=True):

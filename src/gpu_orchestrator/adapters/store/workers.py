@@ -44,8 +44,8 @@ class Workers:
         renewed = await self._link.read(_RENEW, self.lease_ms, renewals)
         return [None if isinstance(each, bool) else each for each in renewed]
 
-    async def report(self, reports: Sequence[tuple[str, int, str]]) -> None:
-        """`(name, epoch, report as JSON)` each."""
+    async def report(self, reports: Sequence[tuple[str, int, str, Sequence[Item]]]) -> None:
+        """`(name, epoch, report as JSON, alerts)` each."""
         await self._link.write(_REPORT, reports)
 
     async def disconnect(self, connection: Renewal) -> bool:

@@ -20,29 +20,38 @@ Needs = Scope | Literal["nothing", "metrics"]
 """`metrics` is nothing, unless METRICS_AUTH closes it to all who may not `read`."""
 
 
+CHANGES: frozenset[Needs] = frozenset({"submit", "admin", "worker"})
+"""Who only reads changes nothing."""
+
+
 class Undeclared(Exception):
     """A route that does not say what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """`audited`: whether a call that is no GET is written into the audit log."""
+    """`audited` may be said no of what happens all the time."""
 
     needs: Needs
     audited: bool = True
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether what comes through and is no GET belongs into the audit log."""
+        return self.audited and self.needs in CHANGES
 
     async def __call__(self, connection: HTTPConnection) -> None:
         self.enter(connection)
 
     def enter(self, connection: HTTPConnection) -> None:
-        """Raises `Unauthorized` or `Forbidden`, else leaves the key in the connection's state."""
+        """Raises what the client is told, else leaves the key in the connection's state."""
         manager: Manager = connection.app.state.manager
         connection.state.door = self
         scope = self._scope(manager)
         if scope is not None:
-            key = manager.keys.demand(connection.headers.get("authorization", ""), scope)
-            connection.state.key = key
+            key = connection.state.key = manager.keys.find(connection.headers.get("authorization", ""))
             manager.tally.take(key, connection.scope.get("method", "WS"), path_of(connection))
+            key.demand(scope)
 
     def _scope(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -15,20 +16,41 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import access, errors, http
 from gpu_orchestrator.apps.cluster.manager import Manager
-from gpu_orchestrator.apps.cluster.routes import cluster, events, tasks, workers
+from gpu_orchestrator.apps.cluster.routes import audit, callbacks, cluster, events, keys, tasks, workers
 from gpu_orchestrator.apps.cluster.routes.described import components
 
-PREFIX = "/api/v1"
+ROUTERS = (
+    tasks.router,
+    workers.router,
+    cluster.router,
+    events.router,
+    keys.router,
+    audit.router,
+    callbacks.router,
+)
+"""The busiest first: they are tried in turn."""
 
 
 def build(manager: Manager) -> ASGIApp:
+    app = application(manager)
+    gate = http.Gate(app, manager, _quick(access.openings(app)))
+    origins = manager.settings.cors_origins
+    if not origins:
+        return gate
+    # Before the gate: a browser asks whether it may ask without sending the key.
+    shown = ["X-Correlation-ID", "Retry-After"]
+    return CORSMiddleware(
+        gate, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
+    )
+
+
+def application(manager: Manager) -> FastAPI:
     app = FastAPI(
         title="gpu-orchestrator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
     app.state.manager = manager
-    # The busiest first: they are tried in turn.
-    for router in (tasks.router, workers.router, cluster.router, events.router):
-        app.include_router(router, prefix=PREFIX)
+    for router in ROUTERS:
+        app.include_router(router, prefix=http.PREFIX)
         app.include_router(router, include_in_schema=False)
     app.add_api_route("/openapi.json", _document, include_in_schema=False, dependencies=access.needs("read"))
     app.add_exception_handler(errors.ApiError, http.on_api_error)
@@ -36,7 +58,7 @@ def build(manager: Manager) -> ASGIApp:
     app.add_exception_handler(HTTPException, http.on_http_error)
     app.add_exception_handler(RequestValidationError, _on_bad_query)
     app.add_exception_handler(Exception, http.on_any_error)
-    return http.Gate(app, manager, _quick(access.openings(app)))
+    return app
 
 
 def _quick(openings: Iterable[access.Opening]) -> dict[tuple[str, str], tuple[http.Endpoint, access.Door]]:
@@ -44,7 +66,7 @@ def _quick(openings: Iterable[access.Opening]) -> dict[tuple[str, str], tuple[ht
     return {
         (each.method, each.path): (tasks.QUICK[bare], each.door)
         for each in openings
-        if each.method == "POST" and (bare := each.path.removeprefix(PREFIX)) in tasks.QUICK
+        if each.method == "POST" and (bare := each.path.removeprefix(http.PREFIX)) in tasks.QUICK
     }
 
 

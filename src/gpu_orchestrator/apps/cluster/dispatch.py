@@ -142,9 +142,10 @@ class Dispatcher:
             match item:
                 case Queued():
                     self._queued(item)
-                case Ended(id=name, attempt=attempt):
+                case Ended(id=name, attempt=attempt, gpu_ms=gpu_ms):
                     if (known := self.tasks.get(name)) and known.attempt == attempt:
                         self._leave(name)
+                        self._used(known.spec.tenant, gpu_ms / 1000)
                 case Gone(id=name):
                     self._leave(name)
                 case Worker(name=name, row=flat):
@@ -155,9 +156,8 @@ class Dispatcher:
 
     def recount(self) -> None:
         """What owners may hold at once may have changed: their keys did, or a day is over."""
-        for owner, told in self._allowed.items():
-            if (most := self.means.owners.most(owner)) != told:
-                self._allow(owner, most)
+        for owner in list(self._allowed):
+            self._meet(owner)
         self._arrange()
 
     async def submit(
@@ -217,12 +217,18 @@ class Dispatcher:
             self._ask(told.id)
 
     def _meet(self, owner: str) -> None:
-        if owner not in self._allowed:
-            self._allow(owner, self.means.owners.most(owner))
-
-    def _allow(self, owner: str, most: int | None) -> None:
+        """See to it that the engine knows how many tasks of it may run."""
+        most = self.means.owners.most(owner)
+        if self._allowed.get(owner) != most:
+            self._handle(events.Allowed(owner, most))
         self._allowed[owner] = most
-        self._handle(events.Allowed(owner, most))
+
+    def _used(self, owner: str, gpu_s: float) -> None:
+        """Heard of before the leader looks again, so that nothing begins that the day has no room for."""
+        if gpu_s:
+            used_s = self.means.owners.used_s
+            used_s[owner] = used_s.get(owner, 0.0) + gpu_s
+            self._meet(owner)
 
     def _ask(self, name: str) -> None:
         known = self.tasks[name]
@@ -358,6 +364,13 @@ class Dispatcher:
         known.attempt += 1
         self._handle(events.Placed(key))
         self.means.metrics.dispatched(self.means.now() - known.created_s)
+        log.debug(
+            "task_scheduled",
+            task_id=key,
+            worker_id=place.placement.node,
+            estimated_duration=round(self.means.metrics.average_s, 3),
+            correlation_id=answer[1],
+        )
         self.means.deliver(self.workers[place.placement.node], _assign(key, known, spot, answer))
 
 

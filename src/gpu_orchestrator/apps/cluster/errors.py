@@ -20,6 +20,10 @@ class ApiError(Exception):
         super().__init__(message)
         self.message, self.details = message, details
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
 
 class BadRequest(ApiError):
     status, code = 400, "bad_request"
@@ -27,6 +31,10 @@ class BadRequest(ApiError):
 
 class Unauthorized(ApiError):
     status, code = 401, "unauthorized"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
 
 
 class Forbidden(ApiError):
@@ -59,6 +67,10 @@ class Later(ApiError):
     def __init__(self, message: str, retry_after_s: float = 1.0, **details: Any) -> None:
         self.retry_after_s = max(ceil(retry_after_s), 1)
         super().__init__(message, **details)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
 
 
 class TooManyRequests(Later):

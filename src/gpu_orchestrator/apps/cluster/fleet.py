@@ -9,7 +9,7 @@ from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import Remembered
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster.policies import SLOTS
-from gpu_orchestrator.apps.cluster.translate import Memory, Reserved, Seen, Spot, node_of
+from gpu_orchestrator.apps.cluster.translate import Memory, Reserved, Seen, Spot, Standing, node_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.device import WHOLE
@@ -18,6 +18,7 @@ from gpu_orchestrator.core.errors import InvalidRequest
 _hello = msgspec.json.Decoder(session.Hello)
 _report = msgspec.json.Decoder(session.Report)
 _spot = msgspec.json.Decoder(Spot)
+_alerts = msgspec.json.Decoder(tuple[Standing, ...])
 _devices = msgspec.json.Decoder(list[int])
 _encode = msgspec.json.Encoder().encode
 
@@ -40,6 +41,7 @@ def seen_of(row: Row) -> Seen:
         draining=row.get("draining") == "1" or row.get("leaving") == "1",
         cordoned_devices=frozenset(_devices.decode(row.get("cordoned_devices") or "[]")),
         readings=report.readings if report else (),
+        alerts=_alerts.decode(row.get("alerts") or "[]"),
         score=done / (done + failed) if done + failed >= ENOUGH_TASKS else None,
         api=row.get("api", ""),
         connection=row.get("connection", ""),

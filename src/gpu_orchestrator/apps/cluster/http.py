@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.apps.cluster import errors
+from gpu_orchestrator.apps.cluster import audit, errors
 from gpu_orchestrator.apps.cluster.access import Door
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
@@ -24,6 +24,11 @@ T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 LONGEST_CORRELATION = 100
+PREFIX = "/api/v1"
+COME_AGAIN = (429, 503)
+"""Nothing was done. These are counted and not written down, or a flood would wash everything else out of the
+audit log."""
+LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 _encode = msgspec.json.Encoder().encode
 
 
@@ -33,8 +38,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 def error_response(error: errors.ApiError) -> Response:
     body = ErrorBody(Problem(error.code, error.message, error.details))
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, errors.Later) else None
-    return json_response(body, error.status, headers)
+    return json_response(body, error.status, error.headers)
 
 
 async def read(request: Request, kind: type[T]) -> T:
@@ -44,8 +48,8 @@ async def read(request: Request, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise errors.Unprocessable(f"the body does not fit: {error}") from error
-    except msgspec.DecodeError as error:
-        raise errors.BadRequest(f"the body is no JSON: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.BadRequest(f"the body is no JSON that can be read: {error}") from error
 
 
 async def body_of(request: Request) -> bytes:
@@ -68,9 +72,9 @@ async def body_of(request: Request) -> bytes:
 
 
 class Gate:
-    """What every request passes: key, correlation id, measure, errors. `quick` are routes without parameters
-    in their path that are called straight from here: finding one's way through a framework costs as much as
-    taking a task."""
+    """What every request passes: correlation id, measure, errors, audit log. `quick` are routes without
+    parameters in their path that are called straight from here: finding one's way through a framework costs
+    as much as taking a task."""
 
     def __init__(
         self, app: Starlette, manager: Manager, quick: Mapping[tuple[str, str], tuple[Endpoint, Door]]
@@ -78,12 +82,15 @@ class Gate:
         self._app, self._manager, self._quick = app, manager, quick
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        began = perf_counter()
         headers = Headers(scope=scope)
-        correlation = _correlation(headers)
-        scope["state"]["correlation"] = correlation
+        scope.setdefault("state", {})["correlation"] = _correlation(headers)
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await self._app(scope, receive, self._watched(scope, send))
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = perf_counter()
         status = 500
         quick = self._quick.get((scope["method"], scope["path"]))
 
@@ -91,7 +98,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Correlation-ID"] = correlation
+                MutableHeaders(scope=message)["X-Correlation-ID"] = scope["state"]["correlation"]
+                if scope["method"] not in LOOKS and status not in COME_AGAIN:
+                    await self._write_down(scope, _route(scope, quick), status)
             await send(message)
 
         try:
@@ -104,9 +113,29 @@ class Gate:
         except StoreError as error:
             await (await on_store_error(Request(scope), error))(scope, receive, answer)
         finally:
-            route = scope["path"] if quick else getattr(scope.get("route"), "path", "unmatched")
-            self._manager.metrics.answered(scope["method"], route, status, perf_counter() - began)
-        return None
+            seconds = perf_counter() - began
+            self._manager.metrics.answered(scope["method"], _route(scope, quick), status, seconds)
+
+    def _watched(self, scope: Scope, send: Send) -> Send:
+        """For a WebSocket: the first word decides."""
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "websocket.accept":
+                await self._write_down(scope, _route(scope, None), 101)
+            elif message["type"] == "websocket.http.response.start":
+                await self._write_down(scope, _route(scope, None), message["status"])
+            await send(message)
+
+        return answer
+
+    async def _write_down(self, scope: Scope, route: str, status: int) -> None:
+        """In the audit log, what may have changed something."""
+        door: Door | None = scope["state"].get("door")
+        if door is None or not door.is_watched:
+            return
+        action = f"{scope.get('method', 'WS')} {route.removeprefix(PREFIX)}"
+        entry = audit.entry_of(scope, action=action, status=status, at_ms=self._manager.keys.now_ms())
+        await self._manager.audit.note(audit.stream_of(door.needs, scope["state"].get("key")), entry)
 
     async def _call(self, endpoint: Endpoint, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
@@ -119,6 +148,10 @@ class Gate:
         except Exception as error:
             response = await on_any_error(request, error)
         await response(scope, receive, send)
+
+
+def _route(scope: Scope, quick: object) -> str:
+    return str(scope["path"] if quick else getattr(scope.get("route"), "path", "unmatched"))
 
 
 def _correlation(headers: Headers) -> str:

@@ -7,11 +7,15 @@ parts, so that nobody waits long for it; its other parts are not judged again.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from msgspec.structs import replace
 
 from gpu_orchestrator.adapters.store.values import OWNER_FULL, NewTask, Taken, Unit
 from gpu_orchestrator.apps.cluster.gather import Gather
+
+TOLD_FOR_S = 1.0
+"""Not longer than the shortest `Retry-After`."""
 
 Submit = Callable[[Sequence[NewTask], Sequence[Unit], Sequence[int]], Awaitable[Sequence[Taken]]]
 
@@ -32,8 +36,12 @@ class Asked:
 
 
 class Intake:
-    def __init__(self, submit: Submit) -> None:
-        self._submit = submit
+    """Whoever was told that too many of his tasks wait is told again for a moment without asking the store,
+    unless he asks for less or for what may be known: so a flood costs others next to nothing."""
+
+    def __init__(self, submit: Submit, now: Callable[[], float] = monotonic) -> None:
+        self._submit, self._now = submit, now
+        self._full: dict[str, tuple[float, int, Taken]] = {}
         self._gather: Gather[tuple[Asked, NewTask], Taken] = Gather(
             self._perform, flow_of=lambda item: item[0].unit.owner
         )
@@ -43,8 +51,23 @@ class Intake:
         counts = [0] * len(unit.tasks)
         for task in tasks:
             counts[task.level] += 1
+        if (told := self._told(unit, tasks)) is not None:
+            return [told] * len(tasks)
         asked = Asked(replace(unit, tasks=tuple(counts)))
-        return await self._gather.put_all([(asked, task) for task in tasks])
+        taken = await self._gather.put_all([(asked, task) for task in tasks])
+        if asked.refused is not None and asked.refused.fresh == OWNER_FULL:
+            self._full[unit.owner] = (self._now() + TOLD_FOR_S, len(tasks), asked.refused)
+        return taken
+
+    def _told(self, unit: Unit, tasks: Sequence[NewTask]) -> Taken | None:
+        until, count, refused = self._full.get(unit.owner, (0.0, 0, None))
+        if refused is None or not unit.most_queued:
+            return None
+        if self._now() >= until:
+            del self._full[unit.owner]
+            return None
+        asks_for_less = len(tasks) < count or any(task.idempotency for task in tasks)
+        return None if asks_for_less else refused
 
     async def _perform(self, items: list[tuple[Asked, NewTask]]) -> Sequence[Taken]:
         parts: dict[Asked, list[NewTask]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.apps.cluster.keys import Keys, stored
+from gpu_orchestrator.apps.cluster.keys import Key, Keys, stored
 
 LOOK_S = 0.5
 WRITE_USED_S = 10.0
@@ -33,6 +33,12 @@ class Keyring:
             self._keys.replace(stored(row) for row in page.rows)
             self._version = page.version
         self._changed()
+
+    async def all(self) -> list[Key]:
+        """As the store has them now, with when they were used last; the configured ones first."""
+        used, self._keys.used = self._keys.used, {}
+        page = await self._store.keys.look(-1, list(used.items()))
+        return [*self._keys.configured, *(stored(row) for row in page.rows or ())]
 
     async def run(self) -> None:
         """For ever."""

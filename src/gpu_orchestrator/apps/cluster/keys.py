@@ -54,6 +54,11 @@ class Key:
     def may(self, scope: Scope) -> bool:
         return any(scope in INCLUDES[each] for each in self.scopes)
 
+    def demand(self, scope: Scope) -> None:
+        if not self.may(scope):
+            has = ", ".join(sorted(self.scopes))
+            raise Forbidden(f"this key ({self.id}) has the scope {has}; {scope} is needed", needs=scope)
+
     def is_over(self, now_ms: int) -> bool:
         return bool(self.revoked_ms) or 0 < self.expires_ms <= now_ms
 
@@ -115,6 +120,10 @@ class Keys:
         self._known = {key.digest: key for key in self.configured}
         self.revision = 0
 
+    def owners_before(self) -> dict[str, str]:
+        """Who has the keys that tasks of version 1 name: then a key's id was the head of its hash."""
+        return {key.digest.hex()[:12]: key.owner for key in self.configured}
+
     def replace(self, stored: Iterable[Key]) -> None:
         """All that the store has, in place of what it had before."""
         self._known = {key.digest: key for key in (*stored, *self.configured)}
@@ -140,13 +149,6 @@ class Keys:
             raise Unauthorized(f"this key ({key.id}) {how}; ask the operator for another")
         if not key.configured:
             self.used[key.id] = now_ms
-        return key
-
-    def demand(self, authorization: str, scope: Scope) -> Key:
-        key = self.find(authorization)
-        if not key.may(scope):
-            has = ", ".join(sorted(key.scopes))
-            raise Forbidden(f"this key ({key.id}) may only {has}; {scope} is needed", needs=scope)
         return key
 
     def is_good(self, key: Key) -> bool:

@@ -5,7 +5,6 @@ a key and shown with it; `Allowance` is what counts in the end.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -46,7 +45,6 @@ class Allowance:
 UNLIMITED = Allowance()
 
 
-@lru_cache(maxsize=10_000)
 def allowance(limits: Limits, settings: Settings) -> Allowance:
     return Allowance(
         per_minute=_given(limits.requests_per_minute, settings.rate_limit_per_minute),

@@ -9,14 +9,20 @@ from time import monotonic
 
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.outbound.addresses import Allowed
+from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Facts
 from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.shares import Usage
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, Unit
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.apps.cluster.audit import Audit
+from gpu_orchestrator.apps.cluster.callbacks import Caller
+from gpu_orchestrator.apps.cluster.callbacks import Terms as CallbackTerms
 from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.feed import Feed
@@ -32,6 +38,7 @@ from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
+from gpu_orchestrator.apps.cluster.signing import Signing
 from gpu_orchestrator.apps.cluster.tally import Tally
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.translate import Memory
@@ -49,14 +56,17 @@ class Ground:
     store: Store
     facts: Facts
     keys: Keys
+    seal: Seal
 
 
 class Manager:
     def __init__(self, ground: Ground) -> None:
         settings, store = ground.settings, ground.store
         self.settings, self.store, self.facts, self.keys = settings, store, ground.facts, ground.keys
+        self.signing = Signing(store.database, ground.seal, settings.callback_secret)
         self.started = monotonic()
         self.metrics = Metrics()
+        self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = Memory(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
         self.registry = policies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - settles ties
@@ -67,10 +77,13 @@ class Manager:
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
         self.feed = Feed(store.events, settings.max_watchers)
         self.keyring = Keyring(store, self.keys, self._keys_changed)
+        self.allowed = Allowed.of(settings.callback_hosts, settings.callback_networks)
         self.owners = Owners(settings)
         clock = StoreClock()
         self.tally = Tally(store.shares, settings, self.metrics, clock.now)
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
+        terms = CallbackTerms(self.signing.find, self.allowed)
+        self.caller = Caller(store.callbacks, terms, self.metrics, lambda: self.leader.leads)
         self._intake = Intake(self._take)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
@@ -86,9 +99,8 @@ class Manager:
         await self.keyring.refresh()
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
-        self._behind = [
-            loop.create_task(each.run()) for each in (self.leader, listener, self.keyring, self.tally)
-        ]
+        behind = (self.leader, listener, self.keyring, self.tally, self.audit, self.caller)
+        self._behind = [loop.create_task(each.run()) for each in behind]
 
     async def stop(self) -> None:
         """What workers have said is stored before the leader steps down."""
@@ -97,6 +109,7 @@ class Manager:
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
                 await self.keyring.write_used()
+                await self.audit.flush()
         for each in self._behind:
             each.cancel()
         await asyncio.gather(*self._behind, return_exceptions=True)
@@ -121,9 +134,10 @@ class Manager:
         dispatcher = self.leader.dispatcher
         return await (dispatcher or self.store.tasks).submit(tasks, units, unit_of)
 
-    async def row(self, name: str) -> Row:
+    async def row(self, name: str, owner: str = "") -> Row:
+        """A task of this owner; without one, anybody's. That others' tasks are there is not even said."""
         (row,) = await self.store.tasks.fetch([name])
-        if row is None:
+        if row is None or (owner and row.get("tenant") != owner):
             raise NotFound(
                 f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
             )
@@ -145,9 +159,13 @@ class Manager:
 
     async def held_back(self, owner: str) -> str:
         """Why no task of this owner may begin now, or empty."""
+        return self.owners.held_back(owner, (await self.usage(owner)).active)
+
+    async def usage(self, owner: str) -> Usage:
+        """What an owner has now of what it may."""
         usage = await self.store.shares.usage(owner)
         self.owners.used_s = usage.used_s()
-        return self.owners.held_back(owner, usage.active)
+        return usage
 
     def _runs_here(self, name: str) -> bool:
         """Whether its end will be heard of here without asking the store."""

@@ -32,6 +32,15 @@ class Metrics:
         self.expired = Counter("lease_expirations", "Workers taken off", registry=self.registry)
         self.pauses = Counter("reaper_pauses", "Times we suspected ourselves", registry=self.registry)
         self.terms = Counter("leader_terms", "Times this process began to lead", registry=self.registry)
+        self.callbacks = Counter(
+            "callbacks", "Callbacks by what became of them", ["outcome"], registry=self.registry
+        )
+        self.audit_dropped = Counter(
+            "audit_entries_dropped",
+            "Not written: the store was away for too long, or strangers knocked too often",
+            ["why"],
+            registry=self.registry,
+        )
         self.refusals = Counter(
             "requests_refused",
             "Asked for more than they may: rate, queue or budget",

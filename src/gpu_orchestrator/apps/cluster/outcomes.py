@@ -39,13 +39,15 @@ class Outcomes:
         self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
-    def settle(self, by: Renewal, said: session.Outcome, seconds: float) -> "asyncio.Future[bool]":
-        """Whether it counted: false for what came too late."""
+    def settle(self, by: Renewal, said: session.Outcome, seconds: float) -> "asyncio.Future[Settled]":
+        """What the store made of it: not counted if it came too late."""
         self._notes.pop((said.task, said.attempt), None)
         outcome = _outcome(by, said, int(seconds * 1000))
         if said.task in self._waiters:
             outcome = msgspec.structs.replace(outcome, wanted=True)
-        return asyncio.ensure_future(self._settle(outcome, seconds))
+        settling = self._finish.put(outcome)
+        settling.add_done_callback(lambda settled: self._settled(outcome, seconds, settled))
+        return settling
 
     def started(self, by: Renewal, name: str, attempt: int) -> None:
         self._note(by, name, attempt, began=True)
@@ -69,9 +71,18 @@ class Outcomes:
         await self._finish.close()
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    async def _settle(self, outcome: Outcome, seconds: float) -> bool:
-        settled = await self._finish.put(outcome)
-        if not settled.counted:
+    def _settled(self, outcome: Outcome, seconds: float, settling: "asyncio.Future[Settled]") -> None:
+        if settling.cancelled():
+            return
+        if (error := settling.exception()) is not None:
+            log.error("an outcome could not be stored", task_id=outcome.id, exc_info=error)
+            return
+        settled = settling.result()
+        if settled.counted:
+            self._metrics.ended(settled.state, seconds)
+            if settled.state != "queued":
+                self._waiters.ended(outcome.id, row_of(settled.row))
+        else:
             self._metrics.late.inc()
             log.info(
                 "a result came too late",
@@ -79,11 +90,6 @@ class Outcomes:
                 attempt=outcome.attempt,
                 worker_id=outcome.worker,
             )
-            return False
-        self._metrics.ended(settled.state, seconds)
-        if settled.state != "queued":
-            self._waiters.ended(outcome.id, row_of(settled.row))
-        return True
 
     async def _into_store(self, outcomes: list[Outcome]) -> Sequence[Settled]:
         """An answer that was lost is asked for again: the script counts an outcome once."""

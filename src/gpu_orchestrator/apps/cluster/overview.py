@@ -79,6 +79,12 @@ class Overview:
 
     def device_gauges(self, workers: dict[str, Seen], cluster: Cluster) -> Iterable[Metric]:
         labels = ["worker", "device"]
+        alerts = [
+            ([name, str(each.device), each.kind], 1.0)
+            for name, worker in workers.items()
+            for each in worker.alerts
+        ]
+        yield gauge("gpu_alert", "1 while an alert stands", [*labels, "kind"], alerts)
         used, free, reserved = [], [], []
         for name, worker in workers.items():
             if name not in cluster:

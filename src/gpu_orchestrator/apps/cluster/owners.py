@@ -6,7 +6,7 @@ by the keyring and by the leader's look at the store, asked by the dispatcher.
 
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.apps.cluster.keys import Key, Keys
-from gpu_orchestrator.apps.cluster.limits import DEFAULTS, UNLIMITED, Allowance, allowance
+from gpu_orchestrator.apps.cluster.limits import DEFAULTS, UNLIMITED, Allowance, Limits, allowance
 
 
 class Owners:
@@ -15,26 +15,30 @@ class Owners:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._may: dict[str, Allowance] = {}
+        self._by_limits: dict[Limits, Allowance] = {}
         self._revision = -1
         self.used_s: dict[str, float] = {}
 
     def follow(self, keys: Keys) -> None:
-        """Those that there are, in place of those there were."""
+        """Those that there are, in place of those there were. Only who may submit gives its owner anything:
+        a worker's token has no limits, and must not lift those of a key."""
         if keys.revision == self._revision:
             return
         self._revision = keys.revision
+        self._by_limits.clear()
         found: dict[str, Allowance] = {}
         for key in keys.all():
-            may = self.of_key(key)
-            found[key.owner] = _more(found[key.owner], may) if key.owner in found else may
+            if key.may("submit"):
+                may = self.of_key(key)
+                found[key.owner] = _more(found[key.owner], may) if key.owner in found else may
         self._may = found
 
     def of_key(self, key: Key) -> Allowance:
-        return UNLIMITED if key.is_unlimited else allowance(key.limits, self._settings)
+        return UNLIMITED if key.is_unlimited else self._of(key.limits)
 
     def may(self, owner: str) -> Allowance:
         """Whose keys are gone may what a key may that says nothing."""
-        return self._may.get(owner) or allowance(DEFAULTS, self._settings)
+        return self._may.get(owner) or self._of(DEFAULTS)
 
     def weight(self, owner: str) -> float:
         return self.may(owner).weight
@@ -54,6 +58,12 @@ class Owners:
         if most is not None and running >= most:
             return f"{running} tasks of {owner} run, which is as many as may"
         return ""
+
+    def _of(self, limits: Limits) -> Allowance:
+        """Remembered: every request asks."""
+        if (found := self._by_limits.get(limits)) is None:
+            found = self._by_limits[limits] = allowance(limits, self._settings)
+        return found
 
 
 def _more(one: Allowance, other: Allowance) -> Allowance:

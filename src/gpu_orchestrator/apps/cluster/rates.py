@@ -50,9 +50,12 @@ class Window:
             if left:
                 self.unsent[slot] = left
 
-    def is_idle(self, now: float) -> bool:
+    def used(self, now: float) -> int:
         self._move_on(now)
-        return not self._total and not self.unsent
+        return self._total
+
+    def is_idle(self, now: float) -> bool:
+        return not self.used(now) and not self.unsent
 
     def _move_on(self, now: float) -> None:
         """A clock that goes back stays in the present slot."""
@@ -66,12 +69,13 @@ class Window:
 
 
 class Meter:
-    """One key on one route, or on all that have no rates of their own. What is refused is not counted, so
-    that who waits as told gets in."""
+    """One key on one route, or on all that have no rates of their own; `asked` is when it was last. What is
+    refused is not counted, so that who waits as told gets in."""
 
     def __init__(self, limits: Iterable[Rate]) -> None:
         self.rates = tuple(limits)
         self.windows = [Window(rate) for rate in self.rates]
+        self.asked = 0.0
 
     def is_idle(self, now: float) -> bool:
         return all(window.is_idle(now) for window in self.windows)
@@ -79,6 +83,7 @@ class Meter:
     def take(self, now: float, cost: int = 1) -> float:
         """0 if it may, and is counted; else how many seconds to wait. What costs more than a window ever
         holds must have it whole."""
+        self.asked = now
         costs = [min(cost, window.rate.most) for window in self.windows]
         wait_s = max((w.wait_s(now, c) for w, c in zip(self.windows, costs, strict=True)), default=0.0)
         if not wait_s:

@@ -41,6 +41,7 @@ class TaskRequest(Body, frozen=True):
     max_retries: Annotated[int, Meta(ge=0, le=100)] | None = None
     idempotency_key: Annotated[str, Meta(max_length=200)] = ""
     labels: dict[str, str] = {}
+    callback_url: Annotated[str, Meta(max_length=2000)] = ""
 
 
 class TaskBatch(Body, frozen=True):
@@ -95,6 +96,8 @@ class TaskStatus(Answer, frozen=True):
     deaths: list[Death] = []
     labels: dict[str, str] = {}
     correlation_id: str = ""
+    callback: str = ""
+    """What became of the callback; empty if none is due yet or none was asked for."""
 
 
 class TaskPage(Answer, frozen=True):
@@ -141,6 +144,13 @@ class Explanation(Answer, frozen=True):
 # --- workers -----------------------------------------------------------------------------------------------
 
 
+class GpuAlert(Answer, frozen=True):
+    kind: str
+    message: str
+    value: float
+    since: str
+
+
 class GpuInfo(Answer, frozen=True):
     index: int
     uuid: str
@@ -156,6 +166,7 @@ class GpuInfo(Answer, frozen=True):
     driver_version: str
     cordoned: bool
     problem: str
+    alerts: list[GpuAlert] = []
 
 
 class WorkerSystem(Answer, frozen=True):

@@ -5,15 +5,21 @@ What fails, fails before anything after it was begun, and all before it is undon
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+import structlog
 import uvicorn
 
+from gpu_orchestrator.adapters import tls
+from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store import version
 from gpu_orchestrator.adapters.store.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.embedded import Embedded
 from gpu_orchestrator.adapters.store.store import Store, Terms
@@ -22,7 +28,10 @@ from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.manager import Ground, Manager
 from gpu_orchestrator.apps.cluster.terms import GRACE_PER_LEASE
 
+log = structlog.get_logger()
 STORE_WAIT_S = 5.0
+RENEW_S = 60.0
+CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS before it"
 
 
 class CannotListen(Exception):
@@ -34,11 +43,15 @@ class Running:
     url: str
     manager: Manager
     embedded: Embedded | None
+    tls: ssl.SSLContext | None = None
 
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> AsyncIterator[Running]:
     async with contextlib.AsyncExitStack() as stack:
+        context = (
+            tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
+        )
         listening = stack.enter_context(listen(settings.api_host, settings.api_port))
         embedded = await _embedded(settings, stack)
         url = embedded.url if embedded else settings.external_store
@@ -46,10 +59,13 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
         stack.push_async_callback(database.close)
         await wait_until_up(database, STORE_WAIT_S)
         facts = await database.check(insecure=insecure)
+        await version.prepare(database, keys.owners_before())
         store = Store(database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", terms=_terms(settings))
-        manager = Manager(Ground(settings, store, facts, keys))
-        await stack.enter_async_context(_serving(manager, listening))
-        yield Running(_url(settings, listening), manager, embedded)
+        manager = Manager(Ground(settings, store, facts, keys, Seal.of(settings)))
+        await stack.enter_async_context(_serving(manager, listening, context))
+        if context is None and not _is_loopback(listening):
+            log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
+        yield Running(_url(settings, listening), manager, embedded, context)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -70,6 +86,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _is_loopback(listening: socket.socket) -> bool:
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+
+
 async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Embedded | None:
     if settings.external_store:
         return None
@@ -82,7 +102,9 @@ async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Emb
 
 
 @contextlib.asynccontextmanager
-async def _serving(manager: Manager, listening: socket.socket) -> AsyncIterator[None]:
+async def _serving(
+    manager: Manager, listening: socket.socket, context: ssl.SSLContext | None
+) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app.build(manager),
         http="httptools",
@@ -98,16 +120,30 @@ async def _serving(manager: Manager, listening: socket.socket) -> AsyncIterator[
         date_header=False,
         proxy_headers=False,
     )
+    config.load()
+    config.ssl = context
     server = _Server(config)
     await manager.start()
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
+    renewing = asyncio.get_running_loop().create_task(_renew(context, manager.settings))
     try:
         yield
     finally:
+        renewing.cancel()
         await manager.part()
         server.should_exit = True
         await serving
         await manager.stop()
+
+
+async def _renew(context: ssl.SSLContext | None, settings: Settings) -> None:
+    """For ever: a renewed certificate is taken up without a restart."""
+    while context is not None:
+        await asyncio.sleep(RENEW_S)
+        try:
+            tls.load(context, settings.ssl_cert_path, settings.ssl_key_path)
+        except tls.BadCertificate as error:
+            log.error("the certificate cannot be renewed; the old one is kept", error=str(error))
 
 
 class _Server(uvicorn.Server):
@@ -126,9 +162,11 @@ def _terms(settings: Settings) -> Terms:
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
         most_workers=settings.max_workers,
+        audit_entries=settings.audit_keep,
     )
 
 
 def _url(settings: Settings, listening: socket.socket) -> str:
+    scheme = "https" if settings.ssl_cert_path else "http"
     host = "127.0.0.1" if settings.api_host in ("0.0.0.0", "::") else settings.api_host  # noqa: S104
-    return f"http://{host}:{listening.getsockname()[1]}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

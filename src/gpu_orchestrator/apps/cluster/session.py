@@ -5,6 +5,7 @@ Hello ──▶ register ──▶ Welcome ──▶ messages both ways ──�
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from uuid import uuid4
@@ -14,10 +15,11 @@ import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Settled
 from gpu_orchestrator.adapters.store.values import Active, Newcomer, Renewal
 from gpu_orchestrator.adapters.store.workers import Greeting
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster import alerts, fleet
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
@@ -25,6 +27,8 @@ from gpu_orchestrator.apps.cluster.wires import Wire
 
 log = structlog.get_logger()
 Attempt = tuple[str, int]
+LEISURE_S = 0.005
+"""Nobody works slower for want of an `Ack`: it goes with what is more urgent, or after this."""
 
 
 class Fenced(Exception):
@@ -45,6 +49,7 @@ class Session:
     _out: list[session.Message] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _cancelled: set[Attempt] = field(default_factory=set)
+    _leisure: asyncio.TimerHandle | None = None
 
     @property
     def identity(self) -> Renewal:
@@ -54,6 +59,13 @@ class Session:
         if isinstance(message, session.Assign):
             self.given[message.task, message.attempt] = monotonic()
         self._out.append(message)
+        if not isinstance(message, session.Ack):
+            self._wake.set()
+        elif self._leisure is None:
+            self._leisure = asyncio.get_running_loop().call_later(LEISURE_S, self._leisure_over)
+
+    def _leisure_over(self) -> None:
+        self._leisure = None
         self._wake.set()
 
     async def greet(self) -> Greeting:
@@ -128,11 +140,11 @@ class Session:
                     self._acknowledge(message)
                 )
 
-    def _acknowledge(self, message: session.Outcome):  # type: ignore[no-untyped-def]
-        def acknowledge(settled: asyncio.Future[bool]) -> None:
+    def _acknowledge(self, message: session.Outcome) -> "Callable[[asyncio.Future[Settled]], None]":
+        def acknowledge(settled: asyncio.Future[Settled]) -> None:
             self.given.pop((message.task, message.attempt), None)  # not before: a renewal would miss it
             if not settled.cancelled() and settled.exception() is None:
-                self.send(session.Ack(message.task, message.attempt, settled.result()))
+                self.send(session.Ack(message.task, message.attempt, bool(settled.result().counted)))
 
         return acknowledge
 
@@ -161,7 +173,8 @@ class Session:
 
     async def _report(self, report: session.Report) -> None:
         with contextlib.suppress(StoreError):  # there will be another
-            await self.store.workers.report([(self.name, self.epoch, fleet.encode(report))])
+            found = alerts.of(report.readings, self.terms.alerts)
+            await self.store.workers.report([(self.name, self.epoch, fleet.encode(report), found)])
 
     async def _leaving(self) -> None:
         with contextlib.suppress(StoreError):  # it will be missed soon enough

@@ -65,6 +65,9 @@ class Sessions:
             await self._close(connected, session.Goodbye("the store does not answer"))
         except* Fenced:
             await self._close(connected, session.Goodbye(FENCED, fenced=True))
+        except* Exception:
+            log.exception("a worker's session failed", worker_id=name)
+            await self._close(connected, session.Goodbye("something went wrong here; the log has it"))
         finally:
             await self._part(connected)
 

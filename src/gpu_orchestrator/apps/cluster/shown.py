@@ -9,7 +9,7 @@ from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.units import show_memory, show_seconds
 from gpu_orchestrator.apps.cluster import fleet, schema
-from gpu_orchestrator.apps.cluster.translate import Seen
+from gpu_orchestrator.apps.cluster.translate import Seen, Standing
 
 MIB = 1024 * 1024
 _error = msgspec.json.Decoder(schema.ErrorInfo)
@@ -49,6 +49,7 @@ def task_status(name: str, row: Row) -> schema.TaskStatus:
         deaths=_deaths.decode(deaths) if deaths else [],
         labels=spec.labels,
         correlation_id=row.get("correlation", ""),
+        callback=row.get("callback", ""),
     )
 
 
@@ -116,6 +117,13 @@ def _gpu(device: session.Device, worker: Seen, reserved_mib: int) -> schema.GpuI
         driver_version=device.driver_version,
         cordoned=device.index in worker.cordoned_devices,
         problem=reading.problem if reading else "",
+        alerts=[_alert(each) for each in worker.alerts if each.device == device.index],
+    )
+
+
+def _alert(stands: Standing) -> schema.GpuAlert:
+    return schema.GpuAlert(
+        kind=stands.kind, message=stands.message, value=stands.value, since=when(stands.since) or ""
     )
 
 

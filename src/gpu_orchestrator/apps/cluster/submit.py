@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from secrets import token_hex
 
+from gpu_orchestrator.adapters.outbound.addresses import Forbidden
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.values import DAY_OVER, OWNER_FULL, NewTask, Taken, Unit
 from gpu_orchestrator.api import task, units
@@ -74,8 +75,27 @@ def _spec(manager: Manager, asked: schema.TaskRequest, key: Key) -> TaskSpec:
         timeout_s=timeout_s,
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
         labels=asked.labels,
+        callback_url=_callback(manager, asked.callback_url),
         tenant=key.owner,
     )
+
+
+def _callback(manager: Manager, url: str) -> str:
+    if not url:
+        return ""
+    if not manager.allowed.hosts:
+        raise errors.Unprocessable(
+            "callback_url: callbacks are off; an operator allows hosts with CALLBACK_HOSTS"
+        )
+    from gpu_orchestrator.adapters.outbound import requests  # not before somebody needs it: it is large
+
+    try:
+        requests.check_url(url, manager.allowed)
+    except Forbidden as error:
+        raise errors.Unprocessable(
+            f"callback_url: {error}; CALLBACK_HOSTS and CALLBACK_NETWORKS say what is"
+        ) from error
+    return url
 
 
 def _priority(given: str | int) -> int:

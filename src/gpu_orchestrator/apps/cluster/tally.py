@@ -13,7 +13,7 @@ from math import ceil
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.shares import Shares, Spent
-from gpu_orchestrator.api.rates import Rate, by_route, rates
+from gpu_orchestrator.api.rates import HOUR_S, MINUTE_S, Rate, by_route, rates
 from gpu_orchestrator.apps.cluster.errors import TooManyRequests
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.limits import allowance
@@ -21,6 +21,9 @@ from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.rates import SLOTS, Meter, Window
 
 AGREE_S = 1.0
+LOOK_FOR_S = 60.0
+"""After a key was used here so long is looked at what others let in."""
+
 LINGER_S, MOST_LINGERING = 0.2, 500
 PREFIX = "/api/v1"
 
@@ -49,6 +52,13 @@ class Tally:
             self._metrics.refused(key.owner, "rate")
             raise TooManyRequests(_message(meter.rates, route, wait_s), wait_s)
 
+    def used(self, key: Key) -> tuple[int, int]:
+        """Requests of the last minute and of the last hour, as far as they are counted: only where there is a
+        limit, and not those of routes with rates of their own."""
+        meter, now = self._meters.get((key.id, "")), self._now()
+        windows = {window.rate.seconds: window.used(now) for window in meter.windows} if meter else {}
+        return windows.get(MINUTE_S, 0), windows.get(HOUR_S, 0)
+
     async def linger(self) -> None:
         """Before a refusal is sent: who asks again at once is slowed by it, and costs others less. Who waits
         as told does not notice."""
@@ -73,8 +83,8 @@ class Tally:
         windows = {
             f"{':'.join(name)}:{window.rate.seconds:g}": window
             for name, meter in self._meters.items()
+            if now - meter.asked < LOOK_FOR_S
             for window in meter.windows
-            if window.unsent
         }
         self._meters = {name: meter for name, meter in self._meters.items() if not meter.is_idle(now)}
         if not windows:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster.alerts import Thresholds
 
 RENEWALS_PER_LEASE = 3.33
 GRACE_PER_LEASE = 0.3
@@ -15,6 +16,7 @@ class SessionTerms:
     heartbeat_s: float = 30.0
     registration_s: float = 60.0
     cancel_grace_s: float = 5.0
+    alerts: Thresholds = Thresholds()  # noqa: RUF009 - frozen
 
     @classmethod
     def of(cls, settings: Settings) -> "SessionTerms":
@@ -22,6 +24,7 @@ class SessionTerms:
             lease_s=settings.worker_lease,
             heartbeat_s=settings.heartbeat_interval,
             registration_s=settings.worker_registration_timeout,
+            alerts=Thresholds(settings.gpu_temperature_alert, settings.gpu_memory_alert),
         )
 
     def welcome(self, worker: str, epoch: int, *, resumed: bool) -> session.Welcome:

@@ -54,6 +54,16 @@ def free_mib(total_mib: int, memory: Memory, reading: session.Reading | None, re
     return min(by_books, by_driver)
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """An alert that stands, as the store keeps it."""
+
+    device: int
+    kind: str
+    value: float
+    message: str
+    since: int
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A worker as the store knows it."""
@@ -65,6 +75,7 @@ class Seen:
     draining: bool = False
     cordoned_devices: frozenset[int] = frozenset()
     readings: tuple[session.Reading, ...] = ()
+    alerts: tuple[Standing, ...] = ()
     score: float | None = None
     api: str = ""
     connection: str = ""

@@ -15,7 +15,7 @@ from gpu_orchestrator.api.gpuworkload import GPUWorkload, WorkloadClaim
 from gpu_orchestrator.api.kubernetes import Pod, PodCondition
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator import labels, mirror, moments, status, template, tries
+from gpu_orchestrator.apps.operator import mirror, moments, status, template, tries
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Action, CreateClaim, CreateJob, Plan
@@ -57,7 +57,7 @@ def _claim(workload: GPUWorkload, asked: WorkloadClaim) -> Json:
         "apiVersion": GPU_CLAIMS.api_version,
         "kind": GPU_CLAIMS.kind,
         "metadata": {
-            "name": labels.name_with(meta.name, ending),
+            "name": names.with_ending(meta.name, ending),
             "namespace": meta.namespace,
             "labels": jobs.labels_of(workload),
             "ownerReferences": [jobs.owner(workload)],

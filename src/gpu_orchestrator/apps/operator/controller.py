@@ -17,6 +17,7 @@ from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.adapters.lull import CALM, Lull
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
@@ -37,6 +38,8 @@ from gpu_orchestrator.policies.registry import Registry
 
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 WORKERS = 32
+LEISURE_S = 60.0
+"""How long a finalizer may wait for a lull. Meanwhile Kubernetes cleans up what is deleted."""
 
 log = structlog.get_logger()
 
@@ -54,6 +57,7 @@ class Controller:
         client: Client,
         recorder: Recorder,
         metrics: Metrics,
+        lull: Lull,
         *,
         namespace: str = "",
         claims_by_default: bool = False,
@@ -61,7 +65,7 @@ class Controller:
         rng: Rng | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._metrics, self._now = metrics, now
+        self._metrics, self._lull, self._now = metrics, lull, now
         self._rng = rng or random.SystemRandom()
         self.queue: WorkQueue[str] = WorkQueue()
         self.workloads = Watch(client, GPU_WORKLOADS, namespace=namespace)
@@ -79,6 +83,8 @@ class Controller:
         eyes = self._eyes
         self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
+        self._in_hand = 0
+        self._at_leisure: dict[str, float] = {}
         self._listen()
 
     def _listen(self) -> None:
@@ -138,10 +144,30 @@ class Controller:
         if self._stopping:
             return
         started, result = time.monotonic(), "error"
+        self._busy(1)
         try:
             result = await self._reconcile(name)
         finally:
+            self._busy(-1)
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started)
+
+    def _busy(self, step: int) -> None:
+        self._in_hand += step
+        to_do = self._in_hand + len(self.queue)
+        self._lull.set(to_do)
+        if to_do < CALM and self._at_leisure:  # one by one, so that whoever comes now finds us free
+            name = next(iter(self._at_leisure))
+            del self._at_leisure[name]
+            self.queue.add(name)
+
+    def _has_leisure(self, name: str) -> bool:
+        """Whether it may wait (longer) until little else is to be done."""
+        now = time.monotonic()
+        if now - self._at_leisure.setdefault(name, now) >= LEISURE_S:
+            del self._at_leisure[name]
+            return False
+        self.queue.add_after(name, LEISURE_S)
+        return True
 
     async def _reconcile(self, name: str) -> str:
         facts = await self._eyes.look(name)
@@ -151,6 +177,9 @@ class Controller:
         plan, asked = self._plan(name, facts)
         if not asked:
             self.world.withdraw(name)
+        if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
+            self._look_again(name, plan.again_at)
+            return "later"
         try:
             return await self._attempt(name, facts, plan)
         except (apply.Overtaken, NotFound) as error:
@@ -196,8 +225,11 @@ class Controller:
                 node=plan.status.assigned_node,
                 why=plan.status.message,
             )
-        if plan.again_at is not None:
-            self.queue.add_after(name, max(0.0, (plan.again_at - self._now()).total_seconds()))
+        self._look_again(name, plan.again_at)
+
+    def _look_again(self, name: str, at: datetime | None) -> None:
+        if at is not None:
+            self.queue.add_after(name, max(0.0, (at - self._now()).total_seconds()))
 
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:

@@ -81,9 +81,7 @@ SELECTOR = f"{names.CONTROLLER}={names.CONTROLLER_NAME}"
 
 def name_of(workload: GPUWorkload, retry: int) -> str:
     """The same for the same try of the same workload, whoever computes it."""
-    plain = names.job(workload.metadata.name, workload.metadata.uid, retry)
-    ending = plain.removeprefix(workload.metadata.name)
-    return labels.name_with(workload.metadata.name, ending)
+    return names.job(workload.metadata.name, workload.metadata.uid, retry)
 
 
 def key_of(workload: GPUWorkload, retry: int) -> str:

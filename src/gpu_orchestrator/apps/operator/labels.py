@@ -1,5 +1,4 @@
-"""Any text as a label value or part of an object's name: what does not fit is replaced, what was lost is
-hashed."""
+"""Any text as a label value: what does not fit is replaced, what was lost is hashed."""
 
 import hashlib
 import re
@@ -15,13 +14,6 @@ def safe(text: str) -> str:
         return readable
     short = readable[: LONGEST - 9].rstrip("-._")
     return f"{short}-{_hash(text)}" if short else f"x-{_hash(text)}"
-
-
-def name_with(stem: str, ending: str) -> str:
-    """An object name within 63 characters and without dots, which a pod's host name may not have. Unlike
-    `safe`, the ending must tell names apart."""
-    readable = stem.replace(".", "-")
-    return readable[: LONGEST - len(ending)].rstrip("-") + ending
 
 
 def _hash(text: str) -> str:

@@ -72,3 +72,8 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         return not self.actions and self.status is None
+
+    @property
+    def can_wait(self) -> bool:
+        """Nobody waits for what it does."""
+        return self.actions == (AddFinalizer(),) and self.status is None

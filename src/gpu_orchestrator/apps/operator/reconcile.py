@@ -4,6 +4,8 @@ Level-based: the same facts give the same plan, whatever event brought us here a
 restart. Status says which try is under way; the Job of that try has a name that can be computed; any other
 Job of the workload that still runs is stale. A try is counted before its Job is removed, and a Job exists
 before the status speaks of it, so that a crash between any two writes is followed by the same writes.
+The finalizer comes when nothing else is to be done: until then the owner references let the cluster clean up,
+and nobody has to wait for it.
 """
 
 from dataclasses import replace
@@ -24,12 +26,11 @@ def reconcile(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
     workload = facts.workload
     if workload.metadata.deletion_timestamp:
         return _delete(facts)
-    if workload.status.phase in FINAL:
-        return _settle(facts)
-    plan = _advance(facts, now, ask, rng)
-    if names.WORKLOAD_FINALIZER in workload.metadata.finalizers:
+    is_over = workload.status.phase in FINAL
+    plan = _settle(facts) if is_over else _advance(facts, now, ask, rng)
+    if not plan.is_empty or names.WORKLOAD_FINALIZER in workload.metadata.finalizers:
         return plan
-    return replace(plan, actions=(AddFinalizer(), *plan.actions))
+    return replace(plan, actions=(AddFinalizer(),))
 
 
 def _delete(facts: Facts) -> Plan:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -12,12 +13,15 @@ from gpu_orchestrator.adapters.kube import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, unique_identity
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.operator.controller import Controller
 from gpu_orchestrator.apps.operator.metrics import Metrics
 
 # What work in hand gets to finish in. Kubernetes kills 30 s after SIGTERM.
 FINISH_S = 10.0
+# How long events stand back in a burst of workloads that wait for their place, and how slowly they come then.
+EVENTS_WAIT_S, EVENTS_TRICKLE_S = 10.0, 0.02
 
 log = structlog.get_logger()
 
@@ -49,11 +53,13 @@ async def run(options: Options) -> None:
 class Process:
     def __init__(self, client: Client, options: Options) -> None:
         self._options, self._metrics = options, Metrics()
-        self._recorder = Recorder(client, names.OPERATOR)
+        lull = Lull(time.monotonic, EVENTS_WAIT_S, EVENTS_TRICKLE_S)
+        self._recorder = Recorder(client, names.OPERATOR, pace=lull.wait)
         self._controller = Controller(
             client,
             self._recorder,
             self._metrics,
+            lull,
             namespace=options.namespace,
             claims_by_default=options.claims_by_default,
         )

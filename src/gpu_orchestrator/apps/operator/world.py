@@ -67,8 +67,11 @@ class World:
     def ask(self, asker: str, wishes: Sequence[Request], since: float) -> Given | Refusal:
         """A place for the first wish that fits now; else the last one goes on waiting."""
         mine = self._wishes.get(asker)
-        if mine and mine.given and mine.request in wishes:
-            return self._given(mine.given)
+        if mine and mine.given:
+            if mine.request in wishes and self._is_open(mine.given.node):
+                return self._given(mine.given)
+            self.withdraw(asker)  # it wants something else by now, or its node was closed under the decision
+            mine = None
         chosen = next((each for each in wishes[:-1] if self._fits(each)), wishes[-1])
         if mine is None or mine.request != chosen:
             self.withdraw(asker)
@@ -187,6 +190,11 @@ class World:
             return why_not(request.shape, self.engine.cluster, policy) is None
         except Exception:  # a policy need not be ours; the engine says in words what broke, of the last wish
             return False
+
+    def _is_open(self, name: str) -> bool:
+        """Whether a node takes new pods, be it full or not."""
+        node = self.engine.cluster.node(name) if name in self.engine.cluster else None
+        return node is not None and node.ready and node.schedulable and not node.barred
 
     def _given(self, placement: Placement) -> Given:
         return Given(placement.node, self._resources.get(placement.node, ""))

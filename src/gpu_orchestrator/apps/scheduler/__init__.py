@@ -4,5 +4,5 @@ Read in this order: `run` (the process), `scheduler` (how the parts are knit tog
 `nodebook`, `leasebook` and `serving` (what was seen becomes events of the engine, its actions become jobs),
 `wish` (what a pod asks), `work` and `bind` (jobs performed: leases, claim, binding), `leases` and `claims`
 (the two guards), `release` (what an ended pod held is freed), `account` (claims kept true), `tell` (events
-and conditions, written in a `lull`), `sweep` (what was left over).
+and conditions, written in a lull), `sweep` (what was left over).
 """

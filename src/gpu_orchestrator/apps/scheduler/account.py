@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import isinf
 
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import claims as asks
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.gpuclaim import GpuClaim
@@ -13,7 +14,6 @@ from gpu_orchestrator.api.wire import Json, key
 from gpu_orchestrator.apps.scheduler import claims, wish
 from gpu_orchestrator.apps.scheduler.claims import Claims, Due
 from gpu_orchestrator.apps.scheduler.desk import Desk
-from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.topology import weakest_link

@@ -14,8 +14,8 @@ from gpu_orchestrator.adapters.kube import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Times, unique_identity
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import names
-from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
 from gpu_orchestrator.apps.scheduler.settings import Settings

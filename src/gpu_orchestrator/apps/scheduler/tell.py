@@ -12,12 +12,12 @@ import structlog
 from gpu_orchestrator.adapters.kube.errors import Conflict, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import claims as asks
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Job
-from gpu_orchestrator.apps.scheduler.lull import Lull
 from gpu_orchestrator.apps.scheduler.touch import SCHEDULED, UNSCHEDULABLE, Touch, condition
 
 WRITERS = 4

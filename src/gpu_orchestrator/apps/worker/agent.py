@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker import system
@@ -61,7 +62,7 @@ class Agent:
         log.info(
             "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
         )
-        async with aiohttp.ClientSession() as http:
+        async with aiohttp.ClientSession(connector=self._connector()) as http:
             joining = asyncio.create_task(self._stay_joined(http))
             ticking = asyncio.create_task(self._tick())
             leaving = asyncio.create_task(self._leave())
@@ -70,6 +71,10 @@ class Agent:
             finally:
                 await self._end(joining, ticking, leaving)
         log.info("worker ends", name=self._settings.name)
+
+    def _connector(self) -> aiohttp.TCPConnector:
+        is_tls = self._settings.server.startswith("https:")
+        return aiohttp.TCPConnector(ssl=tls.client(self._settings.ca) if is_tls else True)
 
     def leave(self) -> None:
         """Finish what runs, take nothing new, then end. Said twice: end at once."""

@@ -10,6 +10,8 @@ from gpu_orchestrator.api import session
 LARGEST_FRAME = 64 << 20
 GOOD_FRAME = 4 << 20
 CONNECT_S = ANSWER_S = 5.0
+LEISURE_S = 0.02
+"""A beginning waits so long for the end to go with it: most short tasks then cost one frame."""
 FOR_EVER = (401, 403, 404)
 
 
@@ -26,12 +28,16 @@ class Link:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._is_answered = False
         self._closing: asyncio.Future[bool] | None = None
+        self._leisure: asyncio.TimerHandle | None = None
 
     def say(self, message: session.Message) -> None:
         """Lost before the server answered our `Hello`: what must not be lost is said again after that."""
         if self._is_answered:
             self._outbox.append(message)
-            self._wake.set()
+            if not isinstance(message, session.Started):
+                self._wake.set()
+            elif self._leisure is None:
+                self._leisure = asyncio.get_running_loop().call_later(LEISURE_S, self._leisure_over)
 
     async def talk(self, http: aiohttp.ClientSession, hello: Callable[[], session.Hello]) -> None:
         """One connection, from `Hello` until it is closed or lost."""
@@ -51,6 +57,10 @@ class Link:
         if self._socket is not None:
             self._closing = asyncio.ensure_future(self._socket.close())
 
+    def _leisure_over(self) -> None:
+        self._leisure = None
+        self._wake.set()
+
     async def _connect(self, http: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         closing = aiohttp.ClientWSTimeout(ws_close=1.0)
         try:
@@ -62,6 +72,10 @@ class Link:
             if error.status in FOR_EVER:
                 raise NotWanted(f"{self._url} answered {error.status} {error.message}") from error
             raise
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+            raise NotWanted(
+                f"the certificate of {self._url} is not trusted ({error}); give who signed it with --ca FILE"
+            ) from error
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async with asyncio.timeout(ANSWER_S) as patience:

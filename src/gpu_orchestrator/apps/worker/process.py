@@ -96,10 +96,15 @@ class Runner:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: _Channel(self), near)
 
     def send(self, frame: frames.Frame) -> None:
-        if self._channel is None:
-            self._unsent.append(frames.encode(frame))
-        else:
-            self._channel.write(frames.encode(frame))
+        """What is sent in one go is written in one go."""
+        self._unsent.append(frames.encode(frame))
+        if self._channel is not None and len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._channel is not None and not self._channel.is_closing():  # else it is dead and told so soon
+            self._channel.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def prolong(self, until: float) -> None:
         """The keeper ends the runner at this time (by `keeper.now()`) unless told a later one."""
@@ -125,8 +130,7 @@ class Runner:
 
     def opened(self, channel: asyncio.WriteTransport) -> None:
         self._channel = channel
-        channel.writelines(self._unsent)
-        self._unsent.clear()
+        self._flush()
 
     def heard(self, frame: frames.ToAgent) -> None:
         if not self._is_gone:

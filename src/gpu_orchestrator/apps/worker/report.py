@@ -14,6 +14,7 @@ from gpu_orchestrator.apps.worker.crew import Crew
 from gpu_orchestrator.apps.worker.process import Runner
 
 NOTICEABLE_MIB = 64
+NOTICEABLE_C = 5.0
 LOOK_S = 1.0
 
 
@@ -98,6 +99,8 @@ def _reading(index: int, now: Reading, runners: list[Runner]) -> session.Reading
         utilization=now.utilization_percent or 0.0,
         temperature_c=now.temperature_c or 0.0,
         problem=now.problem,
+        ecc_errors=now.ecc_errors or 0,
+        xid=now.xid,
     )
 
 
@@ -108,4 +111,9 @@ def _differ(before: Iterable[session.Reading], after: Iterable[session.Reading])
 
 def _differs(old: session.Reading, new: session.Reading) -> bool:
     apart = max(abs(old.free_mib - new.free_mib), abs(old.others_mib - new.others_mib))
-    return apart >= NOTICEABLE_MIB or old.problem != new.problem
+    warmer = abs(old.temperature_c - new.temperature_c) >= NOTICEABLE_C
+    return apart >= NOTICEABLE_MIB or warmer or _faults(old) != _faults(new)
+
+
+def _faults(reading: session.Reading) -> tuple[str, int, int]:
+    return reading.problem, reading.ecc_errors, reading.xid

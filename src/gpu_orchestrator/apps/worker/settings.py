@@ -15,11 +15,13 @@ class BadSettings(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`max_concurrent` tasks may be here at once; those without a device share `processes` runners."""
+    """`ca` is a file with the certificates to trust; empty: those of the system. `max_concurrent` tasks may
+    be here at once; those without a device share `processes` runners."""
 
     server: str
-    token: str
+    token: str = field(repr=False)
     name: str
+    ca: str = ""
     max_concurrent: int = 1
     processes: int = 1
     labels: dict[str, str] = field(default_factory=dict)

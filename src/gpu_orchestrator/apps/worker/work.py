@@ -158,6 +158,7 @@ class Work:
             attempt = runner.queue[0]
             attempt.begun_at = self._now()
             self._say(session.Started(*attempt.key))
+            log.debug("task begins", **attempt.names(), task_type=attempt.assign.task_type)
             limits.begin(attempt, runner)
 
     def _unstick_later(self, runner: Runner) -> None:

@@ -1,11 +1,12 @@
 -- Cancel tasks: at once if queued, else the worker is asked, and who speaks first decides.
--- Arguments: fence, keep_ms, ids
+-- Arguments: fence, keep_ms, owner whose tasks may be touched or '' for all, ids
 -- Answers per id {state before or '' if unknown, worker, attempt, the worker's api}
-local fence, keep_ms, ids = ARG[1], ARG[2], ARG[3]
+local fence, keep_ms, owner, ids = ARG[1], ARG[2], ARG[3], ARG[4]
 local found, finals = {}, {}
 for number, id in ipairs(ids) do
   local key = P .. 't:' .. id
-  local task = redis.call('HMGET', key, 'state', 'worker', 'attempt')
+  local task = redis.call('HMGET', key, 'state', 'worker', 'attempt', 'tenant')
+  if not may_touch(owner, task[4]) then task = {} end
   local api = ''
   if task[1] == 'queued' then
     finish(id, 'queued', 'cancelled', {'reason', 'cancelled'}, keep_ms)

@@ -7,9 +7,12 @@
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
 --   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority
 --   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
+--   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    who has such lists
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
---   h:<ring>     hash    buckets of history, by slot
+--   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by when one is due
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
+--   audit:changes, audit:traffic  streams    audit:number       of the last entry
+--   schema       the version of all this, in `version.py`
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
@@ -28,13 +31,6 @@ local function day() return text(math.floor(NOW / 86400000)) end
 -- So many more wait at this level of priority; rows of older versions have none, and a new leader counts anew.
 local function waits(level, by)
   if level then LEVELS[level] = (LEVELS[level] or 0) + by end
-end
-
--- An attempt ended that held so many thousandths of a GPU since it was assigned.
-local function used(owner, milli, assigned)
-  if owner and milli and milli ~= '0' then
-    USED[owner] = (USED[owner] or 0) + math.floor((NOW - tonumber(assigned)) * tonumber(milli) / 1000)
-  end
 end
 
 local function write_counts()
@@ -98,14 +94,56 @@ local function emit_worker(name, worker, status, why)
     ',"reason":' .. cjson.encode(why or '') .. '}')
 end
 
+-- The alerts {device, kind, 1 if it raises one, value, message} that readings give cause for: each is told once when it
+-- begins to stand and once when it is over. What does not raise an alert keeps up one that stands.
+local function set_alerts(worker, found)
+  local key = P .. 'w:' .. worker
+  local written = redis.call('HGET', key, 'alerts')
+  if #found == 0 and (not written or written == '') then return end
+  local stood, stands = {}, {}
+  for _, alert in ipairs((written and written ~= '') and cjson.decode(written) or {}) do
+    stood[alert.device .. alert.kind] = alert
+  end
+  local function tell_alert(alert, state)
+    emit('gpu_alert', '', cjson.encode({worker_id = worker, device = alert.device, kind = alert.kind, state = state,
+      value = alert.value, message = alert.message}))
+  end
+  for _, each in ipairs(found) do
+    local name = each[1] .. each[2]
+    local before = stood[name]
+    if before or each[3] == 1 then
+      local alert = {device = each[1], kind = each[2], value = each[4], message = each[5], since = NOW}
+      if before then alert.since = before.since else tell_alert(alert, 'raised') end
+      stands[#stands + 1] = alert
+      stood[name] = nil
+    end
+  end
+  for _, alert in pairs(stood) do tell_alert(alert, 'cleared') end
+  redis.call('HSET', key, 'alerts', #stands > 0 and cjson.encode(stands) or '')
+end
+
 local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
 
-local function move(id, from, to, created)
-  redis.call('ZREM', P .. 's:' .. from, id)
-  redis.call('ZADD', P .. 's:' .. to, created, id)
+-- In the list of all and in that of its owner.
+local function list(id, state, created, owner)
+  redis.call('ZADD', P .. 's:' .. state, created, id)
+  if owner and owner ~= '' then
+    redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id)
+    redis.call('SADD', P .. 'owners', owner)
+  end
 end
+
+local function move(id, from, to, created)
+  local owner = redis.call('HGET', P .. 't:' .. id, 'tenant')
+  redis.call('ZREM', P .. 's:' .. from, id)
+  if owner and owner ~= '' then redis.call('ZREM', P .. 'o:' .. owner .. ':' .. from, id) end
+  list(id, to, created, owner)
+end
+
+-- Whether somebody may see and touch a task: its owner, and who asks for everybody ('').
+local function may_touch(owner, tenant) return owner == '' or owner == tenant end
 
 local function tell_queued(id, spec, attempt, after, created, deaths)
   tell({'Queued', id, spec, attempt, after, created, deaths})
@@ -132,8 +170,13 @@ local function holds(task, attempt, worker, epoch)
     and task[4] == text(epoch)
 end
 
-local function release(id, worker)
+-- The attempt has ended: what it held is free, and has counted for its owner since it was given.
+local function release(id, worker, attempt)
   redis.call('SREM', P .. 'on:' .. worker, id)
+  local row = redis.call('HMGET', P .. 't:' .. id, 'tenant', 'milli', 'assigned')
+  local ms = math.floor((NOW - tonumber(row[3] or NOW)) * tonumber(row[2] or 0) / 1000)
+  if row[1] and ms > 0 then USED[row[1]] = (USED[row[1]] or 0) + ms end
+  tell({'Ended', id, worker, attempt, ms})
 end
 
 local ENDS = {completed = 'task_completed', failed = 'task_failed', dead = 'task_failed', cancelled = 'task_cancelled'}
@@ -153,10 +196,9 @@ local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
-  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'milli',
-    'assigned')
+  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
   if from == 'queued' then waits(row[7], -1) end
-  if active(from) then used(row[2], row[8], row[9]) end
+  if string.find(row[8], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, row[1])
   count(to)
   emit_end(id, to, row)
@@ -165,13 +207,11 @@ end
 -- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level', 'milli',
-    'assigned')
+  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level')
   local after = delay_ms > 0 and NOW + delay_ms or 0
   redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
   move(id, from, 'queued', row[3])
   waits(row[7], 1)
-  if active(from) then used(row[5], row[8], row[9]) end
   count('requeued')
   emit_task('task_requeued', id, row[5], row[6], row[2],
     ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
@@ -188,8 +228,7 @@ local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local key = P .. 't:' .. id
   local row = redis.call('HMGET', key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel')
   local state, tries = row[1], tonumber(row[3])
-  release(id, worker)
-  tell({'Ended', id, worker, tonumber(row[2])})
+  release(id, worker, tonumber(row[2]))
   if row[6] == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
   if state == 'assigned' then return requeue(id, state, 0, {'reason', evidence}) end
   local deaths = (row[5] and row[5] ~= '') and cjson.decode(row[5]) or {}

@@ -56,8 +56,7 @@ for number, each in ipairs(outcomes) do
       died(id, worker, 'runner', payload, each[8], keep_ms)
       counted(worker, 'failed', 0)
     else
-      release(id, worker)
-      tell({'Ended', id, worker, attempt})
+      release(id, worker, attempt)
       begun(id, task, kind, each[9])
       if kind == 'done' then
         finish(id, task[1], 'completed', {'result', payload, 'error', '', 'reason', ''}, keep_ms)

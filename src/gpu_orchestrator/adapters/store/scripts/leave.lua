@@ -15,6 +15,7 @@ for number, each in ipairs(ARG[4]) do
     redis.call('ZREM', P .. 'leases', name)
     if checked == 1 then count('expired') end
     emit_worker('worker_status_changed', name, 'offline', each[3])
+    set_alerts(name, {})
     lose(name, each[3], keep_ms)
     tell_worker(name)
   end

@@ -24,5 +24,6 @@ if present and row[2] == instance and row[1] == text(hello[6]) then return greet
 if present and row[2] ~= instance and row[4] ~= '' and lease > NOW then return answer(fence, {'taken', 0}) end
 if not present and redis.call('ZCARD', P .. 'leases') >= most then return answer(fence, {'full', 0}) end
 if present then lose(name, 'worker ' .. name .. ' started anew', keep_ms) end
+set_alerts(name, {})
 redis.call('HDEL', key, 'report', 'leaving')
 return greet('new', redis.call('INCR', P .. 'epoch'))

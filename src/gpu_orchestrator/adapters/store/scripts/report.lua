@@ -1,10 +1,11 @@
 -- What workers read on their devices.
--- Arguments: fence, reports {name, epoch, report JSON}
+-- Arguments: fence, reports {name, epoch, report JSON, alerts as of `set_alerts`}
 -- Answers nothing
 for _, each in ipairs(ARG[2]) do
   local key = P .. 'w:' .. each[1]
   if redis.call('HGET', key, 'epoch') == text(each[2]) then
     redis.call('HSET', key, 'report', each[3], 'reported', text(NOW))
+    set_alerts(each[1], each[4])
     tell_worker(each[1])
   end
 end

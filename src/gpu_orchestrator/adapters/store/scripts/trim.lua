@@ -1,13 +1,22 @@
 -- Forget what ended long ago: the rows went by their own expiry, here go their places in the lists.
 -- Arguments: keep_ms, most of each list that may stay per worker
 -- Answers how many
-local gone = 0
-for _, state in ipairs({'completed', 'failed', 'cancelled'}) do
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 's:' .. state, '-inf', NOW - ARG[1], 'LIMIT', 0, 1000)) do
-    if redis.call('EXISTS', P .. 't:' .. id) == 0 then
-      gone = gone + redis.call('ZREM', P .. 's:' .. state, id)
+local function forget(place)
+  local gone = 0
+  for _, state in ipairs({'completed', 'failed', 'cancelled'}) do
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', place .. state, '-inf', NOW - ARG[1], 'LIMIT', 0, 1000)) do
+      if redis.call('EXISTS', P .. 't:' .. id) == 0 then gone = gone + redis.call('ZREM', place .. state, id) end
     end
   end
+  return gone
+end
+
+local gone = forget(P .. 's:')
+for _, owner in ipairs(redis.call('SMEMBERS', P .. 'owners')) do
+  local place = P .. 'o:' .. owner .. ':'
+  forget(place)
+  if redis.call('EXISTS', place .. 'queued', place .. 'assigned', place .. 'running', place .. 'completed',
+    place .. 'failed', place .. 'cancelled', place .. 'dead') == 0 then redis.call('SREM', P .. 'owners', owner) end
 end
 for _, name in ipairs(redis.call('SMEMBERS', P .. 'workers')) do
   redis.call('ZREMRANGEBYRANK', P .. 'of:' .. name, 0, -1 - ARG[2])

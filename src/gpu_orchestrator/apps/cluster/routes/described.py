@@ -8,7 +8,7 @@ import msgspec
 from gpu_orchestrator.apps.cluster import access, schema
 
 PLACE = "#/components/schemas/{name}"
-_types: dict[str, type] = {"ErrorBody": schema.ErrorBody}
+TYPES: dict[str, type] = {"ErrorBody": schema.ErrorBody}
 
 
 def described(
@@ -23,7 +23,7 @@ def described(
     """Keyword arguments for a route's decorator. `needs` says who may use it; `also` are other good answers
     by their status; `query` is a parameter that the route reads by itself."""
     answers = {status: answer, **(also or {})}
-    _types.update({each.__name__: each for each in answers.values()})
+    TYPES.update({each.__name__: each for each in answers.values()})
     responses: dict[str, Any] = {
         **{str(code): {"description": each.__name__, **_content(each)} for code, each in answers.items()},
         "default": {"description": "An error", **_content(schema.ErrorBody)},
@@ -32,7 +32,7 @@ def described(
     if query is not None:
         extra["parameters"] = [query]
     if body is not None:
-        _types[body.__name__] = body
+        TYPES[body.__name__] = body
         extra["requestBody"] = {"required": True, **_content(body)}
     extra["x-needs"] = needs
     return {
@@ -44,7 +44,7 @@ def described(
 
 
 def components() -> dict[str, Any]:
-    _, found = msgspec.json.schema_components(tuple(_types.values()), ref_template=PLACE)
+    _, found = msgspec.json.schema_components(tuple(TYPES.values()), ref_template=PLACE)
     return found
 
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import errors, explain, schema, shown
 from gpu_orchestrator.apps.cluster.http import Endpoint, json_response, read
+from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
 from gpu_orchestrator.apps.cluster.submit import accept
@@ -27,12 +28,18 @@ def _manager(request: Request) -> Manager:
     return manager
 
 
+def _sees(request: Request) -> str:
+    key: Key = request.state.key
+    return key.sees
+
+
 async def submit(request: Request) -> Response:
     """Take a task into the queue. What can never fit is refused at once, with the reasons. With `wait`, so
     many seconds are waited for its end, and the answer is the task."""
     manager, seconds = _manager(request), _seconds(request.query_params.get("wait", "0"))
     asked = await read(request, schema.TaskRequest)
     (accepted,) = await accept(manager, [asked], request.state.key, request.state.correlation)
+    request.state.object = accepted.task_id
     if not seconds:
         return json_response(accepted, 202)
     return json_response(shown.task_status(accepted.task_id, await manager.wait(accepted.task_id, seconds)))
@@ -45,6 +52,7 @@ async def submit_batch(request: Request) -> Response:
     if more := (len(asked.tasks) - 1) // TASKS_PER_REQUEST:
         manager.tally.take(request.state.key, "POST", request.scope["path"], cost=more)
     accepted = await accept(manager, asked.tasks, request.state.key, request.state.correlation)
+    request.state.object = f"{accepted[0].task_id} and {len(accepted) - 1} more"
     return json_response(schema.BatchAccepted(tasks=accepted, total=len(accepted)), 202)
 
 
@@ -77,7 +85,7 @@ async def page(
     states = [state for state in status.split(",") if state]
     if unknown := [state for state in states if state not in task.STATES]:
         raise errors.Unprocessable(f"unknown status {unknown[0]!r}; known: {', '.join(task.STATES)}")
-    return await _page(_manager(request), states, worker_id, limit=limit, offset=offset)
+    return await _page(request, states, worker_id, limit=limit, offset=offset)
 
 
 @router.get("/tasks/dead", **described(schema.TaskPage, needs="read"))
@@ -87,12 +95,12 @@ async def dead(
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> Response:
     """Dead letters: tasks that were given up, with the evidence."""
-    return await _page(_manager(request), ["dead"], "", limit=limit, offset=offset)
+    return await _page(request, ["dead"], "", limit=limit, offset=offset)
 
 
 @router.get("/tasks/{task_id}", **described(schema.TaskStatus, needs="read"))
 async def status(request: Request, task_id: str) -> Response:
-    return json_response(shown.task_status(task_id, await _manager(request).row(task_id)))
+    return json_response(shown.task_status(task_id, await _manager(request).row(task_id, _sees(request))))
 
 
 @router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus, needs="read"))
@@ -102,14 +110,17 @@ async def wait(
     timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_WAIT_S)] = 30.0,
 ) -> Response:
     """The task when it has ended, or as it is when time is up."""
-    return json_response(shown.task_status(task_id, await _manager(request).wait(task_id, timeout_s)))
+    manager, owner = _manager(request), _sees(request)
+    if owner:
+        await manager.row(task_id, owner)
+    return json_response(shown.task_status(task_id, await manager.wait(task_id, timeout_s)))
 
 
 @router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
     """Why a task waits: every worker and every device, and what keeps it from being taken."""
     manager = _manager(request)
-    row = await manager.row(task_id)
+    row = await manager.row(task_id, _sees(request))
     workers, cluster = await manager.overview.cluster()
     wanted = request_of(task_id, task.decode(row["spec"]))
     policy = manager.registry.policy_of(wanted)
@@ -132,7 +143,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
 @router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, needs="submit", status=202))
 async def retry(request: Request, task_id: str) -> Response:
     """Queue a task anew that ended without a result."""
-    (before,) = await _manager(request).store.tasks.retry([task_id])
+    (before,) = await _manager(request).store.tasks.retry([task_id], owner=_sees(request))
     if not before:
         raise errors.NotFound(f"there is no task {task_id}")
     if before not in RETRIED:
@@ -144,7 +155,7 @@ async def retry(request: Request, task_id: str) -> Response:
 async def cancel(request: Request, task_id: str) -> Response:
     """Cancel: a queued task at once, a running one by asking, then SIGTERM, then SIGKILL."""
     manager = _manager(request)
-    (before,) = await manager.store.tasks.cancel([task_id])
+    (before,) = await manager.store.tasks.cancel([task_id], owner=_sees(request))
     if not before.state:
         raise errors.NotFound(f"there is no task {task_id}")
     if before.state in task.FINAL:
@@ -166,8 +177,9 @@ def _seconds(given: str) -> float:
     return seconds
 
 
-async def _page(manager: Manager, states: list[str], worker: str, *, limit: int, offset: int) -> Response:
-    found = await manager.store.tasks.page(states=states, worker=worker, offset=offset, limit=limit)
-    rows = await manager.store.tasks.fetch(found.ids)
+async def _page(request: Request, states: list[str], worker: str, *, limit: int, offset: int) -> Response:
+    stored = _manager(request).store.tasks
+    found = await stored.page(states=states, worker=worker, owner=_sees(request), offset=offset, limit=limit)
+    rows = await stored.fetch(found.ids)
     tasks = [shown.task_status(name, row) for name, row in zip(found.ids, rows, strict=True) if row]
     return json_response(schema.TaskPage(tasks=tasks, total=found.total, limit=limit, offset=offset))

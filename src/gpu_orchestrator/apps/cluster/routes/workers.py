@@ -36,6 +36,7 @@ async def connect(websocket: WebSocket, name: str) -> None:
 async def register(request: Request) -> Response:
     """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token."""
     hello = await read(request, session.Hello)
+    request.state.object = hello.name
     welcome = await _manager(request).polls.register(hello, request.state.key)
     return json_response(
         schema.WorkerRegistered(

@@ -1,0 +1,219 @@
+"""Our side of `make bench-tasks`: a server and one worker as an operator starts them, asked in every way.
+
+Two workers are joined, one with many slots and one with a single slot; whichever is measured, the other is
+cordoned and idle.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import aiohttp
+
+from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.values import NewTask
+from gpu_orchestrator.api import task
+from gpu_orchestrator.api.task import TaskSpec
+from tests.stores import free_port
+
+BATCH, CLIENTS, SLOTS = 500, 16, 64
+MANY, ONE = "many", "one"
+WORKERS = {MANY: SLOTS, ONE: 1}
+BODY = json.dumps({"task_type": "echo", "parameters": None, "resources": {"gpus": 0}}).encode()
+START_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One connection with next to no cost of its own, so that the server is measured and not its client."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    head: bytes
+
+    @classmethod
+    async def open(cls, url: str, key: str) -> "Line":
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        return cls(reader, writer, f"Host: {host}\r\nAuthorization: Bearer {key}\r\n".encode())
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        start = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % (path.encode(), self.head, len(body))
+        self.writer.write(start + body)
+        headers = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        assert headers.startswith((b"http/1.1 202", b"http/1.1 200")), headers
+        return await self.reader.readexactly(int(headers.split(b"content-length:")[1].split(b"\r\n")[0]))
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """The client most Python programs would use."""
+
+    http: aiohttp.ClientSession
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        async with self.http.post(path, data=body) as answer:
+            assert answer.status in (200, 202), await answer.text()
+            return await answer.read()
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Ours:
+    url: str
+    key: str
+    http: aiohttp.ClientSession
+    store: Store
+    process: "subprocess.Popen[bytes]"
+
+    async def use(self, worker: str) -> None:
+        """Only this one gets tasks."""
+        for name in WORKERS:
+            await self._say(name, "uncordon" if name == worker else "cordon")
+
+    async def client(self, *, usual: bool) -> Line | Usual:
+        return Usual(self.http) if usual else await Line.open(self.url, self.key)
+
+    async def direct(self, count: int) -> float:
+        """Tasks per second submitted straight to the store and run."""
+        before, start = await self._completed(), time.monotonic()
+        await self._fill(count)
+        return count / (await self._until(before + count) - start)
+
+    async def drained(self, count: int, worker: str) -> float:
+        """Tasks per second of the worker alone: all were submitted before it got any."""
+        await self.use("nobody")
+        before = await self._completed()
+        await self._fill(count)
+        await self.use(worker)
+        first, began = await self._reached(before + count // 10)
+        return (before + count - first) / (await self._until(before + count) - began)
+
+    async def batches(self, count: int) -> tuple[float, float]:
+        """Tasks per second accepted over HTTP in batches, and completed."""
+        batch = b'{"tasks": [%b]}' % b",".join([BODY] * BATCH)
+        line, before = await self.client(usual=False), await self._completed()
+        start = time.monotonic()
+        for _ in range(0, count, BATCH):
+            await line.post("/tasks/batch", batch)
+        accepted, number = time.monotonic(), -(-count // BATCH) * BATCH
+        await line.close()
+        return number / (accepted - start), number / (await self._until(before + number) - start)
+
+    async def posts(self, count: int, *, usual: bool) -> float:
+        """Tasks accepted one by one per second, by many clients at once; they are run afterwards."""
+        await self.use("nobody")
+        before, left = await self._completed(), iter(range(count))
+        clients = [await self.client(usual=usual) for _ in range(CLIENTS)]
+
+        async def submit(client: Line | Usual) -> None:
+            for _ in left:
+                await client.post("/tasks", BODY)
+
+        start = time.monotonic()
+        await asyncio.gather(*map(submit, clients))
+        seconds = time.monotonic() - start
+        for client in clients:
+            await client.close()
+        await self.use(MANY)
+        await self._until(before + count)
+        return count / seconds
+
+    async def trips(self, count: int, *, usual: bool = False) -> list[float]:
+        """Milliseconds from submitting a task to having its result, one after another."""
+        found, client = [], await self.client(usual=usual)
+        for _ in range(count + 20):
+            start = time.monotonic()
+            answer = json.loads(await client.post("/tasks?wait=30", BODY))
+            found.append((time.monotonic() - start) * 1000)
+            assert answer["status"] == "completed", answer
+        await client.close()
+        return found[20:]
+
+    async def _fill(self, count: int) -> None:
+        spec = task.encode(TaskSpec("echo", gpus=0))
+        for first in range(0, count, BATCH):
+            size = min(BATCH, count - first)
+            await self.store.tasks.submit([NewTask(uuid4().hex, spec, "null") for _ in range(size)])
+
+    async def _say(self, worker: str, word: str) -> None:
+        async with self.http.post(f"/workers/{worker}/{word}") as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def _completed(self) -> int:
+        return (await self.store.tasks.counts()).states["completed"]
+
+    async def _until(self, count: int) -> float:
+        return (await self._reached(count))[1]
+
+    async def _reached(self, count: int, within_s: float = 120.0) -> tuple[int, float]:
+        """How many are completed, and when, once it is so many."""
+        async with asyncio.timeout(within_s):
+            while (found := await self._completed()) < count:  # noqa: ASYNC110 - the store tells nobody
+                await asyncio.sleep(0.005)
+        return found, time.monotonic()
+
+
+@contextlib.asynccontextmanager
+async def ours(folder: Path, store_port: int) -> AsyncIterator[Ours]:
+    port, data = free_port(), folder / "data"
+    address, url = f"redis://127.0.0.1:{store_port}/0", f"http://127.0.0.1:{port}"
+    words = ("server", "--port", str(port), "--data", str(data))
+    processes = [_start(*words, REDIS_URL=address)]
+    try:
+        await _answers(f"{url}/health/ready")
+        key = json.loads(await asyncio.to_thread((data / "client.json").read_text))["key"]
+        for name, slots in WORKERS.items():
+            processes.append(_worker(name, slots, url, folder))
+        async with (
+            aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as http,
+            Store(Database(address), owner="bench") as store,
+        ):
+            us = Ours(url, key, http, store, processes[0])
+            for name in reversed(WORKERS):
+                await _answers(f"{url}/workers/{name}", Authorization=f"Bearer {key}")
+                await us.use(name)
+                await us.direct(50)
+            yield us
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            await asyncio.to_thread(process.wait, 20)
+
+
+def _worker(name: str, slots: int, url: str, folder: Path) -> "subprocess.Popen[bytes]":
+    token, gpus = folder / "data" / "worker-token", folder / f"gpus-{name}"
+    what = ("--server", url, "--token-file", str(token), "--name", name)
+    return _start(
+        "worker", *what, "--simulate", "1", "--simulation", str(gpus),
+        "--max-concurrent", str(slots), "--processes", "1",
+    )  # fmt: skip
+
+
+def _start(*words: str, **environ: str) -> "subprocess.Popen[bytes]":
+    command = str(Path(sys.executable).with_name("gpu-orchestrator"))
+    return subprocess.Popen([command, *words], env={**os.environ, **environ}, stderr=subprocess.DEVNULL)
+
+
+async def _answers(url: str, **headers: str) -> None:
+    async with asyncio.timeout(START_S), aiohttp.ClientSession(headers=headers) as http:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.get(url) as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.05)

@@ -1,0 +1,65 @@
+"""XIDs: the driver's numbers for what went wrong with a device, heard from it as events.
+
+Those that a faulty program causes are its own affair. After any other the device is not trusted until it
+was reset, which ends all that uses it, this worker too: so a fault stays for the life of the process.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
+
+from gpu_orchestrator.adapters.gpus.gpu import Reading
+
+OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
+MOST_AT_ONCE = 100
+
+
+class Xids:
+    def __init__(self) -> None:
+        self._heard: Any = None
+        self._listening: set[str] = set()
+        self.faults: dict[str, int] = {}
+
+    def listen(self, uuids: Collection[str]) -> None:
+        """To these devices too. A driver that tells no events is let alone."""
+        try:
+            if self._heard is None:
+                self._heard = pynvml.nvmlEventSetCreate()
+            for uuid in set(uuids) - self._listening:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._heard)
+                self._listening.add(uuid)
+        except pynvml.NVMLError:
+            return
+
+    def marked(self, reading: Reading) -> Reading:
+        """The reading, with the fault of its device if there was one."""
+        self._take()
+        xid = self.faults.get(reading.uuid, 0)
+        problem = f"the driver reported XID {xid}; reset the device and start the worker anew"
+        return replace(reading, xid=xid, problem=reading.problem or problem) if xid else reading
+
+    def close(self) -> None:
+        """Events belong to an opened library; what was heard is kept."""
+        if self._heard is not None:
+            self._ask(pynvml.nvmlEventSetFree, self._heard)
+        self._heard = None
+        self._listening.clear()
+
+    def _take(self) -> None:
+        for _ in range(MOST_AT_ONCE if self._listening else 0):
+            event = self._ask(pynvml.nvmlEventSetWait_v2, self._heard, 0)
+            if event is None:
+                return
+            uuid = self._ask(pynvml.nvmlDeviceGetUUID, event.device)
+            if uuid is not None and event.eventData not in OF_PROGRAMS:
+                self.faults.setdefault(uuid, int(event.eventData))
+
+    @staticmethod
+    def _ask(call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except pynvml.NVMLError:
+            return None

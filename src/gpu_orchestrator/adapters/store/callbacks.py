@@ -1,0 +1,43 @@
+"""Callbacks in the store: due from the very step that commits a task's end, so none is forgotten."""
+
+from dataclasses import dataclass
+
+from gpu_orchestrator.adapters.store.link import Link
+from gpu_orchestrator.adapters.store.scripts import Script
+from gpu_orchestrator.adapters.store.tasks import Row, row_of
+
+_Flat = tuple[str | int, ...]
+_DUE = Script[tuple[tuple[str, int, _Flat], ...]]("callbacks", tuple[tuple[str, int, _Flat], ...])
+_CALLED = Script[bool]("called", bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """`tries` were made before this one."""
+
+    task: str
+    tries: int
+    row: Row
+
+
+class Callbacks:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def take(self, most: int, for_ms: int) -> list[Due]:
+        """Those that are due; they are due again after `for_ms` unless something is said of them."""
+        found = await self._link.read(_DUE, most, for_ms)
+        return [Due(task, tries, row_of(row) or {}) for task, tries, row in found]
+
+    async def delivered(self, due: Due) -> None:
+        await self._said(due, "delivered", -1)
+
+    async def again(self, due: Due, reason: str, in_ms: int) -> None:
+        await self._said(due, f"waits: {reason}", in_ms)
+
+    async def give_up(self, due: Due, reason: str) -> None:
+        await self._said(due, f"given up: {reason}", -1, given_up=True)
+
+    async def _said(self, due: Due, word: str, again_ms: int, *, given_up: bool = False) -> None:
+        finished = due.row.get("finished", "")
+        await self._link.read(_CALLED, due.task, finished, word[:500], again_ms, int(given_up))

@@ -1,0 +1,15 @@
+-- Put restored tasks into the lists they belong into. A task's row is the truth about it; lists were written down a
+-- moment earlier or later, and are made anew.
+-- Arguments: ids
+-- Answers how many there are
+local tasks = 0
+for _, id in ipairs(ARG[1]) do
+  local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level')
+  if row[1] then
+    list(id, row[1], row[2], row[3])
+    if active(row[1]) then redis.call('SADD', P .. 'on:' .. row[4], id) end
+    if row[1] == 'queued' then waits(row[5], 1) end
+    tasks = tasks + 1
+  end
+end
+return answer(0, tasks)

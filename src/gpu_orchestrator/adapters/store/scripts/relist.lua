@@ -1,0 +1,21 @@
+-- From version 1 to 2: tasks are listed by owner, and owners have names where tasks had the id of their key.
+-- Arguments: cursor of a scan, how many about, {id of a key before, owner, ...}
+-- Answers {next cursor, tasks}. May be done twice
+local owners, tasks = {}, 0
+for at = 1, #ARG[3], 2 do owners[ARG[3][at]] = ARG[3][at + 1] end
+local found = redis.call('SCAN', ARG[1], 'MATCH', P .. '*', 'COUNT', ARG[2])
+for _, key in ipairs(found[2]) do
+  local name = string.sub(key, #P + 1)
+  local id = string.match(name, '^t:(.*)$')
+  local before, rest = string.match(name, '^idem:([^:]*):(.*)$')
+  if id then
+    local row = redis.call('HMGET', key, 'state', 'created', 'tenant')
+    local owner = owners[row[3]] or row[3]
+    if owner ~= row[3] then redis.call('HSET', key, 'tenant', owner) end
+    list(id, row[1], row[2], owner)
+    tasks = tasks + 1
+  elseif before and owners[before] then
+    redis.call('RENAME', key, P .. 'idem:' .. owners[before] .. ':' .. rest)
+  end
+end
+return answer(0, {found[1], tasks})

@@ -1,0 +1,76 @@
+"""TLS for the cluster manager and those who call it: contexts, and words for what is wrong with the files."""
+
+import contextlib
+import ssl
+from pathlib import Path
+
+
+class BadCertificate(ValueError):
+    """The files cannot be used; the message is for the operator."""
+
+
+def server(cert: str, key: str) -> ssl.SSLContext:
+    """From PEM files; TLS 1.2 or newer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load(context, cert, key)
+    return context
+
+
+def load(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """Also into a context at work: new connections get what the files hold now."""
+    for name, path in (("SSL_CERT_PATH", cert), ("SSL_KEY_PATH", key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise BadCertificate(
+                f"{name}={path} is not allowed: {error.strerror}; give a PEM file"
+            ) from error
+    try:
+        context.load_cert_chain(cert, key, password=_no_passphrase)
+    except (ssl.SSLError, ValueError) as error:
+        raise BadCertificate(f"SSL_CERT_PATH={cert} and SSL_KEY_PATH={key}: {_words(error)}") from error
+
+
+def client(ca: str = "") -> ssl.SSLContext:
+    """Trusts what the system trusts; with `ca`, what that file holds alone. That may be the certificate of a
+    server itself."""
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror if isinstance(error, FileNotFoundError) else "it holds no certificate"
+        raise BadCertificate(f"--ca {ca} cannot be used: {why}; give a PEM file") from error
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def complaint(serving: ssl.SSLContext, ca: str, host: str) -> str:
+    """What a client that trusts `ca` has against this server under the name `host`; empty if nothing. They
+    shake hands in memory, so what is said is what a real client would say."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client(ca).wrap_bio(to_client, to_server, server_hostname=host)
+    theirs = serving.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(10):
+        try:
+            ours.do_handshake()
+            return ""
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+        with contextlib.suppress(ssl.SSLWantReadError):
+            theirs.do_handshake()
+    return "no handshake"
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase")
+
+
+def _words(error: Exception) -> str:
+    reason = getattr(error, "reason", "") or ""
+    if reason == "KEY_VALUES_MISMATCH":
+        return "the key does not belong to the certificate; give those that go together"
+    if isinstance(error, ssl.SSLError):
+        return f"no PEM certificate with its key is in there ({reason or error}); give PEM files"
+    return f"{error}; give one without"

@@ -1,0 +1,25 @@
+"""Writes the reference of the HTTP API from the routes as they are: `make api-docs`."""
+
+import sys
+from pathlib import Path
+from typing import cast
+
+from gpu_orchestrator.apps.cluster import app, reference
+from gpu_orchestrator.apps.cluster.manager import Manager
+
+
+def markdown() -> str:
+    """No server is needed: the document comes from the routes alone."""
+    return reference.markdown(app.openapi(app.application(cast(Manager, None))))
+
+
+def main(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(markdown())
+    print(path)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("name a file: python -m gpu_orchestrator.cli.api_docs docs/reference/api.md")
+    main(Path(sys.argv[1]))

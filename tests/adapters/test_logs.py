@@ -1,0 +1,83 @@
+"""Logs: one JSON object a line, text for people, and a file that is rotated."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from gpu_orchestrator.adapters import logs
+from gpu_orchestrator.adapters.logs import LogFile
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_is_an_object_with_a_constant_sentence() -> None:
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    structlog.get_logger().info("claim bound", node="a")
+    structlog.get_logger().debug("not told")
+    (line,) = stream.getvalue().splitlines()
+    said = json.loads(line)
+    assert (said["message"], said["level"], said["node"]) == ("claim bound", "info", "a")
+    assert said["time"].endswith("Z")
+
+
+def test_text_for_people_and_json_in_the_file(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "logs" / "manager.log"
+    file = LogFile(path)
+    logs.configure(1, stream=stream, style="text", file=file)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        structlog.get_logger().exception("it failed", task_id="t")
+    file.close()
+    assert "it failed" in stream.getvalue()
+    assert "ValueError: why" in stream.getvalue()
+    (said,) = lines(path)
+    assert (said["message"], said["task_id"]) == ("it failed", "t")
+    assert "ValueError" in json.dumps(said["exception"])
+
+
+def test_the_terminal_can_be_for_something_else(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "manager.log"
+    file = LogFile(path)
+    logs.configure(stream=stream, file=file, only_file=True)
+    structlog.get_logger().info("said")
+    file.close()
+    assert (stream.getvalue(), lines(path)[0]["message"]) == ("", "said")
+
+
+def test_the_file_is_rotated_and_no_line_is_cut_or_lost(tmp_path: Path) -> None:
+    path = tmp_path / "manager.log"
+    for part in (range(30), range(30, 60)):  # the second is a process that was started anew
+        file = LogFile(path, most_bytes=1000, kept=3)
+        for number in part:
+            file.write(json.dumps({"number": number, "text": "x" * 60}))
+        file.close()
+    files = [tmp_path / "manager.log.3", tmp_path / "manager.log.2", tmp_path / "manager.log.1", path]
+    kept = [line["number"] for each in files for line in lines(each)]
+    assert kept == list(range(60 - len(kept), 60)), "the latest, in order"
+    assert len(kept) > 30
+    assert all(each.stat().st_size <= 1000 for each in files)
+    assert not (tmp_path / "manager.log.4").exists()
+
+
+def test_a_file_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    path, taken = tmp_path / "m.log", tmp_path / "m.log.1"
+    file = LogFile(path, most_bytes=10, kept=1)
+    taken.mkdir()  # nothing can be renamed to this
+    for _ in range(3):
+        file.write("line")
+    file.close()
+    assert path.read_text() == "line\n" * 3, "rather too large than lost"

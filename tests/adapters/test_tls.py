@@ -1,0 +1,94 @@
+"""TLS: what is wrong with the files is said in words, and clients check what servers show."""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from gpu_orchestrator.adapters import tls
+from tests.adapters.kube.certificates import Authority
+
+
+class Files:
+    """PEM files for 127.0.0.1, and who signed them."""
+
+    def __init__(self, folder: Path, *, ends: datetime | None = None) -> None:
+        authority = Authority()
+        self.pair = authority.pair("server", ends=ends)
+        self.cert, self.key, self.ca = (str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem"))
+        Path(self.cert).write_bytes(self.pair.certificate_pem)
+        Path(self.key).write_bytes(self.pair.key_pem)
+        Path(self.ca).write_bytes(authority.pem)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def test_good_files_serve_tls_1_2_or_newer(files: Files) -> None:
+    assert tls.server(files.cert, files.key).minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_a_file_that_is_not_there_is_named(files: Files) -> None:
+    with pytest.raises(tls.BadCertificate, match=r"SSL_CERT_PATH=/nowhere is not allowed: No such file"):
+        tls.server("/nowhere", files.key)
+    with pytest.raises(tls.BadCertificate, match=r"SSL_KEY_PATH=/nowhere is not allowed: No such file"):
+        tls.server(files.cert, "/nowhere")
+
+
+def test_a_key_of_another_certificate_is_said(files: Files) -> None:
+    Path(files.key).write_bytes(Authority().pair("other").key_pem)
+    with pytest.raises(tls.BadCertificate, match="the key does not belong to the certificate"):
+        tls.server(files.cert, files.key)
+
+
+def test_what_is_no_pem_is_said(files: Files) -> None:
+    Path(files.cert).write_text("rubbish")
+    with pytest.raises(tls.BadCertificate, match="no PEM certificate with its key is in there"):
+        tls.server(files.cert, files.key)
+
+
+def test_a_passphrase_is_not_asked_for(files: Files) -> None:
+    key = serialization.load_pem_private_key(files.pair.key_pem, None)
+    locked = serialization.BestAvailableEncryption(b"x")
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    Path(files.key).write_bytes(pem)
+    with pytest.raises(tls.BadCertificate, match="the key has a passphrase; give one without"):
+        tls.server(files.cert, files.key)
+
+
+@pytest.mark.parametrize("content", [None, "", "rubbish"])
+def test_a_bad_authority_is_said(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(tls.BadCertificate, match=f"--ca {path} cannot be used"):
+        tls.client(str(path))
+
+
+def test_who_signed_it_and_the_certificate_itself_are_trusted(files: Files) -> None:
+    serving = tls.server(files.cert, files.key)
+    assert tls.complaint(serving, files.ca, "127.0.0.1") == ""
+    assert tls.complaint(serving, files.cert, "127.0.0.1") == ""
+
+
+def test_clients_complain_of_another_name_another_signer_and_the_past(tmp_path: Path, files: Files) -> None:
+    serving = tls.server(files.cert, files.key)
+    assert "mismatch" in tls.complaint(serving, files.ca, "gpu.example")
+    (tmp_path / "other").mkdir()
+    assert "signature" in tls.complaint(serving, Files(tmp_path / "other").ca, "127.0.0.1")
+    (tmp_path / "old").mkdir()
+    old = Files(tmp_path / "old", ends=datetime.now(UTC) - timedelta(hours=1))
+    assert "expired" in tls.complaint(tls.server(old.cert, old.key), old.ca, "127.0.0.1")
+
+
+def test_a_renewed_certificate_is_taken_up_by_a_context_at_work(tmp_path: Path, files: Files) -> None:
+    serving = tls.server(files.cert, files.key)
+    (tmp_path / "new").mkdir()
+    new = Files(tmp_path / "new")
+    tls.load(serving, new.cert, new.key)
+    assert tls.complaint(serving, new.ca, "127.0.0.1") == ""
+    assert tls.complaint(serving, files.ca, "127.0.0.1") != ""

@@ -1,0 +1,71 @@
+"""The keys a server begins with: made once, kept as hashes, replaced by what is configured."""
+
+import json
+from pathlib import Path
+
+from gpu_orchestrator.adapters import settings
+from gpu_orchestrator.apps.cluster.keys import Keys
+from gpu_orchestrator.cli import host
+
+OWN, TOKEN = "o" * 32, "t" * 32
+
+
+def begin(folder: Path, **given: str) -> tuple[Keys, host.Secrets]:
+    chosen = settings.load({}, folder / "none", data_dir=str(folder), **given)
+    known, secrets = host._keys(chosen, folder)
+    client = json.dumps({"url": "", "key": secrets.api_key})
+    (folder / host.CLIENT).write_text(client)
+    return Keys(known), secrets
+
+
+def admits(keys: Keys, secret: str) -> bool:
+    try:
+        return keys.find(f"Bearer {secret}").configured
+    except Exception:
+        return False
+
+
+def test_keys_are_made_once_and_kept_as_hashes(tmp_path: Path) -> None:
+    first, made = begin(tmp_path)
+    again, kept = begin(tmp_path)
+    assert (made.fresh, kept.fresh) == (True, False)
+    assert (made.api_key, made.worker_token) == (kept.api_key, kept.worker_token)
+    for keys in (first, again):
+        keys.find(f"Bearer {made.api_key}").demand("admin")
+        assert keys.find(f"Bearer {made.worker_token}").scopes == {"worker"}
+    assert made.api_key not in (tmp_path / "keys.json").read_text()
+
+
+def test_what_is_configured_takes_the_place_of_what_was_made(tmp_path: Path) -> None:
+    _, made = begin(tmp_path)
+    keys, _ = begin(tmp_path, api_key=OWN)
+    assert admits(keys, OWN)
+    assert not admits(keys, made.api_key), "whoever has the old one is out"
+    assert admits(keys, made.worker_token)
+    keys, _ = begin(tmp_path, worker_token=TOKEN)
+    assert admits(keys, TOKEN)
+    assert not admits(keys, made.worker_token)
+
+
+def test_what_was_configured_ends_with_its_setting(tmp_path: Path) -> None:
+    begin(tmp_path, api_key=OWN)
+    keys, secrets = begin(tmp_path)
+    assert not admits(keys, OWN), "though this machine's client still remembers it"
+    assert secrets.fresh
+    assert admits(keys, secrets.api_key)
+
+
+def test_a_lost_token_file_does_not_lock_out_the_worker_of_this_machine(tmp_path: Path) -> None:
+    _, made = begin(tmp_path)
+    (tmp_path / host.TOKEN).unlink()
+    keys, secrets = begin(tmp_path)
+    assert admits(keys, made.worker_token), "workers elsewhere still have it"
+    assert admits(keys, secrets.worker_token)
+
+
+def test_with_both_configured_nothing_is_made(tmp_path: Path) -> None:
+    keys, secrets = begin(tmp_path, api_key=OWN, worker_token=TOKEN)
+    assert admits(keys, OWN)
+    assert admits(keys, TOKEN)
+    assert not secrets.fresh
+    assert not (tmp_path / "keys.json").exists()
