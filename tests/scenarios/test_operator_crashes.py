@@ -45,6 +45,8 @@ def fails(site: Site) -> None:
 def is_suspended(site: Site) -> None:
     site.create("one", run_for="1h")
     site.until("one", "Running")
+    # Else the two might meet, and a write be made twice in this run and not in the next.
+    eventually(lambda: (site.get("one") or {})["metadata"].get("finalizers"), "it has its finalizer")
     site.patch("one", {"suspend": True})
     site.until("one", "Pending")
     eventually(lambda: not site.jobs(), "the Job is gone")
