@@ -90,21 +90,25 @@ class Leader:
     async def _round(self) -> None:
         try:
             await self._strive()
-            self._reached = True
-            pause_s = self.store.terms.leader_ms / 1000 / TERMS_PER_LEASE
         except StoreError as error:
             if self._reached:
                 log.warning("the store does not answer", error=str(error))
-            self._reached, self.reached_since, pause_s = False, 0.0, STORE_PAUSE_S
-            self._doubt()
+            self._reached, self.reached_since = False, 0.0
+            await self._fail()
         except Exception:
             log.exception("a round of the leader failed")
-            pause_s = STORE_PAUSE_S
-            self._doubt()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._wake.wait()
-        self._wake.clear()
+            await self._fail()
+        else:
+            self._reached = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.store.terms.leader_ms / 1000 / TERMS_PER_LEASE):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _fail(self) -> None:
+        """Doubt wakes us, but not from this pause: else we would ask for ever without letting others work."""
+        self._doubt()
+        await asyncio.sleep(STORE_PAUSE_S)
 
     async def _strive(self) -> None:
         fence = self.store.link.fence
