@@ -4,15 +4,24 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from controlplane import watchdog
 
 UP = [sys.executable, "-m", "controlplane", "up", "--nodes", "2", "--gpus", "4"]
 
 
-def test_what_it_prints_works_and_ctrl_c_ends_it(toolbox: object) -> None:
-    up = subprocess.Popen(UP, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+@pytest.fixture
+def up(toolbox: object) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(UP, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_what_it_prints_works_and_ctrl_c_ends_it(up: "subprocess.Popen[str]") -> None:
     said = ""
     for line in up.stdout or ():
         said += line
@@ -28,7 +37,7 @@ def test_what_it_prints_works_and_ctrl_c_ends_it(toolbox: object) -> None:
 
     mark = _mark_of_a_child(up.pid)
     up.send_signal(signal.SIGINT)
-    rest, _ = up.communicate(timeout=20)
+    rest, _ = up.communicate(timeout=120)
     assert up.returncode == 0
     assert "nothing is left behind" in rest
     assert not watchdog.marked(mark)
