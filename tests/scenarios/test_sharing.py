@@ -114,8 +114,8 @@ async def test_two_keys_share_two_devices_evenly(manager: Fleet, scale: Scale, f
 
 
 def check_even(both: list[Run]) -> None:
-    """At any prefix the owners had the devices for as long, to ten percent; but for a few of the longest tasks
-    there were: what both devices and the next in line are ahead by, twice, for a busy machine tells late."""
+    """At any prefix the owners had the devices for as long, to ten percent, but for a few of the longest
+    tasks: what both devices and the next in line are ahead by, twice, for a busy machine tells late."""
     longest = max(run.ended - run.began for run in both)
     had = {"ann": 0.0, "bob": 0.0}
     for run in both:
