@@ -73,3 +73,15 @@ async def test_flows_take_turns_and_keep_their_order() -> None:
     even = [gather.put(number) for number in (2, 4)]
     await asyncio.gather(*odd, *even)
     assert slow.calls == [[1, 2, 3, 4], [5, 7, 9, 11]]
+
+
+async def test_several_calls_may_be_under_way() -> None:
+    slow = Slow()
+    gather: Gather[int, int] = Gather(slow, most=2, at_once=2)
+    asked = [gather.put(number) for number in range(1, 6)]
+    await asyncio.sleep(0)
+    assert slow.calls == [[1, 2], [3, 4]], "the third waits until one of them is answered"
+    slow.go.set()
+    assert await asyncio.gather(*asked) == [10, 20, 30, 40, 50]
+    assert await gather.put(6) == 60, "it goes on after all were answered"
+    await gather.close()

@@ -7,7 +7,7 @@ one caller with ten thousand keeps nobody else waiting.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -15,18 +15,19 @@ B = TypeVar("B")
 
 class Gather(Generic[A, B]):
     """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get it. Items
-    of one flow keep their order."""
+    of one flow begin in order; `at_once` batches of at most `most` may be under way."""
 
     def __init__(
         self,
         perform: Callable[[list[A]], Awaitable[Sequence[B]]],
         *,
         most: int = 500,
+        at_once: int = 1,
         flow_of: Callable[[A], str] = lambda _: "",
     ) -> None:
-        self._perform, self._most, self._flow_of = perform, most, flow_of
+        self._perform, self._most, self._at_once, self._flow_of = perform, most, at_once, flow_of
         self._flows: dict[str, deque[tuple[A, asyncio.Future[B]]]] = {}
-        self._running: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None]] = set()
 
     def put(self, item: A) -> asyncio.Future[B]:
         future: asyncio.Future[B] = asyncio.get_running_loop().create_future()
@@ -35,8 +36,8 @@ class Gather(Generic[A, B]):
         if waiting is None:
             waiting = self._flows[flow] = deque()
         waiting.append((item, future))
-        if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._run())
+        if len(self._running) < self._at_once:
+            self._running.add(asyncio.get_running_loop().create_task(self._run()))
         return future
 
     async def put_all(self, items: Sequence[A]) -> list[B]:
@@ -45,15 +46,15 @@ class Gather(Generic[A, B]):
 
     async def close(self) -> None:
         """Until all that was put in is answered."""
-        while self._running is not None:
-            await asyncio.wait([self._running])
+        while self._running:
+            await asyncio.wait(self._running)
 
     async def _run(self) -> None:
         try:
             while self._flows:
                 await self._answer(self._next())
         finally:
-            self._running = None
+            self._running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next(self) -> list[tuple[A, asyncio.Future[B]]]:
         """One of each flow in turn, and who had the last one is the last in the next round."""

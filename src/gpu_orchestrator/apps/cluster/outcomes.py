@@ -23,6 +23,9 @@ from gpu_orchestrator.apps.cluster.waiters import Waiters
 log = structlog.get_logger()
 
 NOTE_DELAY_S = 0.05
+MOST, AT_ONCE = 16, 3
+"""Small writes, several under way: while the store settles some, the next tasks of others are chosen. All in
+one write would go round together, and everybody would wait for everybody else."""
 STORE_PAUSE_S = 0.1
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 30.0
 _encode = msgspec.json.Encoder().encode
@@ -33,7 +36,7 @@ class Outcomes:
 
     def __init__(self, store: Store, metrics: Metrics, waiters: Waiters) -> None:
         self._store, self._metrics, self._waiters = store, metrics, waiters
-        self._finish: Gather[Outcome, Settled] = Gather(self._into_store)
+        self._finish: Gather[Outcome, Settled] = Gather(self._into_store, most=MOST, at_once=AT_ONCE)
         self._notes: dict[tuple[str, int], Note] = {}
         self._began: dict[tuple[str, int], float] = {}
         self._timer: asyncio.TimerHandle | None = None

@@ -18,27 +18,35 @@ local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NEWS = {}
-local LEVELS, USED = {}, {}
+local LEVELS, USED, COUNTS = {}, {}, {}
 local LATEST = 1000
 local NEWS_MAX = 100000
 
 local function text(number) return string.format('%d', number) end
 
-local function count(name, by) redis.call('HINCRBY', P .. 'stats', name, by or 1) end
+-- Counters are written once, by `answer`.
+local function add(counts, name, by) counts[name] = (counts[name] or 0) + by end
+
+local function count(name, by) add(COUNTS, name, by or 1) end
 
 local function day() return text(math.floor(NOW / 86400000)) end
 
 -- So many more wait at this level of priority; rows of older versions have none, and a new leader counts anew.
 local function waits(level, by)
-  if level then LEVELS[level] = (LEVELS[level] or 0) + by end
+  if level then add(LEVELS, level, by) end
+end
+
+local function write(key, counts)
+  for name, by in pairs(counts) do
+    if by ~= 0 then redis.call('HINCRBY', P .. key, name, by) end
+  end
 end
 
 local function write_counts()
-  for level, by in pairs(LEVELS) do
-    if by ~= 0 then redis.call('HINCRBY', P .. 'levels', level, by) end
-  end
-  for owner, ms in pairs(USED) do
-    redis.call('HINCRBY', P .. 'used:' .. day(), owner, ms)
+  write('stats', COUNTS)
+  write('levels', LEVELS)
+  if next(USED) then
+    write('used:' .. day(), USED)
     redis.call('PEXPIRE', P .. 'used:' .. day(), 2 * 86400000)
   end
 end
@@ -129,14 +137,16 @@ end
 -- In the list of all and in that of its owner.
 local function list(id, state, created, owner)
   redis.call('ZADD', P .. 's:' .. state, created, id)
-  if owner and owner ~= '' then
-    redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id)
-    redis.call('SADD', P .. 'owners', owner)
-  end
+  if owner and owner ~= '' then redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id) end
 end
 
-local function move(id, from, to, created)
-  local owner = redis.call('HGET', P .. 't:' .. id, 'tenant')
+-- A task that was in no list before.
+local function enlist(id, state, created, owner)
+  list(id, state, created, owner)
+  if owner and owner ~= '' then redis.call('SADD', P .. 'owners', owner) end
+end
+
+local function move(id, from, to, created, owner)
   redis.call('ZREM', P .. 's:' .. from, id)
   if owner and owner ~= '' then redis.call('ZREM', P .. 'o:' .. owner .. ':' .. from, id) end
   list(id, to, created, owner)
@@ -171,11 +181,10 @@ local function holds(task, attempt, worker, epoch)
 end
 
 -- The attempt has ended: what it held is free, and has counted for its owner since it was given.
-local function release(id, worker, attempt)
+local function release(id, worker, attempt, owner, milli, assigned)
   redis.call('SREM', P .. 'on:' .. worker, id)
-  local row = redis.call('HMGET', P .. 't:' .. id, 'tenant', 'milli', 'assigned')
-  local ms = math.floor((NOW - tonumber(row[3] or NOW)) * tonumber(row[2] or 0) / 1000)
-  if row[1] and ms > 0 then USED[row[1]] = (USED[row[1]] or 0) + ms end
+  local ms = math.floor((NOW - tonumber(assigned or NOW)) * tonumber(milli or 0) / 1000)
+  if owner and ms > 0 then add(USED, owner, ms) end
   tell({'Ended', id, worker, attempt, ms})
 end
 
@@ -192,6 +201,7 @@ local function emit_end(id, to, row)
   emit_task(ENDS[to], id, row[2], row[3], row[4], more)
 end
 
+-- `finish`, `requeue` and `died` answer the state the task is in now.
 local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
@@ -199,9 +209,10 @@ local function finish(id, from, to, fields, keep_ms)
   local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
   if from == 'queued' then waits(row[7], -1) end
   if string.find(row[8], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
-  move(id, from, to, row[1])
+  move(id, from, to, row[1], row[2])
   count(to)
   emit_end(id, to, row)
+  return to
 end
 
 -- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
@@ -210,12 +221,13 @@ local function requeue(id, from, delay_ms, fields)
   local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level')
   local after = delay_ms > 0 and NOW + delay_ms or 0
   redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
-  move(id, from, 'queued', row[3])
+  move(id, from, 'queued', row[3], row[5])
   waits(row[7], 1)
   count('requeued')
   emit_task('task_requeued', id, row[5], row[6], row[2],
     ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
   tell_queued(id, row[1], tonumber(row[2]), after, tonumber(row[3]), row[4] or '')
+  return 'queued'
 end
 
 local function error_json(kind, message, retryable)
@@ -226,9 +238,10 @@ end
 -- blamed; two different workers dead, or no retries left, and it is a dead letter with the evidence.
 local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel')
+  local row = redis.call('HMGET', key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel', 'tenant', 'milli',
+    'assigned')
   local state, tries = row[1], tonumber(row[3])
-  release(id, worker, tonumber(row[2]))
+  release(id, worker, tonumber(row[2]), row[7], row[8], row[9])
   if row[6] == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
   if state == 'assigned' then return requeue(id, state, 0, {'reason', evidence}) end
   local deaths = (row[5] and row[5] ~= '') and cjson.decode(row[5]) or {}
@@ -245,12 +258,11 @@ local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local lost = kind == 'worker' and 'WorkerLost' or 'RunnerDied'
   if different >= 2 or tries + 1 > tonumber(row[4]) then
     local why = different >= 2 and 'two different workers died running it' or 'no retries left'
-    finish(id, state, 'dead', {'deaths', written, 'tries', text(tries + 1), 'reason', why,
+    return finish(id, state, 'dead', {'deaths', written, 'tries', text(tries + 1), 'reason', why,
       'error', error_json(lost, evidence, false)}, keep_ms)
-  else
-    requeue(id, state, delay_ms, {'deaths', written, 'tries', text(tries + 1), 'reason', evidence,
-      'error', error_json(lost, evidence, true)})
   end
+  return requeue(id, state, delay_ms, {'deaths', written, 'tries', text(tries + 1), 'reason', evidence,
+    'error', error_json(lost, evidence, true)})
 end
 
 -- All that a worker had is somebody else's to run now.
@@ -268,7 +280,7 @@ local function assign(assignments)
   for number, each in ipairs(assignments) do
     local id, worker = each[1], each[3]
     local key = P .. 't:' .. id
-    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level')
+    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level', 'tenant')
     if not epochs[worker] then
       local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
       epochs[worker] = row[2] == 'online' and row[1] or 'none'
@@ -282,7 +294,7 @@ local function assign(assignments)
         text(each[4]), 'place', each[5], 'milli', text(each[6]), 'assigned', text(NOW), 'started', '0', 'cancel', '0',
         'reason', '')
       waits(task[6], -1)
-      move(id, 'queued', 'assigned', task[5])
+      move(id, 'queued', 'assigned', task[5], task[7])
       redis.call('SADD', P .. 'on:' .. worker, id)
       redis.call('ZADD', P .. 'of:' .. worker, NOW, id)
       given[number] = {task[3], task[4]}

@@ -6,7 +6,7 @@ local tasks = 0
 for _, id in ipairs(ARG[1]) do
   local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level')
   if row[1] then
-    list(id, row[1], row[2], row[3])
+    enlist(id, row[1], row[2], row[3])
     if active(row[1]) then redis.call('SADD', P .. 'on:' .. row[4], id) end
     if row[1] == 'queued' then waits(row[5], 1) end
     tasks = tasks + 1

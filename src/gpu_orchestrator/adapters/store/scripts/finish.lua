@@ -4,13 +4,14 @@
 -- Answers per outcome {1 counted | 0 late, state of the task now, its row if it is final and wanted}
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 local day = text(math.floor(NOW / 86400000))
-local told, finals = {}, {}
+local told, finals, went = {}, {}, {}
 
 local function counted(worker, kind, ms)
-  local key = P .. 'd:' .. worker
-  redis.call('HINCRBY', key, kind .. ':' .. day, 1)
-  redis.call('HINCRBY', key, kind, 1)
-  if ms > 0 then redis.call('HINCRBY', key, 'ms', ms) end
+  local counts = went[worker] or {}
+  went[worker] = counts
+  add(counts, kind .. ':' .. day, 1)
+  add(counts, kind, 1)
+  add(counts, 'ms', ms)
 end
 
 -- A runner that died had begun, though nobody had written that down yet.
@@ -18,64 +19,71 @@ local function begin(id, task)
   if task[1] == 'assigned' then
     local key = P .. 't:' .. id
     redis.call('HSET', key, 'state', 'running', 'started', text(NOW))
-    move(id, 'assigned', 'running', redis.call('HGET', key, 'created'))
+    move(id, 'assigned', 'running', redis.call('HGET', key, 'created'), task[9])
     emit_task('task_started', id, task[9], task[3], task[2])
   end
 end
 
--- A short attempt ends before its beginning was written down: both are told, in order.
+-- A short attempt ends before its beginning was written down: both are told, in order. Answers when it began.
 local function begun(id, task, kind, ms)
-  if task[8] ~= '0' and task[8] then return end
+  if task[8] and task[8] ~= '0' then return task[8] end
   local at = NOW - ms
-  redis.call('HSET', P .. 't:' .. id, 'started', text(at))
   if kind == 'done' or kind == 'failed' then emit_task('task_started', id, task[9], task[3], task[2], '', at) end
+  return text(at)
 end
 
-local function failed(id, task, payload, retryable, delay_ms)
+local function cancelled(id, task, started)
+  return finish(id, task[1], 'cancelled', {'reason', 'cancelled', 'started', started}, keep_ms)
+end
+
+local function failed(id, task, payload, retryable, delay_ms, started)
   local tries = tonumber(task[5]) + 1
-  if task[7] == '1' then return finish(id, task[1], 'cancelled', {'reason', 'cancelled'}, keep_ms) end
+  if task[7] == '1' then return cancelled(id, task, started) end
+  local fields = {'tries', text(tries), 'error', payload, 'started', started, 'reason'}
   if retryable and tries <= tonumber(task[6]) then
-    return requeue(id, task[1], delay_ms, {'tries', text(tries), 'error', payload, 'reason', 'waits for a retry'})
+    fields[#fields + 1] = 'waits for a retry'
+    return requeue(id, task[1], delay_ms, fields)
   end
-  local state = retryable and 'dead' or 'failed'
-  local why = retryable and 'no retries left' or 'the error is final'
-  finish(id, task[1], state, {'tries', text(tries), 'error', payload, 'reason', why}, keep_ms)
+  fields[#fields + 1] = retryable and 'no retries left' or 'the error is final'
+  return finish(id, task[1], retryable and 'dead' or 'failed', fields, keep_ms)
+end
+
+-- What an attempt that still counts came to: the state of its task now.
+local function settle(id, task, each)
+  local attempt, worker, kind, payload = each[2], each[3], each[5], each[6]
+  if kind == 'died' then
+    begin(id, task)
+    counted(worker, 'failed', 0)
+    return died(id, worker, 'runner', payload, each[8], keep_ms)
+  end
+  release(id, worker, attempt, task[9], task[10], task[11])
+  local started = begun(id, task, kind, each[9])
+  if kind == 'done' then
+    counted(worker, 'done', each[9])
+    return finish(id, task[1], 'completed', {'result', payload, 'error', '', 'reason', '', 'started', started}, keep_ms)
+  elseif kind == 'failed' then
+    counted(worker, 'failed', 0)
+    return failed(id, task, payload, each[7], each[8], started)
+  elseif kind == 'cancelled' or task[7] == '1' then
+    return cancelled(id, task, started)
+  end
+  return requeue(id, task[1], each[8], {'reason', payload, 'started', started})
 end
 
 for number, each in ipairs(outcomes) do
-  local id, attempt, worker, kind, payload = each[1], each[2], each[3], each[5], each[6]
+  local id = each[1]
   local key = P .. 't:' .. id
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
-    'tenant')
-  if not holds(task, attempt, worker, each[4]) then
+    'tenant', 'milli', 'assigned')
+  if not holds(task, each[2], each[3], each[4]) then
     count('late')
     told[number] = {0, task[1] or 'gone', {}}
   else
-    if kind == 'died' then
-      begin(id, task)
-      died(id, worker, 'runner', payload, each[8], keep_ms)
-      counted(worker, 'failed', 0)
-    else
-      release(id, worker, attempt)
-      begun(id, task, kind, each[9])
-      if kind == 'done' then
-        finish(id, task[1], 'completed', {'result', payload, 'error', '', 'reason', ''}, keep_ms)
-        counted(worker, 'done', each[9])
-      elseif kind == 'failed' then
-        failed(id, task, payload, each[7], each[8])
-        counted(worker, 'failed', 0)
-      elseif kind == 'cancelled' then
-        finish(id, task[1], 'cancelled', {'reason', 'cancelled'}, keep_ms)
-      elseif task[7] == '1' then
-        finish(id, task[1], 'cancelled', {'reason', 'cancelled'}, keep_ms)
-      else
-        requeue(id, task[1], each[8], {'reason', payload})
-      end
-    end
-    local state = redis.call('HGET', key, 'state')
+    local state = settle(id, task, each)
     if state ~= 'queued' then finals[#finals + 1] = id end
     told[number] = {1, state, (each[10] and state ~= 'queued') and redis.call('HGETALL', key) or {}}
   end
 end
+for worker, counts in pairs(went) do write('d:' .. worker, counts) end
 announce(finals)
 return answer(fence, told)

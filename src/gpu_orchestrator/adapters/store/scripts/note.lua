@@ -7,7 +7,7 @@ for _, note in ipairs(ARG[1]) do
   if holds(task, note[2], note[3], note[4]) then
     if note[5] >= 0 and task[1] == 'assigned' then
       redis.call('HSET', key, 'state', 'running', 'started', text(NOW - note[5]))
-      move(note[1], 'assigned', 'running', task[5])
+      move(note[1], 'assigned', 'running', task[5], task[6])
       emit_task('task_started', note[1], task[6], note[3], task[2], '', NOW - note[5])
     end
     if note[6] ~= '' then redis.call('HSET', key, 'progress', note[6]) end

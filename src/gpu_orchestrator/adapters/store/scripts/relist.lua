@@ -16,7 +16,7 @@ for _, key in ipairs(found[2]) do
       local spec = string.gsub(row[4], '"tenant":"' .. row[3] .. '"', function() return '"tenant":"' .. owner .. '"' end)
       redis.call('HSET', key, 'tenant', owner, 'spec', spec)
     end
-    list(id, row[1], row[2], owner)
+    enlist(id, row[1], row[2], owner)
     tasks = tasks + 1
   elseif before and owners[before] then
     redis.call('RENAME', key, P .. 'idem:' .. owners[before] .. ':' .. rest)

@@ -66,7 +66,7 @@ for number, task in ipairs(tasks) do
     redis.call('HSET', P .. 't:' .. id, 'spec', task[2], 'params', task[3], 'state', 'queued', 'attempt', '0',
       'tries', '0', 'retries', text(task[4]), 'created', text(NOW), 'correlation', task[6], 'tenant', task[7],
       'level', text(task[8]))
-    list(id, 'queued', NOW, task[7])
+    enlist(id, 'queued', NOW, task[7])
     waits(text(task[8]), 1)
     if idem ~= '' then
       redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms)
