@@ -24,6 +24,7 @@ from gpu_orchestrator.adapters.store.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.embedded import Embedded
 from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.apps.cluster import app
+from gpu_orchestrator.apps.cluster.joined import JoinedHttp
 from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.manager import Ground, Manager
 from gpu_orchestrator.apps.cluster.terms import GRACE_PER_LEASE
@@ -107,7 +108,7 @@ async def _serving(
 ) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app.build(manager),
-        http="httptools",
+        http=JoinedHttp,
         ws="websockets-sansio",
         log_config=None,
         access_log=False,
