@@ -71,13 +71,18 @@ class Address:
 
 
 class Connection(asyncio.Protocol):
-    """`hear`, once set, gets every message that answers no question: those of subscribed channels."""
+    """`hear`, once set, gets every message that answers no question: those of subscribed channels. A question
+    without an answer for `answer_s` ends the connection: what it still answers would be for nobody."""
 
-    def __init__(self) -> None:
-        self._asked: deque[asyncio.Future[Any]] = deque()
+    def __init__(self, answer_s: float) -> None:
+        self._answer_s = answer_s
+        self._loop = asyncio.get_running_loop()
+        self._asked: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._why = ""
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
-        self.lost = asyncio.get_running_loop().create_future()
+        self.lost = self._loop.create_future()
         self.hear: Callable[[list[Any]], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,9 +91,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
             self.lost.set_result(None)
-        why = Lost(str(error or "the server closed the connection"))
+        if self._watch is not None:
+            self._watch.cancel()
+        why = Lost(self._why or str(error or "the server closed the connection"))
         while self._asked:
-            asked = self._asked.popleft()
+            asked, _ = self._asked.popleft()
             if not asked.done():
                 asked.set_exception(why)
 
@@ -104,8 +111,10 @@ class Connection(asyncio.Protocol):
     def ask(self, *parts: Part) -> "asyncio.Future[Any]":
         if self._transport is None or self._transport.is_closing():
             raise Lost("the connection is closed")
-        asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked.append(asked)
+        asked: asyncio.Future[Any] = self._loop.create_future()
+        self._asked.append((asked, self._loop.time()))
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._answer_s, self._look)
         self._transport.write(_packed(parts))
         return asked
 
@@ -113,11 +122,22 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _look(self) -> None:
+        """One timer for all questions: it costs nothing while answers come."""
+        self._watch = None
+        if self._asked:
+            left_s = self._asked[0][1] + self._answer_s - self._loop.time()
+            if left_s > 0:
+                self._watch = self._loop.call_later(left_s, self._look)
+            else:
+                self._why = f"no answer within {self._answer_s:g} s"
+                self.abort()
+
     def _answered(self, value: Any) -> None:
         if self.hear is not None and isinstance(value, list) and value[0] == b"message":
             self.hear(value)
             return
-        asked = self._asked.popleft()
+        asked, _ = self._asked.popleft()
         if asked.done():
             return  # whoever asked has given up
         if isinstance(value, Refused):
@@ -134,20 +154,13 @@ class Client:
 
     async def ask(self, *parts: Part) -> Any:
         """The answer to one command; raises `Lost` or `Refused`."""
-        return (await self.ask_all(parts))[0]
+        return await (await self._connected()).ask(*parts)
 
     async def ask_all(self, *commands: tuple[Part, ...]) -> list[Any]:
         """Answers to several commands, which nothing comes between on this connection."""
-        connection = self._connection
-        if connection is None or connection.lost.done():
-            connection = await self._connect()
+        connection = await self._connected()
         futures = [connection.ask(*parts) for parts in commands]
-        try:
-            async with asyncio.timeout(self._answer_s):
-                return [await future for future in futures]
-        except TimeoutError as error:
-            connection.abort()  # what it still answers would be for nobody
-            raise Lost(f"no answer within {self._answer_s:g} s") from error
+        return [await future for future in futures]
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
         """What is published on these channels, on a connection of its own, until that is lost."""
@@ -174,7 +187,10 @@ class Client:
             await self._connection.lost
             self._connection = None
 
-    async def _connect(self) -> Connection:
+    async def _connected(self) -> Connection:
+        connection = self._connection
+        if connection is not None and not connection.lost.done():
+            return connection
         async with self._opening:
             if self._connection is None or self._connection.lost.done():
                 self._connection = await self._open()
@@ -184,7 +200,7 @@ class Client:
         address = self._address
         try:
             async with asyncio.timeout(self._answer_s):
-                connection: Connection = await address.open(Connection)
+                connection: Connection = await address.open(lambda: Connection(self._answer_s))
                 if address.password:
                     user = (address.user,) if address.user else ()
                     await connection.ask("AUTH", *user, address.password)

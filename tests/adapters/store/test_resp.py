@@ -1,0 +1,61 @@
+"""A store that takes a question and says nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gpu_orchestrator.adapters.store.resp import Client, Lost
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def client_of(serve: Serve, answer_s: float) -> AsyncIterator[Client]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = Client(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", answer_s=answer_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+        server.close()
+
+
+async def test_who_gets_no_answer_is_told_and_the_next_one_asks_on_a_new_connection() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        is_mute = connections == 1
+        while await reader.read(1000):
+            if not is_mute:
+                writer.write(b"+PONG\r\n")
+        writer.close()
+
+    async with client_of(serve, 0.1) as client:
+        asked = [asyncio.ensure_future(client.ask("PING")) for _ in range(3)]
+        for each in asked:
+            with pytest.raises(Lost, match=r"no answer within 0\.1 s"):
+                await each
+        assert await client.ask("PING") == b"PONG"
+        assert connections == 2
+
+
+async def test_a_connection_that_answers_is_kept() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while asked := await reader.read(1000):
+            writer.write(b"+PONG\r\n" * asked.count(b"PING"))
+        writer.close()
+
+    async with client_of(serve, 1.0) as client:
+        for _ in range(3):
+            assert await client.ask("PING") == b"PONG"
+            await asyncio.sleep(0.4)  # all in all longer than one answer may take
+        assert await client.ask_all(("PING",), ("PING",)) == [b"PONG", b"PONG"]
+        assert connections == 1
