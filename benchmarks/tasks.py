@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvloop
 from cyclopts import run
 from rich.console import Console
 from rich.table import Table
@@ -79,7 +80,7 @@ class Sizes:
 def main(*, rounds: int = 3, seconds: float = 3.0, trips: int = 300) -> None:
     if not tasks_peers.installed():
         sys.exit("the peers are not installed; run `make bench-tasks`")
-    show(asyncio.run(measure(rounds, Sizes(seconds, {}), trips)))
+    show(uvloop.run(measure(rounds, Sizes(seconds, {}), trips)))
 
 
 async def measure(rounds: int, sizes: Sizes, trips: int) -> Figures:

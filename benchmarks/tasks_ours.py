@@ -184,8 +184,9 @@ async def ours(folder: Path, store_port: int) -> AsyncIterator[Ours]:
             Store(Database(address), owner="bench") as store,
         ):
             us = Ours(url, key, http, store, processes[0])
-            for name in reversed(WORKERS):
+            for name in WORKERS:
                 await _answers(f"{url}/workers/{name}", Authorization=f"Bearer {key}")
+            for name in reversed(WORKERS):
                 await us.use(name)
                 await us.direct(50)
             yield us
