@@ -65,7 +65,7 @@ class Account:
         await self._lull.wait()
         claim = self._desk.stores.claims.get(name)
         if pod := self._unkept(name):
-            asked = self._desk.claim_of(pod)
+            asked = self._desk.stores.claim_of(pod)
             done = asked is None or await self._claims.reserve(pod, asked) is None
         elif claim is not None and (due := self._due(name)):
             done = await self._claims.write(claim, due)
@@ -81,7 +81,7 @@ class Account:
             if not self._is_bound_by(pod, name):
                 continue
             if claim is None:
-                return pod if wish.is_template(pod) and self._desk.claim_of(pod) else None
+                return pod if wish.is_template(pod) and self._desk.stores.claim_of(pod) else None
             if not claim.metadata.deletion_timestamp and not wish.served(claim):
                 return pod
         return None
@@ -102,7 +102,7 @@ class Account:
 
     def _given(self, pod: Pod, claim: GpuClaim) -> Json:
         placement = Placement(pod.metadata.uid, pod.spec.node_name, devices=asks.given(pod))
-        uuids = [device.uuid for device in self._desk.devices(placement)]
+        uuids = [device.uuid for device in self._desk.engine.cluster.devices(placement)]
         gbps = self._bandwidth(placement)
         return claims.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
 

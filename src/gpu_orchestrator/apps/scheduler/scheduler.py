@@ -139,7 +139,7 @@ class Scheduler:
         self._account.freed(uid)
 
     def _waits(self, uid: str) -> tuple[Pod, str] | None:
-        why, pod = self.desk.waiting.get(uid), self.desk.ours.get(uid)
+        why, pod = self.desk.waiting.why(uid), self.desk.ours.get(uid)
         return (pod, why) if pod is not None and why and self.desk.fate(uid) == "waiting" else None
 
 

@@ -80,7 +80,7 @@ class Sweep:
             async for pod in _breathing(desk.ours.values()):
                 await _past_refusals(self._restore(pod, self._leases), key(pod))
             self._tell_obstructed()
-        desk.refresh(RETOLD)
+        desk.waiting.refresh(RETOLD)
         async for claim in _breathing(desk.stores.claims):
             account.check(key(claim))
         async for pod in _breathing(desk.ours.values()):
@@ -123,7 +123,7 @@ class Sweep:
         return pod.metadata.uid != holder.uid or pod.status.phase in translate.TERMINAL
 
     async def _restore(self, pod: Pod, leases: Leases) -> None:
-        placement = self._parts.desk.placement(pod.metadata.uid)
+        placement = self._parts.desk.held.get(pod.metadata.uid)
         if placement is None or not pod.spec.node_name:
             return
         for spot in self._missing(pod):
@@ -138,9 +138,9 @@ class Sweep:
 
     def _missing(self, pod: Pod) -> Iterator[Spot]:
         desk = self._parts.desk
-        placement = desk.placement(pod.metadata.uid)
+        placement = desk.held.get(pod.metadata.uid)
         held = {lease.metadata.name for lease in desk.leases.of(pod.metadata.uid)}
-        for device in desk.devices(placement) if placement else ():
+        for device in desk.engine.cluster.devices(placement) if placement else ():
             spot = Spot(pod.spec.node_name, device.id, device.uuid, device.memory_mib)
             if spot.lease not in held:
                 yield spot
@@ -158,7 +158,7 @@ class Sweep:
     def _tell_obstructed(self) -> None:
         desk = self._parts.desk
         for spot in filter(None, map(deviceleases.obstructed, desk.stores.leases)):
-            if desk.devices(Placement("", spot.node, devices=(spot.device,))):
+            if desk.engine.cluster.devices(Placement("", spot.node, devices=(spot.device,))):
                 self._parts.metrics.conflicts.inc()
                 log.error("device unused", why=obstruction(spot))
 
@@ -186,7 +186,7 @@ def _of_device(lease: Lease) -> list[Grip]:
 
 
 def _names(desk: Desk, grip: Grip) -> bool:
-    placement = desk.placement(grip.holder.uid)
+    placement = desk.held.get(grip.holder.uid)
     return (
         placement is not None and placement.node == grip.spot.node and grip.spot.device in placement.devices
     )

@@ -12,7 +12,7 @@ from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
 from gpu_orchestrator.api.kubernetes import LEASES, NODES, PODS, VOLUME_CLAIMS
 from gpu_orchestrator.api.volumes import VOLUMES
 from gpu_orchestrator.apps.scheduler import wish
-from gpu_orchestrator.apps.scheduler.desk import Stores, claims_of
+from gpu_orchestrator.apps.scheduler.stores import Stores, claims_of
 
 # Pods that ended leave the copy: their end is told as a deletion.
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"

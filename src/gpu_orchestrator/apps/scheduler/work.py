@@ -13,7 +13,8 @@ from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Binder, Bound, Failed, Job
-from gpu_orchestrator.apps.scheduler.desk import Desk, Ended
+from gpu_orchestrator.apps.scheduler.desk import Desk
+from gpu_orchestrator.apps.scheduler.hands import Ended
 from gpu_orchestrator.apps.scheduler.leases import Leases, grips
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
