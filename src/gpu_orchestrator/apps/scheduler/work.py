@@ -77,14 +77,16 @@ class Work:
         if moment is not None:
             self._timer = asyncio.get_running_loop().call_at(moment, self._tick)
 
-    async def finish(self, limit_s: float) -> None:
+    async def finish(self) -> None:
         """Decide nothing more and let what is under way come to its end."""
         self.desk.close()
         self.wake_at(None)
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=limit_s)
-        for task in self._tasks:
-            task.cancel()
+        try:
+            while self._tasks:
+                await asyncio.wait(set(self._tasks))
+        finally:
+            for task in self._tasks:
+                task.cancel()
 
     def _tick(self) -> None:
         self._timer = None
