@@ -4,6 +4,7 @@ lease of a pod that is bound elsewhere          goes
 lease of a pod that is gone                     goes, by the rules of `release`
 lease of an unbound pod that nobody is binding  goes after `wait_s`, the pod touched first
 bound pod without its lease                     gets it back; somebody else's lease there is a conflict
+bound pod beside a device plugin's              a conflict where they share a device, or nobody can tell
 Lease of something else with a device's name    a conflict; the device stays unused as long as it is there
 claim                                           looked at by `account`
 pod that waits for a reason no longer true      is told the new one
@@ -84,6 +85,7 @@ class Sweep:
         async for claim in _breathing(desk.stores.claims):
             account.check(key(claim))
         async for pod in _breathing(desk.ours.values()):
+            self._tell_rivals(pod)
             account.check_pod(pod)
 
     async def _look_at_all(self, leases: Leases) -> None:
@@ -154,6 +156,16 @@ class Sweep:
         self._parts.teller.conflict(
             pod, f"{where} was given to this pod, and its lease is held by {others}; delete one of the pods"
         )
+
+    def _tell_rivals(self, pod: Pod) -> None:
+        """Whoever places a device plugin's pods knows nothing of claims, and may come at any moment."""
+        desk = self._parts.desk
+        placement = desk.held.get(pod.metadata.uid)
+        why = desk.nodes.rivals(placement.node, placement.devices) if placement else ""
+        if placement and placement.devices and why:
+            self._parts.metrics.conflicts.inc()
+            given = f"devices {','.join(map(str, placement.devices))} of {placement.node}"
+            self._parts.teller.conflict(pod, f"this pod has {given}: {why}; keep the two kinds of pods apart")
 
     def _tell_obstructed(self) -> None:
         desk = self._parts.desk
