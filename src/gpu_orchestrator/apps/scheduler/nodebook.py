@@ -55,7 +55,7 @@ class NodeBook:
             self.look_at(node)
 
     def rivals(self, name: str, devices: Iterable[int]) -> str:
-        """Why who holds these devices may not be alone on them; empty if he is, as far as we are told."""
+        """Why a claimed pod may not be alone on these devices; empty if it is, as far as we know."""
         plugin, report = self._plugin.get(name, {}), self._reports.get(name)
         if self._barred(name, report):
             return "pods of a device plugin run there, too, and no agent tells which devices these took"
