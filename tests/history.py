@@ -117,7 +117,9 @@ class History:
         self._stopped.set()
         for sock in self._socks:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, which a plain close does not
+                # Wakes the reader, which a plain close does not. Not the shutdown of the TLS socket: that one
+                # forgets its keys first, and the reader would take what is still to come as it is.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(HEARD_WITHIN_S)
             assert not thread.is_alive(), "a watch could not be ended"
@@ -142,7 +144,7 @@ class History:
                 with answer:
                     assert answer.status == 200, answer.read()
                     sock.settimeout(None)
-                    while line := answer.readline():
+                    while (line := answer.readline()).endswith(b"\n"):  # else it was cut off
                         lines.append((time.monotonic(), line))
             except (OSError, ValueError, http.client.HTTPException):
                 pass  # the server was restarted, or we were told to stop
