@@ -40,13 +40,15 @@ OURS = ("lease", "binding", "claims")
 
 @dataclass(frozen=True)
 class Result:
-    """One contender's round. Rates are pods per second; CPU is seconds between the first and last bind."""
+    """One contender's round. Rates are pods per second; `cpu_s` is seconds between the first and last bind,
+    `rest_cpu_s` from there to the last write."""
 
     who: str
     bound_per_s: float
     done_per_s: float
     writes_per_pod: float
     cpu_s: dict[str, float]
+    rest_cpu_s: dict[str, float]
     rss_mb: float
     writes: dict[str, int] = field(default_factory=dict)
 
@@ -109,17 +111,16 @@ class Bench:
         process.start(wait=False)
         try:
             self._wait(log, 1)
-            before = self._cpu(process)
+            first = self._cpu(process)
             self._wait(log, self._pods)
-            after = self._cpu(process)
+            last = self._cpu(process)
             self._wait_quiet(log)
-            rss_mb = process.memory_mb
+            done, rss_mb = self._cpu(process), process.memory_mb
         finally:
             log.close()
             process.stop(timeout_s=10)
             self._clean(who)
-        cpu = {name: round(after[name] - before[name], 2) for name in before}
-        return _result(who, log, cpu, rss_mb)
+        return _result(who, log, _less(last, first), _less(done, last), rss_mb)
 
     def _process(self, who: str) -> Process:
         if who == KUBE:
@@ -190,7 +191,11 @@ def _pod(who: str, number: int) -> Json:
     return made
 
 
-def _result(who: str, log: Log, cpu: dict[str, float], rss_mb: float) -> Result:
+def _less(later: dict[str, float], earlier: dict[str, float]) -> dict[str, float]:
+    return {name: round(later[name] - earlier[name], 2) for name in later}
+
+
+def _result(who: str, log: Log, cpu: dict[str, float], rest: dict[str, float], rss_mb: float) -> Result:
     binds, writes = sorted(log.binds), sorted(log.writes)
     count = len(binds) - 1
     return Result(
@@ -199,6 +204,7 @@ def _result(who: str, log: Log, cpu: dict[str, float], rss_mb: float) -> Result:
         done_per_s=round(count / (writes[-1] - binds[0]), 1),
         writes_per_pod=round(len(writes) / len(binds), 2),
         cpu_s=cpu,
+        rest_cpu_s=rest,
         rss_mb=round(rss_mb, 1),
         writes=dict(log.kinds),
     )

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -98,11 +98,28 @@ class History:
             assert time.monotonic() < deadline, f"the watch of {kind} lags behind: {missing[:5]}"
             time.sleep(0.05)
 
+    def heard(self, kind: str, what: Callable[[Json], bool], *, count: int, within_s: float) -> float:
+        """Wait until so many objects were heard of for which `what` holds, and asks the server nothing. Gives
+        the moment of the last one."""
+        deadline, uids, lines, next_line = time.monotonic() + within_s, set[str](), self._lines[kind], 0
+        while True:
+            while next_line < len(lines):
+                change = _change(kind, *lines[next_line])
+                next_line += 1
+                if what(change.object):
+                    uids.add(change.object["metadata"]["uid"])
+                if len(uids) == count:
+                    return change.at
+            assert time.monotonic() < deadline, f"{len(uids)} of {count} {kind} after {within_s:.0f} s"
+            time.sleep(0.02)
+
     def _stop(self) -> None:
         self._stopped.set()
         for sock in self._socks:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, which a plain close does not
+                # Wakes the reader, which a plain close does not. Not the shutdown of the TLS socket: that one
+                # forgets its keys first, and the reader would take what is still to come as it is.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(HEARD_WITHIN_S)
             assert not thread.is_alive(), "a watch could not be ended"
@@ -127,7 +144,7 @@ class History:
                 with answer:
                     assert answer.status == 200, answer.read()
                     sock.settimeout(None)
-                    while line := answer.readline():
+                    while (line := answer.readline()).endswith(b"\n"):  # else it was cut off
                         lines.append((time.monotonic(), line))
             except (OSError, ValueError, http.client.HTTPException):
                 pass  # the server was restarted, or we were told to stop

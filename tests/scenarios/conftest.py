@@ -1,7 +1,9 @@
 """Fixtures of the scenarios: the operator with a cluster for all its tests, stages for the gpu-scheduler."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import mkdtemp
 from uuid import uuid4
 
 import pytest
@@ -87,11 +89,22 @@ def stage(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def bare_stage(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Stage]:
-    """A cluster of an API server and etcd alone, for races and crashes: bound pods stay as they are."""
-    cluster = new_cluster(parts=(), node_lifecycle=False)
-    stages.install(cluster)
-    cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "race"}})
-    made = Stage(cluster, "race", tmp_path, static=True)
-    yield made
-    made.close()
+def new_bare_stage(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Callable[[], Stage]]:
+    """`new_bare_stage()`: a cluster of an API server and etcd alone, for races, crashes and crowds: bound
+    pods stay as they are."""
+    with ExitStack() as stack:
+
+        def make() -> Stage:
+            cluster = new_cluster(parts=(), node_lifecycle=False)
+            stages.install(cluster)
+            cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "race"}})
+            made = Stage(cluster, "race", Path(mkdtemp(dir=tmp_path)), static=True)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def bare_stage(new_bare_stage: Callable[[], Stage]) -> Stage:
+    return new_bare_stage()

@@ -8,6 +8,7 @@ changed since the last one like it. Callers use the methods; filters and opinion
 from collections.abc import Iterable, Iterator
 
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import Oversold, Unknown
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.journal import Journal
@@ -100,6 +101,13 @@ class Cluster:
     def node(self, name: str) -> Node:
         self.row(name)
         return self.inventory.node(name)
+
+    def devices(self, placement: Placement) -> tuple[Device, ...]:
+        """The devices of a placement, in its order; those that the node no longer has are left out."""
+        if placement.node not in self:
+            return ()
+        by_id = {device.id: device for device in self.node(placement.node).devices}
+        return tuple(by_id[each] for each in placement.devices if each in by_id)
 
     def held_on(self, name: str) -> dict[str, Placement]:
         """Placements on a node, by key."""

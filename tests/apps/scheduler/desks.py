@@ -9,7 +9,9 @@ from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
 from gpu_orchestrator.apps.scheduler import wish
 from gpu_orchestrator.apps.scheduler.bind import Bound, Job
-from gpu_orchestrator.apps.scheduler.desk import Desk, Ended, Rules, Stores, claims_of
+from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
+from gpu_orchestrator.apps.scheduler.hands import Ended
+from gpu_orchestrator.apps.scheduler.stores import Stores, claims_of
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.apps.scheduler.objects import pod

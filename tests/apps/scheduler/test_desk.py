@@ -160,12 +160,12 @@ def test_a_refusal_is_told_once_and_again_when_the_reason_changed() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=2))
     assert world.hands.refused.pop("p") == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
-    world.desk.refresh(10)
+    world.desk.waiting.refresh(10)
     assert world.hands.refused == {}
     world.node(node("a", 1, unschedulable=True))
-    world.desk.refresh(0)
+    world.desk.waiting.refresh(0)
     assert world.hands.refused == {}
-    world.desk.refresh(10)
+    world.desk.waiting.refresh(10)
     assert world.hands.refused == {"p": "0/1 nodes fit: 1 is cordoned"}
 
 

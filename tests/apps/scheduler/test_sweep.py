@@ -20,7 +20,7 @@ from gpu_orchestrator.apps.scheduler.tell import Teller
 from gpu_orchestrator.apps.scheduler.touch import Touch
 from tests.apps.scheduler.desks import World
 from tests.apps.scheduler.lease_server import LeaseServer
-from tests.apps.scheduler.objects import node, pod
+from tests.apps.scheduler.objects import node, pod, report
 from tests.apps.scheduler.test_desk import lease
 
 pytestmark = pytest.mark.looptime
@@ -32,7 +32,8 @@ class Swept:
     """A world with a sweep over it; `cleared` are the pods whose leases were to be taken off."""
 
     def __init__(self, world: World) -> None:
-        self.server, metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
+        self.server, self.metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
+        metrics = self.metrics
         client = Client(self.server)
         leases = Leases(client, "system", world.leases, metrics=metrics, now=lambda: "now")
         desk, lull, self.cleared = world.desk, Lull(clock), list[str]()
@@ -115,3 +116,26 @@ async def test_what_is_refused_for_one_does_not_keep_the_sweep_from_the_others()
     swept.server.forbidden.add("gpu-a-0")
     await swept.sweep.once()
     assert set(swept.server.leases) == {"gpu-a-1"}
+
+
+@pytest.mark.parametrize(
+    ("used", "conflicts"),
+    [
+        pytest.param(None, 1, id="nobody tells which device the plugin gave"),
+        pytest.param(0, 1, id="the agent tells: the same"),
+        pytest.param(1, 0, id="the agent tells: another"),
+    ],
+)
+async def test_a_claimed_pod_beside_one_of_a_device_plugin(used: int | None, conflicts: int) -> None:
+    """They met: kube-scheduler knows nothing of claims."""
+    world = World(node("a", 2))
+    world.pod(pod("ours", node="a", gpus=1, allocated="a:0"))
+    limits = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    world.pod(pod("plugin", node="a", schedulerName="default-scheduler", containers=[limits]))
+    if used is not None:
+        by = {0: ["uid-ours"], 1: []}
+        by[used] = [*by[used], "uid-plugin"]
+        world.report(report("a", *({"id": each, "inUseBy": by[each]} for each in by)))
+    swept = Swept(world)
+    await swept.sweep.once()
+    assert swept.metrics.registry.get_sample_value("gpu_scheduler_conflicts_total") == conflicts

@@ -100,13 +100,8 @@ class Controller:
     def watches(self) -> tuple[Watch[Node], Watch[Pod], Watch[Job], Watch[GPUWorkload]]:
         return self.nodes, self.pods, self.jobs, self.workloads
 
-    async def synced(self) -> None:
-        for watch in self.watches:
-            await watch.synced()
-
     async def work(self) -> None:
         """Reconcile until `stop` is called; then finish what is in hand."""
-        await self.synced()
         self._working = True
         for workload in sorted(self.workloads.store, key=_order):
             self.queue.add(key(workload))

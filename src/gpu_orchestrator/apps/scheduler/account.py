@@ -1,6 +1,11 @@
 """Keeps every claim true to its pod: looks at one claim at a time, as it and its pod are now, and writes what
-is due. Asked after each bind, each end, and by the sweep; nothing is remembered, so nothing can be lost."""
+is due. Asked after each bind, each end, and by the sweep; nothing is remembered, so nothing can be lost.
 
+A claim is kept for its pod first, and tells what it was given when the watch has shown that. Each has writers
+of its own: in one line the first claim would tell only after the last one was kept.
+"""
+
+import asyncio
 from collections.abc import Callable
 from math import isinf
 
@@ -18,7 +23,7 @@ from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.topology import weakest_link
 
-WRITERS = 16
+WRITERS = 8
 AGAIN_S = 0.2
 
 
@@ -28,7 +33,8 @@ class Account:
     ) -> None:
         self._claims, self._desk, self._releaser = claims, desk, releaser
         self._lull, self._now = lull, now
-        self.queue: WorkQueue[str] = WorkQueue()
+        self._to_keep: WorkQueue[str] = WorkQueue()
+        self._to_tell: WorkQueue[str] = WorkQueue()
 
     def see_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
@@ -55,24 +61,28 @@ class Account:
 
     def check(self, name: str) -> None:
         """Have the claim of this key put right, if it is not."""
-        if self._unkept(name) or self._due(name):
-            self.queue.add(name)
+        if self._unkept(name):
+            self._to_keep.add(name)
+        elif self._due(name):
+            self._to_tell.add(name)
 
     async def run(self) -> None:
-        await self.queue.run(self._put_right, workers=WRITERS)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._to_keep.run(self._keep, workers=WRITERS))
+            group.create_task(self._to_tell.run(self._tell, workers=WRITERS))
 
-    async def _put_right(self, name: str) -> None:
+    async def _keep(self, name: str) -> None:
         await self._lull.wait()
-        claim = self._desk.stores.claims.get(name)
-        if pod := self._unkept(name):
-            asked = self._desk.claim_of(pod)
-            done = asked is None or await self._claims.reserve(pod, asked) is None
-        elif claim is not None and (due := self._due(name)):
-            done = await self._claims.write(claim, due)
-        else:
-            return
-        if not done:
-            self.queue.add_after(name, AGAIN_S)
+        pod = self._unkept(name)
+        asked = self._desk.stores.claim_of(pod) if pod else None
+        if pod and asked and await self._claims.reserve(pod, asked):
+            self._to_keep.add_after(name, AGAIN_S)
+
+    async def _tell(self, name: str) -> None:
+        await self._lull.wait()
+        claim, due = self._desk.stores.claims.get(name), self._due(name)
+        if claim and due and not await self._claims.write(claim, due):
+            self._to_tell.add_after(name, AGAIN_S)
 
     def _unkept(self, name: str) -> Pod | None:
         """The bound pod whose claim, or child of its template, is not yet kept for it."""
@@ -81,7 +91,7 @@ class Account:
             if not self._is_bound_by(pod, name):
                 continue
             if claim is None:
-                return pod if wish.is_template(pod) and self._desk.claim_of(pod) else None
+                return pod if wish.is_template(pod) and self._desk.stores.claim_of(pod) else None
             if not claim.metadata.deletion_timestamp and not wish.served(claim):
                 return pod
         return None
@@ -102,7 +112,7 @@ class Account:
 
     def _given(self, pod: Pod, claim: GpuClaim) -> Json:
         placement = Placement(pod.metadata.uid, pod.spec.node_name, devices=asks.given(pod))
-        uuids = [device.uuid for device in self._desk.devices(placement)]
+        uuids = [device.uuid for device in self._desk.engine.cluster.devices(placement)]
         gbps = self._bandwidth(placement)
         return claims.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
 

@@ -4,7 +4,7 @@ A pod that got GPUs from a device plugin takes the devices that the agent report
 tells, the node's devices are barred: one of them is taken, and nobody knows which.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -53,6 +53,15 @@ class NodeBook:
     def plugin_pod_ended(self, uid: str, node: str) -> None:
         if self._plugin.get(node, {}).pop(uid, None) is not None:
             self.look_at(node)
+
+    def rivals(self, name: str, devices: Iterable[int]) -> str:
+        """Why a claimed pod may not be alone on these devices; empty if it is, as far as we know."""
+        plugin, report = self._plugin.get(name, {}), self._reports.get(name)
+        if self._barred(name, report):
+            return "pods of a device plugin run there, too, and no agent tells which devices these took"
+        used = inventory.used_by(report)
+        shared = sorted({each for uid in plugin for each in used.get(uid, ())} & set(devices))
+        return f"a pod of a device plugin uses {','.join(map(str, shared))} of them as well" if shared else ""
 
     def look_at(self, name: str) -> None:
         seen, report = self._nodes.get(name), self._reports.get(name)

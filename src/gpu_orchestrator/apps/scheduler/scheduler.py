@@ -4,11 +4,13 @@ import asyncio
 import gc
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.account import Account
@@ -50,7 +52,7 @@ class Scheduler:
         rng: Rng,
         may_write: Callable[[], bool],
     ) -> None:
-        self._settings, self._watches = settings, watches
+        self._settings, self._watches, self._stopped = settings, watches, asyncio.Event()
         clock, stores = asyncio.get_running_loop().time, watches.stores
         uses_leases = settings.lock == "lease"
         leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
@@ -102,20 +104,27 @@ class Scheduler:
         )
         metrics.watch(engine)
 
+    @property
+    def watches(self) -> tuple[Watch[Any], ...]:
+        return self._watches.all
+
     async def work(self) -> None:
-        """Take in all that there is, then decide until cancelled."""
+        """Take in all that there is, then decide until `stop` is called and what is under way has ended."""
         self._listen()
         _leave_out_of_collections()
         self.desk.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
+        sweeps = self._sweep.run(self._settings.sweep_seconds)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._releaser.run())
-            group.create_task(self._account.run())
-            group.create_task(self._teller.run())
-            group.create_task(self._sweep.run(self._settings.sweep_seconds))
+            runs = (self._releaser.run(), self._account.run(), self._teller.run(), sweeps)
+            helpers = [group.create_task(each) for each in runs]
+            await self._stopped.wait()
+            await self._work.finish()
+            for each in helpers:
+                each.cancel()
 
-    async def finish(self, limit_s: float) -> None:
-        await self._work.finish(limit_s)
+    def stop(self) -> None:
+        self._stopped.set()
 
     def _listen(self) -> None:
         """In this order: who holds what must be known before anybody asks."""
@@ -139,7 +148,7 @@ class Scheduler:
         self._account.freed(uid)
 
     def _waits(self, uid: str) -> tuple[Pod, str] | None:
-        why, pod = self.desk.waiting.get(uid), self.desk.ours.get(uid)
+        why, pod = self.desk.waiting.why(uid), self.desk.ours.get(uid)
         return (pod, why) if pod is not None and why and self.desk.fate(uid) == "waiting" else None
 
 

@@ -4,6 +4,7 @@ lease of a pod that is bound elsewhere          goes
 lease of a pod that is gone                     goes, by the rules of `release`
 lease of an unbound pod that nobody is binding  goes after `wait_s`, the pod touched first
 bound pod without its lease                     gets it back; somebody else's lease there is a conflict
+bound pod beside a device plugin's              a conflict where they share a device, or nobody can tell
 Lease of something else with a device's name    a conflict; the device stays unused as long as it is there
 claim                                           looked at by `account`
 pod that waits for a reason no longer true      is told the new one
@@ -80,10 +81,11 @@ class Sweep:
             async for pod in _breathing(desk.ours.values()):
                 await _past_refusals(self._restore(pod, self._leases), key(pod))
             self._tell_obstructed()
-        desk.refresh(RETOLD)
+        desk.waiting.refresh(RETOLD)
         async for claim in _breathing(desk.stores.claims):
             account.check(key(claim))
         async for pod in _breathing(desk.ours.values()):
+            self._tell_rivals(pod)
             account.check_pod(pod)
 
     async def _look_at_all(self, leases: Leases) -> None:
@@ -123,7 +125,7 @@ class Sweep:
         return pod.metadata.uid != holder.uid or pod.status.phase in translate.TERMINAL
 
     async def _restore(self, pod: Pod, leases: Leases) -> None:
-        placement = self._parts.desk.placement(pod.metadata.uid)
+        placement = self._parts.desk.held.get(pod.metadata.uid)
         if placement is None or not pod.spec.node_name:
             return
         for spot in self._missing(pod):
@@ -138,9 +140,9 @@ class Sweep:
 
     def _missing(self, pod: Pod) -> Iterator[Spot]:
         desk = self._parts.desk
-        placement = desk.placement(pod.metadata.uid)
+        placement = desk.held.get(pod.metadata.uid)
         held = {lease.metadata.name for lease in desk.leases.of(pod.metadata.uid)}
-        for device in desk.devices(placement) if placement else ():
+        for device in desk.engine.cluster.devices(placement) if placement else ():
             spot = Spot(pod.spec.node_name, device.id, device.uuid, device.memory_mib)
             if spot.lease not in held:
                 yield spot
@@ -155,10 +157,20 @@ class Sweep:
             pod, f"{where} was given to this pod, and its lease is held by {others}; delete one of the pods"
         )
 
+    def _tell_rivals(self, pod: Pod) -> None:
+        """Whoever places a device plugin's pods knows nothing of claims, and may come at any moment."""
+        desk = self._parts.desk
+        placement = desk.held.get(pod.metadata.uid)
+        why = desk.nodes.rivals(placement.node, placement.devices) if placement else ""
+        if placement and placement.devices and why:
+            self._parts.metrics.conflicts.inc()
+            given = f"devices {','.join(map(str, placement.devices))} of {placement.node}"
+            self._parts.teller.conflict(pod, f"this pod has {given}: {why}; keep the two kinds of pods apart")
+
     def _tell_obstructed(self) -> None:
         desk = self._parts.desk
         for spot in filter(None, map(deviceleases.obstructed, desk.stores.leases)):
-            if desk.devices(Placement("", spot.node, devices=(spot.device,))):
+            if desk.engine.cluster.devices(Placement("", spot.node, devices=(spot.device,))):
                 self._parts.metrics.conflicts.inc()
                 log.error("device unused", why=obstruction(spot))
 
@@ -186,7 +198,7 @@ def _of_device(lease: Lease) -> list[Grip]:
 
 
 def _names(desk: Desk, grip: Grip) -> bool:
-    placement = desk.placement(grip.holder.uid)
+    placement = desk.held.get(grip.holder.uid)
     return (
         placement is not None and placement.node == grip.spot.node and grip.spot.device in placement.devices
     )

@@ -1,7 +1,6 @@
 """The live copies of everything the scheduler looks at. Warm on every replica, so that taking over costs no
 list."""
 
-import asyncio
 from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
@@ -12,7 +11,7 @@ from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
 from gpu_orchestrator.api.kubernetes import LEASES, NODES, PODS, VOLUME_CLAIMS
 from gpu_orchestrator.api.volumes import VOLUMES
 from gpu_orchestrator.apps.scheduler import wish
-from gpu_orchestrator.apps.scheduler.desk import Stores, claims_of
+from gpu_orchestrator.apps.scheduler.stores import Stores, claims_of
 
 # Pods that ended leave the copy: their end is told as a deletion.
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -43,10 +42,3 @@ class Watches:
         """In the order in which they must be known before anything is decided."""
         facts = (self.nodes, self.reports, self.claims, self.leases, self.volumes, self.volume_claims)
         return *facts, self.pods
-
-    async def synced(self) -> None:
-        await asyncio.gather(*(each.synced() for each in self.all))
-
-    def unready(self) -> str:
-        waiting = [each for each in self.all if not each.is_synced]
-        return f"{len(waiting)} of {len(self.all)} copies are not complete yet" if waiting else ""

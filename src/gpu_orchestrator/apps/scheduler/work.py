@@ -13,7 +13,8 @@ from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Binder, Bound, Failed, Job
-from gpu_orchestrator.apps.scheduler.desk import Desk, Ended
+from gpu_orchestrator.apps.scheduler.desk import Desk
+from gpu_orchestrator.apps.scheduler.hands import Ended
 from gpu_orchestrator.apps.scheduler.leases import Leases, grips
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
@@ -76,14 +77,16 @@ class Work:
         if moment is not None:
             self._timer = asyncio.get_running_loop().call_at(moment, self._tick)
 
-    async def finish(self, limit_s: float) -> None:
+    async def finish(self) -> None:
         """Decide nothing more and let what is under way come to its end."""
         self.desk.close()
         self.wake_at(None)
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=limit_s)
-        for task in self._tasks:
-            task.cancel()
+        try:
+            while self._tasks:
+                await asyncio.wait(set(self._tasks))
+        finally:
+            for task in self._tasks:
+                task.cancel()
 
     def _tick(self) -> None:
         self._timer = None
