@@ -152,6 +152,7 @@ class Settings:
     quota_running_tasks: int = _whole(0, 0, 1_000_000)
     quota_gpu_seconds_per_day: int = _whole(0, 0, 1_000_000_000)
     max_queued_tasks: int = _whole(100_000, 1, 100_000_000)
+    max_store_mb: float = _number(0, 0, 100_000_000)
     metrics_auth: bool = _flag(False)
     events_kept: int = _whole(50_000, 100, 10_000_000)
     max_watchers: int = _whole(1000, 0, 100_000)

@@ -127,6 +127,27 @@ async def test_the_queue_of_each_priority_is_bounded(new_site: NewSite) -> None:
 
 
 @pytest.mark.real
+async def test_a_store_that_is_full_takes_no_new_tasks_and_loses_nothing(new_site: NewSite) -> None:
+    site = await new_site(max_store_mb=12)
+    worker = await site.join(max_concurrent=1)
+    large = {**ECHO, "parameters": "x" * 1_000_000}
+    taken = []
+    for _ in range(12):
+        status, answer = await site.call("POST", "/tasks", large)
+        if status != 202:
+            break
+        taken.append(answer["task_id"])
+    assert (status, answer["error"]["code"]) == (503, "store_full")
+    assert "of at most 12; nothing was taken" in answer["error"]["message"]
+    assert 5 <= len(taken) < 12
+    assert (await site.call("GET", "/tasks"))[1]["total"] == len(taken)
+    await worker.finish(await worker.take())
+    assert (await site.wait(taken[0]))["status"] == "completed", (
+        "what was taken runs, and its result is stored"
+    )
+
+
+@pytest.mark.real
 async def test_who_runs_as_many_as_he_may_waits_and_keeps_nobody_waiting(site: Site) -> None:
     worker = await site.join(max_concurrent=8)
     ann, bob = await caller(site, "ann", running_tasks=2), await caller(site, "bob")

@@ -18,9 +18,19 @@ from gpu_orchestrator.adapters.store.values import Told
 T = TypeVar("T")
 OLDEST = (7, 0)
 LOCAL = {"", "localhost", "127.0.0.1", "::1"}
+SHARE_OF_LIMIT, SHARE_OF_MACHINE = 0.8, 0.5
 ANSWER_S = 5.0
 FOLLOW_S = 10.0
 _encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes the server uses, and how many new tasks may bring it to: results and the server itself need some
+    of what there is, and a server without any room left could not even end a task."""
+
+    used: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,12 @@ class Database:
             raise Unreachable(f"the store at {shown(self.url)} cannot be followed: {error}") from error
         finally:
             await client.close()
+
+    async def room(self) -> Room:
+        info = _info(await self._ask("INFO", "memory"))
+        limit, machine = int(info.get("maxmemory", 0)), int(info.get("total_system_memory", 0))
+        most = limit * SHARE_OF_LIMIT if limit else machine * SHARE_OF_MACHINE
+        return Room(int(info.get("used_memory", 0)), int(most))
 
     async def facts(self) -> Facts:
         info = _info(await self._ask("INFO"))

@@ -5,7 +5,7 @@ ApiError
 ├── Unauthorized 401    ├── Unprocessable 422
 ├── Forbidden 403       ├── NotFound 404          ├── MethodNotAllowed 405
 └── Later: try again after some seconds
-    ├── TooManyRequests 429    └── Unavailable 503 ── QueueFull
+    ├── TooManyRequests 429    └── Unavailable 503 ── QueueFull, StoreFull
 """
 
 from math import ceil
@@ -85,3 +85,9 @@ class QueueFull(Unavailable):
     """Too many tasks wait already."""
 
     code = "queue_full"
+
+
+class StoreFull(Unavailable):
+    """Tasks and results take as much memory as they may."""
+
+    code = "store_full"

@@ -72,7 +72,7 @@ class Manager:
         self.chance = Random()  # noqa: S311 - settles ties
         self.waiters = Waiters()
         self.outcomes = Outcomes(store, self.metrics, self.waiters)
-        self.overview = Overview(store, self.memory)
+        self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions, SessionTerms.of(settings))
         self.feed = Feed(store.events, settings.max_watchers)

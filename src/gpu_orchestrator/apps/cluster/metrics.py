@@ -43,7 +43,7 @@ class Metrics:
         )
         self.refusals = Counter(
             "requests_refused",
-            "Asked for more than they may: rate, queue or budget",
+            "Asked for more than they may: rate, queue, budget or store",
             ["owner", "limit"],
             registry=self.registry,
         )

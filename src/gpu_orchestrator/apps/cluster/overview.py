@@ -9,6 +9,7 @@ from time import monotonic
 import numpy as np
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.store.database import Room
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Counts, Row
 from gpu_orchestrator.adapters.store.values import Remembered
@@ -27,8 +28,9 @@ MIB = 1024 * 1024
 
 
 class Overview:
-    def __init__(self, store: Store, memory: Memory) -> None:
+    def __init__(self, store: Store, memory: Memory, most_store_mb: float = 0.0) -> None:
         self._store, self._memory = store, memory
+        self._most_store, self._room, self._taken = int(most_store_mb * MIB), Room(0, 0), 0
         self._looked = -FRESH_S
         self.counts: Counts | None = None
         self.workers: dict[str, Seen] = {}
@@ -40,6 +42,7 @@ class Overview:
             return
         looked = monotonic()
         self.counts = await self._store.tasks.counts()
+        self._room, self._taken = await self._store.database.room(), 0
         workers = await fleet.load(self._store, self.counts.workers)
         if workers != self.workers:
             self.workers, self._never = workers, {}
@@ -56,6 +59,14 @@ class Overview:
         if self._lookup(shape, policy) is not None:
             await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now
         return self._lookup(shape, policy)
+
+    def take_room(self, size: int) -> Room | None:
+        """Counts so many bytes until the store is looked at again; its room, if that is too little."""
+        room = Room(self._room.used + self._taken, self._most_store or self._room.most)
+        if room.used + size > room.most > 0:
+            return room
+        self._taken += size
+        return None
 
     def task_types(self) -> set[str]:
         return {name for worker in self.workers.values() for name in worker.hello.task_types}

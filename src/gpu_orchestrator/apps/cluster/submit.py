@@ -18,12 +18,15 @@ from gpu_orchestrator.apps.cluster.intake import is_refusal
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.cluster.overview import MIB
 from gpu_orchestrator.apps.cluster.translate import request_of
 
 LONGEST_ADVICE_S = 60.0
 """Nobody is told to wait longer for room in a queue: it may come sooner than we think."""
 
 WISHES_AT_ONCE = 500
+ROW = 1000
+"""About what a task takes in the store besides what it brings."""
 
 
 async def accept(
@@ -34,6 +37,7 @@ async def accept(
         await _check(manager, number, spec)
     new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
     await _check_wishes(manager, asked, new)
+    _check_room(manager, new, key)
     may = manager.owners.of_key(key)
     taken = await manager.submit(new, _unit(key, may, manager.settings))
     _check_taken(manager, taken, key, may)
@@ -49,6 +53,18 @@ async def accept_again(manager: Manager, name: str, key: Key) -> str:
     (retried,) = await manager.store.tasks.retry([name], owner=key.sees, may=room)
     _check_taken(manager, [Taken(name, retried.day_left_ms, retried.refused)], key, may)
     return retried.state
+
+
+def _check_room(manager: Manager, new: Sequence[NewTask], key: Key) -> None:
+    size = sum(ROW + len(each.params) + len(each.spec) for each in new)
+    room = manager.overview.take_room(size)
+    if room is not None:
+        manager.metrics.refused(key.owner, "store")
+        raise errors.StoreFull(
+            f"the store holds {room.used // MIB} MiB of at most {room.most // MIB}; nothing was taken; try "
+            "again when ended tasks were forgotten, or let an operator raise MAX_STORE_MB",
+            LONGEST_ADVICE_S,
+        )
 
 
 def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
