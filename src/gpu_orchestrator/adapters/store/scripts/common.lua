@@ -19,7 +19,7 @@ local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NEWS = {}
 local LEVELS, USED, COUNTS = {}, {}, {}
-local LATEST = 1000
+local DEAD_KEPT = 4 -- times as long as other ended tasks
 local NEWS_MAX = 100000
 
 local function text(number) return string.format('%d', number) end
@@ -205,7 +205,7 @@ end
 local function finish(id, from, to, fields, keep_ms)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
-  if to ~= 'dead' then redis.call('PEXPIRE', key, keep_ms) end
+  redis.call('PEXPIRE', key, to == 'dead' and keep_ms * DEAD_KEPT or keep_ms)
   local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
   if from == 'queued' then waits(row[7], -1) end
   if string.find(row[8], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end

@@ -3,8 +3,9 @@
 -- Answers how many; no more than a thousand of each list at once, so that nobody waits long
 local function forget(place)
   local gone = 0
-  for _, state in ipairs({'completed', 'failed', 'cancelled'}) do
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', place .. state, '-inf', NOW - ARG[1], 'LIMIT', 0, 1000)) do
+  for state, kept in pairs({completed = 1, failed = 1, cancelled = 1, dead = DEAD_KEPT}) do
+    local before = NOW - ARG[1] * kept
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', place .. state, '-inf', before, 'LIMIT', 0, 1000)) do
       if redis.call('EXISTS', P .. 't:' .. id) == 0 then gone = gone + redis.call('ZREM', place .. state, id) end
     end
   end
