@@ -57,7 +57,8 @@ class World:
         stores = Stores(self.pods, self.nodes, self.claims, self.reports, self.leases, Store(), Store())
         self.hands = Hands()
         engine = Engine(Registry().policy_of, random.Random(1))
-        self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: 0.0)
+        self.now = 0.0
+        self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: self.now)
         for each in nodes:
             self.node(each)
         if opened:

@@ -137,6 +137,17 @@ def test_a_claim_is_given_to_one_of_two_pods() -> None:
     assert "q" in {each.pod.metadata.name for each in (*world.hands.jobs, *world.hands.given_up)}
 
 
+def test_a_claim_serves_a_pod_that_others_bound_before_anybody_else_is_placed() -> None:
+    world = World(node("a", 2))
+    world.claim(claim("c"))
+    world.pod(pod("q", claim="c"))
+    world.desk.done(Failed(world.hands.jobs.pop(), "refused"))
+    world.now = 60.0  # q has rested: whatever is heard next makes the engine place it
+    world.pod(pod("p", claim="c", node="a", allocated="a:0"))
+    assert world.hands.jobs == []
+    assert [job.pod.metadata.name for job in world.hands.given_up] == ["q"]
+
+
 @pytest.mark.parametrize(
     ("used", "free"),
     [

@@ -201,8 +201,9 @@ class Desk:
         self.waiting.bound(uid)
         if landed and known and (known.node, known.devices) == (pod.spec.node_name, asks.given(pod)):
             return  # as we have just bound it
-        if self.held.see(pod):
-            self._serving.take(pod)
+        if (placement := self.held.taken_by(pod)) is not None:
+            self._serving.take(pod)  # before the engine hears of it: it may place another pod at once
+            self.held.take(placement)
             self.leases.recount(uid)
 
     def _end(self, pod: Pod) -> None:

@@ -36,22 +36,22 @@ class HeldBook:
         """We have bound the pod; the engine counts it already."""
         self._of[uid] = placement
 
-    def see(self, pod: Pod) -> bool:
-        """The pod is bound. Whether it counts anything."""
+    def taken_by(self, pod: Pod) -> Placement | None:
+        """What a bound pod takes; None if it counts nothing."""
         try:
-            placement = asks.held(pod, self._stores.terms(pod))
+            return asks.held(pod, self._stores.terms(pod))
         except BadQuantity as error:
             log.error("pod cannot be counted", pod=key(pod), error=str(error))
-            return False
-        if placement is None:
-            return False
-        uid = pod.metadata.uid
+            return None
+
+    def take(self, placement: Placement) -> None:
+        """A bound pod has this."""
+        uid = placement.key
         if placement.unnamed:
             self.nodes.plugin_pod(uid, placement.node, placement.unnamed)
             placement = replace(placement, unnamed=0)
         self._of[uid] = placement
         self._feed(Held(placement))
-        return True
 
     def drop(self, uid: str) -> Placement | None:
         """The pod has ended; what it held."""
