@@ -541,6 +541,19 @@ async def test_what_ended_is_kept_for_its_time_and_no_longer(new_store: NewStore
     assert (await store.tasks.page(offset=0, limit=10)).total == 1
 
 
+async def test_a_dead_letter_of_an_older_version_is_forgotten_in_the_end(new_store: NewStore) -> None:
+    store = new_store(terms=Terms(leader_ms=60_000, keep_ms=100))
+    await store.leadership.strive()
+    await store.tasks.submit([task("old", retries=0)])
+    epoch = await join(store, "w")
+    await run(store, "old", "w", epoch)
+    assert await tell(store, "old", "w", epoch, "died", payload="signal 9")
+    await store.database._ask("PERSIST", store.database.prefix + "t:old")  # these had no expiry
+    await until_trimmed(store)
+    assert await store.tasks.fetch(["old"]) == [None]
+    assert (await store.tasks.page(offset=0, limit=10)).total == 0
+
+
 async def until_trimmed(store: Store) -> None:
     async with asyncio.timeout(20):
         while not await store.tasks.trim():  # noqa: ASYNC110 - the store's clock must pass

@@ -6,7 +6,12 @@ local function forget(place)
   for state, kept in pairs({completed = 1, failed = 1, cancelled = 1, dead = DEAD_KEPT}) do
     local before = NOW - ARG[1] * kept
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', place .. state, '-inf', before, 'LIMIT', 0, 1000)) do
-      if redis.call('EXISTS', P .. 't:' .. id) == 0 then gone = gone + redis.call('ZREM', place .. state, id) end
+      local key = P .. 't:' .. id
+      if redis.call('EXISTS', key) == 0 then
+        gone = gone + redis.call('ZREM', place .. state, id)
+      elseif state == 'dead' then
+        redis.call('PEXPIRE', key, ARG[1] * kept, 'NX') -- older versions kept these for ever
+      end
     end
   end
   return gone
