@@ -148,6 +148,19 @@ async def test_a_store_that_is_full_takes_no_new_tasks_and_loses_nothing(new_sit
 
 
 @pytest.mark.real
+async def test_what_is_refused_or_known_takes_no_room_from_others(new_site: NewSite) -> None:
+    site = await new_site(max_store_mb=12)
+    ann = await caller(site, "ann", queued_tasks=1)
+    large = {**ECHO, "parameters": "x" * 1_000_000}
+    known = {**large, "idempotency_key": "once"}
+    (first, *again) = [await ann.call("POST", "/tasks", known) for _ in range(12)]
+    assert again == [first] * 11
+    for _ in range(12):
+        assert (await ann.refused("POST", "/tasks", large))[2].startswith("no more than 1 tasks of ann")
+    assert (await site.call("POST", "/tasks", large))[0] == 202
+
+
+@pytest.mark.real
 async def test_who_runs_as_many_as_he_may_waits_and_keeps_nobody_waiting(site: Site) -> None:
     worker = await site.join(max_concurrent=8)
     ann, bob = await caller(site, "ann", running_tasks=2), await caller(site, "bob")

@@ -68,6 +68,10 @@ class Overview:
         self._taken += size
         return None
 
+    def leave_room(self, size: int) -> None:
+        """So many bytes were not needed; the store may have been looked at meanwhile."""
+        self._taken = max(self._taken - size, 0)
+
     def task_types(self) -> set[str]:
         return {name for worker in self.workers.values() for name in worker.hello.task_types}
 

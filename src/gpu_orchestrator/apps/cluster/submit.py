@@ -37,9 +37,8 @@ async def accept(
         await _check(manager, number, spec)
     new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
     await _check_wishes(manager, asked, new)
-    _check_room(manager, new, key)
     may = manager.owners.of_key(key)
-    taken = await manager.submit(new, _unit(key, may, manager.settings))
+    taken = await _submit(manager, new, key, may)
     _check_taken(manager, taken, key, may)
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
     return [_accepted(each, wanted, wait_s) for each, wanted in zip(taken, asked, strict=True)]
@@ -55,8 +54,20 @@ async def accept_again(manager: Manager, name: str, key: Key) -> str:
     return retried.state
 
 
-def _check_room(manager: Manager, new: Sequence[NewTask], key: Key) -> None:
-    size = sum(ROW + len(each.params) + len(each.spec) for each in new)
+async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allowance) -> Sequence[Taken]:
+    """Only new tasks take room: a flood of what is refused or known already leaves it to others."""
+    sizes = [ROW + len(each.params) + len(each.spec) for each in new]
+    _check_room(manager, sum(sizes), key)
+    taken: Sequence[Taken] = ()
+    try:
+        taken = await manager.submit(new, _unit(key, may, manager.settings))
+    finally:
+        fresh = sum(size for size, each in zip(sizes, taken, strict=False) if each.fresh > 0)
+        manager.overview.leave_room(sum(sizes) - fresh)
+    return taken
+
+
+def _check_room(manager: Manager, size: int, key: Key) -> None:
     room = manager.overview.take_room(size)
     if room is not None:
         manager.metrics.refused(key.owner, "store")
