@@ -1,20 +1,21 @@
 """A store that takes a question and says nothing."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from gpu_orchestrator.adapters.store.resp import Client, Lost
+from gpu_orchestrator.adapters.store.resp import Client, Lost, Refused
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def client_of(serve: Serve, answer_s: float) -> AsyncIterator[Client]:
+async def client_of(serve: Serve, answer_s: float, who: str = "") -> AsyncIterator[Client]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = Client(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", answer_s=answer_s)
+    client = Client(f"redis://{who}127.0.0.1:{server.sockets[0].getsockname()[1]}/0", answer_s=answer_s)
     try:
         yield client
     finally:
@@ -34,10 +35,10 @@ async def test_who_gets_no_answer_is_told_and_the_next_one_asks_on_a_new_connect
                 writer.write(b"+PONG\r\n")
         writer.close()
 
-    async with client_of(serve, 0.1) as client:
+    async with client_of(serve, 0.5) as client:
         asked = [asyncio.ensure_future(client.ask("PING")) for _ in range(3)]
         for each in asked:
-            with pytest.raises(Lost, match=r"no answer within 0\.1 s"):
+            with pytest.raises(Lost, match=r"no answer within 0\.5 s"):
                 await each
         assert await client.ask("PING") == b"PONG"
         assert connections == 2
@@ -59,3 +60,20 @@ async def test_a_connection_that_answers_is_kept() -> None:
             await asyncio.sleep(0.4)  # all in all longer than one answer may take
         assert await client.ask_all(("PING",), ("PING",)) == [b"PONG", b"PONG"]
         assert connections == 1
+
+
+async def test_a_connection_that_lets_nobody_in_is_closed() -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1000):
+                writer.write(b"-WRONGPASS invalid\r\n")
+        writer.close()
+        ended.set()
+
+    async with client_of(serve, 5.0, ":wrong@") as client:
+        with pytest.raises(Refused, match="WRONGPASS"):
+            await client.ask("PING")
+        async with asyncio.timeout(5.0):
+            await ended.wait()

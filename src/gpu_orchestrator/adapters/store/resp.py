@@ -197,18 +197,25 @@ class Client:
             return self._connection
 
     async def _open(self) -> Connection:
-        address = self._address
         try:
             async with asyncio.timeout(self._answer_s):
-                connection: Connection = await address.open(lambda: Connection(self._answer_s))
-                if address.password:
-                    user = (address.user,) if address.user else ()
-                    await connection.ask("AUTH", *user, address.password)
-                if address.database:
-                    await connection.ask("SELECT", address.database)
+                connection: Connection = await self._address.open(lambda: Connection(self._answer_s))
+                try:
+                    await self._greet(connection)
+                except BaseException:
+                    connection.abort()  # nobody else would: a wrong password must not cost a socket each time
+                    raise
         except (OSError, TimeoutError) as error:
             raise Lost(str(error) or "no answer to the first word") from error
         return connection
+
+    async def _greet(self, connection: Connection) -> None:
+        address = self._address
+        if address.password:
+            user = (address.user,) if address.user else ()
+            await connection.ask("AUTH", *user, address.password)
+        if address.database:
+            await connection.ask("SELECT", address.database)
 
 
 def _packed(parts: tuple[Part, ...]) -> bytes:
