@@ -52,7 +52,9 @@ def build(tools: Sequence[str]) -> None:
 
 def up(count: int, gpus: int) -> None:
     """Shows a cluster at work, tells what to try, and waits for Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also where a shell told us to ignore them, as it does for what it runs in the background.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
     started = time.monotonic()
     _tell("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok …")
     with Cluster.start(parts=OPTIONAL) as cluster:

@@ -66,7 +66,9 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--gpus", type=int, default=8)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also where a shell told us to ignore them, as it does for what it runs in the background.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
     try:
         with Cluster.start(parts=OPTIONAL) as cluster:
             _play(cluster, options.nodes, options.gpus)
