@@ -58,7 +58,9 @@ async def test_a_connection_that_answers_is_kept() -> None:
         for _ in range(3):
             assert await client.ask("PING") == b"PONG"
             await asyncio.sleep(0.4)  # all in all longer than one answer may take
-        assert await client.ask_all(("PING",), ("PING",)) == [b"PONG", b"PONG"]
+        with pytest.raises(UnicodeEncodeError):
+            await client.ask("GET", "\ud800")
+        assert await client.ask_all(("PING",), ("PING",)) == [b"PONG", b"PONG"], "no answer went astray"
         assert connections == 1
 
 

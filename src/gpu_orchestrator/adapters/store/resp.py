@@ -111,11 +111,12 @@ class Connection(asyncio.Protocol):
     def ask(self, *parts: Part) -> "asyncio.Future[Any]":
         if self._transport is None or self._transport.is_closing():
             raise Lost("the connection is closed")
+        packed = _packed(parts)  # may raise: then nothing was asked, and no answer is expected
         asked: asyncio.Future[Any] = self._loop.create_future()
         self._asked.append((asked, self._loop.time()))
         if self._watch is None:
             self._watch = self._loop.call_later(self._answer_s, self._look)
-        self._transport.write(_packed(parts))
+        self._transport.write(packed)
         return asked
 
     def abort(self) -> None:
