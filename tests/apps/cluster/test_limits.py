@@ -9,6 +9,7 @@ import pytest
 from gpu_orchestrator.adapters import settings
 from gpu_orchestrator.apps.cluster.keys import Key, Keys, Scope, key_of
 from gpu_orchestrator.apps.cluster.limits import Limits
+from gpu_orchestrator.apps.cluster.overview import MIB
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.tally import Tally
 from tests.apps.cluster.conftest import NewSite, Site
@@ -158,6 +159,18 @@ async def test_what_is_refused_or_known_takes_no_room_from_others(new_site: NewS
     for _ in range(12):
         assert (await ann.refused("POST", "/tasks", large))[2].startswith("no more than 1 tasks of ann")
     assert (await site.call("POST", "/tasks", large))[0] == 202
+
+
+@pytest.mark.real
+async def test_what_is_under_way_counts_however_often_the_store_is_looked_at(new_site: NewSite) -> None:
+    overview = (await new_site(max_store_mb=12)).running.manager.overview
+    size = 8 * MIB
+    await overview.refresh(at_most_old_s=0.0)
+    assert overview.take_room(size) is None
+    await overview.refresh(at_most_old_s=0.0)
+    assert overview.take_room(size) is not None, "the store does not show yet what is on its way"
+    overview.took_room(size, kept=0)
+    assert overview.take_room(size) is None
 
 
 @pytest.mark.real

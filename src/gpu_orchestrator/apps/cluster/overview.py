@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 class Overview:
     def __init__(self, store: Store, memory: Memory, most_store_mb: float = 0.0) -> None:
         self._store, self._memory = store, memory
-        self._most_store, self._room, self._taken = int(most_store_mb * MIB), Room(0, 0), 0
+        self._most_store, self._room, self._coming, self._came = int(most_store_mb * MIB), Room(0, 0), 0, 0
         self._looked = -FRESH_S
         self.counts: Counts | None = None
         self.workers: dict[str, Seen] = {}
@@ -42,7 +42,7 @@ class Overview:
             return
         looked = monotonic()
         self.counts = await self._store.tasks.counts()
-        self._room, self._taken = await self._store.database.room(), 0
+        self._room, self._came = await self._store.database.room(), 0
         workers = await fleet.load(self._store, self.counts.workers)
         if workers != self.workers:
             self.workers, self._never = workers, {}
@@ -61,16 +61,18 @@ class Overview:
         return self._lookup(shape, policy)
 
     def take_room(self, size: int) -> Room | None:
-        """Counts so many bytes until the store is looked at again; its room, if that is too little."""
-        room = Room(self._room.used + self._taken, self._most_store or self._room.most)
+        """Counts so many bytes as under way; the store's room, if that is too little."""
+        used = self._room.used + self._coming + self._came
+        room = Room(used, self._most_store or self._room.most)
         if room.used + size > room.most > 0:
             return room
-        self._taken += size
+        self._coming += size
         return None
 
-    def leave_room(self, size: int) -> None:
-        """So many bytes were not needed; the store may have been looked at meanwhile."""
-        self._taken = max(self._taken - size, 0)
+    def took_room(self, size: int, kept: int) -> None:
+        """Of so many bytes that were under way the store has kept these; it shows them at the next look."""
+        self._coming -= size
+        self._came += kept
 
     def task_types(self) -> set[str]:
         return {name for worker in self.workers.values() for name in worker.hello.task_types}

@@ -63,7 +63,7 @@ async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allow
         taken = await manager.submit(new, _unit(key, may, manager.settings))
     finally:
         fresh = sum(size for size, each in zip(sizes, taken, strict=False) if each.fresh > 0)
-        manager.overview.leave_room(sum(sizes) - fresh)
+        manager.overview.took_room(sum(sizes), fresh)
     return taken
 
 
