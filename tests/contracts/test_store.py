@@ -554,6 +554,19 @@ async def test_a_dead_letter_of_an_older_version_is_forgotten_in_the_end(new_sto
     assert (await store.tasks.page(offset=0, limit=10)).total == 0
 
 
+async def test_how_full_the_store_may_become(store: Store) -> None:
+    database, mib = store.database, 1024 * 1024
+    assert 0 < (await database.room()).used < 50 * mib
+    assert (await database.room()).most > 100 * mib, "half of the machine"
+    assert (await database.room(70 * mib)).most == 70 * mib
+    await database._ask("CONFIG", "SET", "maxmemory", 100 * mib)
+    try:
+        found = [(await database.room(wanted * mib)).most for wanted in (0, 70, 500)]
+    finally:
+        await database._ask("CONFIG", "SET", "maxmemory", 0)
+    assert found == [80 * mib, 70 * mib, 80 * mib], "never more than the server allows itself"
+
+
 async def until_trimmed(store: Store) -> None:
     async with asyncio.timeout(20):
         while not await store.tasks.trim():  # noqa: ASYNC110 - the store's clock must pass

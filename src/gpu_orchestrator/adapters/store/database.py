@@ -144,11 +144,13 @@ class Database:
         finally:
             await client.close()
 
-    async def room(self) -> Room:
+    async def room(self, wanted: int = 0) -> Room:
+        """An operator may want the most to be so many bytes; what the server allows itself counts all the
+        same."""
         info = _info(await self._ask("INFO", "memory"))
         limit, machine = int(info.get("maxmemory", 0)), int(info.get("total_system_memory", 0))
-        most = limit * SHARE_OF_LIMIT if limit else machine * SHARE_OF_MACHINE
-        return Room(int(info.get("used_memory", 0)), int(most))
+        most = int(limit * SHARE_OF_LIMIT) or wanted or int(machine * SHARE_OF_MACHINE)
+        return Room(int(info.get("used_memory", 0)), min(wanted, most) if wanted else most)
 
     async def facts(self) -> Facts:
         info = _info(await self._ask("INFO"))

@@ -42,7 +42,7 @@ class Overview:
             return
         looked = monotonic()
         self.counts = await self._store.tasks.counts()
-        self._room, self._came = await self._store.database.room(), 0
+        self._room, self._came = await self._store.database.room(self._most_store), 0
         workers = await fleet.load(self._store, self.counts.workers)
         if workers != self.workers:
             self.workers, self._never = workers, {}
@@ -63,7 +63,7 @@ class Overview:
     def take_room(self, size: int) -> Room | None:
         """Counts so many bytes as under way; the store's room, if that is too little."""
         used = self._room.used + self._coming + self._came
-        room = Room(used, self._most_store or self._room.most)
+        room = Room(used, self._room.most)
         if room.used + size > room.most > 0:
             return room
         self._coming += size

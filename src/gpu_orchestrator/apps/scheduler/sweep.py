@@ -65,6 +65,7 @@ class Sweep:
         self._client, self._leases, self._parts = client, leases, parts
         self._clear, self._now, self._clock, self._wait_s = clear, now, clock, wait_s
         self._first_seen: dict[Grip, float] = {}
+        self._beside: set[str] = set()
 
     async def run(self, every_s: float) -> None:
         while True:
@@ -84,8 +85,9 @@ class Sweep:
         desk.waiting.refresh(RETOLD)
         async for claim in _breathing(desk.stores.claims):
             account.check(key(claim))
+        before, self._beside = self._beside, set()
         async for pod in _breathing(desk.ours.values()):
-            self._tell_rivals(pod)
+            self._tell_rivals(pod, before)
             account.check_pod(pod)
 
     async def _look_at_all(self, leases: Leases) -> None:
@@ -157,12 +159,16 @@ class Sweep:
             pod, f"{where} was given to this pod, and its lease is held by {others}; delete one of the pods"
         )
 
-    def _tell_rivals(self, pod: Pod) -> None:
-        """Whoever places a device plugin's pods knows nothing of claims, and may come at any moment."""
-        desk = self._parts.desk
-        placement = desk.held.get(pod.metadata.uid)
+    def _tell_rivals(self, pod: Pod, before: set[str]) -> None:
+        """Whoever places a device plugin's pods knows nothing of claims, and may come at any moment. What two
+        sweeps saw is told: an agent needs a moment to say which devices such a pod took."""
+        desk, uid = self._parts.desk, pod.metadata.uid
+        placement = desk.held.get(uid)
         why = desk.nodes.rivals(placement.node, placement.devices) if placement else ""
-        if placement and placement.devices and why:
+        if placement is None or not placement.devices or not why:
+            return
+        self._beside.add(uid)
+        if uid in before:
             self._parts.metrics.conflicts.inc()
             given = f"devices {','.join(map(str, placement.devices))} of {placement.node}"
             self._parts.teller.conflict(pod, f"this pod has {given}: {why}; keep the two kinds of pods apart")
