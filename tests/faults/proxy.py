@@ -116,8 +116,8 @@ class Proxy:
 
 
 def _forget_the_cut_off() -> None:
-    """Who is killed in the middle of a TLS handshake leaves a connection that asyncio does not close but gives to
-    the garbage collector, and that one complains: better now than in the middle of another test."""
+    """Who is killed in the middle of a TLS handshake leaves a connection that asyncio gives to the garbage
+    collector instead of closing it, and that one complains: better now than in another test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

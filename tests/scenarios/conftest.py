@@ -22,9 +22,9 @@ CUT_OFF = "ignore:Exception ignored in. <(socket|asyncio|_Selector):pytest.Pytes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is tested here runs in processes of its own, and is killed in the middle of a TLS handshake now and
-    then. asyncio leaves our end of that connection to the garbage collector, which complains of it in whatever
-    test it happens to run."""
+    """What is tested here runs in processes of its own and is killed now and then in the middle of a TLS
+    handshake. asyncio leaves our end of it to the garbage collector, which complains in whatever test it
+    happens to run."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings(CUT_OFF))
