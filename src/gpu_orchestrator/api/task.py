@@ -3,6 +3,8 @@
 Written by the API when a task is submitted; the dispatcher turns it into a request of the core.
 """
 
+from bisect import bisect_right
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -22,7 +24,7 @@ _LEVELS = tuple(PRIORITIES.values())[1:]
 
 def level(priority: int) -> int:
     """From 0 for low to 3 for critical: waiting tasks are counted by it."""
-    return sum(priority >= start for start in _LEVELS)
+    return bisect_right(_LEVELS, priority)
 
 
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,5 +51,7 @@ def encode(spec: TaskSpec) -> str:
     return _encoder.encode(spec).decode()
 
 
+@lru_cache(maxsize=1024)
 def decode(text: str | bytes) -> TaskSpec:
+    """Remembered: thousands of tasks ask for the same."""
     return _decoder.decode(text)

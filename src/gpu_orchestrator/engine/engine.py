@@ -9,6 +9,7 @@ A request is in exactly one of these places until it is held or gone. Used by th
 dispatcher and the simulator: they differ in where events come from and who performs the actions.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
@@ -19,6 +20,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, why_not
 from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.standing import current
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.events import (
@@ -73,12 +75,25 @@ class Engine:
         self._waiting: dict[str, Waiting] = {}
         self._in_flight: dict[str, Waiting] = {}
         self._left: dict[str, Asked | None] = {}
+        self._last: Waiting | None = None
         self._numbers = count()
 
     @property
     def cluster(self) -> Cluster:
         """What the engine believes; copy it to try something out."""
         return self._cache.cluster
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any request waits, in whatever state."""
+        return bool(self._waiting)
+
+    def prepare(self) -> None:
+        """In a quiet moment: look at what changed since the last decision, so that the next one like it need
+        not."""
+        if self._last is not None:
+            with contextlib.suppress(Exception):  # a policy that breaks refuses its requests in `_decide`
+                current(self._last.request.shape, self.cluster, self._last.policy)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come.
@@ -350,6 +365,7 @@ class Engine:
 
     def _judge(self, waiting: Waiting) -> tuple[Placement | Refusal, float]:
         """The answer, already set aside, and what it costs. All that may raise is asked before."""
+        self._last = waiting
         cost = self._order.cost(waiting.request)
         answer = decide(waiting.request, self.cluster, waiting.policy, self._rng)
         if isinstance(answer, Placement):

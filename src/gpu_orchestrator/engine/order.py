@@ -5,6 +5,7 @@ they have had), and within that has a rank (lower first). All three are fixed wh
 counted by ranking early arrivals lower, not by changing ranks.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,7 +66,7 @@ class FairBands:
     weight_of: Callable[[str], float] = even
 
     def lane(self, request: Request) -> int:
-        return sum(request.priority >= start for start in self.bands)
+        return bisect_right(self.bands, request.priority)
 
     def flow(self, request: Request) -> str:
         return request.tenant

@@ -68,9 +68,9 @@ async def test_who_gave_up_does_not_disturb_the_rest() -> None:
 async def test_flows_take_turns_and_keep_their_order() -> None:
     slow = Slow()
     slow.go.set()
-    gather: Gather[int, int] = Gather(slow, most=4, flow_of=lambda number: "odd" if number % 2 else "even")
-    odd = [gather.put(number) for number in (1, 3, 5, 7, 9, 11)]
-    even = [gather.put(number) for number in (2, 4)]
+    gather: Gather[int, int] = Gather(slow, most=4)
+    odd = [gather.put(number, "odd") for number in (1, 3, 5, 7, 9, 11)]
+    even = [gather.put(number, "even") for number in (2, 4)]
     await asyncio.gather(*odd, *even)
     assert slow.calls == [[1, 2, 3, 4], [5, 7, 9, 11]]
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, params
 from fastapi.routing import iter_route_contexts
+from starlette import types as asgi
 from starlette.requests import HTTPConnection
 
 from gpu_orchestrator.apps.cluster.keys import Scope
@@ -41,19 +42,19 @@ class Door:
         return self.audited and self.needs in CHANGES
 
     async def __call__(self, connection: HTTPConnection) -> None:
-        self.enter(connection)
+        self.enter(connection.scope, connection.app.state.manager)
 
-    def enter(self, connection: HTTPConnection) -> None:
+    def enter(self, connection: asgi.Scope, manager: Manager) -> None:
         """Raises what the client is told, else leaves the key in the connection's state."""
-        manager: Manager = connection.app.state.manager
-        connection.state.door = self
-        scope = self._scope(manager)
+        state = connection["state"]
+        state["door"] = self
+        scope = self._needed(manager)
         if scope is not None:
-            key = connection.state.key = manager.keys.find(connection.headers.get("authorization", ""))
-            manager.tally.take(key, connection.scope.get("method", "WS"), path_of(connection))
+            key = state["key"] = manager.keys.find(header(connection, b"authorization"))
+            manager.tally.take(key, connection.get("method", "WS"), path_of(connection))
             key.demand(scope)
 
-    def _scope(self, manager: Manager) -> Scope | None:
+    def _needed(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":
             return None
         if self.needs == "metrics":
@@ -61,9 +62,17 @@ class Door:
         return self.needs
 
 
-def path_of(connection: HTTPConnection) -> str:
+def header(connection: asgi.Scope, name: bytes) -> str:
+    """The first header of this name, in lower case; empty if there is none."""
+    for each, value in connection["headers"]:
+        if each == name:
+            return str(value, "latin-1")
+    return ""
+
+
+def path_of(connection: asgi.Scope) -> str:
     """The path of the route, with the names of its parameters in place of their values."""
-    return str(getattr(connection.scope.get("route"), "path", connection.scope["path"]))
+    return str(getattr(connection.get("route"), "path", connection["path"]))
 
 
 def needs(what: Needs, *, audited: bool = True) -> list[Any]:

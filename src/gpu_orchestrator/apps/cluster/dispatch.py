@@ -99,6 +99,7 @@ class Dispatcher:
     _places: list[events.Place] = field(default_factory=list)
     _assigning: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
+    _has_leisure: bool = False
     _closed: bool = False
     engine: Engine = field(init=False)
 
@@ -152,7 +153,7 @@ class Dispatcher:
                     self._changed(name, row_of(flat))
                 case Resync():
                     self.in_doubt()
-        self._arrange()
+        self._arrange_in_time()
 
     def recount(self) -> None:
         """What owners may hold at once may have changed: their keys did, or a day is over."""
@@ -180,7 +181,8 @@ class Dispatcher:
         elif not self._closed:
             for place, spot, answer in zip(places, spots, given, strict=True):
                 self._assigned(place, spot, answer)
-        self._arrange()
+        if self.engine.has_waiting or not all(isinstance(each, events.Placed) for each in self._heard):
+            self._arrange()  # else nobody waits for a decision, and what was placed is heard with what comes
         return taken
 
     def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
@@ -295,6 +297,26 @@ class Dispatcher:
         if (delay_s := self._next_delay_s()) is not None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
 
+    def _arrange_in_time(self) -> None:
+        """At once if somebody waits for a decision; else those come first who wait for an answer: they are
+        told in the loop's next turn."""
+        if self.engine.has_waiting:
+            self._arrange()
+        elif not self._has_leisure:
+            self._has_leisure = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._arrange_at_leisure)
+
+    def _arrange_at_leisure(self) -> None:
+        self._has_leisure = False
+        try:
+            self._arrange()
+            if not self._closed:
+                self.engine.prepare()
+        except Exception:
+            log.exception("the dispatcher failed and begins anew")
+            self.in_doubt()
+
     async def _assign_and_arrange(self) -> None:
         try:
             await self._assign_all()
@@ -362,6 +384,7 @@ class Dispatcher:
             self._handle(events.PlaceFailed(key))
             return
         known.attempt += 1
+        self.means.deliver(self.workers[place.placement.node], _assign(key, known, spot, answer))
         self._handle(events.Placed(key))
         self.means.metrics.dispatched(self.means.now() - known.created_s)
         log.debug(
@@ -371,7 +394,6 @@ class Dispatcher:
             estimated_duration=round(self.means.metrics.average_s, 3),
             correlation_id=answer[1],
         )
-        self.means.deliver(self.workers[place.placement.node], _assign(key, known, spot, answer))
 
 
 def _assign(key: str, known: Known, spot: Spot, answer: Sequence[str]) -> session.Assign:

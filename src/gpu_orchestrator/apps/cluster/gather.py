@@ -13,60 +13,78 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Gather(Generic[A, B]):
-    """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get it. Items
-    of one flow begin in order; `at_once` batches of at most `most` may be under way."""
+class Batches(Generic[A]):
+    """`perform` takes a batch and does not raise. Items of one flow begin in order; `at_once` batches of at
+    most `most` may be under way."""
 
     def __init__(
-        self,
-        perform: Callable[[list[A]], Awaitable[Sequence[B]]],
-        *,
-        most: int = 500,
-        at_once: int = 1,
-        flow_of: Callable[[A], str] = lambda _: "",
+        self, perform: Callable[[list[A]], Awaitable[None]], *, most: int = 500, at_once: int = 1
     ) -> None:
-        self._perform, self._most, self._at_once, self._flow_of = perform, most, at_once, flow_of
-        self._flows: dict[str, deque[tuple[A, asyncio.Future[B]]]] = {}
+        self._perform, self._most, self._at_once = perform, most, at_once
+        self._flows: dict[str, deque[A]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def put(self, item: A) -> asyncio.Future[B]:
-        future: asyncio.Future[B] = asyncio.get_running_loop().create_future()
-        flow = self._flow_of(item)
+    def put(self, item: A, flow: str = "") -> None:
         waiting = self._flows.get(flow)
         if waiting is None:
             waiting = self._flows[flow] = deque()
-        waiting.append((item, future))
+        waiting.append(item)
         if len(self._running) < self._at_once:
             self._running.add(asyncio.get_running_loop().create_task(self._run()))
-        return future
-
-    async def put_all(self, items: Sequence[A]) -> list[B]:
-        futures = [self.put(item) for item in items]
-        return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
 
     async def close(self) -> None:
-        """Until all that was put in is answered."""
+        """Until all that was put in is done."""
         while self._running:
             await asyncio.wait(self._running)
 
     async def _run(self) -> None:
         try:
             while self._flows:
-                await self._answer(self._next())
+                await self._perform(self._next())
         finally:
             self._running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    def _next(self) -> list[tuple[A, asyncio.Future[B]]]:
+    def _next(self) -> list[A]:
         """One of each flow in turn, and who had the last one is the last in the next round."""
-        batch: list[tuple[A, asyncio.Future[B]]] = []
+        batch: list[A] = []
         while self._flows and len(batch) < self._most:
             flow, waiting = next(iter(self._flows.items()))
-            count = min(len(waiting), self._most - len(batch)) if len(self._flows) == 1 else 1
-            batch.extend(waiting.popleft() for _ in range(count))
+            if len(self._flows) > 1:
+                batch.append(waiting.popleft())
+            elif len(waiting) <= self._most - len(batch):
+                batch.extend(waiting)
+                waiting.clear()
+            else:
+                batch.extend(waiting.popleft() for _ in range(self._most - len(batch)))
             del self._flows[flow]
             if waiting:
                 self._flows[flow] = waiting
         return batch
+
+
+class Gather(Generic[A, B]):
+    """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get it."""
+
+    def __init__(
+        self, perform: Callable[[list[A]], Awaitable[Sequence[B]]], *, most: int = 500, at_once: int = 1
+    ) -> None:
+        self._perform = perform
+        self._batches: Batches[tuple[A, asyncio.Future[B]]] = Batches(
+            self._answer, most=most, at_once=at_once
+        )
+
+    def put(self, item: A, flow: str = "") -> asyncio.Future[B]:
+        future: asyncio.Future[B] = asyncio.get_running_loop().create_future()
+        self._batches.put((item, future), flow)
+        return future
+
+    async def put_all(self, items: Sequence[A], flow: str = "") -> list[B]:
+        if len(items) == 1:
+            return [await self.put(items[0], flow)]
+        return await asyncio.gather(*[self.put(item, flow) for item in items])
+
+    async def close(self) -> None:
+        await self._batches.close()
 
     async def _answer(self, batch: list[tuple[A, asyncio.Future[B]]]) -> None:
         try:

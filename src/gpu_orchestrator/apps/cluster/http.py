@@ -1,21 +1,20 @@
 """Around every request: who asks, how large it is, how long it took; and the one shape of errors."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from secrets import token_hex
+from os import urandom
 from time import perf_counter
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import audit, errors
-from gpu_orchestrator.apps.cluster.access import Door
+from gpu_orchestrator.apps.cluster.access import Door, header
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
 
@@ -56,19 +55,26 @@ async def body_of(request: Request) -> bytes:
     """Not more than is allowed."""
     manager: Manager = request.app.state.manager
     most = int(manager.settings.max_request_mb * 1024 * 1024)
-    declared = request.headers.get("content-length", "0")
-    too_large = errors.TooLarge(
+    declared = header(request.scope, b"content-length")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(most)
+    parts, size, more = [], 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise _too_large(most)
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(most: int) -> errors.TooLarge:
+    return errors.TooLarge(
         f"the body is larger than {most} bytes; send less, or raise MAX_REQUEST_MB", limit_bytes=most
     )
-    if declared.isdigit() and int(declared) > most:
-        raise too_large
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise too_large
-    return b"".join(parts)
 
 
 class Gate:
@@ -82,8 +88,7 @@ class Gate:
         self._app, self._manager, self._quick = app, manager, quick
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        scope.setdefault("state", {})["correlation"] = _correlation(headers)
+        scope.setdefault("state", {})["correlation"] = _correlation(scope)
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
@@ -98,7 +103,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Correlation-ID"] = scope["state"]["correlation"]
+                correlation = scope["state"]["correlation"].encode("latin-1")
+                message["headers"] = [*message["headers"], (b"x-correlation-id", correlation)]
                 if scope["method"] not in LOOKS and status not in COME_AGAIN:
                     await self._write_down(scope, _route(scope, quick), status)
             await send(message)
@@ -139,8 +145,8 @@ class Gate:
 
     async def _call(self, endpoint: Endpoint, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
+        door.enter(scope, self._manager)
         request = Request(scope, receive)
-        door.enter(request)
         try:
             response = await endpoint(request)
         except (errors.ApiError, StoreError):
@@ -154,9 +160,9 @@ def _route(scope: Scope, quick: object) -> str:
     return str(scope["path"] if quick else getattr(scope.get("route"), "path", "unmatched"))
 
 
-def _correlation(headers: Headers) -> str:
-    given = headers.get("x-correlation-id") or headers.get("x-request-id") or ""
-    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else token_hex(16)
+def _correlation(scope: Scope) -> str:
+    given = header(scope, b"x-correlation-id") or header(scope, b"x-request-id")
+    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else urandom(16).hex()
 
 
 async def refusal(manager: Manager, error: errors.ApiError) -> Response:
@@ -180,7 +186,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses. Only who has a key is told what there is and what not."""
     manager: Manager = request.app.state.manager
     try:
-        key = manager.keys.find(request.headers.get("authorization", ""))
+        key = manager.keys.find(header(request.scope, b"authorization"))
         manager.tally.take(key, request.method, "")
     except errors.ApiError as unwelcome:
         return await refusal(manager, unwelcome)

@@ -42,9 +42,7 @@ class Intake:
     def __init__(self, submit: Submit, now: Callable[[], float] = monotonic) -> None:
         self._submit, self._now = submit, now
         self._full: dict[str, tuple[float, int, Taken]] = {}
-        self._gather: Gather[tuple[Asked, NewTask], Taken] = Gather(
-            self._perform, flow_of=lambda item: item[0].unit.owner
-        )
+        self._gather: Gather[tuple[Asked, NewTask], Taken] = Gather(self._perform)
 
     async def put(self, tasks: Sequence[NewTask], unit: Unit) -> list[Taken]:
         """`unit` with its limits; its tasks are counted here."""
@@ -54,7 +52,7 @@ class Intake:
         if (told := self._told(unit, tasks)) is not None:
             return [told] * len(tasks)
         asked = Asked(replace(unit, tasks=tuple(counts)))
-        taken = await self._gather.put_all([(asked, task) for task in tasks])
+        taken = await self._gather.put_all([(asked, task) for task in tasks], unit.owner)
         if asked.refused is not None and asked.refused.fresh == OWNER_FULL:
             self._full[unit.owner] = (self._now() + TOLD_FOR_S, len(tasks), asked.refused)
         return taken

@@ -42,7 +42,7 @@ from gpu_orchestrator.apps.cluster.signing import Signing
 from gpu_orchestrator.apps.cluster.tally import Tally
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.translate import Memory
-from gpu_orchestrator.apps.cluster.waiters import Waiters
+from gpu_orchestrator.apps.cluster.waiters import Waiters, within
 
 LOOK_AGAIN_S = 2.0
 """Whoever waits for a task looks for himself this often, should word of its end be lost."""
@@ -147,14 +147,16 @@ class Manager:
         """The task's row when it has ended, or as it is when time is up."""
         deadline = monotonic() + timeout_s
         while True:
-            with self.waiters.expect(name) as ended:
+            ended = self.waiters.join(name)
+            try:
                 if not self._runs_here(name) and (row := await self.row(name))["state"] in task.FINAL:
                     return row
-                left_s = max(deadline - monotonic(), 0.0)
-                await asyncio.wait([ended], timeout=min(left_s, LOOK_AGAIN_S))
-                if ended.done() and (told := ended.result()):
+                left_s = deadline - monotonic()
+                if left_s > 0 and (told := await within(ended, min(left_s, LOOK_AGAIN_S))):
                     return told
-            if left_s <= LOOK_AGAIN_S and not ended.done():
+            finally:
+                self.waiters.leave(name, ended)
+            if left_s <= 0:
                 return await self.row(name)
 
     async def held_back(self, owner: str) -> str:

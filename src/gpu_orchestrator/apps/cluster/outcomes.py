@@ -5,7 +5,8 @@ A beginning is written a moment later, and not at all when the end has come by t
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -16,7 +17,7 @@ from gpu_orchestrator.adapters.store.tasks import Settled, row_of
 from gpu_orchestrator.adapters.store.values import Active, Note, Outcome, Renewal
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.apps.cluster import fleet
-from gpu_orchestrator.apps.cluster.gather import Gather
+from gpu_orchestrator.apps.cluster.gather import Batches
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.waiters import Waiters
 
@@ -31,26 +32,35 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 30.0
 _encode = msgspec.json.Encoder().encode
 
 
+Then = Callable[[Settled | None], None]
+"""None if it could not be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    outcome: Outcome
+    seconds: float
+    then: Then
+
+
 class Outcomes:
     """`waiters` are told of every task that became final."""
 
     def __init__(self, store: Store, metrics: Metrics, waiters: Waiters) -> None:
         self._store, self._metrics, self._waiters = store, metrics, waiters
-        self._finish: Gather[Outcome, Settled] = Gather(self._into_store, most=MOST, at_once=AT_ONCE)
+        self._finish: Batches[_Said] = Batches(self._into_store, most=MOST, at_once=AT_ONCE)
         self._notes: dict[tuple[str, int], Note] = {}
         self._began: dict[tuple[str, int], float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
-    def settle(self, by: Renewal, said: session.Outcome, seconds: float) -> "asyncio.Future[Settled]":
-        """What the store made of it: not counted if it came too late."""
+    def settle(self, by: Renewal, said: session.Outcome, seconds: float, then: Then) -> None:
+        """`then` hears what the store made of it: not counted if it came too late."""
         self._notes.pop((said.task, said.attempt), None)
         outcome = _outcome(by, said, int(seconds * 1000))
         if said.task in self._waiters:
             outcome = msgspec.structs.replace(outcome, wanted=True)
-        settling = self._finish.put(outcome)
-        settling.add_done_callback(lambda settled: self._settled(outcome, seconds, settled))
-        return settling
+        self._finish.put(_Said(outcome, seconds, then))
 
     def started(self, by: Renewal, name: str, attempt: int) -> None:
         self._note(by, name, attempt, began=True)
@@ -74,33 +84,37 @@ class Outcomes:
         await self._finish.close()
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    def _settled(self, outcome: Outcome, seconds: float, settling: "asyncio.Future[Settled]") -> None:
-        if settling.cancelled():
+    async def _into_store(self, said: list["_Said"]) -> None:
+        """Who waits is told first: all else has time."""
+        try:
+            settled = await self._settle([each.outcome for each in said])
+        except Exception as error:
+            for each in said:
+                log.error("an outcome could not be stored", task_id=each.outcome.id, exc_info=error)
+                each.then(None)
             return
-        if (error := settling.exception()) is not None:
-            log.error("an outcome could not be stored", task_id=outcome.id, exc_info=error)
-            return
-        settled = settling.result()
-        if settled.counted:
-            self._metrics.ended(settled.state, seconds)
-            if settled.state != "queued":
-                self._waiters.ended(outcome.id, row_of(settled.row))
-        else:
-            self._metrics.late.inc()
-            log.info(
-                "a result came too late",
-                task_id=outcome.id,
-                attempt=outcome.attempt,
-                worker_id=outcome.worker,
-            )
+        for each, became in zip(said, settled, strict=True):
+            if became.counted and became.state != "queued":
+                self._waiters.ended(each.outcome.id, row_of(became.row))
+        for each, became in zip(said, settled, strict=True):
+            each.then(became)
+            self._count(each, became)
 
-    async def _into_store(self, outcomes: list[Outcome]) -> Sequence[Settled]:
+    async def _settle(self, outcomes: list[Outcome]) -> Sequence[Settled]:
         """An answer that was lost is asked for again: the script counts an outcome once."""
         while True:
             try:
                 return await self._store.tasks.finish(outcomes)
             except Unreachable:
                 await asyncio.sleep(STORE_PAUSE_S)
+
+    def _count(self, said: "_Said", settled: Settled) -> None:
+        if settled.counted:
+            self._metrics.ended(settled.state, said.seconds)
+            return
+        self._metrics.late.inc()
+        late = said.outcome
+        log.info("a result came too late", task_id=late.id, attempt=late.attempt, worker_id=late.worker)
 
     def _note(self, by: Renewal, name: str, attempt: int, *, began: bool = False, line: str = "") -> None:
         before = self._notes.get((name, attempt))

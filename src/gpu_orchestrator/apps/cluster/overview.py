@@ -34,6 +34,7 @@ class Overview:
         self._looked = -FRESH_S
         self.counts: Counts | None = None
         self.workers: dict[str, Seen] = {}
+        self._slots = 0
         self._empty = Cluster()
         self._never: dict[Shape, Refusal | None] = {}
 
@@ -46,6 +47,7 @@ class Overview:
         workers = await fleet.load(self._store, self.counts.workers)
         if workers != self.workers:
             self.workers, self._never = workers, {}
+            self._slots = sum(each.hello.max_concurrent for each in workers.values() if each.online)
             self._empty = fleet.cluster_of(workers, self._memory, ())
         self._looked = looked
 
@@ -56,16 +58,16 @@ class Overview:
     async def never_fits(self, shape: Shape, policy: Policy) -> Refusal | None:
         """Why no worker there is could ever take this; None if one could, or if there is no worker yet."""
         await self.refresh()
-        if self._lookup(shape, policy) is not None:
-            await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now
+        if self._lookup(shape, policy) is None:
+            return None
+        await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now
         return self._lookup(shape, policy)
 
     def take_room(self, size: int) -> Room | None:
         """Counts so many bytes as under way; the store's room, if that is too little."""
-        used = self._room.used + self._coming + self._came
-        room = Room(used, self._room.most)
-        if room.used + size > room.most > 0:
-            return room
+        used, most = self._room.used + self._coming + self._came, self._room.most
+        if used + size > most > 0:
+            return Room(used, most)
         self._coming += size
         return None
 
@@ -83,8 +85,7 @@ class Overview:
 
     def drain_s(self, tasks: int, average_s: float) -> float:
         """How long it takes to work off so many."""
-        slots = sum(worker.hello.max_concurrent for worker in self.workers.values() if worker.online)
-        return tasks * average_s / slots if slots else 0.0
+        return tasks * average_s / self._slots if self._slots else 0.0
 
     async def cluster(self) -> tuple[dict[str, Seen], Cluster]:
         """The workers and all that runs on them, now."""

@@ -5,8 +5,8 @@ Hello ──▶ register ──▶ Welcome ──▶ messages both ways ──�
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from uuid import uuid4
 
@@ -136,17 +136,12 @@ class Session:
                 began = self.given.get((message.task, message.attempt))
                 self._cancelled.discard((message.task, message.attempt))
                 seconds = monotonic() - began if began else 0.0
-                self.outcomes.settle(self.identity, message, seconds).add_done_callback(
-                    self._acknowledge(message)
-                )
+                self.outcomes.settle(self.identity, message, seconds, partial(self._settled, message))
 
-    def _acknowledge(self, message: session.Outcome) -> "Callable[[asyncio.Future[Settled]], None]":
-        def acknowledge(settled: asyncio.Future[Settled]) -> None:
-            self.given.pop((message.task, message.attempt), None)  # not before: a renewal would miss it
-            if not settled.cancelled() and settled.exception() is None:
-                self.send(session.Ack(message.task, message.attempt, bool(settled.result().counted)))
-
-        return acknowledge
+    def _settled(self, message: session.Outcome, settled: Settled | None) -> None:
+        self.given.pop((message.task, message.attempt), None)  # not before: a renewal would miss it
+        if settled is not None:
+            self.send(session.Ack(message.task, message.attempt, bool(settled.counted)))
 
     async def _renew(self, number: int) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from secrets import token_hex
+from os import urandom
 
 import msgspec
 
@@ -31,17 +31,36 @@ ROW = 1000
 
 async def accept(
     manager: Manager, asked: Sequence[schema.TaskRequest], key: Key, correlation: str
-) -> list[schema.TaskAccepted]:
+) -> Sequence[Taken]:
+    """All of them are in the store, or an error says why none is."""
     specs = [_spec(manager, each, key) for each in asked]
     for number, spec in enumerate(specs):
         await _check(manager, number, spec)
     new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
-    await _check_wishes(manager, asked, new)
+    if len(new) > 1:  # one alone is judged when it is taken
+        await _check_wishes(manager, asked, new)
     may = manager.owners.of_key(key)
     taken = await _submit(manager, new, key, may)
     _check_taken(manager, taken, key, may)
+    for wanted, each in zip(asked, taken, strict=True):
+        if each.fresh < 0:
+            raise _other(wanted, each.id)
+    return taken
+
+
+def accepted(manager: Manager, taken: Sequence[Taken]) -> list[schema.TaskAccepted]:
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
-    return [_accepted(each, wanted, wait_s) for each, wanted in zip(taken, asked, strict=True)]
+    return [
+        schema.TaskAccepted(
+            task_id=each.id,
+            status="queued",
+            estimated_wait_time=show_seconds(wait_s),
+            estimated_wait_seconds=wait_s,
+            assigned_worker=None,
+            created_at=shown.when(each.created_ms) or "",
+        )
+        for each in taken
+    ]
 
 
 async def accept_again(manager: Manager, name: str, key: Key) -> str:
@@ -102,30 +121,28 @@ def _check_taken(manager: Manager, taken: Sequence[Taken], key: Key, may: Allowa
 
 
 def _spec(manager: Manager, asked: schema.TaskRequest, key: Key) -> TaskSpec:
-    settings = manager.settings
+    settings, wanted = manager.settings, asked.resources
     timeout_s = asked.timeout or settings.task_timeout
     try:
-        memory_mib = units.memory_mib(asked.resources.gpu_memory or 0)
+        memory_mib = units.memory_mib(wanted.gpu_memory) if wanted.gpu_memory else 0
     except units.BadAmount as error:
         raise errors.Unprocessable(f"resources.gpu_memory: {error}") from error
     return TaskSpec(
         task_type=asked.task_type,
         model_name=asked.model_name,
         priority=_priority(asked.priority),
-        gpus=asked.resources.gpus,
-        memory_mib=memory_mib if asked.resources.gpus else 0,
-        vendor=asked.resources.vendor,
+        gpus=wanted.gpus,
+        memory_mib=memory_mib if wanted.gpus else 0,
+        vendor=wanted.vendor,
         timeout_s=timeout_s,
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
         labels=asked.labels,
-        callback_url=_callback(manager, asked.callback_url),
+        callback_url=_callback(manager, asked.callback_url) if asked.callback_url else "",
         tenant=key.owner,
     )
 
 
 def _callback(manager: Manager, url: str) -> str:
-    if not url:
-        return ""
     if not manager.allowed.hosts:
         raise errors.Unprocessable(
             "callback_url: callbacks are off; an operator allows hosts with CALLBACK_HOSTS"
@@ -185,8 +202,8 @@ def _unknown_type(name: str, known: set[str]) -> str:
 async def _check_wishes(
     manager: Manager, asked: Sequence[schema.TaskRequest], new: Sequence[NewTask]
 ) -> None:
-    """Before the first of many is taken: a batch is taken whole or not. One alone is judged when taken."""
-    wishes = [number for number, each in enumerate(new) if each.idempotency] if len(new) > 1 else []
+    """Before the first of many is taken: a batch is taken whole or not."""
+    wishes = [number for number, each in enumerate(new) if each.idempotency]
     first: dict[str, NewTask] = {}
     for number in wishes:
         known = first.setdefault(new[number].idempotency, new[number])
@@ -215,7 +232,7 @@ def _other(asked: schema.TaskRequest, name: str, **details: int) -> errors.Confl
 def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str) -> NewTask:
     retries = manager.settings.max_retries if asked.max_retries is None else asked.max_retries
     return NewTask(
-        token_hex(16),
+        urandom(16).hex(),
         task.encode(spec),
         _parameters(asked.parameters),
         retries,
@@ -223,17 +240,4 @@ def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, 
         correlation,
         key.owner,
         task.level(spec.priority),
-    )
-
-
-def _accepted(taken: Taken, asked: schema.TaskRequest, wait_s: float) -> schema.TaskAccepted:
-    if taken.fresh < 0:
-        raise _other(asked, taken.id)
-    return schema.TaskAccepted(
-        task_id=taken.id,
-        status="queued",
-        estimated_wait_time=show_seconds(wait_s),
-        estimated_wait_seconds=wait_s,
-        assigned_worker=None,
-        created_at=shown.when(taken.created_ms) or "",
     )

@@ -2,8 +2,6 @@
 of what ends through another the store tells, and they look for themselves."""
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 
 from gpu_orchestrator.adapters.store.tasks import Row
 
@@ -18,19 +16,33 @@ class Waiters:
         return task in self._waiting
 
     def ended(self, task: str, row: Row | None = None) -> None:
+        """With its row, or they look for themselves."""
         for each in self._waiting.get(task, ()):
             if not each.done():
                 each.set_result(row)
 
-    @contextlib.contextmanager
-    def expect(self, task: str) -> Iterator[Ended]:
-        """The end of a task, as long as somebody waits for it."""
+    def join(self, task: str) -> Ended:
+        """The end of a task, for who then leaves in any case."""
         ended: Ended = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(task, set())
-        waiting.add(ended)
-        try:
-            yield ended
-        finally:
-            waiting.discard(ended)
-            if not waiting and self._waiting.get(task) is waiting:
-                del self._waiting[task]
+        self._waiting.setdefault(task, set()).add(ended)
+        return ended
+
+    def leave(self, task: str, ended: Ended) -> None:
+        waiting = self._waiting[task]
+        waiting.discard(ended)
+        if not waiting:
+            del self._waiting[task]
+
+
+async def within(ended: Ended, seconds: float) -> Row | None:
+    """The row, or None if nobody has told it by then."""
+    timer = asyncio.get_running_loop().call_later(seconds, _give_up, ended)
+    try:
+        return await ended
+    finally:
+        timer.cancel()
+
+
+def _give_up(ended: Ended) -> None:
+    if not ended.done():
+        ended.set_result(None)

@@ -201,12 +201,14 @@ local function emit_end(id, to, row)
   emit_task(ENDS[to], id, row[2], row[3], row[4], more)
 end
 
--- `finish`, `requeue` and `died` answer the state the task is in now.
-local function finish(id, from, to, fields, keep_ms)
+-- `finish`, `requeue` and `died` answer the state the task is in now. `known`: what of the row its end needs, if the
+-- caller has it.
+local function finish(id, from, to, fields, keep_ms, known)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   redis.call('PEXPIRE', key, to == 'dead' and keep_ms * DEAD_KEPT or keep_ms)
-  local row = redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
+  local row = known or
+    redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
   if from == 'queued' then waits(row[7], -1) end
   if string.find(row[8], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, row[1], row[2])
@@ -273,33 +275,24 @@ local function lose(worker, evidence, keep_ms)
   redis.call('DEL', P .. 'on:' .. worker)
 end
 
--- Give queued tasks {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU} to workers, each only
--- if task and worker are as the leader knew them: {params, correlation id}, or {why not}.
-local function assign(assignments)
-  local given, epochs = {}, {}
-  for number, each in ipairs(assignments) do
-    local id, worker = each[1], each[3]
-    local key = P .. 't:' .. id
-    local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level', 'tenant')
-    if not epochs[worker] then
-      local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
-      epochs[worker] = row[2] == 'online' and row[1] or 'none'
-    end
-    if task[1] ~= 'queued' or task[2] ~= text(each[2]) then
-      given[number] = {'task moved on'}
-    elseif epochs[worker] ~= text(each[4]) then
-      given[number] = {'worker moved on'}
-    else
-      redis.call('HSET', key, 'state', 'assigned', 'attempt', text(each[2] + 1), 'worker', worker, 'epoch',
-        text(each[4]), 'place', each[5], 'milli', text(each[6]), 'assigned', text(NOW), 'started', '0', 'cancel', '0',
-        'reason', '')
-      waits(task[6], -1)
-      move(id, 'queued', 'assigned', task[5], task[7])
-      redis.call('SADD', P .. 'on:' .. worker, id)
-      redis.call('ZADD', P .. 'of:' .. worker, NOW, id)
-      given[number] = {task[3], task[4]}
-    end
+-- The epoch of a worker that may be given tasks, or 'none'.
+local EPOCHS = {}
+local function epoch_of(worker)
+  if not EPOCHS[worker] then
+    local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
+    EPOCHS[worker] = row[2] == 'online' and row[1] or 'none'
   end
-  return given
+  return EPOCHS[worker]
 end
 
+-- An assignment is {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU}. It is answered with
+-- {params, correlation id}, or {why not}. These are the fields of a task's row that say that it was given.
+local function given_fields(each)
+  return {'state', 'assigned', 'attempt', text(each[2] + 1), 'worker', each[3], 'epoch', text(each[4]), 'place', each[5],
+    'milli', text(each[6]), 'assigned', text(NOW), 'started', '0', 'cancel', '0', 'reason', ''}
+end
+
+local function give(id, worker)
+  redis.call('SADD', P .. 'on:' .. worker, id)
+  redis.call('ZADD', P .. 'of:' .. worker, NOW, id)
+end

@@ -60,7 +60,8 @@ local function settle(id, task, each)
   local started = begun(id, task, kind, each[9])
   if kind == 'done' then
     counted(worker, 'done', each[9])
-    return finish(id, task[1], 'completed', {'result', payload, 'error', '', 'reason', '', 'started', started}, keep_ms)
+    return finish(id, task[1], 'completed', {'result', payload, 'error', '', 'reason', '', 'started', started}, keep_ms,
+      {task[12], task[9], task[3], task[2], started, '', task[13], task[14]})
   elseif kind == 'failed' then
     counted(worker, 'failed', 0)
     return failed(id, task, payload, each[7], each[8], started)
@@ -74,7 +75,7 @@ for number, each in ipairs(outcomes) do
   local id = each[1]
   local key = P .. 't:' .. id
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
-    'tenant', 'milli', 'assigned')
+    'tenant', 'milli', 'assigned', 'created', 'level', 'spec')
   if not holds(task, each[2], each[3], each[4]) then
     count('late')
     told[number] = {0, task[1] or 'gone', {}}

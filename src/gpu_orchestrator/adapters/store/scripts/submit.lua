@@ -2,7 +2,7 @@
 -- decided already where some of them go says so, and they are queued and given in one write.
 -- Arguments: fence, remember_ms, known (1: the leader's dispatcher asks and has these tasks),
 --   tasks {id, spec, params, retries, idempotency key or '', correlation id, tenant, level of priority},
---   assignments as of `assign`,
+--   assignments of some of these tasks,
 --   units {owner, most that may wait of it, most that may wait at each level, its GPU ms of a day, {tasks by level}}: what
 --   one request asks for, taken whole or not, each most 0 for any number; those already taken have no most,
 --   per task the number of its unit, or 0
@@ -25,31 +25,52 @@ for number, task in ipairs(tasks) do
   end
 end
 
--- By owner and by level what waits and what was promised room just now.
-local promised = {}
-local function full(name, count, most) return count > 0 and most > 0 and promised[name] + count > most end
+-- By owner and by level what waits, and what was promised room just now.
+local waiting, promised = {}, {}
+local function full(name, count, most, key, field)
+  if count == 0 or most == 0 then return false end
+  if not waiting[name] then
+    waiting[name] = field and tonumber(redis.call('HGET', key, field) or 0) or redis.call('ZCARD', key)
+  end
+  return waiting[name] + (promised[name] or 0) + count > most
+end
 
-local function verdict(unit, levels)
+local function verdict(unit)
   local owner, all = unit[1], 0
   for _, wanted in ipairs(unit[5]) do all = all + wanted end
-  promised[owner] = promised[owner] or redis.call('ZCARD', P .. 'o:' .. owner .. ':queued')
   if all > 0 and unit[4] > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= unit[4] then
     return -4
   end
-  if full(owner, all, unit[2]) then return -2 end
+  if full(owner, all, unit[2], P .. 'o:' .. owner .. ':queued') then return -2 end
   for at, wanted in ipairs(unit[5]) do
-    promised[at] = promised[at] or tonumber(levels[at] or 0)
-    if full(at, wanted, unit[3]) then return -3 end
+    if full(at, wanted, unit[3], P .. 'levels', text(at - 1)) then return -3 end
   end
-  promised[owner] = promised[owner] + all
-  for at, wanted in ipairs(unit[5]) do promised[at] = promised[at] + wanted end
+  add(promised, owner, all)
+  for at, wanted in ipairs(unit[5]) do add(promised, at, wanted) end
   return 1
 end
 
 local verdicts = {}
-if #units > 0 then
-  local levels = redis.call('HMGET', P .. 'levels', '0', '1', '2', '3')
-  for number, unit in ipairs(units) do verdicts[number] = verdict(unit, levels) end
+for number, unit in ipairs(units) do verdicts[number] = verdict(unit) end
+
+-- The number of the assignment of each task, and what became of it.
+local goes, given = {}, {}
+for number, each in ipairs(led and assignments or {}) do
+  goes[each[1]] = number
+  given[number] = {'task moved on'}
+end
+
+-- A new task's row; given to a worker at once if that is as the leader knew it.
+local function take(task)
+  local id, number = task[1], goes[task[1]]
+  local each = number and assignments[number]
+  local is_given = each and epoch_of(each[3]) == text(each[4])
+  redis.call('HSET', P .. 't:' .. id, 'spec', task[2], 'params', task[3], 'tries', '0', 'retries', text(task[4]),
+    'created', text(NOW), 'correlation', task[6], 'tenant', task[7], 'level', text(task[8]),
+    unpack(is_given and given_fields(each) or {'state', 'queued', 'attempt', '0'}))
+  enlist(id, is_given and 'assigned' or 'queued', NOW, task[7])
+  if is_given then give(id, each[3]) else waits(text(task[8]), 1) end
+  if each then given[number] = is_given and {task[3], task[6]} or {'worker moved on'} end
 end
 
 local taken, fresh = {}, 0
@@ -63,11 +84,7 @@ for number, task in ipairs(tasks) do
     local same = row[3] == task[2] and row[4] == task[3]
     taken[number] = {row[1], tonumber(row[2]), same and 0 or -1}
   else
-    redis.call('HSET', P .. 't:' .. id, 'spec', task[2], 'params', task[3], 'state', 'queued', 'attempt', '0',
-      'tries', '0', 'retries', text(task[4]), 'created', text(NOW), 'correlation', task[6], 'tenant', task[7],
-      'level', text(task[8]))
-    enlist(id, 'queued', NOW, task[7])
-    waits(text(task[8]), 1)
+    take(task)
     if idem ~= '' then
       redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms)
       known[idem] = {id, NOW, task[2], task[3]}
@@ -78,4 +95,4 @@ for number, task in ipairs(tasks) do
   end
 end
 if fresh > 0 then count('submitted', fresh) end
-return answer(fence, {taken, led and assign(assignments) or {}})
+return answer(fence, {taken, given})

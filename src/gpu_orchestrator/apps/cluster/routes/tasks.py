@@ -1,6 +1,8 @@
 """Tasks: submit, look, wait, explain, cancel, retry."""
 
+from functools import lru_cache
 from typing import Annotated
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -11,7 +13,7 @@ from gpu_orchestrator.apps.cluster.http import Endpoint, json_response, read
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
-from gpu_orchestrator.apps.cluster.submit import accept, accept_again
+from gpu_orchestrator.apps.cluster.submit import accept, accept_again, accepted
 from gpu_orchestrator.apps.cluster.translate import request_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.decide import decide
@@ -36,13 +38,14 @@ def _sees(request: Request) -> str:
 async def submit(request: Request) -> Response:
     """Take a task into the queue. What can never fit is refused at once, with the reasons. With `wait`, so
     many seconds are waited for its end, and the answer is the task."""
-    manager, seconds = _manager(request), _seconds(request.query_params.get("wait", "0"))
+    manager, state = _manager(request), request.scope["state"]
+    seconds = _wait_s(request.scope["query_string"])
     asked = await read(request, schema.TaskRequest)
-    (accepted,) = await accept(manager, [asked], request.state.key, request.state.correlation)
-    request.state.object = accepted.task_id
+    (taken,) = await accept(manager, [asked], state["key"], state["correlation"])
+    state["object"] = taken.id
     if not seconds:
-        return json_response(accepted, 202)
-    return json_response(shown.task_status(accepted.task_id, await manager.wait(accepted.task_id, seconds)))
+        return json_response(accepted(manager, [taken])[0], 202)
+    return json_response(shown.task_status(taken.id, await manager.wait(taken.id, seconds)))
 
 
 async def submit_batch(request: Request) -> Response:
@@ -51,9 +54,9 @@ async def submit_batch(request: Request) -> Response:
     manager, asked = _manager(request), await read(request, schema.TaskBatch)
     if more := (len(asked.tasks) - 1) // TASKS_PER_REQUEST:
         manager.tally.take(request.state.key, "POST", request.scope["path"], cost=more)
-    accepted = await accept(manager, asked.tasks, request.state.key, request.state.correlation)
-    request.state.object = f"{accepted[0].task_id} and {len(accepted) - 1} more"
-    return json_response(schema.BatchAccepted(tasks=accepted, total=len(accepted)), 202)
+    taken = await accept(manager, asked.tasks, request.state.key, request.state.correlation)
+    request.state.object = f"{taken[0].id} and {len(taken) - 1} more"
+    return json_response(schema.BatchAccepted(tasks=accepted(manager, taken), total=len(taken)), 202)
 
 
 QUICK: dict[str, Endpoint] = {"/tasks": submit, "/tasks/batch": submit_batch}
@@ -170,7 +173,10 @@ async def cancel(request: Request, task_id: str) -> Response:
     return json_response(schema.TaskChanged(task_id=task_id, status="cancelling"))
 
 
-def _seconds(given: str) -> float:
+@lru_cache(maxsize=256)
+def _wait_s(query: bytes) -> float:
+    """Remembered: most who wait, wait equally long."""
+    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)).get("wait", "0")
     try:
         seconds = float(given)
     except ValueError:
