@@ -165,9 +165,12 @@ class Dispatcher:
         self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
     ) -> tuple[Taken, ...]:
         """Take new tasks, and give those that can go at once in the same write."""
-        now_ms = int(self.means.now() * 1000)
+        now = self.means.now()
         for each in new:
-            self._queued(Queued(each.id, each.spec, 0, 0, now_ms))
+            spec = task.decode(each.spec)
+            self._meet(spec.tenant)
+            self.tasks[each.id] = Known(spec, 0, now)
+            self._ask(each.id)
         self._decide()
         ours = {each.id for each in new}
         places = [place for place in self._places if place.request.key in ours]
@@ -363,6 +366,8 @@ class Dispatcher:
 
     def _spot(self, place: events.Place) -> Spot:
         placement, shape = place.placement, place.request.shape
+        if not placement.devices:
+            return Spot((), placement.memory_mib, exclusive=False)
         uuids = {each.index: each.uuid for each in self.workers[placement.node].hello.devices}
         given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
         exclusive = bool(shape.gpus) and shape.exclusive
