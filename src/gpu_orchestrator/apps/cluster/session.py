@@ -66,7 +66,8 @@ class Session:
 
     def _leisure_over(self) -> None:
         self._leisure = None
-        self._wake.set()
+        if self._out:
+            self._wake.set()
 
     async def greet(self) -> Greeting:
         """The worker's first word and our answer to it; sets the epoch."""
