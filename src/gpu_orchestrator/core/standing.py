@@ -60,7 +60,8 @@ class Standing:
         if observed is None or changed is None or len(self.codes) != cluster.inventory.size:
             self._start_over(cluster)
         elif observed or len(changed) > FEW or self.kind.shape.host_ports:
-            self.seen.clear()
+            if observed:
+                self.seen.clear()
             self._look_at(cluster, np.array(observed, np.int64), np.array(changed, np.int64))
         else:
             self._look_again(cluster, changed)
