@@ -4,7 +4,9 @@
 
 Every acknowledged write is on disk (appendfsync always) for all of them. A no-op with a stored result. They
 take turns within each round; a ratio is the median of the rounds' ratios. `run` submits while the worker
-works (ours in batches; the peers know none), `drained` is the worker alone on a queue filled before.
+works (ours in batches; the peers know none), `drained` is the worker alone on a queue filled before. Round
+trips are those of a caller who submits one task and waits for its result: the peers' by their own clients,
+ours by a bare socket, and once more by aiohttp.
 """
 
 import asyncio

@@ -92,14 +92,20 @@ def trips_in_turn(url: str, key: str, count: int) -> list[float]:
 
 
 def _body(line: socket.socket) -> bytes:
-    came = line.recv(65536)
+    came = _some(line)
     while b"\r\n\r\n" not in came:
-        came += line.recv(65536)
+        came += _some(line)
     head, _, body = came.partition(b"\r\n\r\n")
     length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
     while len(body) < length:
-        body += line.recv(65536)
+        body += _some(line)
     return body
+
+
+def _some(line: socket.socket) -> bytes:
+    if not (came := line.recv(65536)):
+        raise ConnectionError("the server hung up in the middle of an answer")
+    return came
 
 
 @dataclass

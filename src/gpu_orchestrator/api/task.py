@@ -43,6 +43,8 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     callback_url: str = ""
 
 
+SHORT = 500
+"""Longer ones have labels, which seldom are the same and would fill the memory."""
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(TaskSpec)
 
@@ -51,7 +53,11 @@ def encode(spec: TaskSpec) -> str:
     return _encoder.encode(spec).decode()
 
 
-@lru_cache(maxsize=1024)
 def decode(text: str | bytes) -> TaskSpec:
+    return _decode_short(text) if len(text) <= SHORT else _decoder.decode(text)
+
+
+@lru_cache(maxsize=1024)
+def _decode_short(text: str | bytes) -> TaskSpec:
     """Remembered: thousands of tasks ask for the same."""
     return _decoder.decode(text)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from gpu_orchestrator.core.standing import Standing
 
 KEEP = 128
-"""Shapes remembered per cluster value; each costs about 12 bytes per node."""
+"""Shapes remembered per cluster value; each costs about 12 bytes per node, and up to 100 KB for states of
+nodes that it has seen."""
 
 Key = tuple[Shape, Policy]
 

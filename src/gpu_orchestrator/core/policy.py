@@ -1,8 +1,8 @@
 """What a policy is: an allocator (which devices a node would offer) and a strategy (which offer is best).
 
 The core knows only these forms; the named ones live in `policies`. An opinion sees all offers at once and
-gives each a number, higher is better, that depends on that offer alone: this is what lets answers be
-remembered."""
+gives each a number, higher is better, that depends on that offer alone, and there on nothing but the node and
+how much of it is free, not on who holds the rest: this is what lets answers be remembered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ class Usage(Table):
         return twin
 
     def state(self, row: int) -> bytes:
-        """All of a row that is in columns: equal if and only if equally much of everything is free."""
+        """All of a row that is in columns: if it is equal, equally much of everything is free."""
         grids = self.free_milli[row], self.free_mib[row], self.holders[row], self.free[row]
         return b"".join(column.tobytes() for column in grids)
 

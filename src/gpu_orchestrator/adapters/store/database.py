@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
-from gpu_orchestrator.adapters.store.resp import Client, Lost, Refused, packed_part
-from gpu_orchestrator.adapters.store.resp import packed as command
+from gpu_orchestrator.adapters.store.resp import Client, Lost, Refused, beginning, packed_part
 from gpu_orchestrator.adapters.store.scripts import Script
 from gpu_orchestrator.adapters.store.values import Told
 
@@ -184,7 +183,7 @@ class Database:
     def _call_of(self, script: Script[Any]) -> bytes:
         """All of a call but its arguments: the same every time."""
         if (call := self._calls.get(script.name)) is None:
-            call = self._calls[script.name] = command(5, "EVALSHA", script.digest, 1, self.prefix)
+            call = self._calls[script.name] = beginning(5, "EVALSHA", script.digest, 1, self.prefix)
         return call
 
     async def _evaluate_on_disk(self, script: Script[Any], packed: bytes) -> bytes:

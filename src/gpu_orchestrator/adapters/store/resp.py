@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         del self._buffer[:at]
 
     def ask(self, *parts: Part) -> "asyncio.Future[Any]":
-        return self.send(packed(len(parts), *parts))
+        return self.send(beginning(len(parts), *parts))
 
     def send(self, command: bytes) -> "asyncio.Future[Any]":
         """A command as it goes over the wire."""
@@ -162,7 +162,7 @@ class Client:
         return await (await self._connected()).ask(*parts)
 
     async def send(self, command: bytes) -> Any:
-        """The answer to a command made by `packed`."""
+        """The answer to a command as it goes over the wire."""
         return await (await self._connected()).send(command)
 
     async def ask_all(self, *commands: tuple[Part, ...]) -> list[Any]:
@@ -227,8 +227,8 @@ class Client:
             await connection.ask("SELECT", address.database)
 
 
-def packed(count: int, *parts: Part) -> bytes:
-    """A command of so many parts, or its beginning."""
+def beginning(count: int, *parts: Part) -> bytes:
+    """Of a command of so many parts: these first ones, or all of them."""
     raw = (part if isinstance(part, bytes) else str(part).encode() for part in parts)
     return b"*%d\r\n" % count + b"".join(map(packed_part, raw))
 

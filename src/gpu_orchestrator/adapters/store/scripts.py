@@ -14,7 +14,7 @@ import msgspec
 from gpu_orchestrator.adapters.store.values import Told
 
 T = TypeVar("T")
-_DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
+_DEFINED = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
 _WORD, _COMMENT = re.compile(r"\w+"), re.compile(r"--.*")
 FOLDER = files(__package__) / "scripts"
 
@@ -31,7 +31,8 @@ class Script(Generic[T]):
 
 
 def _source(name: str) -> bytes:
-    """With those paragraphs of common.lua that it needs: what a server reads it makes, at every call anew."""
+    """With those paragraphs of common.lua that it needs: the server makes every function of a script anew at
+    every call."""
     source = (FOLDER / f"{name}.lua").read_text()
     for paragraph, defined in reversed(_common()):
         if not defined or defined & set(_WORD.findall(_COMMENT.sub("", source))):
@@ -44,4 +45,4 @@ def _common() -> list[tuple[str, set[str]]]:
     """Its paragraphs, each with the names that it defines: later ones may use them, earlier ones do not. The
     first, on what is stored, defines what all need."""
     first, *rest = (FOLDER / "common.lua").read_text().strip().split("\n\n")
-    return [(first, set()), *((each, set(_DEFINED.findall(each))) for each in rest)]
+    return [(first, set()), *((each, set(_WORD.findall(" ".join(_DEFINED.findall(each))))) for each in rest)]

@@ -180,7 +180,8 @@ class Dispatcher:
         try:
             taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
         except asyncio.CancelledError:
-            self.in_doubt()  # nobody is left to hear what the store made of it
+            if not self._closed:
+                self.in_doubt()  # nobody is left to hear what the store made of it
             raise
         self._submitted(new, taken)
         if len(given) != len(places):
@@ -188,8 +189,8 @@ class Dispatcher:
         elif not self._closed:
             for place, spot, answer in zip(places, spots, given, strict=True):
                 self._assigned(place, spot, answer)
-        if self.engine.has_waiting or not all(isinstance(each, events.Placed) for each in self._heard):
-            self._arrange()  # else nobody waits for a decision, and what was placed is heard with what comes
+        if self._places or self.engine.has_waiting or not _is_idle_talk(self._heard):
+            self._arrange()
         return taken
 
     def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
@@ -305,13 +306,13 @@ class Dispatcher:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
 
     def _arrange_in_time(self) -> None:
-        """At once if somebody waits for a decision; else those come first who wait for an answer: they are
-        told in the loop's next turn."""
-        if self.engine.has_waiting:
+        """At once if somebody waits for a decision; else those come first who wait for an answer."""
+        if self.engine.has_waiting or any(isinstance(each, events.Asked) for each in self._heard):
             self._arrange()
         elif not self._has_leisure:
             self._has_leisure = True
             loop = asyncio.get_running_loop()
+            # Who waits for what was just heard is woken in the next turn: this is for the one after.
             loop.call_soon(loop.call_soon, self._arrange_at_leisure)
 
     def _arrange_at_leisure(self) -> None:
@@ -408,6 +409,11 @@ class Dispatcher:
             estimated_duration=round(self.means.metrics.average_s, 3),
             correlation_id=correlation,
         )
+
+
+def _is_idle_talk(heard: Sequence[events.Event]) -> bool:
+    """That something is where it was put can be heard with whatever comes next."""
+    return all(isinstance(each, events.Placed) for each in heard)
 
 
 def _assign(key: str, known: Known, spot: Spot, answer: Sequence[str]) -> session.Assign:

@@ -22,7 +22,7 @@ class Batches(Generic[A]):
     ) -> None:
         self._perform, self._most, self._at_once = perform, most, at_once
         self._flows: dict[str, deque[A]] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Future[None]] = set()
 
     def put(self, item: A, flow: str = "") -> None:
         waiting = self._flows.get(flow)
@@ -36,16 +36,20 @@ class Batches(Generic[A]):
         return not self._running
 
     async def alone(self, doing: Awaitable[B]) -> B:
-        """Do this in the caller's own task, which costs less than a batch of one; for who found it idle. What
-        comes meanwhile waits as it would for a batch."""
-        me = cast("asyncio.Task[None]", asyncio.current_task())
-        self._running.add(me)
+        """Do this in the caller's own task, which costs less than a batch of one; for who found it idle just
+        now. What comes meanwhile waits as it would for a batch."""
+        under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running.add(under_way)
         try:
             return await doing
         finally:
-            self._running.discard(me)
-            if self._flows:
-                self._go_on()
+            under_way.set_result(None)
+            self._ended(under_way)
+
+    def _ended(self, running: "asyncio.Future[None] | None") -> None:
+        self._running.discard(cast("asyncio.Future[None]", running))
+        if self._flows:
+            self._go_on()
 
     def _go_on(self) -> None:
         if len(self._running) < self._at_once:
@@ -61,20 +65,15 @@ class Batches(Generic[A]):
             while self._flows:
                 await self._perform(self._next())
         finally:
-            self._running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self._ended(asyncio.current_task())
 
     def _next(self) -> list[A]:
         """One of each flow in turn, and who had the last one is the last in the next round."""
         batch: list[A] = []
         while self._flows and len(batch) < self._most:
             flow, waiting = next(iter(self._flows.items()))
-            if len(self._flows) > 1:
-                batch.append(waiting.popleft())
-            elif len(waiting) <= self._most - len(batch):
-                batch.extend(waiting)
-                waiting.clear()
-            else:
-                batch.extend(waiting.popleft() for _ in range(self._most - len(batch)))
+            count = min(len(waiting), self._most - len(batch)) if len(self._flows) == 1 else 1
+            batch.extend([waiting.popleft() for _ in range(count)])
             del self._flows[flow]
             if waiting:
                 self._flows[flow] = waiting

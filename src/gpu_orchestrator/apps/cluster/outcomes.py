@@ -84,7 +84,7 @@ class Outcomes:
         await self._finish.close()
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    async def _into_store(self, said: list["_Said"]) -> None:
+    async def _into_store(self, said: list[_Said]) -> None:
         """Who waits is told first: all else has time."""
         try:
             settled = await self._settle([each.outcome for each in said])
@@ -98,7 +98,7 @@ class Outcomes:
                 self._waiters.ended(each.outcome.id, row_of(became.row))
         asyncio.get_running_loop().call_soon(self._afterwards, said, settled)
 
-    def _afterwards(self, said: list["_Said"], settled: Sequence[Settled]) -> None:
+    def _afterwards(self, said: list[_Said], settled: Sequence[Settled]) -> None:
         for each, became in zip(said, settled, strict=True):
             each.then(became)
             self._count(each, became)
@@ -111,7 +111,7 @@ class Outcomes:
             except Unreachable:
                 await asyncio.sleep(STORE_PAUSE_S)
 
-    def _count(self, said: "_Said", settled: Settled) -> None:
+    def _count(self, said: _Said, settled: Settled) -> None:
         if settled.counted:
             self._metrics.ended(settled.state, said.seconds)
             return

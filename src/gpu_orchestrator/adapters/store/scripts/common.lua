@@ -1,4 +1,4 @@
--- Put before every other script. A script takes KEYS[1], the prefix of all keys with their one hash tag, and
+-- What scripts have in common: each gets the first paragraph and those others that it needs. A script takes KEYS[1], the prefix of all keys with their one hash tag, and
 -- ARGV[1], its arguments as one msgpack value; it answers one msgpack value. Times are the store's own, in ms.
 --
 --   t:<id>       hash    one task            w:<name>    hash   one worker          leader  hash  owner, fence, until

@@ -21,6 +21,7 @@ from gpu_orchestrator.core.decide import decide
 router = APIRouter(tags=["tasks"])
 LONGEST_WAIT_S = 600.0
 WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT_S}}
+SHORT_QUERY = 40
 TASKS_PER_REQUEST = 100
 RETRIED = ("failed", "dead", "cancelled")
 
@@ -173,9 +174,17 @@ async def cancel(request: Request, task_id: str) -> Response:
     return json_response(schema.TaskChanged(task_id=task_id, status="cancelling"))
 
 
-@lru_cache(maxsize=256)
 def _wait_s(query: bytes) -> float:
+    return _short_wait_s(query) if len(query) <= SHORT_QUERY else _parsed_wait_s(query)
+
+
+@lru_cache(maxsize=64)
+def _short_wait_s(query: bytes) -> float:
     """Remembered: most who wait, wait equally long."""
+    return _parsed_wait_s(query)
+
+
+def _parsed_wait_s(query: bytes) -> float:
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)).get("wait", "0")
     try:
         seconds = float(given)
