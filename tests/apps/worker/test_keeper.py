@@ -142,6 +142,13 @@ async def test_cancelling_a_command_ends_its_program() -> None:
         await ended(program)
 
 
+async def test_a_task_cancelled_before_it_began_is_stopped_too() -> None:
+    async with running(OPTIONS) as spoken:
+        spoken.run("sleep", {"seconds": 60})
+        spoken.runner.send(frames.Cancel("t", 1))
+        await spoken.hear(frames.Stopped)
+
+
 async def test_what_has_not_begun_can_be_taken_back() -> None:
     async with running(OPTIONS) as spoken:
         spoken.run("sleep", {"seconds": 60}, task="long")
