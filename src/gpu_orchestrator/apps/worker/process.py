@@ -60,6 +60,7 @@ class Runner:
         self._far_ends = (far_lifeline, far_bell)
         self._channel: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
+        self._is_gathering = True
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_gone = False
         self.send(frames.Setup(plan.options, find.installed()))
@@ -103,13 +104,20 @@ class Runner:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: _Channel(self), near)
 
     def send(self, frame: frames.Frame) -> None:
-        """What is sent in one turn of the loop is written in one go, by uvloop."""
-        if self._channel is None:
-            self._unsent.append(frames.encode(frame))
-        elif not self._channel.is_closing():  # else it is dead and told so soon
-            self._channel.write(frames.encode(frame))
+        """At once; what follows in the same turn of the loop is gathered and written in one go."""
+        self._unsent.append(frames.encode(frame))
+        if not self._is_gathering:
+            self._flush()
+            self._is_gathering = True
+            asyncio.get_running_loop().call_soon(self._flush)
         if not isinstance(frame, frames.Run):
             self._write(self._bell, RING)
+
+    def _flush(self) -> None:
+        self._is_gathering = False
+        if self._unsent and self._channel is not None and not self._channel.is_closing():
+            self._channel.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def prolong(self, until: float) -> None:
         """The keeper ends the runner at this time (by `keeper.now()`) unless told a later one."""
@@ -135,8 +143,7 @@ class Runner:
 
     def opened(self, channel: asyncio.WriteTransport) -> None:
         self._channel = channel
-        channel.write(b"".join(self._unsent))
-        self._unsent.clear()
+        self._flush()
 
     def heard(self, frame: frames.ToAgent) -> None:
         if not self._is_gone:
