@@ -161,6 +161,19 @@ async def test_what_has_not_begun_can_be_taken_back() -> None:
         assert withdrawn.runs == (("a", 1), ("b", 1))
 
 
+async def test_urgent_words_are_heard_behind_more_than_a_socket_holds() -> None:
+    async with running(OPTIONS) as spoken:
+        spoken.run("sleep", {"seconds": 60, "progress": True}, task="long")
+        await spoken.hear(frames.Line, "long")
+        for number in range(8):
+            spoken.run("echo", "x" * (1 << 20), task=str(number))
+        spoken.runner.send(frames.Withdraw())
+        spoken.runner.send(frames.Cancel("long", 1))
+        assert len((await spoken.hear(frames.Withdrawn)).runs) == 8
+        await spoken.hear(frames.Stopped, "long")
+        assert await spoken.result("echo", 1, task="next") == 1
+
+
 async def test_children_of_a_task_that_was_cut_short_do_not_stay() -> None:
     async with running(OPTIONS) as spoken:
         pids = await a_family(spoken)
