@@ -57,8 +57,8 @@ class Task:
         self._say(line)
 
     def cancel(self) -> None:
-        """Whoever gets the lock from now on passes it on. To make an `Event` instead takes a short task longer
-        than all its other preparations."""
+        """Whoever gets the lock from now on passes it on. Not an `Event`: to make one takes a
+        short task longer than all its other preparations."""
         if not self.is_cancelled:
             self.is_cancelled = True
             self._going_on.release()
