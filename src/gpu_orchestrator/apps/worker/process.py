@@ -60,7 +60,6 @@ class Runner:
         self._far_ends = (far_lifeline, far_bell)
         self._channel: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
-        self._is_gathering = True
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_gone = False
         self.send(frames.Setup(plan.options, find.installed()))
@@ -104,18 +103,15 @@ class Runner:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: _Channel(self), near)
 
     def send(self, frame: frames.Frame) -> None:
-        """At once; what follows in the same turn of the loop is gathered and written in one go."""
+        """What is sent in one go is written in one go."""
         self._unsent.append(frames.encode(frame))
-        if not self._is_gathering:
-            self._flush()
-            self._is_gathering = True
+        if self._channel is not None and len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
         if not isinstance(frame, frames.Run):
             self._write(self._bell, RING)
 
     def _flush(self) -> None:
-        self._is_gathering = False
-        if self._unsent and self._channel is not None and not self._channel.is_closing():
+        if self._channel is not None and not self._channel.is_closing():  # else it is dead and told so soon
             self._channel.write(b"".join(self._unsent))
         self._unsent.clear()
 
