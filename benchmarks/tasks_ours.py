@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ BATCH, CLIENTS, SLOTS = 500, 16, 64
 MANY, ONE = "many", "one"
 WORKERS = {MANY: SLOTS, ONE: 1}
 BODY = json.dumps({"task_type": "echo", "parameters": None, "resources": {"gpus": 0}}).encode()
+TRIP, WARM = "/tasks?wait=30", 20
 START_S = 30.0
 
 
@@ -70,6 +72,34 @@ class Usual:
             return await answer.read()
 
     async def close(self) -> None: ...
+
+
+def trips_in_turn(url: str, key: str, count: int) -> list[float]:
+    """Who asks for one thing after another needs no event loop, only a socket."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    head = f"POST {TRIP} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
+    request = f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+    found = []
+    with socket.create_connection((host, int(port)), timeout=START_S) as line:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count + WARM):
+            start = time.monotonic()
+            line.sendall(request)
+            answer = json.loads(_body(line))
+            found.append((time.monotonic() - start) * 1000)
+            assert answer["status"] == "completed", answer
+    return found[WARM:]
+
+
+def _body(line: socket.socket) -> bytes:
+    came = line.recv(65536)
+    while b"\r\n\r\n" not in came:
+        came += line.recv(65536)
+    head, _, body = came.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += line.recv(65536)
+    return body
 
 
 @dataclass
@@ -135,14 +165,15 @@ class Ours:
 
     async def trips(self, count: int, *, usual: bool = False) -> list[float]:
         """Milliseconds from submitting a task to having its result, one after another."""
-        found, client = [], await self.client(usual=usual)
-        for _ in range(count + 20):
+        if not usual:
+            return await asyncio.to_thread(trips_in_turn, self.url, self.key, count)
+        found, client = [], Usual(self.http)
+        for _ in range(count + WARM):
             start = time.monotonic()
-            answer = json.loads(await client.post("/tasks?wait=30", BODY))
+            answer = json.loads(await client.post(TRIP, BODY))
             found.append((time.monotonic() - start) * 1000)
             assert answer["status"] == "completed", answer
-        await client.close()
-        return found[20:]
+        return found[WARM:]
 
     async def _fill(self, count: int) -> None:
         spec = task.encode(TaskSpec("echo", gpus=0))

@@ -15,7 +15,8 @@ from gpu_orchestrator.core.errors import InvalidRequest, Oversold, Unknown
 from gpu_orchestrator.core.inventory import MOST_LABELS
 from gpu_orchestrator.core.journal import KEEP
 from gpu_orchestrator.core.node import Node
-from gpu_orchestrator.core.request import Fabric
+from gpu_orchestrator.core.request import Fabric, HostPort
+from gpu_orchestrator.core.standing import MOST_SEEN, current
 from gpu_orchestrator.policies.registry import Registry
 from tests.builders import cluster, node, placed, request, shared, takes, whole
 
@@ -150,6 +151,37 @@ def test_answers_stay_right_when_more_changed_than_the_journal_remembers() -> No
         many.release(whole("p", "b", 0))
     many.place(whole("q", "a", 0))
     assert placed(ask(many))[0] == "b"
+
+
+def test_a_node_in_a_state_it_was_in_before_is_judged_as_it_was_then_unless_it_changed_itself() -> None:
+    two = cluster(node("a", 2), node("b", 1))
+    for _ in range(3):
+        assert placed(ask(two, gpus=2))[0] == "a"
+        two.place(whole("p", "a", 0))
+        assert isinstance(ask(two, gpus=2), Refusal)
+        two.release(whole("p", "a", 0))
+    two.set_node(node("a", 2, ready=False))
+    assert isinstance(ask(two, gpus=2), Refusal)
+
+
+def test_who_holds_a_port_counts_though_equally_much_is_free() -> None:
+    one, port = cluster(node("a", 1)), (HostPort(80),)
+    wanted = request("pod", gpus=0, host_ports=port)
+    for _ in range(2):
+        for held, fits in ((Placement("p", "a", host_ports=port), False), (Placement("q", "a"), True)):
+            one.place(held)
+            assert isinstance(decide(wanted, one, POLICY, random.Random(1)), Placement) is fits
+            one.release(held)
+            assert isinstance(decide(wanted, one, POLICY, random.Random(1)), Placement)
+
+
+def test_the_number_of_remembered_states_is_bounded() -> None:
+    one = cluster(node("a", 1, resources={"cpu": 1_000_000}))
+    for number in range(2 * MOST_SEEN):
+        one.place(Placement(f"p{number}", "a", resources=(("cpu", 1),)))
+        assert placed(ask(one))[0] == "a"
+    standing = current(request("pod").shape, one, POLICY)
+    assert 0 < len(standing.seen) <= MOST_SEEN
 
 
 def test_the_number_of_remembered_shapes_is_bounded() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 ROOMS = Path(__file__).parents[2] / "src/gpu_orchestrator"
 ALLOWED = {
+    "bisect",
     "collections",
     "dataclasses",
     "difflib",

@@ -130,4 +130,5 @@ class Cluster:
         """A placement may take something no node was ever seen to offer: give it a column."""
         for name, _ in placement.resources:
             self.inventory.learn(name)
-        self.usage.resize(0, 0, len(self.inventory.kinds_of))
+        if len(self.inventory.kinds_of) > self.usage.kinds:
+            self.usage.resize(0, 0, len(self.inventory.kinds_of))

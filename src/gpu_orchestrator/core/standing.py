@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gpu_orchestrator.core.cluster import Cluster
 
 FITS, GONE = 0, -1
+FEW, MOST_SEEN = 4, 256
+"""So few nodes are looked up before they are looked at; so many states are remembered."""
+NOBODY: Ints = np.zeros(0, np.int64)
 
 
 class Standing:
@@ -35,6 +38,7 @@ class Standing:
         self.known: Known = {}
         self.never: tuple[int, bool] | None = None
         self.owner: object = None
+        self.seen: dict[tuple[int, bytes], tuple[int, float]] = {}
 
     def copy(self) -> "Standing":
         twin = Standing(self.kind, self.policy, self.filters)
@@ -55,12 +59,35 @@ class Standing:
         changed = cluster.changed.since(self.changed_mark)
         if observed is None or changed is None or len(self.codes) != cluster.inventory.size:
             self._start_over(cluster)
-        else:
+        elif observed or len(changed) > FEW or self.kind.shape.host_ports:
+            if observed:
+                self.seen.clear()
             self._look_at(cluster, np.array(observed, np.int64), np.array(changed, np.int64))
+        else:
+            self._look_again(cluster, changed)
         self.observed_mark, self.changed_mark = cluster.observed.mark, cluster.changed.mark
         self.refusal = None
 
+    def _look_again(self, cluster: "Cluster", changed: list[int]) -> None:
+        """Nothing but what is held changed, and only on a few nodes: something came or went, and mostly they
+        have been in that very state before."""
+        new = []
+        for row in changed:
+            key = (row, cluster.usage.state(row))
+            if (seen := self.seen.get(key)) is None:
+                new.append(key)
+            else:
+                self.codes[row], self.scores[row] = seen
+        if not new:
+            return
+        self._look_at(cluster, NOBODY, np.array([row for row, _ in new], np.int64))
+        if len(self.seen) + len(new) > MOST_SEEN:
+            self.seen.clear()
+        for key in new:
+            self.seen[key] = self.codes.item(key[0]), self.scores.item(key[0])
+
     def _start_over(self, cluster: "Cluster") -> None:
+        self.seen.clear()
         size = cluster.inventory.size
         self.fact_codes, self.codes = np.zeros(size, np.int16), np.zeros(size, np.int16)
         self.scores = np.full(size, -np.inf)

@@ -43,6 +43,11 @@ class Usage(Table):
         twin.held = self.held.copy()
         return twin
 
+    def state(self, row: int) -> bytes:
+        """All of a row that is in columns: equal if and only if equally much of everything is free."""
+        grids = self.free_milli[row], self.free_mib[row], self.holders[row], self.free[row]
+        return b"".join(column.tobytes() for column in grids)
+
     def follow(self, inventory: Inventory, row: int) -> None:
         """Count a row anew after its node changed; what is held stays held."""
         self.resize(inventory.size, inventory.width, inventory.kinds)

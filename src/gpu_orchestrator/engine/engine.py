@@ -9,7 +9,6 @@ A request is in exactly one of these places until it is held or gone. Used by th
 dispatcher and the simulator: they differ in where events come from and who performs the actions.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
@@ -91,9 +90,12 @@ class Engine:
     def prepare(self) -> None:
         """In a quiet moment: look at what changed since the last decision, so that the next one like it need
         not."""
-        if self._last is not None:
-            with contextlib.suppress(Exception):  # a policy that breaks refuses its requests in `_decide`
-                current(self._last.request.shape, self.cluster, self._last.policy)
+        if self._last is None:
+            return
+        try:
+            current(self._last.request.shape, self.cluster, self._last.policy)
+        except Exception:  # a policy that breaks refuses its requests in `_decide`
+            self._last = None
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come.

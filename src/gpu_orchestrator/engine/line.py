@@ -51,6 +51,8 @@ class Line:
 
     def pop(self) -> Waiting | None:
         """Take the first one out; None when all who wait are of full flows."""
+        if not self._size:
+            return None
         for number in sorted(self._lanes, reverse=True):
             if (found := self._lanes[number].pop(self._turns)) is not None:
                 found.line = None

@@ -5,7 +5,6 @@ writes costs the server one wait for its disk. Lost connections are made anew by
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections import deque
@@ -102,21 +101,26 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         at = 0
-        with contextlib.suppress(_Incomplete):
+        try:
             while at < len(self._buffer):
                 value, at = _parse(self._buffer, at)
                 self._answered(value)
+        except _Incomplete:
+            pass
         del self._buffer[:at]
 
     def ask(self, *parts: Part) -> "asyncio.Future[Any]":
+        return self.send(packed(len(parts), *parts))
+
+    def send(self, command: bytes) -> "asyncio.Future[Any]":
+        """A command as it goes over the wire."""
         if self._transport is None or self._transport.is_closing():
             raise Lost("the connection is closed")
-        packed = _packed(parts)  # may raise: then nothing was asked, and no answer is expected
         asked: asyncio.Future[Any] = self._loop.create_future()
         self._asked.append((asked, self._loop.time()))
         if self._watch is None:
             self._watch = self._loop.call_later(self._answer_s, self._look)
-        self._transport.write(packed)
+        self._transport.write(command)
         return asked
 
     def abort(self) -> None:
@@ -156,6 +160,10 @@ class Client:
     async def ask(self, *parts: Part) -> Any:
         """The answer to one command; raises `Lost` or `Refused`."""
         return await (await self._connected()).ask(*parts)
+
+    async def send(self, command: bytes) -> Any:
+        """The answer to a command made by `packed`."""
+        return await (await self._connected()).send(command)
 
     async def ask_all(self, *commands: tuple[Part, ...]) -> list[Any]:
         """Answers to several commands, which nothing comes between on this connection."""
@@ -219,12 +227,14 @@ class Client:
             await connection.ask("SELECT", address.database)
 
 
-def _packed(parts: tuple[Part, ...]) -> bytes:
-    packed = [b"*%d\r\n" % len(parts)]
-    for part in parts:
-        raw = part if isinstance(part, bytes) else str(part).encode()
-        packed.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
-    return b"".join(packed)
+def packed(count: int, *parts: Part) -> bytes:
+    """A command of so many parts, or its beginning."""
+    raw = (part if isinstance(part, bytes) else str(part).encode() for part in parts)
+    return b"*%d\r\n" % count + b"".join(map(packed_part, raw))
+
+
+def packed_part(raw: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(raw), raw)
 
 
 def _parse(buffer: bytearray, at: int) -> tuple[Any, int]:

@@ -4,6 +4,7 @@ A script takes one msgpack value and answers `[news, value]`; `Script` knows the
 """
 
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
@@ -13,6 +14,8 @@ import msgspec
 from gpu_orchestrator.adapters.store.values import Told
 
 T = TypeVar("T")
+_DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
+_WORD, _COMMENT = re.compile(r"\w+"), re.compile(r"--.*")
 FOLDER = files(__package__) / "scripts"
 
 
@@ -27,10 +30,18 @@ class Script(Generic[T]):
         return self._decoder.decode(answer)
 
 
-@cache
-def _common() -> bytes:
-    return (FOLDER / "common.lua").read_bytes()
-
-
 def _source(name: str) -> bytes:
-    return _common() + (FOLDER / f"{name}.lua").read_bytes()
+    """With those paragraphs of common.lua that it needs: what a server reads it makes, at every call anew."""
+    source = (FOLDER / f"{name}.lua").read_text()
+    for paragraph, defined in reversed(_common()):
+        if not defined or defined & set(_WORD.findall(_COMMENT.sub("", source))):
+            source = f"{paragraph}\n\n{source}"
+    return source.encode()
+
+
+@cache
+def _common() -> list[tuple[str, set[str]]]:
+    """Its paragraphs, each with the names that it defines: later ones may use them, earlier ones do not. The
+    first, on what is stored, defines what all need."""
+    first, *rest = (FOLDER / "common.lua").read_text().strip().split("\n\n")
+    return [(first, set()), *((each, set(_DEFINED.findall(each))) for each in rest)]

@@ -37,7 +37,7 @@ from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen, Spot, node_of, request_of
-from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.engine import Engine
@@ -165,16 +165,23 @@ class Dispatcher:
         self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
     ) -> tuple[Taken, ...]:
         """Take new tasks, and give those that can go at once in the same write."""
-        now_ms = int(self.means.now() * 1000)
+        now = self.means.now()
         for each in new:
-            self._queued(Queued(each.id, each.spec, 0, 0, now_ms))
+            spec = task.decode(each.spec)
+            self._meet(spec.tenant)
+            self.tasks[each.id] = Known(spec, 0, now)
+            self._ask(each.id)
         self._decide()
         ours = {each.id for each in new}
         places = [place for place in self._places if place.request.key in ours]
         self._places = [place for place in self._places if place.request.key not in ours]
         spots = [self._spot(place) for place in places]
         asked = [self._assignment(place, spot) for place, spot in zip(places, spots, strict=True)]
-        taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
+        try:
+            taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
+        except asyncio.CancelledError:
+            self.in_doubt()  # nobody is left to hear what the store made of it
+            raise
         self._submitted(new, taken)
         if len(given) != len(places):
             self.in_doubt()
@@ -363,6 +370,8 @@ class Dispatcher:
 
     def _spot(self, place: events.Place) -> Spot:
         placement, shape = place.placement, place.request.shape
+        if not placement.devices:
+            return Spot((), placement.memory_mib, exclusive=False)
         uuids = {each.index: each.uuid for each in self.workers[placement.node].hello.devices}
         given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
         exclusive = bool(shape.gpus) and shape.exclusive
@@ -386,13 +395,18 @@ class Dispatcher:
         known.attempt += 1
         self.means.deliver(self.workers[place.placement.node], _assign(key, known, spot, answer))
         self._handle(events.Placed(key))
-        self.means.metrics.dispatched(self.means.now() - known.created_s)
+        waited_s = self.means.now() - known.created_s
+        asyncio.get_running_loop().call_soon(self._tell, place.placement, waited_s, answer[1])
+
+    def _tell(self, placement: Placement, waited_s: float, correlation: str) -> None:
+        """Once the task is on its way."""
+        self.means.metrics.dispatched(waited_s)
         log.debug(
             "task_scheduled",
-            task_id=key,
-            worker_id=place.placement.node,
+            task_id=placement.key,
+            worker_id=placement.node,
             estimated_duration=round(self.means.metrics.average_s, 3),
-            correlation_id=answer[1],
+            correlation_id=correlation,
         )
 
 

@@ -70,7 +70,7 @@ def read_spot(text: str) -> Spot:
 
 def milli_of(spot: Spot, worker: Seen, memory: Memory) -> int:
     """Thousandths of a GPU: a device counts whole, or by what is taken of the memory that it offers."""
-    if spot.exclusive:
+    if spot.exclusive or not spot.devices:
         return WHOLE * len(spot.devices)
     offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
     parts = (min(spot.memory_mib / max(offered.get(each.index, 0), 1), 1.0) for each in spot.devices)

@@ -28,11 +28,24 @@ COME_AGAIN = (429, 503)
 """Nothing was done. These are counted and not written down, or a flood would wash everything else out of the
 audit log."""
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
+NO_HEADERS: Mapping[str, str] = {}
 _encode = msgspec.json.Encoder().encode
 
 
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(_encode(value), status, headers, media_type="application/json")
+class JsonResponse(Response):
+    """With as many headers as it needs, and no search for those that somebody may have set before."""
+
+    def __init__(self, value: Any, status: int, headers: Mapping[str, str]) -> None:
+        self.status_code, self.background, self.body = status, None, _encode(value)
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(self.body)),
+            (b"content-type", b"application/json"),
+            *((name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()),
+        ]
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> Response:
+    return JsonResponse(value, status, headers)
 
 
 def error_response(error: errors.ApiError) -> Response:

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from msgspec.structs import replace
-
 from gpu_orchestrator.adapters.store.values import OWNER_FULL, NewTask, Taken, Unit
 from gpu_orchestrator.apps.cluster.gather import Gather
 
@@ -51,7 +49,7 @@ class Intake:
             counts[task.level] += 1
         if (told := self._told(unit, tasks)) is not None:
             return [told] * len(tasks)
-        asked = Asked(replace(unit, tasks=tuple(counts)))
+        asked = Asked(Unit(unit.owner, unit.most_queued, unit.most_at_level, unit.most_gpu_ms, tuple(counts)))
         taken = await self._gather.put_all([(asked, task) for task in tasks], unit.owner)
         if asked.refused is not None and asked.refused.fresh == OWNER_FULL:
             self._full[unit.owner] = (self._now() + TOLD_FOR_S, len(tasks), asked.refused)

@@ -48,6 +48,7 @@ class Metrics:
             registry=self.registry,
         )
         self.average_s = 0.0
+        self._tasks: dict[str, Counter] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
         self._request_s: dict[str, Histogram] = {}
 
@@ -64,7 +65,10 @@ class Metrics:
         self.dispatch.observe(max(waited_s, 0.0))
 
     def ended(self, status: str, seconds: float) -> None:
-        self.tasks.labels(status).inc()
+        counter = self._tasks.get(status)
+        if counter is None:
+            counter = self._tasks[status] = self.tasks.labels(status)
+        counter.inc()
         if status == "completed":
             self.duration.observe(seconds)
             self.average_s += (seconds - self.average_s) * (0.05 if self.average_s else 1.0)

@@ -96,6 +96,9 @@ class Outcomes:
         for each, became in zip(said, settled, strict=True):
             if became.counted and became.state != "queued":
                 self._waiters.ended(each.outcome.id, row_of(became.row))
+        asyncio.get_running_loop().call_soon(self._afterwards, said, settled)
+
+    def _afterwards(self, said: list["_Said"], settled: Sequence[Settled]) -> None:
         for each, became in zip(said, settled, strict=True):
             each.then(became)
             self._count(each, became)

@@ -66,7 +66,8 @@ class Session:
 
     def _leisure_over(self) -> None:
         self._leisure = None
-        self._wake.set()
+        if self._out:
+            self._wake.set()
 
     async def greet(self) -> Greeting:
         """The worker's first word and our answer to it; sets the epoch."""
@@ -93,14 +94,16 @@ class Session:
     async def run(self) -> None:
         """Until the connection is lost or the worker is fenced."""
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send_all())
-            try:
-                await self.resume()
-                while True:
-                    for message in session.read_by_server(await self.wire.receive()):
-                        self._take(message, group)
-            finally:
-                sending.cancel()
+            group.create_task(self._send_all())
+            group.create_task(self._receive_all(group))
+
+    async def _receive_all(self, group: asyncio.TaskGroup) -> None:
+        """In a task of its own: woken there, it does not come through all of the layers that brought the
+        connection here."""
+        await self.resume()
+        while True:
+            for message in session.read_by_server(await self.wire.receive()):
+                self._take(message, group)
 
     async def resume(self) -> None:
         """Say again what the worker should have and may have missed."""

@@ -1,7 +1,7 @@
 -- What workers say an attempt came to. Counts only from who holds the attempt; the rest is late and dropped.
 -- Arguments: fence, keep_ms, outcomes {id, attempt, worker, epoch, kind, payload JSON or text, retryable, delay_ms,
 --   duration ms, wanted}; kind is done | failed | died | refused | cancelled
--- Answers per outcome {1 counted | 0 late, state of the task now, its row if it is final and wanted}
+-- Answers per outcome {1 counted | 0 late, state of the task now, what is shown of it if it is final and wanted}
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 local day = text(math.floor(NOW / 86400000))
 local told, finals, went = {}, {}, {}
@@ -71,6 +71,21 @@ local function settle(id, task, each)
   return requeue(id, task[1], each[8], {'reason', payload, 'started', started})
 end
 
+-- What is shown of a task that has ended; its parameters may be large.
+local SHOWN = {'spec', 'state', 'attempt', 'worker', 'created', 'started', 'finished', 'progress', 'result', 'error',
+  'reason', 'deaths', 'correlation', 'callback'}
+
+local function shown(key)
+  local row = {}
+  for at, value in ipairs(redis.call('HMGET', key, unpack(SHOWN))) do
+    if value then
+      row[#row + 1] = SHOWN[at]
+      row[#row + 1] = value
+    end
+  end
+  return row
+end
+
 for number, each in ipairs(outcomes) do
   local id = each[1]
   local key = P .. 't:' .. id
@@ -82,7 +97,7 @@ for number, each in ipairs(outcomes) do
   else
     local state = settle(id, task, each)
     if state ~= 'queued' then finals[#finals + 1] = id end
-    told[number] = {1, state, (each[10] and state ~= 'queued') and redis.call('HGETALL', key) or {}}
+    told[number] = {1, state, (each[10] and state ~= 'queued') and shown(key) or {}}
   end
 end
 for worker, counts in pairs(went) do write('d:' .. worker, counts) end
