@@ -142,6 +142,13 @@ async def test_cancelling_a_command_ends_its_program() -> None:
         await ended(program)
 
 
+async def test_a_task_cancelled_before_it_began_is_stopped_too() -> None:
+    async with running(OPTIONS) as spoken:
+        spoken.run("sleep", {"seconds": 60})
+        spoken.runner.send(frames.Cancel("t", 1))
+        await spoken.hear(frames.Stopped)
+
+
 async def test_what_has_not_begun_can_be_taken_back() -> None:
     async with running(OPTIONS) as spoken:
         spoken.run("sleep", {"seconds": 60}, task="long")
@@ -152,6 +159,19 @@ async def test_what_has_not_begun_can_be_taken_back() -> None:
         spoken.runner.send(frames.Withdraw())
         withdrawn = await spoken.hear(frames.Withdrawn)
         assert withdrawn.runs == (("a", 1), ("b", 1))
+
+
+async def test_urgent_words_are_heard_behind_more_than_a_socket_holds() -> None:
+    async with running(OPTIONS) as spoken:
+        spoken.run("sleep", {"seconds": 60, "progress": True}, task="long")
+        await spoken.hear(frames.Line, "long")
+        for number in range(8):
+            spoken.run("echo", "x" * (1 << 20), task=str(number))
+        spoken.runner.send(frames.Withdraw())
+        spoken.runner.send(frames.Cancel("long", 1))
+        assert len((await spoken.hear(frames.Withdrawn)).runs) == 8
+        await spoken.hear(frames.Stopped, "long")
+        assert await spoken.result("echo", 1, task="next") == 1
 
 
 async def test_children_of_a_task_that_was_cut_short_do_not_stay() -> None:

@@ -26,7 +26,8 @@ def test_a_channel_whose_runner_is_dead_already_is_closed_once(
         runner = Runner(plan)
         near, far = socket.socketpair()
         far.close()
-        os.close(runner._far_lifeline)
+        for end in runner._far_ends:
+            os.close(end)
         await runner._connect(near)
         async with asyncio.timeout(10):
             await gone.wait()

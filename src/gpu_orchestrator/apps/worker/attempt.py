@@ -22,6 +22,8 @@ class Attempt:
     it is; `grace_s` is how much time each step of a cancellation has."""
 
     assign: session.Assign
+    key: Key = field(init=False)
+    devices: Devices = field(init=False)
     begun_at: float = NOT_YET
     is_cancelled: bool = False
     timed_out: bool = False
@@ -30,13 +32,9 @@ class Attempt:
     _second: int = 0
     _lines: int = 0
 
-    @property
-    def key(self) -> Key:
-        return self.assign.task, self.assign.attempt
-
-    @property
-    def devices(self) -> Devices:
-        return tuple(device.uuid for device in self.assign.devices)
+    def __post_init__(self) -> None:
+        self.key = (self.assign.task, self.assign.attempt)
+        self.devices = tuple([device.uuid for device in self.assign.devices])
 
     @property
     def has_begun(self) -> bool:

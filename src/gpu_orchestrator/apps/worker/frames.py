@@ -100,7 +100,9 @@ class Withdrawn(Frame, frozen=True):
     runs: tuple[tuple[str, int], ...]
 
 
-ToRunner = Setup | Run | Cancel | SoftLimit | Withdraw
+Urgent = Setup | Cancel | SoftLimit | Withdraw
+"""What is heard while a task runs: the agent rings a bell for each."""
+ToRunner = Run | Urgent
 ToAgent = Ready | Line | Ended | Erred | Stopped | Withdrawn
 
 T = TypeVar("T")

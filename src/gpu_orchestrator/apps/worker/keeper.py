@@ -1,7 +1,7 @@
 """The parent of one runner: ends it, with every process it ever started, whatever happens to the agent.
 
     agent ──lifeline──> keeper ──fork──> runner ──> its children
-      └───────────socket pair──────────────┘
+      └───────socket pair and bell─────────┘
 
 The keeper ends the runner when the agent says so, when the agent is gone (the lifeline closes), when its
 lease is over and nobody prolonged it (also while the agent is stopped), and when the runner itself ends but
@@ -39,7 +39,7 @@ def now() -> float:
 
 
 def main() -> None:
-    lifeline, channel = int(sys.argv[1]), int(sys.argv[2])
+    lifeline, channel, bell = map(int, sys.argv[1:])
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reaped = _told_of_deaths()
@@ -47,13 +47,14 @@ def main() -> None:
     runner = os.fork()
     if runner == 0:
         os.close(lifeline)
-        _become_runner(keeper, channel)
+        _become_runner(keeper, channel, bell)
     os.close(channel)
+    os.close(bell)
     _close_output()
     _end_as(_watch(runner, lifeline, reaped))
 
 
-def _become_runner(keeper: int, channel: int) -> None:
+def _become_runner(keeper: int, channel: int, bell: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
@@ -62,7 +63,7 @@ def _become_runner(keeper: int, channel: int) -> None:
         os._exit(1)
     from gpu_orchestrator.apps.worker import runner
 
-    runner.main(channel)
+    runner.main(channel, bell)
     os._exit(0)
 
 

@@ -13,6 +13,7 @@ CONNECT_S = ANSWER_S = 5.0
 LEISURE_S = 0.02
 """A beginning waits so long for the end to go with it: most short tasks then cost one frame."""
 FOR_EVER = (401, 403, 404)
+WORDS = (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT)
 
 
 class NotWanted(Exception):
@@ -80,7 +81,7 @@ class Link:
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async with asyncio.timeout(ANSWER_S) as patience:
             async for message in socket:
-                if message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+                if message.type in WORDS:
                     patience.reschedule(None)
                     self._is_answered = not socket.closed
                     for said in session.read_by_worker(message.data):

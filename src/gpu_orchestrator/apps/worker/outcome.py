@@ -30,6 +30,8 @@ def without_a_word(attempt: Attempt, evidence: str) -> session.Outcome:
 def in_words(ended: session.Outcome) -> str:
     """Why there is no result; empty when there is one."""
     match ended:
+        case session.Done():
+            return ""
         case session.Failed():
             return f"{ended.error.type}: {ended.error.message}"
         case session.RunnerDied():
@@ -38,5 +40,3 @@ def in_words(ended: session.Outcome) -> str:
             return ended.reason
         case session.Cancelled():
             return "cancelled"
-        case session.Done():
-            return ""

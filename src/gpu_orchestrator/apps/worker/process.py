@@ -1,4 +1,7 @@
-"""A runner as the agent sees it: started with its keeper, spoken to over a socket pair, watched."""
+"""A runner as the agent sees it: started with its keeper, spoken to over a socket pair, watched.
+
+What it must hear while a task runs is announced by a byte in a pipe, its bell.
+"""
 
 import asyncio
 import os
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 LAST_LINES = 20
 LONGEST_EVIDENCE = 8192
 REAP_S = 0.5
+RING = b"!"
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
 """Beginnings of variables that are for the agent and not for what it runs."""
 
@@ -51,11 +55,14 @@ class Runner:
         self.idle_since = 0.0
         self.pid = 0
         self._plan = plan
-        self._lifeline, self._far_lifeline = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
+        self._lifeline, far_lifeline = _pipe()
+        self._bell, far_bell = _pipe()
+        self._far_ends = (far_lifeline, far_bell)
         self._channel: asyncio.WriteTransport | None = None
-        self._unsent = [frames.encode(frames.Setup(plan.options, find.installed()))]
+        self._unsent: list[bytes] = []
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_gone = False
+        self.send(frames.Setup(plan.options, find.installed()))
 
     async def start(self, until: float) -> None:
         """Frames may be sent before this is done; they wait. `until` is the lease, see `prolong`."""
@@ -68,24 +75,24 @@ class Runner:
                     near.close()
                     raise
         finally:
-            os.close(self._far_lifeline)
+            for end in self._far_ends:
+                os.close(end)
         await self._connect(near)
 
     async def _spawn(self, far: socket.socket, until: float) -> int:
-        os.set_blocking(self._far_lifeline, True)
         self.prolong(until)
+        lifeline, bell = self._far_ends
         process, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Output(self),
             sys.executable,
             "-m",
             keeper.__name__,
-            str(self._far_lifeline),
-            str(far.fileno()),
+            *map(str, (lifeline, far.fileno(), bell)),
             stdin=None,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=_environment(self._plan.environment),
-            pass_fds=(self._far_lifeline, far.fileno()),
+            pass_fds=(lifeline, far.fileno(), bell),
             start_new_session=True,
         )
         return process.get_pid() or 0
@@ -100,6 +107,8 @@ class Runner:
         self._unsent.append(frames.encode(frame))
         if self._channel is not None and len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
+        if not isinstance(frame, frames.Run):
+            self._write(self._bell, RING)
 
     def _flush(self) -> None:
         if self._channel is not None and not self._channel.is_closing():  # else it is dead and told so soon
@@ -108,25 +117,25 @@ class Runner:
 
     def prolong(self, until: float) -> None:
         """The keeper ends the runner at this time (by `keeper.now()`) unless told a later one."""
-        self._order(keeper.order(keeper.LEASE, until))
+        self._write(self._lifeline, keeper.order(keeper.LEASE, until))
 
     def terminate(self) -> None:
-        self._order(keeper.order(keeper.TERM))
+        self._write(self._lifeline, keeper.order(keeper.TERM))
 
     def kill(self) -> None:
         """With all it started. `gone` is told when none of them is left."""
         self.is_ending = True
-        self._order(keeper.order(keeper.KILL))
+        self._write(self._lifeline, keeper.order(keeper.KILL))
 
     def pids(self) -> set[int]:
         """Every process of this runner."""
         return {self.pid, *keeper.descendants(self.pid)} if self.pid and not self._is_gone else set()
 
-    def _order(self, data: bytes) -> None:
+    def _write(self, pipe: int, data: bytes) -> None:
         if self._is_gone:
             return
         with suppress(OSError):
-            os.write(self._lifeline, data)
+            os.write(pipe, data)
 
     def opened(self, channel: asyncio.WriteTransport) -> None:
         self._channel = channel
@@ -149,6 +158,7 @@ class Runner:
         if not self._is_gone:
             self._is_gone = self.is_ending = True
             os.close(self._lifeline)
+            os.close(self._bell)
             if self._channel is not None:
                 self._channel.close()
             evidence = "; ".join([f"runner {self.pid}: {how}", *self._last_lines])
@@ -193,6 +203,13 @@ class _Output(asyncio.SubprocessProtocol):
         self._runner.ended(in_words(code))
         if self._transport:
             self._transport.close()
+
+
+def _pipe() -> tuple[int, int]:
+    """Our end, into which writing never blocks, and the far end."""
+    far, near = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(near, False)
+    return near, far
 
 
 def in_words(code: int | None) -> str:

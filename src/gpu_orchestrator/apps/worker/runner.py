@@ -1,19 +1,19 @@
 """The process in which handlers run: one task after another, on the devices its environment shows.
 
-The main thread runs handlers; a second one reads what the agent says meanwhile, so that a cancellation or a
-soft limit reaches the task it was meant for and no other.
+The main thread reads a task, runs its handler, says how it ended. A second thread sleeps until a bell rings:
+then there is something to hear that cannot wait until the task that runs has ended.
 """
 
 import faulthandler
 import io
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import traceback
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from collections import deque
 from types import FrameType
 from typing import Any
 
@@ -37,39 +37,54 @@ class ResultTooDeep(ValueError):
     """Whoever reads it might not go so deep."""
 
 
-def main(channel: int) -> None:
+def main(channel: int, bell: int) -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=channel) as connection:
-        Runner(connection).serve()
+        Runner(connection, bell).serve()
 
 
 class Runner:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    """Whoever has the lock `_reading` reads. `_rung` counts the bell, `_heard` the frames it rang for."""
+
+    def __init__(self, connection: socket.socket, bell: int) -> None:
+        self._connection, self._bell = connection, bell
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         self._reader = frames.read_by_runner()
+        self._reading = threading.Lock()
+        self._rung = self._heard = 0
         self._send_lock = threading.Lock()
         self._options = frames.Options()
         self._handlers: dict[str, str] = {}
-        self._waiting: SimpleQueue[frames.Run] = SimpleQueue()
+        self._waiting: deque[frames.Run] = deque()
         self._current: Task | None = None
         self._soft_limited: Task | None = None
+        self._cancelled = ("", 0)
         self._is_spent = False
         self._encode = msgspec.json.Encoder().encode
 
     def serve(self) -> None:
         signal.signal(signal.SIGUSR1, self._raise_soft_limit)
         sys.stdout = sys.stderr = Lines(self._say)
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._heed, daemon=True).start()
         self._send(frames.Ready(os.getpid()))
         while not self._is_spent:
-            self._send(self._perform(self._waiting.get()))
+            self._send(self._perform(self._next()))
+
+    def _next(self) -> frames.Run:
+        with self._reading:
+            while not self._waiting:
+                self._read()
+            return self._waiting.popleft()
 
     def _perform(self, run: frames.Run) -> frames.Frame:
         task = Task(run, self._options, self._say)
         try:
             try:
                 self._current = task
+                if self._cancelled == (task.id, task.attempt):
+                    raise Cancelled
                 result = self._encode(find.handler(run.task_type, self._options, self._handlers)(task))
             finally:
                 self._current = None
@@ -97,17 +112,35 @@ class Runner:
             spent=self._is_spent,
         )
 
-    def _listen(self) -> None:
-        while data := self._connection.recv(1 << 16):
-            for frame in self._reader.feed(data):
-                self._hear(frame)
+    def _heed(self) -> None:
+        """The second thread. The bell falls silent when the agent is gone."""
+        while rings := os.read(self._bell, 1 << 12):
+            self._rung += len(rings)
+            with self._reading:
+                while self._heard < self._rung:
+                    self._read()
         os._exit(0)
 
+    def _read(self) -> None:
+        """Polls first: who waits in `recv` is also woken, for nothing, when the agent reads what we sent."""
+        self._poll.poll()
+        data = self._connection.recv(1 << 16)
+        if not data:
+            os._exit(0)
+        for frame in self._reader.feed(data):
+            self._hear(frame)
+
     def _hear(self, frame: frames.ToRunner) -> None:
+        if isinstance(frame, frames.Run):
+            self._waiting.append(frame)
+        else:
+            self._heard += 1
+            self._obey(frame)
+
+    def _obey(self, frame: frames.Urgent) -> None:
         match frame:
-            case frames.Run():
-                self._waiting.put(frame)
             case frames.Cancel(task, attempt):
+                self._cancelled = (task, attempt)
                 if (current := self._running(task, attempt)) is not None:
                     current.cancel()
             case frames.SoftLimit(task, attempt):
@@ -130,12 +163,9 @@ class Runner:
             raise SoftLimitReached("the task ran past its soft time limit")
 
     def _withdraw(self) -> None:
-        given_back: list[tuple[str, int]] = []
-        with suppress(Empty):
-            while True:
-                run = self._waiting.get_nowait()
-                given_back.append((run.task, run.attempt))
-        self._send(frames.Withdrawn(tuple(given_back)))
+        given_back = tuple((run.task, run.attempt) for run in self._waiting)
+        self._waiting.clear()
+        self._send(frames.Withdrawn(given_back))
 
     def _say(self, line: str) -> None:
         if (task := self._current) is not None:

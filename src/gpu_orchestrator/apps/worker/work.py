@@ -52,7 +52,7 @@ class Work:
     def assign(self, assign: session.Assign) -> None:
         self._hands.check_lease()
         attempt = Attempt(assign)
-        if any(attempt.key in known for known in (self._attempts, self._unacked, self._settled)):
+        if attempt.key in self._attempts or attempt.key in self._unacked or attempt.key in self._settled:
             return
         self._attempts[attempt.key] = attempt
         if self._refusal:
@@ -184,6 +184,9 @@ class Work:
 
     def _hear(self, runner: Runner, frame: frames.ToAgent) -> None:
         match frame:
+            case frames.Ended() | frames.Erred() | frames.Stopped():
+                runner.is_ending = runner.is_ending or frame.spent
+                self._finish(runner, outcome.of(frame))
             case frames.Line(task, attempt, line):
                 self._progress(self._attempts.get((task, attempt)), line)
             case frames.Withdrawn(runs):
@@ -192,9 +195,6 @@ class Work:
             case frames.Ready():
                 runner.is_ready = True
                 self._begin_first(runner)
-            case frames.Ended() | frames.Erred() | frames.Stopped():
-                runner.is_ending = runner.is_ending or frame.spent
-                self._finish(runner, outcome.of(frame))
 
     def _told(self, runner: Runner, line: str) -> None:
         self._progress(runner.queue[0] if runner.queue else None, line)
