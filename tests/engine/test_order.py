@@ -129,6 +129,18 @@ def test_a_full_flow_is_passed_over_until_it_lets_go() -> None:
     assert second.request.key == "u0"
 
 
+def test_an_empty_line_remembers_nobody() -> None:
+    turns = Turns()
+    line, order = Line(turns), FairBands()
+    for number in range(100):
+        asked = request(f"p{number}", tenant=f"tenant-{number}")
+        line.push(Waiting(asked, POLICY, 0.0, number, 0, order.flow(asked), order.rank(asked, 0.0)))
+        assert line.pop() is not None
+        turns.charge(order.flow(asked), 1.0)
+        assert line.pop() is None
+        assert not line.lanes
+
+
 def test_a_tenant_that_was_away_saved_nothing_up() -> None:
     turns = Turns()
     for _ in range(100):

@@ -31,7 +31,7 @@ class Waiting:
 class Line:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._lanes: dict[int, _Lane] = {}
+        self.lanes: dict[int, _Lane] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -39,35 +39,35 @@ class Line:
 
     def has_turn(self) -> bool:
         """Whether somebody waits whose flow is not full."""
-        return self._size > 0 and any(lane.has_turn(self._turns) for lane in self._lanes.values())
+        return self._size > 0 and any(lane.has_turn(self._turns) for lane in self.lanes.values())
 
     def push(self, waiting: Waiting) -> None:
         waiting.line = self
-        lane = self._lanes.get(waiting.lane)
+        lane = self.lanes.get(waiting.lane)
         if lane is None:
-            lane = self._lanes[waiting.lane] = _Lane(self)
+            lane = self.lanes[waiting.lane] = _Lane(self)
         lane.push(waiting, self._turns)
         self._size += 1
 
     def pop(self) -> Waiting | None:
         """Take the first one out; None when all who wait are of full flows."""
         if not self._size:
-            self._lanes.clear()
+            self.lanes.clear()
             return None
-        for number in sorted(self._lanes, reverse=True):
-            if (found := self._lanes[number].pop(self._turns)) is not None:
+        for number in sorted(self.lanes, reverse=True):
+            if (found := self.lanes[number].pop(self._turns)) is not None:
                 found.line = None
                 self._size -= 1
                 return found
-            if not self._lanes[number]:
-                del self._lanes[number]
+            if not self.lanes[number]:
+                del self.lanes[number]
         return None
 
     def remove(self, waiting: Waiting) -> None:
         """It stays in its heap and is passed over when its turn comes."""
         waiting.line = None
         self._size -= 1
-        self._lanes[waiting.lane].tidy(waiting.flow)
+        self.lanes[waiting.lane].tidy(waiting.flow)
 
 
 class _Lane:

@@ -1,10 +1,11 @@
 """Many callers, one call."""
 
 import asyncio
+import gc
 
 import pytest
 
-from gpu_orchestrator.apps.cluster.gather import Gather
+from gpu_orchestrator.apps.cluster.gather import Batches, Gather
 
 
 class Slow:
@@ -85,3 +86,62 @@ async def test_several_calls_may_be_under_way() -> None:
     assert await asyncio.gather(*asked) == [10, 20, 30, 40, 50]
     assert await gather.put(6) == 60, "it goes on after all were answered"
     await gather.close()
+
+
+async def test_one_alone_is_answered_in_its_own_task_and_who_comes_meanwhile_goes_next() -> None:
+    slow = Slow()
+    gather: Gather[int, int] = Gather(slow)
+    alone = asyncio.ensure_future(gather.put_all([1]))
+    await asyncio.sleep(0)
+    others = [asyncio.ensure_future(gather.put_all([number])) for number in (2, 3)]
+    await asyncio.sleep(0)
+    assert slow.calls == [[1]]
+    slow.go.set()
+    assert [await alone, *await asyncio.gather(*others)] == [[10], [20], [30]]
+    assert slow.calls == [[1], [2, 3]]
+
+
+async def test_who_came_after_one_that_gave_up_is_answered() -> None:
+    slow = Slow()
+    gather: Gather[int, int] = Gather(slow)
+    gone = asyncio.ensure_future(gather.put_all([1]))
+    await asyncio.sleep(0)
+    stays = gather.put(2)
+    gone.cancel()
+    slow.go.set()
+    assert await stays == 20
+    await gather.close()
+
+
+async def test_closing_waits_for_what_is_done_alone_and_not_for_the_rest_of_its_caller() -> None:
+    slow = Slow()
+    gather: Gather[int, int] = Gather(slow)
+
+    async def caller() -> None:
+        await gather.put_all([1])
+        await gather.close()
+
+    calling = asyncio.ensure_future(caller())
+    await asyncio.sleep(0)
+    slow.go.set()
+    async with asyncio.timeout(5):
+        await calling
+
+
+async def test_a_batch_that_breaks_keeps_nobody_else_waiting() -> None:
+    done: list[list[int]] = []
+
+    async def perform(batch: list[int]) -> None:
+        if batch == [1]:
+            raise ZeroDivisionError
+        done.append(batch)
+
+    loop, broke = asyncio.get_running_loop(), list[dict[str, object]]()
+    loop.set_exception_handler(lambda _, context: broke.append(context))
+    batches: Batches[int] = Batches(perform, most=1)
+    for number in (1, 2, 3):
+        batches.put(number)
+    await batches.close()
+    gc.collect()
+    assert done == [[2], [3]]
+    assert [type(each.get("exception")) for each in broke] == [ZeroDivisionError]

@@ -1,4 +1,4 @@
-"""The head of an answer leaves with its body."""
+"""The head of an answer leaves with its body, and reading stops only for who takes nothing."""
 
 import asyncio
 from typing import cast
@@ -16,6 +16,13 @@ class Written:
     def __init__(self) -> None:
         self.calls: list[bytes] = []
         self.is_closed = False
+        self.pauses: list[str] = []
+
+    def pause_reading(self) -> None:
+        self.pauses.append("pause")
+
+    def resume_reading(self) -> None:
+        self.pauses.append("resume")
 
     def write(self, data: bytes) -> None:
         self.calls.append(data)
@@ -68,3 +75,31 @@ async def test_a_head_is_not_lost_when_the_connection_is_closed(both: tuple[Join
     await asyncio.sleep(0)
     assert written.calls == [HEAD], "to a closed one nothing is written"
     assert joined.is_closing()
+
+
+async def test_a_pause_that_is_over_in_the_next_turn_is_none(both: tuple[Joined, Written]) -> None:
+    joined, written = both
+    taken = asyncio.get_running_loop().call_soon(joined.resume_reading)
+    joined.pause_reading()
+    await asyncio.sleep(0)
+    assert not taken.cancelled()
+    assert written.pauses == []
+
+
+async def test_who_takes_nothing_stops_the_reading_until_he_does(both: tuple[Joined, Written]) -> None:
+    joined, written = both
+    joined.pause_reading()
+    joined.pause_reading()
+    await asyncio.sleep(0)
+    assert written.pauses == ["pause"]
+    joined.resume_reading()
+    joined.resume_reading()
+    assert written.pauses == ["pause", "resume"]
+
+
+async def test_a_closed_connection_is_not_paused(both: tuple[Joined, Written]) -> None:
+    joined, written = both
+    joined.pause_reading()
+    joined.close()
+    await asyncio.sleep(0)
+    assert written.pauses == []
