@@ -33,7 +33,7 @@ from gpu_orchestrator.adapters.store.values import (
 )
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
-from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster import fleet, giving
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen, Spot, node_of, request_of
@@ -165,18 +165,9 @@ class Dispatcher:
         self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
     ) -> tuple[Taken, ...]:
         """Take new tasks, and give those that can go at once in the same write."""
-        now = self.means.now()
-        for each in new:
-            spec = task.decode(each.spec)
-            self._meet(spec.tenant)
-            self.tasks[each.id] = Known(spec, 0, now)
-            self._ask(each.id)
-        self._decide()
-        ours = {each.id for each in new}
-        places = [place for place in self._places if place.request.key in ours]
-        self._places = [place for place in self._places if place.request.key not in ours]
-        spots = [self._spot(place) for place in places]
-        asked = [self._assignment(place, spot) for place, spot in zip(places, spots, strict=True)]
+        places = self._choose(new)
+        spots = self._spots(places)
+        asked = self._assignments(places, spots)
         try:
             taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
         except asyncio.CancelledError:
@@ -192,6 +183,20 @@ class Dispatcher:
         if self._places or self.engine.has_waiting or not _is_idle_talk(self._heard):
             self._arrange()
         return taken
+
+    def _choose(self, new: Sequence[NewTask]) -> list[events.Place]:
+        """Where those go that can go at once."""
+        now = self.means.now()
+        for each in new:
+            spec = task.decode(each.spec)
+            self._meet(spec.tenant)
+            self.tasks[each.id] = Known(spec, 0, now)
+            self._ask(each.id)
+        self._decide()
+        ours = {each.id for each in new}
+        places = [place for place in self._places if place.request.key in ours]
+        self._places = [place for place in self._places if place.request.key not in ours]
+        return places
 
     def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
         """Forget those that were other tasks already, and those that were not taken."""
@@ -358,10 +363,8 @@ class Dispatcher:
     async def _assign_all(self) -> None:
         while self._places and not self._closed:
             batch, self._places = self._places[:BATCH], self._places[BATCH:]
-            spots = [self._spot(place) for place in batch]
-            given = await self.means.store.tasks.assign(
-                [self._assignment(place, spot) for place, spot in zip(batch, spots, strict=True)]
-            )
+            spots = self._spots(batch)
+            given = await self.means.store.tasks.assign(self._assignments(batch, spots))
             if given is None:
                 return self.in_doubt()
             for place, spot, answer in zip(batch, spots, given, strict=True):
@@ -369,22 +372,20 @@ class Dispatcher:
             self._decide()
         return None
 
-    def _spot(self, place: events.Place) -> Spot:
-        placement, shape = place.placement, place.request.shape
-        if not placement.devices:
-            return Spot((), placement.memory_mib, exclusive=False)
-        uuids = {each.index: each.uuid for each in self.workers[placement.node].hello.devices}
-        given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
-        exclusive = bool(shape.gpus) and shape.exclusive
-        return Spot(given, 0 if exclusive else placement.memory_mib, exclusive)
+    def _assignments(self, places: Sequence[events.Place], spots: Sequence[Spot]) -> list[Assignment]:
+        return [
+            giving.assignment_of(
+                place, self._attempt(place), spot, self.workers[place.placement.node], self.means.memory
+            )
+            for place, spot in zip(places, spots, strict=True)
+        ]
 
-    def _assignment(self, place: events.Place, spot: Spot) -> Assignment:
-        key, worker = place.request.key, place.placement.node
-        known = self.tasks.get(key)
-        attempt = known.attempt if known else -1
-        seen = self.workers[worker]
-        milli = fleet.milli_of(spot, seen, self.means.memory)
-        return Assignment(key, attempt, worker, seen.epoch, fleet.encode(spot), milli)
+    def _attempt(self, place: events.Place) -> int:
+        known = self.tasks.get(place.request.key)
+        return known.attempt if known else -1
+
+    def _spots(self, places: Sequence[events.Place]) -> list[Spot]:
+        return [giving.spot_of(place, self.workers[place.placement.node]) for place in places]
 
     def _assigned(self, place: events.Place, spot: Spot, answer: Sequence[str]) -> None:
         key, known = place.request.key, self.tasks.get(place.request.key)
@@ -394,7 +395,8 @@ class Dispatcher:
             self._handle(events.PlaceFailed(key))
             return
         known.attempt += 1
-        self.means.deliver(self.workers[place.placement.node], _assign(key, known, spot, answer))
+        assign = giving.message_of(key, known.attempt, known.spec, spot, answer[0], answer[1])
+        self.means.deliver(self.workers[place.placement.node], assign)
         self._handle(events.Placed(key))
         waited_s = self.means.now() - known.created_s
         asyncio.get_running_loop().call_soon(self._tell, place.placement, waited_s, answer[1])
@@ -414,23 +416,6 @@ class Dispatcher:
 def _is_idle_talk(heard: Sequence[events.Event]) -> bool:
     """That something is where it was put can be heard with whatever comes next."""
     return all(isinstance(each, events.Placed) for each in heard)
-
-
-def _assign(key: str, known: Known, spot: Spot, answer: Sequence[str]) -> session.Assign:
-    spec = known.spec
-    return session.Assign(
-        key,
-        known.attempt,
-        spec.task_type,
-        msgspec.Raw(answer[0]),
-        model_name=spec.model_name,
-        devices=spot.devices,
-        memory_mib=spot.memory_mib,
-        exclusive=spot.exclusive,
-        soft_limit_s=spec.soft_limit_s,
-        timeout_s=spec.timeout_s,
-        correlation_id=answer[1],
-    )
 
 
 def _died_on(deaths: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Settled, row_of
 from gpu_orchestrator.adapters.store.values import Active, Note, Outcome, Renewal
 from gpu_orchestrator.api import session, task
-from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster import fleet, giving
 from gpu_orchestrator.apps.cluster.gather import Batches
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.waiters import Waiters
@@ -76,7 +76,9 @@ class Outcomes:
         found = []
         for each, row in zip(missing, rows, strict=True):
             if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:
-                found.append(_assign(each, row))
+                spec, spot = task.decode(row["spec"]), fleet.read_spot(row["place"])
+                params, correlation = row["params"], row["correlation"]
+                found.append(giving.message_of(each.id, each.attempt, spec, spot, params, correlation))
         return found
 
     async def close(self) -> None:
@@ -179,20 +181,3 @@ def _retry_ms(attempt: int) -> int:
     """Doubling, with jitter: what failed together does not come back together."""
     longest = min(FIRST_RETRY_S * 2 ** min(attempt - 1, 20), LONGEST_RETRY_S)
     return int(1000 * longest * random.uniform(0.5, 1.0))  # noqa: S311
-
-
-def _assign(each: Active, row: dict[str, str]) -> session.Assign:
-    spec, spot = task.decode(row["spec"]), fleet.read_spot(row["place"])
-    return session.Assign(
-        each.id,
-        each.attempt,
-        spec.task_type,
-        msgspec.Raw(row["params"]),
-        model_name=spec.model_name,
-        devices=spot.devices,
-        memory_mib=spot.memory_mib,
-        exclusive=spot.exclusive,
-        soft_limit_s=spec.soft_limit_s,
-        timeout_s=spec.timeout_s,
-        correlation_id=row["correlation"],
-    )
