@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from gpu_orchestrator.core.cluster import Cluster
 
 FITS, GONE = 0, -1
-FEW, MOST_SEEN = 4, 256
-"""So few nodes are looked up before they are looked at; so many states are remembered."""
+FEW, SMALL, MOST_SEEN = 4, 64, 256
+"""So few nodes are looked up before they are looked at, of so small a cluster; so many states are remembered.
+Among thousands of nodes hardly one is in a state that it was in a moment ago."""
 NOBODY: Ints = np.zeros(0, np.int64)
 
 
@@ -59,14 +60,18 @@ class Standing:
         changed = cluster.changed.since(self.changed_mark)
         if observed is None or changed is None or len(self.codes) != cluster.inventory.size:
             self._start_over(cluster)
-        elif observed or len(changed) > FEW or self.kind.shape.host_ports:
+        elif not observed and len(changed) <= FEW and self._may_look_up(cluster):
+            self._look_again(cluster, changed)
+        else:
             if observed:
                 self.seen.clear()
             self._look_at(cluster, np.array(observed, np.int64), np.array(changed, np.int64))
-        else:
-            self._look_again(cluster, changed)
         self.observed_mark, self.changed_mark = cluster.observed.mark, cluster.changed.mark
         self.refusal = None
+
+    def _may_look_up(self, cluster: "Cluster") -> bool:
+        """Of ports it also counts who holds them."""
+        return cluster.inventory.size <= SMALL and not self.kind.shape.host_ports
 
     def _look_again(self, cluster: "Cluster", changed: list[int]) -> None:
         """Nothing but what is held changed, and only on a few nodes: something came or went, and mostly they
