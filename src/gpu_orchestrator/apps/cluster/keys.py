@@ -52,10 +52,7 @@ class Key:
     limits: Limits = DEFAULTS
 
     def may(self, scope: Scope) -> bool:
-        for each in self.scopes:  # noqa: SIM110 - asked for every request
-            if scope in INCLUDES[each]:
-                return True
-        return False
+        return any(scope in INCLUDES[each] for each in self.scopes)
 
     def demand(self, scope: Scope) -> None:
         if not self.may(scope):

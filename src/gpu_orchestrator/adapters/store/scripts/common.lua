@@ -1,5 +1,6 @@
--- What scripts have in common: each gets the first paragraph and those others that it needs. A script takes KEYS[1], the prefix of all keys with their one hash tag, and
--- ARGV[1], its arguments as one msgpack value; it answers one msgpack value. Times are the store's own, in ms.
+-- What scripts have in common: each gets the first paragraph, and of the others those that it needs. A script takes
+-- KEYS[1], the prefix of all keys with their one hash tag, and ARGV[1], its arguments as one msgpack value; it answers
+-- one msgpack value. Times are the store's own, in ms.
 --
 --   t:<id>       hash    one task            w:<name>    hash   one worker          leader  hash  owner, fence, until
 --   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
