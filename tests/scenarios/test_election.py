@@ -63,7 +63,7 @@ class Candidates:
 
 @pytest.fixture
 def candidates(cluster: Cluster, namespace: str, tmp_path: Path, scale: Scale) -> Iterator[Candidates]:
-    made = Candidates(cluster, namespace, tmp_path / "log", scale(test=(3, 2, 0.5), accept=(15, 10, 2)))
+    made = Candidates(cluster, namespace, tmp_path / "log", scale(test=(6, 4, 0.5), accept=(15, 10, 2)))
     yield made
     made.close()
     # Whatever the test was about: no two terms ever overlapped.

@@ -66,6 +66,17 @@ async def test_given_up_politely_it_passes_on_within_three_seconds() -> None:
     await end(second)
 
 
+@pytest.mark.parametrize("after_s", [0.05 * step for step in range(1, 100)])
+async def test_asked_to_leave_at_any_moment_it_leaves_nothing_behind(after_s: float) -> None:
+    """Also in the middle of an attempt that was written and whose answer is still on its way."""
+    server = LeaseServer()
+    line = Line(server, slowest_s=0.5)
+    task = asyncio.create_task(elector(line, "a").lead(forever))
+    await asyncio.sleep(after_s)
+    await end(task)
+    assert server.lease is None or server.lease["spec"]["holderIdentity"] == ""
+
+
 async def test_a_vanished_leader_is_followed_after_the_lease_and_not_before() -> None:
     server = LeaseServer()
     line = Line(server)

@@ -32,7 +32,7 @@ from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
 from gpu_orchestrator.api.kubernetes import LEASES, Lease, LeaseSpec
-from gpu_orchestrator.api.wire import ObjectMeta
+from gpu_orchestrator.api.wire import Json, ObjectMeta
 
 # What work gets to stop in when the lease has already ended, as after a long sleep of the whole process.
 STOP_S = 1.0
@@ -108,7 +108,8 @@ class Elector:
             lost = not task.done()
         finally:
             await self._stop(task)
-            await self._release()
+            if self.is_leader:
+                await self._release()
         error = None if task.cancelled() else task.exception()
         if lost:
             raise Lost(f"lease {self._namespace}/{self._name} was not kept; holder: {self.holder}") from error
@@ -117,8 +118,12 @@ class Elector:
 
     async def _acquire(self) -> None:
         while True:
-            if await self._attempt():
-                return
+            try:
+                if await self._attempt():
+                    return
+            except asyncio.CancelledError:
+                await self._release()  # what we asked for may have been granted all the same
+                raise
             await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))  # noqa: S311  # only spreads
 
     async def _keep_while(self, task: "asyncio.Future[None]") -> None:
@@ -213,17 +218,30 @@ class Elector:
 
     async def _release(self) -> None:
         """Leave politely, so that the next one need not wait for the lease to run out."""
-        if not self.is_leader:
-            return
         self._renewed_at = NEVER
-        body = {
+        try:
+            async with asyncio.timeout(self._times.renew_s):
+                await self._give_back()
+        except (KubeError, TimeoutError) as error:
+            log.info("lease not released", lease=self._name, error=repr(error))
+
+    async def _give_back(self) -> None:
+        """An attempt we no longer awaited may have been written after what we saw last: then look again."""
+        while True:
+            if self.holder == self.identity:
+                with suppress(Conflict):
+                    await self._client.patch(LEASES, self._name, self._vacant(), self._namespace)
+                    log.info("lease released", lease=self._name)
+                    return
+            self._see(await self._client.get(LEASES, self._name, self._namespace))
+            if self.holder != self.identity:
+                return
+
+    def _vacant(self) -> Json:
+        return {
             "metadata": {"resourceVersion": self._seen.metadata.resource_version},
             "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()},
         }
-        with suppress(KubeError, TimeoutError):
-            async with asyncio.timeout(self._times.retry_s):
-                await self._client.patch(LEASES, self._name, body, self._namespace)
-                log.info("lease released", lease=self._name)
 
 
 def _now() -> str:
