@@ -10,11 +10,12 @@ from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.embedded import embedded
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import Ended, Newcomer, NewTask, Queued, Snapshot, Told
+from gpu_orchestrator.adapters.store.values import Ended, Newcomer, NewTask, Queued, Snapshot, Told, Worker
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import fleet, policies
-from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
+from gpu_orchestrator.apps.cluster.dispatch import Dispatcher
+from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen
@@ -128,3 +129,22 @@ async def test_a_request_given_up_in_the_middle_leaves_doubt(new_stage: NewStage
     with pytest.raises(asyncio.CancelledError):
         await submitting
     assert stage.doubts == 1
+
+
+async def test_a_worker_that_leaves_while_it_is_given_a_task_leaves_no_doubt(new_stage: NewStage) -> None:
+    stage = await new_stage(1)
+    submitting = asyncio.ensure_future(stage.submit("a"))
+    await asyncio.sleep(0)
+    stage.dispatcher.hear([Worker("w", ())])
+    await submitting
+    assert stage.doubts == 0
+
+
+async def test_a_worker_that_leaves_before_it_is_given_its_task_leaves_no_doubt(new_stage: NewStage) -> None:
+    stage = await new_stage(1)
+    stage.dispatcher.hear([Queued("a", SPEC, 0, 0, 1, "")])
+    stage.dispatcher.hear([Worker("w", ())])
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert stage.doubts == 0
+    assert stage.dispatcher.engine.state_of("a") == "resting"

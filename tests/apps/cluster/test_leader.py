@@ -10,8 +10,8 @@ from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.adapters.store.values import Leading
 from gpu_orchestrator.apps.cluster import policies
-from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.leader import STORE_PAUSE_S, Leader, StoreClock
+from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.reaper import Guard

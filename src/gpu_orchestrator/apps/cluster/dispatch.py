@@ -5,20 +5,16 @@ store has the last word on every assignment, so a dispatcher that is wrong about
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row, row_of
 from gpu_orchestrator.adapters.store.values import (
-    Assignment,
     Ended,
     Gone,
     NewTask,
@@ -31,18 +27,17 @@ from gpu_orchestrator.adapters.store.values import (
     Unit,
     Worker,
 )
-from gpu_orchestrator.api import session, task
-from gpu_orchestrator.api.task import TaskSpec
-from gpu_orchestrator.apps.cluster import fleet, giving
-from gpu_orchestrator.apps.cluster.metrics import Metrics
-from gpu_orchestrator.apps.cluster.owners import Owners
-from gpu_orchestrator.apps.cluster.translate import Memory, Seen, Spot, node_of, request_of
-from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.api import task
+from gpu_orchestrator.apps.cluster import fleet
+from gpu_orchestrator.apps.cluster.giving import Giving, Plan
+from gpu_orchestrator.apps.cluster.ledger import Depth, Known, Ledger, depth_of, died_on
+from gpu_orchestrator.apps.cluster.means import Means
+from gpu_orchestrator.apps.cluster.translate import Seen, node_of, request_of
+from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.order import FairBands
-from gpu_orchestrator.policies.registry import Registry
 
 log = structlog.get_logger()
 
@@ -52,46 +47,10 @@ DECISIONS = 200
 
 
 @dataclass(slots=True)
-class Known:
-    """A task that is not final. `attempt` counts the runs begun so far."""
-
-    spec: TaskSpec
-    attempt: int
-    created_s: float
-    died_on: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Waiting tasks by priority, and by owner those that wait and those that run."""
-
-    waiting: Counter[int] = field(default_factory=Counter)
-    waiting_of: Counter[str] = field(default_factory=Counter)
-    running_of: Counter[str] = field(default_factory=Counter)
-
-
-Deliver = Callable[[Seen, session.Assign], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What a dispatcher works with."""
-
-    store: Store
-    deliver: Deliver
-    registry: Registry
-    memory: Memory
-    metrics: Metrics
-    now: Callable[[], float]
-    """The store's clock in seconds, as far as we know it."""
-    owners: Owners
-
-
-@dataclass(slots=True)
 class Dispatcher:
     means: Means
     workers: dict[str, Seen] = field(default_factory=dict)
-    tasks: dict[str, Known] = field(default_factory=dict)
+    tasks: Ledger = field(default_factory=dict)
     in_doubt: Callable[[], None] = lambda: None
     _allowed: dict[str, int | None] = field(default_factory=dict)
     _heard: list[events.Event] = field(default_factory=list)
@@ -102,8 +61,10 @@ class Dispatcher:
     _has_leisure: bool = False
     _closed: bool = False
     engine: Engine = field(init=False)
+    _giving: Giving = field(init=False)
 
     def __post_init__(self) -> None:
+        self._giving = Giving(self.means, self.tasks)
         self.engine = Engine(
             self.means.registry.policy_of,
             Random(),  # noqa: S311 - settles ties
@@ -165,9 +126,8 @@ class Dispatcher:
         self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
     ) -> tuple[Taken, ...]:
         """Take new tasks, and give those that can go at once in the same write."""
-        places = self._choose(new)
-        spots = self._spots(places)
-        asked = self._assignments(places, spots)
+        plans = self._plans(self._choose(new))
+        asked = self._giving.asked(plans)
         try:
             taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
         except asyncio.CancelledError:
@@ -175,11 +135,10 @@ class Dispatcher:
                 self.in_doubt()  # nobody is left to hear what the store made of it
             raise
         self._submitted(new, taken)
-        if len(given) != len(places):
+        if len(given) != len(plans):
             self.in_doubt()
         elif not self._closed:
-            for place, spot, answer in zip(places, spots, given, strict=True):
-                self._assigned(place, spot, answer)
+            self._heard.extend(self._giving.answered(plans, given))
         if self._places or self.engine.has_waiting or not _is_idle_talk(self._heard):
             self._arrange()
         return taken
@@ -208,15 +167,7 @@ class Dispatcher:
         return self.engine.why(name)
 
     def depth(self) -> Depth:
-        found = Depth()
-        for name, known in self.tasks.items():
-            spec = known.spec
-            waits = self.engine.state_of(name) not in ("held", "in flight")
-            found.waiting_of[spec.tenant] += waits
-            found.running_of[spec.tenant] += not waits
-            if waits:
-                found.waiting[spec.priority] += 1
-        return found
+        return depth_of(self.tasks, self.engine.state_of)
 
     def _queued(self, told: Queued) -> None:
         known = self.tasks.get(told.id)
@@ -224,7 +175,7 @@ class Dispatcher:
             return
         spec = task.decode(told.spec)
         self._meet(spec.tenant)
-        self.tasks[told.id] = Known(spec, told.attempt, told.created_ms / 1000, _died_on(told.deaths))
+        self.tasks[told.id] = Known(spec, told.attempt, told.created_ms / 1000, died_on(told.deaths))
         after_s = told.after_ms / 1000
         if after_s > self.means.now():
             heappush(self._later, (after_s, told.id, told.attempt))
@@ -266,7 +217,7 @@ class Dispatcher:
         """An attempt that was under way when this term began."""
         spec = task.decode(each.spec)
         self._meet(spec.tenant)
-        self.tasks[each.id] = Known(spec, each.attempt, each.created_ms / 1000, _died_on(each.deaths))
+        self.tasks[each.id] = Known(spec, each.attempt, each.created_ms / 1000, died_on(each.deaths))
         placement = fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))
         self._handle(events.Held(placement, request_of(each.id, spec)))
 
@@ -363,62 +314,24 @@ class Dispatcher:
     async def _assign_all(self) -> None:
         while self._places and not self._closed:
             batch, self._places = self._places[:BATCH], self._places[BATCH:]
-            spots = self._spots(batch)
-            given = await self.means.store.tasks.assign(self._assignments(batch, spots))
+            if not (plans := self._plans(batch)):
+                break
+            given = await self.means.store.tasks.assign(self._giving.asked(plans))
             if given is None:
                 return self.in_doubt()
-            for place, spot, answer in zip(batch, spots, given, strict=True):
-                self._assigned(place, spot, answer)
+            self._heard.extend(self._giving.answered(plans, given))
             self._decide()
         return None
 
-    def _assignments(self, places: Sequence[events.Place], spots: Sequence[Spot]) -> list[Assignment]:
-        return [
-            giving.assignment_of(
-                place, self._attempt(place), spot, self.workers[place.placement.node], self.means.memory
-            )
-            for place, spot in zip(places, spots, strict=True)
-        ]
-
-    def _attempt(self, place: events.Place) -> int:
-        known = self.tasks.get(place.request.key)
-        return known.attempt if known else -1
-
-    def _spots(self, places: Sequence[events.Place]) -> list[Spot]:
-        return [giving.spot_of(place, self.workers[place.placement.node]) for place in places]
-
-    def _assigned(self, place: events.Place, spot: Spot, answer: Sequence[str]) -> None:
-        key, known = place.request.key, self.tasks.get(place.request.key)
-        if len(answer) == 1 or known is None:
-            if answer[0] == "task moved on":
-                self._handle(events.Gone(key))
-            self._handle(events.PlaceFailed(key))
-            return
-        known.attempt += 1
-        assign = giving.message_of(key, known.attempt, known.spec, spot, answer[0], answer[1])
-        self.means.deliver(self.workers[place.placement.node], assign)
-        self._handle(events.Placed(key))
-        waited_s = self.means.now() - known.created_s
-        asyncio.get_running_loop().call_soon(self._tell, place.placement, waited_s, answer[1])
-
-    def _tell(self, placement: Placement, waited_s: float, correlation: str) -> None:
-        """Once the task is on its way."""
-        self.means.metrics.dispatched(waited_s)
-        log.debug(
-            "task_scheduled",
-            task_id=placement.key,
-            worker_id=placement.node,
-            estimated_duration=round(self.means.metrics.average_s, 3),
-            correlation_id=correlation,
-        )
+    def _plans(self, places: Sequence[events.Place]) -> list[Plan]:
+        plans = self._giving.plans(places, self.workers)
+        if len(plans) < len(places):
+            planned = {each.place.request.key for each in plans}
+            gone = [each.request.key for each in places if each.request.key not in planned]
+            self._heard.extend(map(events.PlaceFailed, gone))
+        return plans
 
 
 def _is_idle_talk(heard: Sequence[events.Event]) -> bool:
     """That something is where it was put can be heard with whatever comes next."""
     return all(isinstance(each, events.Placed) for each in heard)
-
-
-def _died_on(deaths: str) -> tuple[str, ...]:
-    if not deaths:
-        return ()
-    return tuple(sorted({each["worker"] for each in msgspec.json.decode(deaths)}))

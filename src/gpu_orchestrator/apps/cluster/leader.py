@@ -18,7 +18,8 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.values import Leading, Renewal, Told
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.chores import Chores
-from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
+from gpu_orchestrator.apps.cluster.dispatch import Dispatcher
+from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.translate import Seen
 

@@ -23,7 +23,6 @@ from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.audit import Audit
 from gpu_orchestrator.apps.cluster.callbacks import Caller
 from gpu_orchestrator.apps.cluster.callbacks import Terms as CallbackTerms
-from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.feed import Feed
 from gpu_orchestrator.apps.cluster.intake import Intake
@@ -31,6 +30,7 @@ from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.leader import Leader, StoreClock
 from gpu_orchestrator.apps.cluster.listener import Listener
+from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics, gauge
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.overview import Overview
