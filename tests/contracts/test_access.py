@@ -9,10 +9,9 @@ from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.keys import KeyRow, StoredKeys
 from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.adapters.store.values import NewTask
-from tests.contracts.test_store import NewStore, new_store, store, task, url
+from tests.contracts.storing import NewStore, task
 
 pytestmark = pytest.mark.real
-__all__ = ["new_store", "store", "url"]
 
 
 def row(name: str, **rest: object) -> KeyRow:

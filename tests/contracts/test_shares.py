@@ -1,13 +1,11 @@
 """What the store promises about limits: a request is taken whole or not, and what is used is counted."""
 
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
-from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.shares import Spent
-from gpu_orchestrator.adapters.store.store import Store, Terms
+from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.values import (
     DAY_OVER,
     LEVEL_FULL,
@@ -19,20 +17,10 @@ from gpu_orchestrator.adapters.store.values import (
     Outcome,
     Unit,
 )
-from tests import stores
 
 pytestmark = pytest.mark.real
 
 DAY_MS = 86_400_000
-
-
-@pytest.fixture(params=["embedded", "external"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """One that leads."""
-    async with stores.server(request.param, tmp_path) as url, Database(url) as database:
-        leading = Store(database, owner="one", terms=Terms(leader_ms=60_000))
-        await leading.leadership.strive()
-        yield leading
 
 
 def unit(owner: str = "ann", *, queued: int = 0, level: int = 0, gpu_ms: int = 0, tasks: int) -> Unit:

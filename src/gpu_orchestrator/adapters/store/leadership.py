@@ -23,9 +23,9 @@ class Leadership:
         return leading
 
     async def resign(self) -> None:
+        """Also by a process that does not know whether it leads: what it asked for may have been granted."""
         fence, self._link.fence = self._link.fence, 0
-        if fence:
-            await self._link.read(_LEAD, self.owner, fence, self.lease_ms, 1)
+        await self._link.read(_LEAD, self.owner, fence, self.lease_ms, 1)
 
     async def news(self, most: int = 1000) -> list[Told]:
         """What other processes did since the last call."""

@@ -1,5 +1,6 @@
 -- Lead, go on leading, or learn who does. A new fence for every new leader: nobody else's writes count after that.
--- A process that lost track may lead anew at once; others wait until its term is over.
+-- A process that lost track may lead anew at once; others wait until its term is over. It may also not know that it
+-- leads, so it steps down by its name alone.
 -- Arguments: owner, fence held so far or 0, lease_ms, release (1: step down)
 -- Answers {fence or 0, now, owner, workers with a lease, leases that are over {{name, epoch, 1 if suspect}, ...},
 --   processes seen of late {owner, ...}}
@@ -10,7 +11,7 @@ local mine = row[1] == owner and row[2] == text(held)
 local over = {}
 if step_down == 1 then
   redis.call('ZREM', P .. 'apis', owner)
-  if mine then redis.call('HSET', key, 'owner', '', 'until', '0', 'fence', text(redis.call('INCR', P .. 'fence'))) end
+  if row[1] == owner then redis.call('HSET', key, 'owner', '', 'until', '0', 'fence', text(redis.call('INCR', P .. 'fence'))) end
   redis.call('PUBLISH', P .. 'wake', '')
   return cmsgpack.pack({{}, {0, NOW, '', 0, over, {}}})
 end

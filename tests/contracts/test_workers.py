@@ -1,0 +1,73 @@
+"""What the store promises about workers."""
+
+import pytest
+
+from gpu_orchestrator.adapters.store.store import Store, Terms
+from gpu_orchestrator.adapters.store.values import (
+    Departure,
+    Newcomer,
+    Renewal,
+)
+from tests.contracts.storing import NewStore, give, join, lose, run, state, task, tell
+
+pytestmark = pytest.mark.real
+
+
+async def test_a_worker_resumes_its_epoch_and_keeps_its_tasks(store: Store) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await run(store, "t", "w", epoch)
+    assert await store.workers.disconnect(Renewal("w", epoch, "c"))
+    assert await give(store, "t", "w", epoch, 1) == ("task moved on",)
+    back = await store.workers.register(Newcomer("w", "i", "{}", "one", "c2", resume_epoch=epoch))
+    assert (back.kind, back.epoch) == ("resumed", epoch)
+    ((active,),) = await store.workers.renew([Renewal("w", epoch, "c2")])  # type: ignore[misc]
+    assert (active.id, active.attempt, active.cancel) == ("t", 1, 0)
+    assert not await store.workers.disconnect(Renewal("w", epoch, "c")), "the old connection has no say"
+
+
+async def test_a_worker_started_anew_has_a_new_epoch_and_nothing_else(store: Store) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await run(store, "t", "w", epoch)
+    await store.workers.disconnect(Renewal("w", epoch, "c"))
+    assert await join(store, "w", instance="j") > epoch
+    assert await state(store, "t") == "queued"
+    assert await tell(store, "t", "w", epoch, "done") == 0
+    assert await store.workers.renew([Renewal("w", epoch, "c")]) == [None]
+
+
+async def test_a_name_with_a_live_connection_is_taken(new_store: NewStore) -> None:
+    store = new_store(terms=Terms(most_workers=1))
+    await join(store, "w")
+    assert (await store.workers.register(Newcomer("w", "other", "{}", "one", "c2"))).kind == "taken"
+    assert (await store.workers.register(Newcomer("v", "i", "{}", "one", "c3"))).kind == "full"
+
+
+async def test_only_a_lease_that_is_over_expires(new_store: NewStore) -> None:
+    store = new_store(terms=Terms(lease_ms=60_000, grace_ms=0))
+    await store.leadership.strive()
+    epoch = await join(store, "w")
+    gone = [Departure("w", epoch, "lease over")]
+    assert await store.workers.expire(gone) == (False,)
+    await store.workers.disconnect(Renewal("w", epoch, "c"))
+    (over,) = (await store.leadership.strive()).over
+    assert (over.name, over.epoch, over.suspect) == ("w", epoch, 1)
+    assert await store.workers.expire(gone) == (True,)
+    assert (await store.workers.fetch(["w"]))[0]["state"] == "offline"  # type: ignore[index]
+
+
+async def test_nothing_is_given_to_a_worker_that_is_suspect(store: Store) -> None:
+    await store.tasks.submit([task("t")])
+    epoch = await join(store, "w")
+    await store.workers.disconnect(Renewal("w", epoch, "c"))
+    assert await give(store, "t", "w", epoch) == ("worker moved on",)
+
+
+async def test_an_operator_s_word_stays_with_the_worker(store: Store) -> None:
+    epoch = await join(store, "w")
+    assert (await store.workers.control("w", {"cordoned": "1"})).state == "online"
+    await lose(store, "w", epoch)
+    await join(store, "w")
+    assert (await store.workers.fetch(["w"]))[0]["cordoned"] == "1"  # type: ignore[index]
+    assert (await store.workers.control("nobody", {"cordoned": "1"})).state == ""
