@@ -46,6 +46,8 @@ async def test_submitting_can_wait_for_the_end(site: Site) -> None:
     assert (status, ended["status"], ended["result"]) == (200, "completed", "good")
     status, waits = await site.call("POST", "/api/v1/tasks?wait=0.1", {"task_type": "echo"})
     assert (status, waits["status"]) == (200, "assigned")
+    status, waits = await site.call("POST", f"/tasks?note={'x' * 100}&wait=0.1", {"task_type": "echo"})
+    assert (status, waits["status"]) == (200, "queued")
     status, answer = await site.call("POST", "/tasks?wait=long", {"task_type": "echo"})
     assert (status, answer["error"]["message"]) == (422, "wait=long: give seconds from 0 to 600")
 
