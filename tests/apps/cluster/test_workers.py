@@ -302,3 +302,19 @@ async def _renew(worker: hand.Hand) -> None:
         await worker.say(session.Renew(number))
         await worker.hear(session.Renewed)
         await asyncio.sleep(0.3)
+
+
+async def test_who_gave_up_polling_takes_nothing_with_him(site: Site) -> None:
+    """What is meant for the worker waits for its next word, whatever became of the last one."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
+        async with http.post("/workers", data=session.frame(hand.hello("w"))[1:-1]) as answer:
+            epoch = (await answer.json())["epoch"]
+        path = f"/workers/w/heartbeat?epoch={epoch}&timeout=30"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await http.post(path, data=b"[]")
+        name = await site.submit()
+        async with asyncio.timeout(5), http.post(path, data=b"[]") as answer:
+            said = session.read_by_worker(await answer.read())
+        assert [(each.task, each.attempt) for each in said if isinstance(each, session.Assign)] == [(name, 1)]

@@ -1,5 +1,6 @@
 """Around every request: who asks, how large it is, how long it took; and the one shape of errors."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from os import urandom
 from time import perf_counter
@@ -82,6 +83,24 @@ async def body_of(request: Request) -> bytes:
             raise _too_large(most)
         more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def while_there(request: Request, doing: Awaitable[T]) -> T | None:
+    """What comes of it; None if whoever asks leaves before, and then it is cancelled. For after the body."""
+    tasks = asyncio.ensure_future(doing), asyncio.ensure_future(until_left(request.receive))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_left(receive: Receive) -> None:
+    """Until whoever asks leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _too_large(most: int) -> errors.TooLarge:

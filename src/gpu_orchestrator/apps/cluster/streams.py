@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.events import Id
 from gpu_orchestrator.apps.cluster.feed import Feed, Over, Told, Watcher
+from gpu_orchestrator.apps.cluster.http import until_left
 from gpu_orchestrator.apps.cluster.keys import Key
 
 log = structlog.get_logger()
@@ -51,7 +52,7 @@ class EventStream(Response):
         with self._feed.watching(self._key) as watcher:
             await send(start)
             await take(b": from here on\nid: %b\n\n" % str(self._at).encode())
-            reason = await until_either(self._send_all(watcher, take), _left(receive))
+            reason = await until_either(self._send_all(watcher, take), until_left(receive))
         if reason:
             await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
 
@@ -105,8 +106,3 @@ def _reason(sent: "asyncio.Future[None]") -> str:
         case error:
             log.error("a watcher was let go", exc_info=error)
             return "something went wrong here; resume from the last id"
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

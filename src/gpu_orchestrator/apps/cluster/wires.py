@@ -4,6 +4,7 @@ A session reads and writes frames; it does not know which of both brings them.
 """
 
 import asyncio
+import contextlib
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -55,6 +56,7 @@ class Mailbox:
         self._in: asyncio.Queue[bytes] = asyncio.Queue()
         self._out: list[bytes] = []
         self._more = asyncio.Event()
+        self._asked = 0
         self.closed = False
 
     async def receive(self) -> bytes | str:
@@ -74,10 +76,16 @@ class Mailbox:
         self._more.set()
 
     async def exchange(self, said: bytes, timeout_s: float) -> list[bytes]:
-        """Hand in a frame, take what is there; wait for something if nothing is."""
+        """Hand in a frame, take what is there; wait for something if nothing is. Who asks again has given up
+        what he asked before: nothing is taken for that any more."""
         self._in.put_nowait(said)
+        asked = self._asked = self._asked + 1
         if not self._out and not self.closed:
             self._more.clear()
-            await asyncio.wait([asyncio.ensure_future(self._more.wait())], timeout=timeout_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._more.wait()
+        if asked != self._asked:
+            return []
         taken, self._out = self._out, []
         return taken

@@ -10,7 +10,7 @@ from gpu_orchestrator.adapters.store.values import Departure
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import errors, fleet, schema, shown
 from gpu_orchestrator.apps.cluster.access import needs
-from gpu_orchestrator.apps.cluster.http import body_of, json_response, read
+from gpu_orchestrator.apps.cluster.http import body_of, json_response, read, while_there
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
 from gpu_orchestrator.apps.cluster.wires import Socket
@@ -66,8 +66,9 @@ async def heartbeat(
         session.read_by_server(said)
     except msgspec.MsgspecError as error:
         raise errors.Unprocessable(f"not understood: {error}") from error
-    frames = await _manager(request).polls.heartbeat(worker_id, request.state.key, epoch, said, timeout_s)
-    joined = b",".join(frame[1:-1] for frame in frames)
+    asked = _manager(request).polls.heartbeat(worker_id, request.state.key, epoch, said, timeout_s)
+    frames = await while_there(request, asked)  # what would reach nobody stays for the next one
+    joined = b",".join(frame[1:-1] for frame in frames or ())
     return Response(b"[" + joined + b"]", media_type="application/json")
 
 
