@@ -50,13 +50,15 @@ class Line:
         slowest_s: float = 0.0,
     ) -> None:
         self._server, self._rng = server, rng or random.Random(0)
-        self.loss, self.slowest_s, self.is_cut = loss, slowest_s, False
+        self.loss, self.slowest_s, self.is_cut, self.loses_answers = loss, slowest_s, False, False
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._travel(Unreachable("lost on the way there"))
                 result = self._server.handle(request)
+                if self.loses_answers and request.method != "GET":
+                    raise LostAnswer("carried out, and the answer lost")
                 await self._travel(LostAnswer("lost on the way back"))
                 return result
         except TimeoutError as error:

@@ -77,6 +77,20 @@ async def test_asked_to_leave_at_any_moment_it_leaves_nothing_behind(after_s: fl
     assert server.lease is None or server.lease["spec"]["holderIdentity"] == ""
 
 
+async def test_asked_to_leave_after_an_answer_was_lost_it_leaves_nothing_behind() -> None:
+    """It did not hear that it was granted the lease, and waits to ask again."""
+    server = LeaseServer()
+    line = Line(server)
+    task = asyncio.create_task(elector(line, "a").lead(forever))
+    line.loses_answers = True
+    await asyncio.sleep(1)
+    line.loses_answers = False
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == "a"
+    await end(task)
+    assert server.lease["spec"]["holderIdentity"] == ""
+
+
 async def test_a_vanished_leader_is_followed_after_the_lease_and_not_before() -> None:
     server = LeaseServer()
     line = Line(server)

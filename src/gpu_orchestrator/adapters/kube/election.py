@@ -117,14 +117,14 @@ class Elector:
             raise error
 
     async def _acquire(self) -> None:
-        while True:
-            try:
+        try:
+            while True:
                 if await self._attempt():
                     return
-            except asyncio.CancelledError:
-                await self._release()  # what we asked for may have been granted all the same
-                raise
-            await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))  # noqa: S311  # only spreads
+                await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))  # noqa: S311  # only spreads
+        except asyncio.CancelledError:
+            await self._release()  # what we asked for may have been granted all the same
+            raise
 
     async def _keep_while(self, task: "asyncio.Future[None]") -> None:
         """Renew until the work ends or leadership does."""
