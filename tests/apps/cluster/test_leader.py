@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.embedded import embedded
 from gpu_orchestrator.adapters.store.store import Store, Terms
-from gpu_orchestrator.adapters.store.values import Leading
+from gpu_orchestrator.adapters.store.values import Gone, Leading, Told
 from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.leader import STORE_PAUSE_S, Leader, StoreClock
 from gpu_orchestrator.apps.cluster.means import Means
@@ -16,6 +19,20 @@ from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.translate import Memory
+
+
+def leader_of(store: Store) -> Leader:
+    clock = StoreClock()
+    means = Means(
+        store,
+        lambda *_: None,
+        policies.registry("balanced"),
+        Memory(),
+        Metrics(),
+        clock.now,
+        Owners(Settings()),
+    )
+    return Leader(means, clock, Guard(1000))
 
 
 @pytest.mark.looptime
@@ -31,17 +48,30 @@ async def test_a_store_that_is_away_is_asked_now_and_then(monkeypatch: pytest.Mo
         return await strive()
 
     monkeypatch.setattr(store.leadership, "strive", counted)
-    clock = StoreClock()
-    means = Means(
-        store,
-        lambda *_: None,
-        policies.registry("balanced"),
-        Memory(),
-        Metrics(),
-        clock.now,
-        Owners(Settings()),
-    )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(10 * STORE_PAUSE_S):
-            await Leader(means, clock, Guard(1000)).run()
+            await leader_of(store).run()
     assert 5 <= asked <= 11
+
+
+async def test_doubt_that_comes_up_while_news_is_read_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Somebody's write is given up just then: the next round looks at everything anew."""
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="one") as store:
+        rounds = 0
+
+        async def read(most: int = 1000) -> list[Told]:
+            nonlocal rounds
+            rounds += 1
+            if rounds > 1:
+                return []
+            store.link.doubt()
+            return [Gone("t")]
+
+        monkeypatch.setattr(store.leadership, "news", read)
+        with capture_logs() as logs, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await leader_of(store).run()
+        assert rounds > 1
+        assert [each["event"] for each in logs if each["log_level"] == "error"] == []

@@ -149,8 +149,9 @@ class Leader:
         await self._read_news()
 
     async def _read_news(self) -> None:
-        while self.dispatcher is not None and (news := await self.store.leadership.news()):
-            self.dispatcher.hear(news)
+        """One that is dropped meanwhile listens no more, and the next begins with everything there is."""
+        while (dispatcher := self.dispatcher) is not None and (news := await self.store.leadership.news()):
+            dispatcher.hear(news)
 
     async def _part_orphans(self, leading: Leading, workers: Mapping[str, Seen]) -> int:
         """Workers whose server died have lost their connection, though nobody was left to say so. Whoever was
