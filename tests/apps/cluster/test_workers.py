@@ -183,6 +183,20 @@ async def test_a_cordoned_worker_gets_nothing_until_it_is_uncordoned(site: Site)
     assert (await site.call("POST", "/workers/nobody/cordon"))[0] == 404
 
 
+async def test_devices_cordoned_at_the_same_time_all_are(site: Site) -> None:
+    await site.join(devices=tuple(hand.device(index) for index in range(8)))
+
+    async def all_at_once(word: str) -> list[bool]:
+        paths = [f"/workers/w/devices/{index}/{word}" for index in range(8)]
+        answers = await asyncio.gather(*(site.call("POST", path) for path in paths))
+        assert [status for status, _ in answers] == [200] * 8
+        _, shown = await site.call("GET", "/workers/w")
+        return [gpu["cordoned"] for gpu in shown["gpu_info"]]
+
+    assert await all_at_once("cordon") == [True] * 8
+    assert await all_at_once("uncordon") == [False] * 8
+
+
 async def test_a_removed_worker_s_tasks_run_elsewhere_at_once(site: Site) -> None:
     worker = await site.join("a", max_concurrent=1)
     name = await site.submit(resources={"gpus": 0})

@@ -65,7 +65,10 @@ class Workers:
     ) -> Known:
         """`status` is what those who watch are told."""
         flat = [part for item in fields.items() for part in item]
-        return await self._link.write(_CONTROL, name, flat, int(forget), status)
+        return await self._link.write(_CONTROL, name, flat, int(forget), status, ())
+
+    async def cordon(self, name: str, device: int, *, cordoned: bool, status: str = "") -> Known:
+        return await self._link.write(_CONTROL, name, (), 0, status, (device, int(cordoned)))
 
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
         _, _, rows = await self._link.read(_FETCH, (), names)

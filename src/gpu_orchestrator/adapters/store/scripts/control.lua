@@ -1,11 +1,23 @@
 -- What an operator says of a worker: fields of its row (cordoned, draining, devices), or that it be forgotten.
 -- Arguments: fence, name, fields {name, value, ...}, forget (1: remove the row if the worker is offline),
---   status as it is told to those who watch, empty: tell nobody
+--   status as it is told to those who watch, empty: tell nobody, device {index, 1 to cordon it | 0 to let it be} or {}
 -- Answers {state or '' if unknown, api}
-local fence, name, fields, forget, status = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]
+local fence, name, fields, forget, status, device = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5], ARG[6]
 local key = P .. 'w:' .. name
 local row = redis.call('HMGET', key, 'state', 'api')
+
+-- Here and not by who asks: several may speak of devices of one worker at the same time.
+local function cordon(index, cordoned)
+  local chosen = {}
+  for _, each in ipairs(cjson.decode(redis.call('HGET', key, 'cordoned_devices') or '[]')) do
+    if each ~= index then chosen[#chosen + 1] = each end
+  end
+  if cordoned == 1 then chosen[#chosen + 1] = index end
+  redis.call('HSET', key, 'cordoned_devices', #chosen > 0 and cjson.encode(chosen) or '[]')
+end
+
 if row[1] then
+  if #device > 0 then cordon(device[1], device[2]) end
   if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
   if forget == 1 and row[1] == 'offline' then
     redis.call('DEL', key, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)

@@ -172,9 +172,10 @@ async def _control_device(request: Request, worker_id: str, index: int, *, cordo
     known = [device.index for device in seen.hello.devices]
     if index not in known:
         raise errors.NotFound(f"worker {worker_id} has no device {index}; it has {known}")
-    chosen = sorted(seen.cordoned_devices | {index} if cordoned else seen.cordoned_devices - {index})
-    fields = {"cordoned_devices": msgspec.json.encode(chosen).decode()}
-    return await _control(request, worker_id, fields, f"device {index} {'' if cordoned else 'un'}cordoned")
+    status = f"device {index} {'' if cordoned else 'un'}cordoned"
+    if not (await manager.store.workers.cordon(worker_id, index, cordoned=cordoned, status=status)).state:
+        raise _nobody(worker_id)
+    return json_response(schema.WorkerChanged(worker_id=worker_id, status=status))
 
 
 async def _rows(manager: Manager) -> list[dict[str, str]]:
