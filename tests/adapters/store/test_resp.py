@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -79,3 +80,18 @@ async def test_a_connection_that_lets_nobody_in_is_closed() -> None:
             await client.ask("PING")
         async with asyncio.timeout(5.0):
             await ended.wait()
+
+
+async def test_of_several_questions_that_are_lost_together_nobody_complains_later() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.close()
+
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said["message"]))
+    async with client_of(serve, 5.0) as client:
+        with pytest.raises(Lost):
+            await client.ask_all(("PING",), ("PING",))
+    await asyncio.sleep(0.1)  # until the last of the connection is gone
+    gc.collect()
+    assert not complaints

@@ -169,7 +169,7 @@ class Client:
         """Answers to several commands, which nothing comes between on this connection."""
         connection = await self._connected()
         futures = [connection.ask(*parts) for parts in commands]
-        return [await future for future in futures]
+        return await asyncio.gather(*futures)
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
         """What is published on these channels, on a connection of its own, until that is lost."""
