@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable
 
 from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.keys import KeyPage
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.cluster.keys import Key, Keys, stored
 
@@ -36,8 +37,7 @@ class Keyring:
 
     async def all(self) -> list[Key]:
         """As the store has them now, with when they were used last; the configured ones first."""
-        used, self._keys.used = self._keys.used, {}
-        page = await self._store.keys.look(-1, list(used.items()))
+        page = await self._look(-1)
         return [*self._keys.configured, *(stored(row) for row in page.rows or ())]
 
     async def run(self) -> None:
@@ -56,6 +56,14 @@ class Keyring:
                     self._write_at = loop.time() + WRITE_USED_S
 
     async def write_used(self) -> None:
+        if self._keys.used:
+            await self._look(self._version)
+
+    async def _look(self, known_version: int) -> KeyPage:
+        """What may not have been written down is written down the next time."""
         used, self._keys.used = self._keys.used, {}
-        if used:
-            await self._store.keys.look(self._version, list(used.items()))
+        try:
+            return await self._store.keys.look(known_version, list(used.items()))
+        except BaseException:
+            self._keys.used = {**used, **self._keys.used}
+            raise
