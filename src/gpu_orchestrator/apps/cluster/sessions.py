@@ -19,6 +19,7 @@ from gpu_orchestrator.apps.cluster.wires import Parted, Wire
 log = structlog.get_logger()
 
 KEY_OVER = "the key of this worker was revoked or has expired"
+GOODBYE_S = 1.0
 FENCED = "this worker's lease was over, or another has its name"
 REFUSALS = {
     "taken": "a worker of this name is connected; give this one another --name",
@@ -98,8 +99,11 @@ class Sessions:
                 self._later(self._close(each, session.Goodbye(KEY_OVER, fenced=True, retry=False)))
 
     async def close(self) -> None:
-        for each in list(self._open.values()):
-            await self._close(each, session.Goodbye("the server ends"))
+        """Who does not take our goodbye notices by himself that we are gone."""
+        goodbye = session.Goodbye("the server ends")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await asyncio.gather(*(self._close(each, goodbye) for each in self._open.values()))
 
     async def _serve(self, connected: Session) -> None:
         greeting = await connected.greet()
@@ -110,7 +114,7 @@ class Sessions:
         before = self._open.get(connected.name)
         self._open[connected.name] = connected
         if before is not None:
-            await self._close(before, session.Goodbye("there is a newer connection", fenced=True))
+            self._later(self._close(before, session.Goodbye("there is a newer connection", fenced=True)))
         log.info("worker connected", worker_id=connected.name, epoch=greeting.epoch, how=greeting.kind)
         return await connected.run()
 

@@ -1,0 +1,83 @@
+"""Sessions on wires played by hand, on a real store: nobody waits for who takes nothing any more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.embedded import embedded
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.outcomes import Outcomes
+from gpu_orchestrator.apps.cluster.sessions import Sessions
+from gpu_orchestrator.apps.cluster.terms import SessionTerms
+from gpu_orchestrator.apps.cluster.waiters import Waiters
+from tests.apps.cluster import hand
+
+
+class Played:
+    """A connection whose worker has said hello; `takes` is cleared when it takes nothing any more."""
+
+    def __init__(self, **rest: object) -> None:
+        self._said: list[bytes] = [session.frame(hand.hello("w", **rest))]
+        self.takes, self.welcomed = asyncio.Event(), asyncio.Event()
+        self.takes.set()
+
+    async def receive(self) -> bytes | str:
+        if not self._said:
+            await asyncio.Event().wait()
+        return self._said.pop()
+
+    async def send(self, frame: bytes) -> None:
+        await self.takes.wait()
+        if any(isinstance(each, session.Welcome) for each in session.read_by_worker(frame)):
+            self.welcomed.set()
+
+    async def close(self) -> None:
+        await self.takes.wait()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="here") as opened:
+        yield opened
+
+
+@pytest.fixture
+def sessions(store: Store) -> Sessions:
+    return Sessions(
+        store, Outcomes(store, Metrics(), Waiters()), SessionTerms.of(Settings()), came=lambda: None
+    )
+
+
+async def join(sessions: Sessions, wire: Played) -> "asyncio.Task[None]":
+    serving = asyncio.create_task(sessions.serve(wire, "w"))
+    async with asyncio.timeout(5):
+        await wire.welcomed.wait()
+    return serving
+
+
+async def end(*serving: "asyncio.Task[None]") -> None:
+    for each in serving:
+        each.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def test_a_worker_that_comes_back_does_not_wait_for_its_lost_connection(sessions: Sessions) -> None:
+    lost = Played()
+    before = await join(sessions, lost)
+    lost.takes.clear()
+    await end(before, await join(sessions, Played(resume_epoch=1)))
+
+
+async def test_the_server_ends_whoever_takes_its_goodbye(sessions: Sessions) -> None:
+    lost = Played()
+    serving = await join(sessions, lost)
+    lost.takes.clear()
+    async with asyncio.timeout(5):
+        await sessions.close()
+    await end(serving)
