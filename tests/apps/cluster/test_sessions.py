@@ -1,4 +1,5 @@
-"""Sessions on wires played by hand, on a real store: nobody waits for who takes nothing any more."""
+"""Sessions on wires played by hand, on a real store: nobody waits for who takes nothing any more, and
+nobody is taken for connected who is not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +10,10 @@ import pytest
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.embedded import embedded
+from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.values import Newcomer
+from gpu_orchestrator.adapters.store.workers import Greeting
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
@@ -81,3 +85,29 @@ async def test_the_server_ends_whoever_takes_its_goodbye(sessions: Sessions) -> 
     async with asyncio.timeout(5):
         await sessions.close()
     await end(serving)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_worker_is_not_taken_for_connected_whose_session_ends_before_it_was_welcomed(
+    sessions: Sessions, store: Store, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """It was registered, and nobody heard the answer."""
+    register, is_written = store.workers.register, asyncio.Event()
+
+    async def unheard(newcomer: Newcomer) -> Greeting:
+        greeting = await register(newcomer)
+        is_written.set()
+        if is_lost:
+            raise Unreachable("the answer was lost")
+        await asyncio.Event().wait()
+        return greeting
+
+    monkeypatch.setattr(store.workers, "register", unheard)
+    serving = asyncio.create_task(sessions.serve(Played(), "w"))
+    await is_written.wait()
+    if is_lost:
+        await serving
+    await end(serving)
+    (row,) = await store.workers.fetch(["w"])
+    assert row is not None
+    assert (row["state"], row["connection"]) == ("suspect", "")

@@ -44,6 +44,8 @@ class Session:
     name: str
     key: Key | None = None
     epoch: int = 0
+    has_asked: bool = False
+    """To be registered; it may be, whatever was heard of that."""
     connection: str = field(default_factory=lambda: uuid4().hex)
     given: dict[Attempt, float] = field(default_factory=dict)
     _out: list[session.Message] = field(default_factory=list)
@@ -80,6 +82,7 @@ class Session:
             self.connection,
             hello.resume_epoch,
         )
+        self.has_asked = True
         greeting = await self.store.workers.register(newcomer)
         self.epoch = greeting.epoch
         if greeting.kind in ("new", "resumed"):

@@ -123,6 +123,7 @@ class Sessions:
             del self._open[connected.name]
         if connected.epoch:
             log.info("worker disconnected", worker_id=connected.name, epoch=connected.epoch)
+        if connected.has_asked:
             with contextlib.suppress(StoreError):  # then its lease runs out
                 await self._store.workers.disconnect(connected.identity)
 

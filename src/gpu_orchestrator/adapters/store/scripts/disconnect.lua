@@ -1,10 +1,10 @@
 -- A worker's connection is lost: it is suspect, gets nothing new and has a short grace to come back.
--- Arguments: fence, grace_ms, {name, epoch, connection}
+-- Arguments: fence, grace_ms, {name, epoch or 0 if it ended before that was heard, connection}
 -- Answers whether that was its present connection
 local fence, grace_ms, each = ARG[1], ARG[2], ARG[3]
 local key = P .. 'w:' .. each[1]
 local row = redis.call('HMGET', key, 'epoch', 'connection', 'state')
-local present = row[1] == text(each[2]) and row[2] == each[3] and row[3] == 'online'
+local present = (each[2] == 0 or row[1] == text(each[2])) and row[2] == each[3] and row[3] == 'online'
 if present then
   redis.call('HSET', key, 'state', 'suspect', 'connection', '')
   redis.call('ZADD', P .. 'leases', 'LT', NOW + grace_ms, each[1])
