@@ -99,11 +99,8 @@ class Sessions:
                 self._later(self._close(each, session.Goodbye(KEY_OVER, fenced=True, retry=False)))
 
     async def close(self) -> None:
-        """Who does not take our goodbye notices by himself that we are gone."""
         goodbye = session.Goodbye("the server ends")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
-                await asyncio.gather(*(self._close(each, goodbye) for each in self._open.values()))
+        await asyncio.gather(*(self._close(each, goodbye) for each in self._open.values()))
 
     async def _serve(self, connected: Session) -> None:
         greeting = await connected.greet()
@@ -128,9 +125,11 @@ class Sessions:
                 await self._store.workers.disconnect(connected.identity)
 
     async def _close(self, connected: Session, last_word: session.Goodbye) -> None:
-        with contextlib.suppress(Parted):
-            await connected.wire.send(session.frame(last_word))
-            await connected.wire.close()
+        """Who does not take our last word in time notices by himself that we are gone."""
+        with contextlib.suppress(Parted, TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await connected.wire.send(session.frame(last_word))
+                await connected.wire.close()
 
     def _post(self, api: str, letter: Letter) -> None:
         self._later(self._publish(api, letter))
