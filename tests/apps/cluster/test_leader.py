@@ -11,8 +11,9 @@ from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.embedded import embedded
 from gpu_orchestrator.adapters.store.store import Store, Terms
-from gpu_orchestrator.adapters.store.values import Gone, Leading, Told
-from gpu_orchestrator.apps.cluster import policies
+from gpu_orchestrator.adapters.store.values import Gone, Leading, Newcomer, Told
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster import fleet, policies
 from gpu_orchestrator.apps.cluster.leader import STORE_PAUSE_S, Leader, StoreClock
 from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
@@ -75,3 +76,21 @@ async def test_doubt_that_comes_up_while_news_is_read_is_no_failure(
                 await leader_of(store).run()
         assert rounds > 1
         assert [each["event"] for each in logs if each["log_level"] == "error"] == []
+
+
+async def test_a_lease_that_a_new_term_prolonged_is_not_over(tmp_path: Path) -> None:
+    """Nobody led for longer than it lasted. The worker may have lived on, and is not said to be taken off."""
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="two") as store:
+        async with Store(Database(server.url), owner="one", terms=Terms(lease_ms=1)) as before:
+            hello = fleet.encode(session.Hello("w", "i"))
+            await before.workers.register(Newcomer("w", "i", hello, "two", "c"))
+        await asyncio.sleep(0.01)
+        leader = leader_of(store)
+        with capture_logs() as logs, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await leader.run()
+        (row,) = await store.workers.fetch(["w"])
+        assert row is not None
+        assert row["state"] == "online"
+        assert "worker taken off" not in {each["event"] for each in logs}
+        assert not leader.guard.taken_ms

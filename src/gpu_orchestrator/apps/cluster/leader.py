@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from time import time
 
 import structlog
@@ -119,13 +120,13 @@ class Leader:
         if not leading.fence:
             return self._drop()
         if self.dispatcher is None or leading.fence != fence:
-            await self._begin(leading)
+            await self._begin(leading)  # which prolongs leases: none is over as it was when we asked
         else:
             await self._read_news()
+            await self._reap(leading)
         if self.dispatcher is not None:
             await self._part_orphans(leading, self.dispatcher.workers)
         await self._recount()
-        await self._reap(leading)
         if self.dispatcher is not None:
             await self._chores.do(self.dispatcher.workers.values())
         return None
@@ -177,7 +178,7 @@ class Leader:
         if departures:
             gone = await self.store.workers.expire(departures)
             self.means.metrics.expired.inc(sum(gone))
-            for each in departures:
+            for each in compress(departures, gone):
                 log.warning("worker taken off", worker_id=each.name, epoch=each.epoch, why=each.why)
 
     async def _recount(self) -> None:
