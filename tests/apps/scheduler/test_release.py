@@ -1,15 +1,22 @@
 """When what an ended pod held is free: by the agent's word, or by waiting where nobody tells."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.agents import Agents
+from gpu_orchestrator.apps.scheduler.leases import Grip, Leases
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import POLL_S, Leaving, Releaser
+from tests.apps.scheduler.lease_server import LeaseServer
 from tests.apps.scheduler.objects import report
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -72,3 +79,35 @@ def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
     assert not agents.is_live("a")
     agents.see_lease(new, None)
     assert not agents.is_live("a")
+
+
+@pytest.mark.looptime
+async def test_a_lease_written_to_since_it_was_seen_is_released_all_the_same() -> None:
+    """As when the sweep, whose watch lagged behind, gave the pod back what it had."""
+    server, known, freed = LeaseServer(0), Store[Lease](), list[str]()
+    leases = Leases(Client(server), "system", known, metrics=Metrics(), now=lambda: "now")
+    spot, holder = Spot("a", 0), Holder("p", "p", "default")
+
+    async def acquired() -> Lease:
+        assert isinstance(await leases.acquire(spot, holder, exclusive=True), Grip)
+        return msgspec.convert(server.leases[spot.lease], Lease)
+
+    known.put(await acquired())
+    written = await acquired()
+    made = Releaser(
+        leases,
+        Store(),
+        Agents(lambda: 0.0, lambda: NOW),
+        leases_of=lambda _: list(known),
+        freed=freed.append,
+        clock=lambda: 0.0,
+        wait_s=0.0,
+    )
+    running = asyncio.create_task(made.run())
+    made.add("p", "a")
+    await asyncio.sleep(0.5)
+    assert freed == []
+    known.put(written)  # the watch catches up
+    await asyncio.sleep(5)
+    assert (server.leases, freed) == ({}, ["p"])
+    running.cancel()

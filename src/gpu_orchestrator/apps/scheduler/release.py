@@ -20,6 +20,7 @@ from gpu_orchestrator.apps.scheduler.leases import Leases, grips
 
 WORKERS = 16
 POLL_S = 5.0
+AGAIN_S = 1.0
 
 log = structlog.get_logger()
 
@@ -80,7 +81,9 @@ class Releaser:
         if left_s > 0:
             self.queue.add_after(uid, left_s)
             return
-        await self._release(uid)
+        if not await self._release(uid):
+            self.queue.add_after(uid, AGAIN_S)
+            return
         self._leaving.pop(uid, None)
         self._freed(uid)
         log.info("devices released", uid=uid, node=leaving.node)
@@ -100,10 +103,9 @@ class Releaser:
     def _is_used(self, leaving: Leaving) -> bool:
         return leaving.uid in inventory.used_by(self._reports.get(leaving.node))
 
-    async def _release(self, uid: str) -> None:
+    async def _release(self, uid: str) -> bool:
+        """False if somebody wrote to a lease since we saw it: the watch will show what it is now."""
         if self._leases is None:
-            return
-        for lease in self._leases_of(uid):
-            for grip in grips(lease):
-                if grip.holder.uid == uid:
-                    await self._leases.release(grip)
+            return True
+        held = [grip for lease in self._leases_of(uid) for grip in grips(lease) if grip.holder.uid == uid]
+        return all([await self._leases.release(grip) for grip in held])
