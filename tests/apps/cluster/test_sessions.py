@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.settings import Settings
@@ -28,6 +29,7 @@ class Played:
 
     def __init__(self, **rest: object) -> None:
         self._said: list[bytes] = [session.frame(hand.hello("w", **rest))]
+        self.heard: list[session.ToWorker] = []
         self.takes, self.welcomed = asyncio.Event(), asyncio.Event()
         self.takes.set()
 
@@ -38,7 +40,8 @@ class Played:
 
     async def send(self, frame: bytes) -> None:
         await self.takes.wait()
-        if any(isinstance(each, session.Welcome) for each in session.read_by_worker(frame)):
+        self.heard += session.read_by_worker(frame)
+        if any(isinstance(each, session.Welcome) for each in self.heard):
             self.welcomed.set()
 
     async def close(self) -> None:
@@ -111,3 +114,21 @@ async def test_a_worker_is_not_taken_for_connected_whose_session_ends_before_it_
     (row,) = await store.workers.fetch(["w"])
     assert row is not None
     assert (row["state"], row["connection"]) == ("suspect", "")
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["to a worker of ours", "from another process"])
+async def test_what_was_given_to_a_worker_before_it_started_anew_is_not_told_it(
+    sessions: Sessions, is_there: bool
+) -> None:
+    """It is on its way to a worker that restarts just then: the store has taken it back already."""
+    wire = Played()
+    serving = await join(sessions, wire)
+    for epoch, name in ((7, "before"), (1, "now")):
+        assign = session.Assign(name, 1, "echo")
+        if is_there:
+            sessions.to("w", "here", assign, epoch)
+        else:
+            sessions.deliver(msgspec.msgpack.encode(("w", session.frame(assign), epoch)))
+    await asyncio.sleep(0.1)
+    assert [each.task for each in wire.heard if isinstance(each, session.Assign)] == ["now"]
+    await end(serving)

@@ -185,7 +185,7 @@ class Manager:
     def _means(self, clock: StoreClock) -> Means:
         return Means(
             self.store,
-            lambda worker, assign: self.sessions.to(worker.hello.name, worker.api, assign),
+            lambda worker, assign: self.sessions.to(worker.hello.name, worker.api, assign, worker.epoch),
             self.registry,
             self.memory,
             self.metrics,

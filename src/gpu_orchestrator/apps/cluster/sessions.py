@@ -28,10 +28,11 @@ REFUSALS = {
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """A frame for a worker that another process is connected to."""
+    """A frame for a worker that another process is connected to; `epoch` is as of `Sessions.to`."""
 
     worker: str
     frame: bytes
+    epoch: int = 0
 
 
 _letters = msgspec.msgpack.Decoder(Letter)
@@ -72,12 +73,15 @@ class Sessions:
         finally:
             await self._part(connected)
 
-    def to(self, worker: str, api: str, message: session.Message) -> None:
-        """To a worker, wherever it is connected. What is lost on the way is said again with a renewal."""
+    def to(self, worker: str, api: str, message: session.Message, epoch: int = 0) -> None:
+        """To a worker, wherever it is connected. What is lost on the way is said again with a renewal. What
+        is for one `epoch` of it is not for the next: a task given to it before it started anew is no longer
+        its own."""
         if (here := self._open.get(worker)) is not None:
-            here.send(message)
+            if epoch in (0, here.epoch):
+                here.send(message)
         elif api and api != self._store.owner:
-            self._post(api, Letter(worker, session.frame(message)))
+            self._post(api, Letter(worker, session.frame(message), epoch))
 
     def cancel(self, worker: str, api: str, task: str, attempt: int) -> None:
         if (here := self._open.get(worker)) is not None:
@@ -88,7 +92,8 @@ class Sessions:
     def deliver(self, letter: bytes) -> None:
         """What another process has for a worker of ours."""
         read = _letters.decode(letter)
-        if (here := self._open.get(read.worker)) is not None:
+        here = self._open.get(read.worker)
+        if here is not None and read.epoch in (0, here.epoch):
             for message in session.read_by_worker(read.frame):
                 here.send(message)
 
