@@ -1,10 +1,12 @@
 """Workers' sessions with a real manager: epochs, leases, resuming, an operator's word."""
 
 import asyncio
+from collections.abc import Sequence
 
 import aiohttp
 import pytest
 
+from gpu_orchestrator.adapters.store.values import Departure
 from gpu_orchestrator.api import session
 from tests.apps.cluster import hand
 from tests.apps.cluster.conftest import KEY, TOKEN, NewSite, Site
@@ -206,6 +208,26 @@ async def test_a_removed_worker_s_tasks_run_elsewhere_at_once(site: Site) -> Non
     assert (status, answer["status"]) == (200, "removed")
     assert (await worker.hear(session.Goodbye)).fenced
     assert (await other.take()).task == name
+
+
+async def test_a_worker_that_joins_anew_while_it_is_removed_stays(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.join()
+    workers, again = site.running.manager.store.workers, list[hand.Hand]()
+    leave = workers.leave
+
+    async def too_late(departures: Sequence[Departure]) -> tuple[bool, ...]:
+        again.append(await site.join())
+        return await leave(departures)
+
+    monkeypatch.setattr(workers, "leave", too_late)
+    status, answer = await site.call("DELETE", "/workers/w?drain=false")
+    assert (status, "joined anew" in answer["error"]["message"]) == (409, True)
+    assert (await site.call("GET", "/workers/w"))[1]["status"] == "online"
+    await again[0].say(session.Renew(1))
+    await again[0].hear(session.Renewed)
+    assert not [each for each in again[0].heard if isinstance(each, session.Goodbye)]
 
 
 async def test_drain_and_restart_reach_the_worker(site: Site) -> None:

@@ -1,5 +1,5 @@
 -- What an operator says of a worker: fields of its row (cordoned, draining, devices), or that it be forgotten.
--- Arguments: fence, name, fields {name, value, ...}, forget (1: remove the row if the worker is offline),
+-- Arguments: fence, name, fields {name, value, ...}, forget (1: remove the row, if the worker is offline; else nothing),
 --   status as it is told to those who watch, empty: tell nobody, device {index, 1 to cordon it | 0 to let it be} or {}
 -- Answers {state or '' if unknown, api}
 local fence, name, fields, forget, status, device = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5], ARG[6]
@@ -16,10 +16,10 @@ local function cordon(index, cordoned)
   redis.call('HSET', key, 'cordoned_devices', #chosen > 0 and cjson.encode(chosen) or '[]')
 end
 
-if row[1] then
+if row[1] and (forget == 0 or row[1] == 'offline') then
   if #device > 0 then cordon(device[1], device[2]) end
   if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
-  if forget == 1 and row[1] == 'offline' then
+  if forget == 1 then
     redis.call('DEL', key, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
     redis.call('SREM', P .. 'workers', name)
   end

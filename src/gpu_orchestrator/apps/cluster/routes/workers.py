@@ -140,11 +140,12 @@ async def remove(request: Request, worker_id: str, drain: bool = True) -> Respon
         raise _nobody(worker_id)
     if row["state"] != "offline" and drain:
         return await _control(request, worker_id, {"leaving": "1"}, "draining", session.Drain(leave=True))
-    await manager.store.workers.leave(
-        [Departure(worker_id, int(row["epoch"]), f"worker {worker_id} was removed")]
-    )
-    manager.sessions.to(worker_id, row.get("api", ""), session.Goodbye("removed", fenced=True, retry=False))
-    await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
+    epoch, goodbye = int(row["epoch"]), session.Goodbye("removed", fenced=True, retry=False)
+    await manager.store.workers.leave([Departure(worker_id, epoch, f"worker {worker_id} was removed")])
+    manager.sessions.to(worker_id, row.get("api", ""), goodbye, epoch)
+    known = await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
+    if known.state not in ("", "offline"):
+        raise errors.Conflict(f"worker {worker_id} has joined anew; ask again to remove that one")
     return json_response(schema.WorkerChanged(worker_id=worker_id, status="removed"))
 
 
