@@ -9,10 +9,12 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.api.deviceleases import Spot
 from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.agents import Agents
+from gpu_orchestrator.apps.scheduler.bind import Failed
 from gpu_orchestrator.apps.scheduler.claims import Claims
-from gpu_orchestrator.apps.scheduler.leases import Leases
+from gpu_orchestrator.apps.scheduler.leases import Leases, Taken
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
@@ -140,3 +142,29 @@ async def test_a_claimed_pod_beside_one_of_a_device_plugin(used: int | None, con
     for told in (0, conflicts):
         await swept.sweep.once()
         assert swept.metrics.registry.get_sample_value("gpu_scheduler_conflicts_total") == told
+
+
+@pytest.mark.parametrize("is_shown", [True, False], ids=["shown before we met it", "never shown"])
+async def test_a_lease_that_is_gone_by_the_time_we_tell_of_it_is_forgotten(is_shown: bool) -> None:
+    """Another scheduler took the device and gave it back while we still gave back what we had ourselves."""
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1))
+    (job,) = world.hands.jobs
+    met = lease("a", 0, "uid-other")
+    if is_shown:
+        world.lease(met)
+        world.lease_gone("gpu-a-0")
+    world.desk.done(Failed(job, "taken", (Taken(Spot("a", 0), met),)))
+    assert world.free("a") == 0
+    await Swept(world).sweep.once()
+    assert world.free("a") == 1
+
+
+async def test_a_lease_that_the_watch_shows_after_we_met_it_is_not_forgotten() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1))
+    met = lease("a", 0, "uid-other")
+    world.desk.done(Failed(world.hands.jobs[0], "taken", (Taken(Spot("a", 0), met),)))
+    world.lease(met)
+    await Swept(world).sweep.once()
+    assert world.free("a") == 0

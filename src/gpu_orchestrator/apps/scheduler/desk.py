@@ -65,7 +65,7 @@ class Desk:
         self.ours: dict[str, Pod] = {}
         self.flying: dict[str, Job] = {}
         self.waiting = WaitBook(self._feed, engine, self.ours, hands.refuse)
-        self.leases = LeaseBook(self._feed, self._counted)
+        self.leases = LeaseBook(self._feed, self._counted, stores.leases)
         self.held = HeldBook(self._feed, stores, keeps_ended=not rules.leases)
         self.nodes = self.held.nodes
         self._hands, self._rules, self._clock, self._waited_s = hands, rules, clock, waited_s

@@ -8,20 +8,26 @@ device, too: nobody could hold it.
 
 from collections.abc import Callable
 
+from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.kubernetes import Lease
+from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, Gone, Held
 
 
 class LeaseBook:
-    """`placement_of` gives what a pod counts by itself, by its UID."""
+    """`placement_of` gives what a pod counts by itself, by its UID; `shown` is the live copy of leases."""
 
     def __init__(
-        self, feed: Callable[[Event], None], placement_of: Callable[[str], Placement | None]
+        self,
+        feed: Callable[[Event], None],
+        placement_of: Callable[[str], Placement | None],
+        shown: Store[Lease],
     ) -> None:
-        self._feed, self._placement_of = feed, placement_of
+        self._feed, self._placement_of, self._shown = feed, placement_of, shown
+        self._met: dict[str, Lease] = {}
         self._told: dict[str, dict[str, Placement]] = {}
         self._of: dict[str, dict[str, Lease]] = {}
 
@@ -45,7 +51,15 @@ class LeaseBook:
 
     def found(self, lease: Lease) -> None:
         """Somebody met this lease before the watch showed it."""
+        self._met[lease.metadata.name] = lease
         self._count(lease.metadata.name, lease)
+
+    def forget_met(self) -> None:
+        """What was met may have gone before the watch could show it, and then nothing would ever be heard of
+        it. Whoever meets it again says so."""
+        met, self._met = self._met, {}
+        for name, lease in met.items():
+            self._count(name, self._shown.get(key(lease)))
 
     def recount(self, uid: str) -> None:
         """The pod counts other devices than before: so do its leases."""

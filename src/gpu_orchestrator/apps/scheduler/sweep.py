@@ -2,6 +2,7 @@
 
 lease of a pod that is bound elsewhere          goes
 lease of a pod that is gone                     goes, by the rules of `release`
+lease that was met and is not shown             counts no more
 lease of an unbound pod that nobody is binding  goes after `wait_s`, the pod touched first
 bound pod without its lease                     gets it back; somebody else's lease there is a conflict
 bound pod beside a device plugin's              a conflict where they share a device, or nobody can tell
@@ -78,6 +79,7 @@ class Sweep:
     async def once(self) -> None:
         desk, account = self._parts.desk, self._parts.account
         if self._leases is not None:
+            desk.leases.forget_met()
             await self._look_at_all(self._leases)
             async for pod in _breathing(desk.ours.values()):
                 await _past_refusals(self._restore(pod, self._leases), key(pod))
