@@ -137,6 +137,21 @@ def test_a_claim_is_given_to_one_of_two_pods() -> None:
     assert "q" in {each.pod.metadata.name for each in (*world.hands.jobs, *world.hands.given_up)}
 
 
+def test_a_claim_serves_on_a_pod_that_others_bound_while_we_tried() -> None:
+    world = World(node("a", 2), node("b", 2))
+    world.claim(claim("c"))
+    world.pod(pod("p", claim="c"))
+    (job,) = world.hands.jobs
+    world.pod(pod("q", claim="c"))
+    elsewhere = "b" if job.placement.node == "a" else "a"
+    world.pod(pod("p", claim="c", node=elsewhere, allocated=f"{elsewhere}:0"))
+    world.desk.done(Failed(job, "the pod was bound by another scheduler"))
+    assert world.hands.jobs == [job]
+    world.pod_gone("p")
+    world.desk.freed("uid-p")
+    assert [each.pod.metadata.name for each in world.hands.jobs] == ["p", "q"]
+
+
 def test_a_claim_serves_a_pod_that_others_bound_before_anybody_else_is_placed() -> None:
     world = World(node("a", 2))
     world.claim(claim("c"))

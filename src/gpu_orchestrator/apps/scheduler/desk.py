@@ -121,7 +121,8 @@ class Desk:
         if isinstance(outcome, Bound):
             self._placed(job)
             return
-        self._free_claim(uid)
+        if uid not in self.held:  # others may have bound it meanwhile, and its claim serves it on
+            self._free_claim(uid)
         for taken in outcome.taken:
             if taken.lease is not None:
                 self.leases.found(taken.lease)
