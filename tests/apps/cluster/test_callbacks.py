@@ -24,17 +24,20 @@ OPEN = {"callback_hosts": "127.0.0.1", "callback_networks": "127.0.0.0/8", "call
 
 
 class Receiver:
-    """Answers what it is told to, one after the other, then 200."""
+    """Answers what it is told to, one after the other, then 200. A 0 is answered in the end."""
 
     def __init__(self, *answers: int) -> None:
         self.answers, self.url = list(answers), ""
         self.got: asyncio.Queue[tuple[dict[str, str], bytes]] = asyncio.Queue()
+        self.ends = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.Response:
         self.got.put_nowait(
             ({name.lower(): value for name, value in request.headers.items()}, await request.read())
         )
         status = self.answers.pop(0) if self.answers else 200
+        if not status:
+            await self.ends.wait()
         return web.Response(status=status, headers={"Location": "/elsewhere"} if status == 302 else {})
 
     async def next(self) -> tuple[dict[str, str], bytes]:
@@ -54,6 +57,7 @@ async def receiving(*answers: int) -> AsyncIterator[Receiver]:
     try:
         yield receiver
     finally:
+        receiver.ends.set()
         await runner.cleanup()
 
 
@@ -128,6 +132,22 @@ async def test_what_was_due_survives_a_restart(new_site: NewSite, tmp_path: Path
         await first.running.manager.stop()
         _, body = await receiver.next()
         assert _json(body)["data"]["task_id"] == name
+        await shows(second, name, "delivered")
+
+
+async def test_what_was_on_its_way_when_the_server_ended_is_told_at_once_by_the_next(
+    new_site: NewSite,
+) -> None:
+    async with receiving(0) as receiver:
+        first = await new_site("first", **OPEN)
+        assert first.running.embedded is not None
+        second = await new_site("second", redis_url=first.running.embedded.url, **OPEN)
+        name = await first.submit(callback_url=receiver.url)
+        await first.call("DELETE", f"/tasks/{name}")
+        before, _ = await receiver.next()
+        await first.running.manager.stop()
+        after, _ = await receiver.next()
+        assert before["webhook-id"] == after["webhook-id"]
         await shows(second, name, "delivered")
 
 

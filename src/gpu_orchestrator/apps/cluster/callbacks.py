@@ -1,11 +1,12 @@
 """Tells whoever asked for it that a task has ended: at least once, signed, and tried again until it is taken.
 
-The leader's process delivers. What it has taken and not told when it dies is due again for the next leader.
+The leader's process delivers. What it has taken and not told when it ends is due again for the next leader.
 Bodies and signatures are as of https://www.standardwebhooks.com, so that receivers can use its libraries.
 """
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import random
 from collections.abc import Awaitable, Callable
@@ -96,6 +97,10 @@ class Caller:
             return await self._store.delivered(due)  # there is none to tell
         try:
             await self._post(http, url, due)
+        except asyncio.CancelledError:
+            with contextlib.suppress(StoreError):  # then it is due again when TAKEN_MS are over
+                await self._store.again(due, "the server ended meanwhile", 0)
+            raise
         except TurnedAway as error:
             return await self._give_up(due, str(error))
         except Exception as error:  # whatever it is, it is tried again, and said in the task's row
