@@ -105,6 +105,7 @@ async def load(database: Database, path: Path) -> Summary:
         raise BadBackup(
             "the store is not empty; give an empty one (another --data, or FLUSHDB on a store of your own)"
         )
+    await database.set(version.KEY, version.RESTORING)
     tasks = keys = schema = 0
     batch: list[Kept] = []
     for header, kept in _records(path):
@@ -115,8 +116,8 @@ async def load(database: Database, path: Path) -> Summary:
             tasks += await _bring(database, batch)
             keys += len(batch)
             batch = []
-    await database.set(version.KEY, str(schema).encode())
     await database.set_field("watch", "generation", str(int(time() * 1000)))  # ids given out since are void
+    await database.set(version.KEY, str(schema).encode())
     return Summary(tasks, keys)
 
 

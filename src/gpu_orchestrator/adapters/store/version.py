@@ -16,6 +16,9 @@ log = structlog.get_logger()
 
 VERSION = 2
 KEY = "schema"
+RESTORING = b"restoring"
+"""In place of a version, as long as a backup is brought back: what is there until then is a part of it."""
+
 AT_ONCE = 500
 _RELIST = Script[tuple[str, int]]("relist", tuple[str, int])
 
@@ -40,6 +43,11 @@ async def prepare(database: Database, owners: Mapping[str, str]) -> None:
 async def _found(database: Database) -> int:
     """0 where there is nothing yet."""
     written = await database.get(KEY)
+    if written == RESTORING:
+        raise Unfit(
+            "a backup was restored into this store and not to its end: empty it (another --data, or FLUSHDB "
+            "on a store of your own) and restore again"
+        )
     if written is not None:
         return int(written) if written.isdigit() else VERSION + 1
     return 1 if await database.exists("fence", "stats", "workers") else 0

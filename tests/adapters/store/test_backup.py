@@ -1,0 +1,36 @@
+"""A backup that was brought back in part is not taken for the whole."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_orchestrator.adapters.store import backup, version
+from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.embedded import embedded
+from gpu_orchestrator.adapters.store.errors import Unfit
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.values import NewTask
+
+
+async def test_a_store_into_which_a_restore_was_interrupted_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "all.backup"
+    async with embedded(tmp_path / "old") as server, Store(Database(server.url), owner="one") as store:
+        await version.prepare(store.database, {})
+        await store.tasks.submit([NewTask("t", '{"task_type":"echo"}', "null")])
+        await backup.save(store.database, file, {})
+    async with embedded(tmp_path / "new") as server, Database(server.url) as database:
+        restore = database.restore
+
+        async def interrupted(rows: Sequence[tuple[str, int, bytes]]) -> None:
+            await restore(rows)
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(database, "restore", interrupted)
+        with pytest.raises(asyncio.CancelledError):
+            await backup.load(database, file)
+        with pytest.raises(Unfit, match="restored into this store and not to its end"):
+            await version.prepare(database, {})
