@@ -22,7 +22,7 @@ class Peer:
     def __init__(self) -> None:
         self.port = 0
         self.epoch = 1
-        # Longer than any machine stands still: a test that is about the end of a lease asks for SHORT_LEASE_S.
+        # Longer than any machine stands still: tests of how a lease ends ask for SHORT_LEASE_S.
         self.lease_s, self.renew_every_s = 60.0, 0.5
         self.welcomes = self.renews = self.acks = self.resumes = True
         self.goodbye: session.Goodbye | None = None

@@ -75,7 +75,7 @@ def is_alive(pid: int) -> bool:
 
 
 def grown_to(worker: Worker, count: int) -> None:
-    """Waits until so many processes are below this worker: one that has just begun does not show its mark yet."""
+    """Waits until this worker has so many processes: one that has just begun does not show its mark yet."""
     end = time.monotonic() + 20.0
     while len(below := worker.below()) < count:
         assert time.monotonic() < end, f"never {count} processes: {below}"
