@@ -155,9 +155,9 @@ async def eventually(check: Callable[[], Awaitable[bool]], within_s: float) -> N
 
 
 @asynccontextmanager
-async def fleet(folder: Path) -> AsyncIterator[Fleet]:
-    """Ends with a look at what is left: no process of any worker may be."""
-    async with Fleet(folder) as running:
+async def fleet(folder: Path, **settings: str) -> AsyncIterator[Fleet]:
+    """Ends with a look at what is left: no process of any worker may be. `settings` are the server's."""
+    async with Fleet(folder, settings) as running:
         yield running
     for worker in running.workers:
         gone_within(worker, 8.0)
