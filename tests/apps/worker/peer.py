@@ -14,7 +14,7 @@ from aiohttp import WSMsgType, web
 from gpu_orchestrator.api import session
 
 TOKEN = "token-of-the-test"
-SHORT_LEASE_S = 10.0
+SHORT_LEASE_S = 6.0
 T = TypeVar("T", bound=session.Message)
 
 
