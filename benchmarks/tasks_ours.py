@@ -19,12 +19,12 @@ from uuid import uuid4
 
 import aiohttp
 
+from controlplane.cluster import free_port
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.values import NewTask
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
-from tests.stores import free_port
 
 BATCH, CLIENTS, SLOTS = 500, 16, 64
 MANY, ONE = "many", "one"

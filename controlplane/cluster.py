@@ -190,6 +190,8 @@ def free_port() -> int:
 
 
 LOWEST_PORT = 10_000
+_given: set[int] = set()
+"""Ports that this process has been told: its server may not have taken one yet when the next is asked for."""
 
 
 def port_below(limit: int) -> int:
@@ -201,5 +203,8 @@ def port_below(limit: int) -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            port = int(probe.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
     raise ClusterError("no free loopback port found in 100 tries")

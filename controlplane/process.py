@@ -36,7 +36,8 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        return self._popen is not None and self._popen.poll() is None
+        popen = self._popen  # which a thread that kills it may forget meanwhile
+        return popen is not None and popen.poll() is None
 
     def start(self, *, wait: bool = True) -> None:
         if self.is_running:
@@ -78,10 +79,11 @@ class Process:
         self._popen = None
 
     def kill(self) -> None:
-        if self._popen is not None:
-            self._signal(signal.SIGKILL)
-            self._popen.wait()
-            self._popen = None
+        if (popen := self._popen) is not None:
+            popen.send_signal(signal.SIGKILL)
+            popen.wait()
+            if self._popen is popen:  # else it was started again by who saw it end
+                self._popen = None
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)

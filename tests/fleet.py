@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import aiohttp
 
+from controlplane.cluster import free_port
 from tests.apps.worker.workers import Worker, compiled, gone_within
-from tests.stores import free_port
 
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
-START_S = 30.0
+START_S = 60.0
 
 
 class Fleet:
@@ -46,7 +46,7 @@ class Fleet:
             await self._http.close()
         if self.server is not None:
             self.server.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(self.server.wait, 20)
+            await asyncio.to_thread(self.server.wait, 60)
 
     async def start(self) -> None:
         """Starts the server, or starts it again on the same data."""
@@ -62,7 +62,13 @@ class Fleet:
         await eventually(self._is_ready, START_S)
         if self._http is None:
             self.key = json.loads(_read(data / "client.json"))["key"]
-            self._http = aiohttp.ClientSession(self.url, headers={"Authorization": f"Bearer {self.key}"})
+            self._http = self._client()
+
+    def _client(self) -> aiohttp.ClientSession:
+        """Lets go of a silent connection before the server does, which would meet the next request."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        connector = aiohttp.TCPConnector(keepalive_timeout=2.0)
+        return aiohttp.ClientSession(self.url, headers=headers, connector=connector)
 
     async def _is_ready(self) -> bool:
         assert self.server is not None
@@ -149,10 +155,10 @@ async def eventually(check: Callable[[], Awaitable[bool]], within_s: float) -> N
 
 
 @asynccontextmanager
-async def fleet(folder: Path) -> AsyncIterator[Fleet]:
-    """Ends with a look at what is left: no process of any worker may be."""
-    async with Fleet(folder) as running:
+async def fleet(folder: Path, **settings: str) -> AsyncIterator[Fleet]:
+    """Ends with a look at what is left: no process of any worker may be. `settings` are the server's."""
+    async with Fleet(folder, settings) as running:
         yield running
     for worker in running.workers:
-        gone_within(worker, 5.0)
+        gone_within(worker, 8.0)
         assert "Traceback" not in worker.log.read_text(), worker.log.read_text()

@@ -2,21 +2,15 @@
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from controlplane.cluster import free_port
 from gpu_orchestrator.adapters.store.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.embedded import binary, embedded
 
 PASSWORD = "correct horse"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
@@ -29,7 +23,7 @@ async def external(folder: Path, **settings: str) -> AsyncIterator[str]:
     url = f"redis://:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/0"
     database = Database(url)
     try:
-        await wait_until_up(database, 10)
+        await wait_until_up(database, 30)
         yield url
     finally:
         await database.close()

@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controlplane.cluster import free_port
 from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.store.resp import Client
 from tests.adapters.test_tls import Files
 from tests.apps.worker.workers import compiled
 from tests.cli.test_server import COMMAND, lines_until, only_line, start
-from tests.stores import free_port
 
 pytestmark = pytest.mark.real
 GUIDE = Path(__file__).parents[2] / "docs" / "security.md"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.cluster import free_port
 from tests.apps.worker.workers import compiled
 from tests.cli.test_server import lines_until, up
-from tests.stores import free_port
 
 pytestmark = pytest.mark.real
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "quickstart.md"

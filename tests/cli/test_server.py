@@ -12,9 +12,10 @@ from threading import Timer
 
 import pytest
 
+from controlplane.cluster import free_port
 from tests.apps.worker.workers import compiled
 from tests.scenarios.nemesis import children_of
-from tests.stores import free_port
+from tests.scenarios.stage import until
 
 pytestmark = pytest.mark.real
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
@@ -122,7 +123,7 @@ def test_up_shows_tasks_at_work_ends_cleanly_and_remembers(tmp_path: Path) -> No
         below = [first.pid, *all_below(first.pid)]
         first.send_signal(signal.SIGINT)
         assert first.wait(30) == 0
-    assert not [pid for pid in below if os.path.exists(f"/proc/{pid}")]
+    until(lambda: not [pid for pid in below if os.path.exists(f"/proc/{pid}")], "all of it has ended", 10)
     with up(tmp_path, "--port", port) as again:
         later = "".join(lines_until(again, "sample-7 completed"))
         assert "API key" not in later

@@ -90,7 +90,7 @@ def test_a_pod_runs_for_as_long_as_its_annotation_says(cluster: Cluster, namespa
     assert run_job(cluster, namespace, gpu_job("timed", gpus=1, **{nodes.RUN_FOR: "3s"})) == "Complete"
     pod = cluster.api.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"][0]
     ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
-    assert 2 <= _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"]) <= 6
+    assert 2 <= _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"]) <= 20
 
 
 def test_a_service_account_may_do_only_what_rbac_grants(cluster: Cluster, namespace: str) -> None:
@@ -146,7 +146,7 @@ def test_a_paused_part_stands_still_until_resumed(new_cluster: NewCluster) -> No
 def test_a_part_that_ended_by_itself_does_not_keep_the_rest_from_ending(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     os.kill(cluster.parts["etcd"].pid, signal.SIGKILL)
-    assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=5)
+    assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=30)
     cluster.close()
     assert not cluster.folder.exists()
     assert not watchdog.marked(cluster.guard.mark)
@@ -156,7 +156,7 @@ def test_what_carries_the_clusters_environment_ends_with_it(new_cluster: NewClus
     cluster = new_cluster()
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **cluster.environment}) as sleeper:
         cluster.close()
-        assert sleeper.wait(timeout=5) == -signal.SIGKILL
+        assert sleeper.wait(timeout=30) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("limit", [32_768, 1024, 10_500])
@@ -179,6 +179,8 @@ def test_the_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster)
     for _ in range(3):
         cluster.kubectl("get", "configmaps", kubeconfig=bob)
     cluster.kubectl("create", "configmap", "one", kubeconfig=bob)
+    # An answer may arrive before its line is written.
+    assert eventually(lambda: bool(cluster.audit.requests()["bob", "create", "configmaps"]), within_s=10)
     asked = cluster.audit.requests()
     assert asked["bob", "list", "configmaps"] == 3
     assert asked["bob", "create", "configmaps"] == 1
@@ -201,10 +203,10 @@ def test_a_killed_owner_leaves_nothing_running(toolbox: object) -> None:
     assert owner.stdout is not None
     mark = owner.stdout.readline().strip()
     folder = Path(owner.stdout.readline().strip())
-    assert len(watchdog.marked(mark)) == 5
+    assert eventually(lambda: len(watchdog.marked(mark)) == 5, within_s=10)  # the last has just begun
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
-    assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=5)
+    assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=30)
 
 
 def test_many_nodes_become_ready(
@@ -214,7 +216,7 @@ def test_many_nodes_become_ready(
     started = time.monotonic()
     count = scale(test=200, accept=1000)
     names = cluster.gpu_nodes(count, wait=False)
-    cluster.wait_nodes_ready(names, timeout_s=60)
+    cluster.wait_nodes_ready(names, timeout_s=120)
     figure(f"{count} nodes Ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all")
 
 

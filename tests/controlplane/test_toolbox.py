@@ -121,10 +121,10 @@ def test_an_interrupted_build_is_repaired_by_the_next_run(
 
 def test_two_runs_at_once_build_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_that(
-        folder, monkeypatch, f'[ "$1" = build ] && echo build >> {folder}/builds && sleep 1\nexec $GO "$@"'
+        folder, monkeypatch, f'[ "$1" = build ] && echo build >> {folder}/builds && sleep 5\nexec $GO "$@"'
     )
     runs = [in_another_process(folder) for _ in range(2)]
-    said = [run.communicate(timeout=60) for run in runs]
+    said = [run.communicate(timeout=200) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], said
     assert (folder / "builds").read_text() == "build\n"
     assert sum("waiting for it" in stderr for _, stderr in said) == 1

@@ -18,7 +18,7 @@ async def component(kubeconfig: Path) -> AsyncIterator[aiohttp.ClientSession]:
         cluster["server"],
         headers={"Authorization": f"Bearer {user['token']}"},
         connector=aiohttp.TCPConnector(ssl=tls, limit=0),
-        timeout=aiohttp.ClientTimeout(total=20),
+        timeout=aiohttp.ClientTimeout(total=60),
     ) as session:
         yield session
 

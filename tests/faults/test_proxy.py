@@ -322,4 +322,4 @@ async def test_closes_at_once_with_watches_open_and_held(server: SmallServer) ->
     trigger = proxy.on("watch", "configmaps", do=HoldWatch())
     async with component(proxy.kubeconfig) as client, client.get(WATCH), client.get(f"{WATCH}&second=1"):
         await trigger.struck()
-        await asyncio.wait_for(asyncio.to_thread(proxy.__exit__, None, None, None), 2)
+        await asyncio.wait_for(asyncio.to_thread(proxy.__exit__, None, None, None), 15)

@@ -27,7 +27,7 @@ class Trigger:
     hits: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
 
-    def wait(self, timeout: float = 10, *, hits: int = 1) -> None:
+    def wait(self, timeout: float = 30, *, hits: int = 1) -> None:
         """Blocks until the fault has struck so many times."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.hits >= hits, timeout):
@@ -36,7 +36,7 @@ class Trigger:
                     f"not {hits}; {self.seen} requests matched, the fault was due from number {self.nth}"
                 )
 
-    async def struck(self, timeout: float = 10, *, hits: int = 1) -> None:  # noqa: ASYNC109
+    async def struck(self, timeout: float = 30, *, hits: int = 1) -> None:  # noqa: ASYNC109
         """The same for a coroutine."""
         await asyncio.to_thread(self.wait, timeout, hits=hits)
 

@@ -103,7 +103,8 @@ class Operator:
             self.process.kill()
 
     def metrics(self) -> dict[str, float]:
-        lines = self._get(self.metrics_port, "/metrics").splitlines()
+        text = eventually(lambda: self._get(self.metrics_port, "/metrics"), f"metrics; log: {self.log}")
+        lines = text.splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 

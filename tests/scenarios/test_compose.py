@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from controlplane.cluster import free_port
 from gpu_orchestrator.adapters.store.embedded import binary
 from tests.apps.worker.workers import compiled
 from tests.fleet import COMMAND
-from tests.stores import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = ("docker-compose.yml", "docker-compose.test.yml")

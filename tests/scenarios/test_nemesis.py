@@ -61,6 +61,7 @@ def check_ends(asked: list[dict[str, object]], final: list[dict[str, object]]) -
 
 async def check_books(manager: Fleet, states: Counter[str]) -> None:
     """As many were committed as completed, and every device and slot is free again."""
+    await asyncio.sleep(1.5)  # what is shown of the whole may be a second old
     _, shown = await manager.call("GET", "/cluster/status")
     assert {name: n for name, n in shown["tasks"].items() if n} == dict(states)
     assert shown["committed"] == states["completed"]
@@ -72,7 +73,7 @@ async def check_books(manager: Fleet, states: Counter[str]) -> None:
         reserved = sum(gpu["memory_reserved_bytes"] for each in shown["workers"] for gpu in each["gpu_info"])
         return reserved == 0 and all(each["current_tasks"] == 0 for each in shown["workers"])
 
-    await eventually(all_free, 10)
+    await eventually(all_free, nemesis.PATIENCE_S)
     whole: list[dict[str, object]] = [
         {"task_type": "echo", "resources": {"gpus": 2}, "idempotency_key": f"w-{n}"} for n in range(9)
     ]

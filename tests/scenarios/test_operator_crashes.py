@@ -211,11 +211,13 @@ def killed_at(
         Operator(proxy.kubeconfig, "--no-leader-elect", log=log) as operator,
     ):
         verb, resource, nth = write
-        killed, over = threading.Event(), threading.Event()
+        killed, over, judging = threading.Event(), threading.Event(), threading.Lock()
 
         def kill(_: object) -> None:
-            operator.kill()
-            killed.set()
+            with judging:
+                if not over.is_set():  # else it was the last write of the story, and nobody would start again
+                    operator.kill()
+                    killed.set()
 
         def start_again() -> None:
             killed.wait()
@@ -226,10 +228,11 @@ def killed_at(
         helper = threading.Thread(target=start_again, daemon=True)
         helper.start()
         outcome = play(site, story, operator)
-        was_killed = killed.is_set()
-        if not was_killed:
-            over.set()
-            killed.set()
+        with judging:
+            was_killed = killed.is_set()
+            if not was_killed:
+                over.set()
+                killed.set()
         helper.join()
         operator.ready()
     return outcome, was_killed

@@ -91,6 +91,8 @@ def test_pods_of_others_count_too(site: Site) -> None:
     container = {"name": "x", "image": "x", "resources": {"limits": limits}}
     body = {"metadata": {"name": "other"}, "spec": {"nodeName": node, "containers": [container]}}
     site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", body)
+    # Two watches tell of a pod and of a workload, in any order: by now the operator has heard of the pod.
+    eventually(lambda: site.pods()[0]["status"].get("phase") == "Running", "the other pod runs")
     site.create("two", gpus=2)
     assert site.until("two", "Pending")["message"] == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
     site.request("DELETE", f"/api/v1/namespaces/{site.namespace}/pods/other")
@@ -170,7 +172,7 @@ def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
 
 def test_suspend_holds_nothing_and_resume_places_anew(site: Site) -> None:
     site.nodes(1, gpus=4)
-    site.create("paused", gpus=4, run_for="2s")
+    site.create("paused", gpus=4, run_for="1h")
     site.until("paused", "Running")
     site.patch("paused", {"suspend": True})
     assert "suspended" in site.until("paused", "Pending")["message"]
@@ -178,6 +180,8 @@ def test_suspend_holds_nothing_and_resume_places_anew(site: Site) -> None:
     site.until("other", "Succeeded")
     assert not [pod for pod in site.pods() if pod["metadata"]["labels"]["app"] == "paused"]
     site.patch("paused", {"suspend": False})
+    site.until("paused", "Running")
+    site.end("paused")
     assert site.until("paused", "Succeeded")["retryCount"] == 0
 
 

@@ -71,7 +71,7 @@ def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site) -> No
     assert site.status("late")["retryCount"] == 1
     assert site.status("late")["assignedNode"] == ({first, second} - {chosen}).pop()
     assert "did not take the pod for 10 s" in site.told("late", "FailedScheduling")
-    assert len(site.jobs()) == 1
+    eventually(lambda: len(site.jobs()) == 1, "the first Job is gone")
 
 
 def test_a_node_that_does_not_take_the_pod_is_not_chosen_again(site: Site) -> None:

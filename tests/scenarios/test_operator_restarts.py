@@ -15,7 +15,7 @@ def test_a_restart_between_tries_changes_nothing(site: Site, new_operator: NewOp
     site.nodes(1, gpus=4)
     operator = new_operator("--no-leader-elect")
     with operator:
-        site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 6})
+        site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 15})
         before = site.until("big", "Pending")
     operator.start().ready()
     operator.kill()
@@ -106,7 +106,7 @@ def test_a_frozen_leaders_writes_come_too_late(site: Site, account: Path, tmp_pa
                     hold.let_go.set()
                 eventually(lambda: late_writes(proxy, before) == [409, 409], "both writes are answered")
                 old.resume()
-                assert old.wait(20) == 1  # it has noticed that it leads no more
+                assert old.wait(60) == 1  # it has noticed that it leads no more
                 assert set(late_writes(proxy, before)) == {409}  # what it tried again included
                 assert {name: site.status(name) for name in found} == found
                 assert {job["metadata"]["uid"] for job in site.jobs()} == uids
@@ -124,7 +124,7 @@ class Hold:
 
     def __call__(self, _: object) -> None:
         self.came.set()
-        self.let_go.wait(60)
+        self.let_go.wait(180)
 
 
 def late_writes(proxy: Proxy, since: int) -> list[int | None]:

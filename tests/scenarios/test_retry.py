@@ -1,6 +1,7 @@
 """Requests through bad weather: throttling, lost answers, rotated tokens, before a real server."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ async def test_a_rotated_token_is_taken_up(cluster: Cluster, namespace: str, tmp
     token = tmp_path / "token"
     kubeconfig = with_token_file(cluster, namespace, token)
     async with Client.open(config.load(kubeconfig)) as client:
+        await granted(client, namespace)
         await client.create(CONFIG_MAPS, named("x", namespace))
         cluster.kubectl("delete", "serviceaccount", "robot", "-n", namespace)
         cluster.kubectl("create", "serviceaccount", "robot", "-n", namespace)
@@ -95,6 +97,16 @@ def with_token_file(cluster: Cluster, namespace: str, token: Path) -> Path:
     path = token.with_name("kubeconfig")
     path.write_text(yaml.safe_dump(tree))
     return path
+
+
+async def granted(client: Client, namespace: str) -> None:
+    """Wait until the server goes by the new binding (it hears of one by a watch of its own)."""
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(errors.Forbidden):
+                await client.list(CONFIG_MAPS, namespace)
+                return
+            await asyncio.sleep(0.05)
 
 
 async def refused(client: Client, namespace: str) -> None:

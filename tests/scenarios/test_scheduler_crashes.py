@@ -22,6 +22,7 @@ from tests.scale import Scale
 from tests.scenarios.stage import Stage, claim, pod, until
 
 ALONE: dict[str, Any] = {"leaderElect": False, "releaseSeconds": 1, "sweepSeconds": 2}
+PATIENT: dict[str, Any] = {"leaseSeconds": 60, "renewSeconds": 50, "retrySeconds": 0.5, "releaseSeconds": 1}
 LEADING: dict[str, Any] = {"leaseSeconds": 5, "renewSeconds": 4, "retrySeconds": 0.5, "releaseSeconds": 1}
 
 Moment = Literal["request", "answer", "done"]
@@ -161,7 +162,7 @@ def test_a_frozen_leaders_bind_comes_too_late(bare_stage: Stage, proxy: Proxy) -
 
     def freeze(_: Request) -> None:
         old.pause()
-        let_go.wait(60)
+        let_go.wait(120)
 
     proxy.on("create", "pods/binding", do=Call(freeze))
     with History(bare_stage.cluster) as history:
@@ -169,7 +170,7 @@ def test_a_frozen_leaders_bind_comes_too_late(bare_stage: Stage, proxy: Proxy) -
         until(lambda: f"gpu-{node}-0" in bare_stage.leases(), "the device is reserved for the first pod")
         bare_stage.create(pod("urgent", gpus=1, priorityClassName="high"))
         bare_stage.scheduler(**LEADING)
-        assert bare_stage.wait_bound("urgent", within_s=30) == {"urgent": f"{node}:0"}
+        assert bare_stage.wait_bound("urgent", within_s=60) == {"urgent": f"{node}:0"}
         let_go.set()
         until(lambda: binds(proxy), "the late bind was answered")
         assert binds(proxy) == [409]
@@ -191,9 +192,11 @@ def binds(proxy: Proxy) -> list[int | None]:
 def test_another_takes_over(
     bare_stage: Stage, scale: Scale, figure: Callable[[str], None], polite: bool
 ) -> None:
-    """Within 20 s of a leader's death with default times, and at once when it leaves in order."""
+    """Within 20 s of a leader's death with default times, and at once when it leaves in order: long before
+    its lease would have been over."""
     bare_stage.gpu_nodes(1, gpus=8)
-    times: dict[str, Any] = scale(test=LEADING, accept={})
+    times: dict[str, Any] = scale(test=PATIENT if polite else LEADING, accept={})
+    limit_s = scale(test=30, accept=3 if polite else 20)
     leader = bare_stage.scheduler(**times)
     bare_stage.create(pod("before", gpus=1))
     bare_stage.wait_bound("before")
@@ -201,6 +204,6 @@ def test_another_takes_over(
     ended_at = time.monotonic()
     leader.stop() if polite else leader.kill()
     bare_stage.create(pod("after", gpus=1))
-    bare_stage.wait_bound("after", within_s=20)
+    bare_stage.wait_bound("after", within_s=limit_s)
     figure(f"bound {time.monotonic() - ended_at:.1f} s after the leader {'left' if polite else 'was killed'}")
-    assert time.monotonic() - ended_at < (3 if polite else 20)
+    assert time.monotonic() - ended_at < limit_s

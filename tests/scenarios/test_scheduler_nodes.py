@@ -60,8 +60,10 @@ def test_metrics_tell_what_happened(stage: Stage) -> None:
     stage.create(bare, pod("big", gpus=4))
     stage.wait_bound("two-gpus")
     stage.wait_event("big", "FailedScheduling: ")
-    told = samples(port)
     bound = 'gpu_scheduler_scheduling_duration_seconds_count{result="bound"}'
+    # The server knows of the bind before its answer has arrived.
+    until(lambda: samples(port).get(bound), "the bind is counted")
+    told = samples(port)
     assert told[bound] == told["gpu_scheduler_e2e_seconds_count"] == 1
     assert told['gpu_scheduler_pending_pods{state="parked"}'] == 1
     assert told['gpu_scheduler_lease_operations_total{op="acquire",result="ok"}'] == 2
@@ -124,7 +126,7 @@ def test_a_volume_that_only_one_node_reaches(stage: Stage) -> None:
     mounted = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
     stage.cluster.kubectl("apply", "-n", stage.namespace, "-f", "-", stdin=volume(stage.namespace, nodes[2]))
     stage.create(pod("reader", gpus=1, volumes=mounted))
-    assert stage.wait_bound("reader")["reader"].startswith(f"{nodes[2]}:")
+    assert stage.wait_bound("reader", within_s=60)["reader"].startswith(f"{nodes[2]}:")
 
 
 def volume(name: str, node: str) -> str:

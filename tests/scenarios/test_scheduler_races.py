@@ -18,7 +18,7 @@ def test_a_full_cluster_is_filled_to_the_last_device(bare_stage: Stage, scale: S
         for turn in range(turns):
             pods = [f"t{turn}-{number}" for number in range(FULL)]
             bare_stage.create(*(pod(name, gpus=1) for name in pods), threads=4)
-            given = bare_stage.wait_bound(*pods, within_s=60)
+            given = bare_stage.wait_bound(*pods, within_s=100)
             assert len(set(given.values())) == FULL
             bare_stage.delete(*pods, force=True)
         until(lambda: not bare_stage.leases(), "every lease is gone", 60)

@@ -65,7 +65,7 @@ def test_the_role_is_exactly_what_is_used(shipped: Stage) -> None:
         live_a_full_life(shipped, proxy)
         shipped.running[-1].stop()
     # A watch is told to the audit log when it ends.
-    until(lambda: granted() <= used(shipped.cluster)[0], "every right was used", 15)
+    until(lambda: granted() <= used(shipped.cluster)[0], "every right was used")
     rights, refused = used(shipped.cluster)
     assert refused == []
     assert rights == granted()
@@ -94,7 +94,7 @@ def live_a_full_life(stage: Stage, proxy: Proxy) -> None:
     stage.create(pod("big", gpus=9))
     first = stage.wait_event("big", "FailedScheduling: ")
     stage.cluster.kubectl("cordon", node)
-    until(lambda: len(stage.events("big")) == 2, "another reason is told")
+    until(lambda: len(stage.events("big")) >= 2, "another reason is told")
     stage.cluster.kubectl("uncordon", node)
     stage.delete("plain", "lost")
     until(lambda: stage.claim("one")["status"]["phase"] == "Released", "the claim is free again")

@@ -98,7 +98,7 @@ def test_a_steady_stream_is_bound_at_once(bare_stage: Stage, scale: Scale, figur
     p99_s = statistics.quantiles(waits, n=100)[98]
     figure(f"{len(waits)} pods at 50/s: median {statistics.median(waits):.3f} s, p99 {p99_s:.3f} s")
     assert len(waits) == 50 * seconds
-    assert p99_s <= 1.0
+    assert p99_s <= scale(test=8.0, accept=1.0)
 
 
 def latencies(changes: list[Change]) -> list[float]:
@@ -121,10 +121,10 @@ def test_a_large_cluster_is_taken_in_at_once(bare_stage: Stage, scale: Scale, fi
     bare_stage.create(pod("first", gpus=8))
     began = time.monotonic()
     process = bare_stage.scheduler(leaderElect=False)
-    until(lambda: bare_stage.pod("first")["spec"].get("nodeName"), "the first pod is bound", 30)
+    until(lambda: bare_stage.pod("first")["spec"].get("nodeName"), "the first pod is bound", 60)
     took_s = time.monotonic() - began
     figure(f"{nodes} nodes, {pods} pods: {process.memory_mb:.0f} MB, first bind after {took_s:.1f} s")
-    assert took_s <= 10
+    assert took_s <= scale(test=60, accept=10)
     assert process.memory_mb <= 400
 
 

@@ -17,7 +17,7 @@ from tests.scenarios import nemesis
 
 pytestmark = pytest.mark.real
 Figure = Callable[[str], None]
-RUNS_S = 4.0
+RUNS_S = 5.0
 """Longer than it takes to stop a host on a busy machine, shorter than a lease: the result must wait when the
 agent wakes."""
 
@@ -30,13 +30,13 @@ async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
 
 async def test_a_killed_runner_costs_less_than_a_second(manager: Fleet, scale: Scale, figure: Figure) -> None:
     worker = await manager.worker("a")
-    task = await manager.submit("sleep", {"seconds": 3})
+    task = await manager.submit("sleep", {"seconds": 8})
     await manager.running(task)
     kill(worker.runner(), signal.SIGKILL)
     killed = time.monotonic()
     await manager.until(task, attempt=2, status="running")
     figure(f"runner killed, run again after {time.monotonic() - killed:.2f} s")
-    assert time.monotonic() - killed < scale(test=nemesis.BUSY, accept=1) * 1.0
+    assert time.monotonic() - killed < scale(test=8.0, accept=1.0), "long before a lease would be over"
     assert (await manager.wait(task))["status"] == "completed"
 
 
@@ -45,7 +45,7 @@ async def test_a_killed_worker_costs_less_than_five_seconds(
 ) -> None:
     await manager.worker("a")
     await manager.worker("b")
-    task = await manager.submit("sleep", {"seconds": 3})
+    task = await manager.submit("sleep", {"seconds": 8})
     worker = await manager.running(task)
     worker.signal(signal.SIGKILL)
     killed = time.monotonic()
@@ -89,13 +89,15 @@ async def test_a_silent_host_costs_less_than_fifteen_seconds_and_its_late_result
 
 
 async def test_a_worker_that_leaves_finishes_what_runs_and_hands_on_the_rest(manager: Fleet) -> None:
-    leaving = await manager.worker("a")
-    running = await manager.submit("sleep", {"seconds": 1.5})
-    await manager.running(running)
     await manager.worker("b")
+    await manager.call("POST", "/workers/b/cordon")
+    leaving = await manager.worker("a")
+    running = await manager.submit("sleep", {"seconds": 4})
+    await manager.running(running)
+    await manager.call("POST", "/workers/b/uncordon")
     leaving.signal(signal.SIGTERM)
     later = [await manager.submit("echo", {"number": number}) for number in range(10)]
-    assert await asyncio.to_thread(leaving.process.wait, 10) == 0
+    assert await asyncio.to_thread(leaving.process.wait, 30) == 0
     first = await manager.wait(running)
     assert (first["status"], first["attempt"], first["assigned_worker"]) == ("completed", 1, "a")
     for number, task in enumerate(later):

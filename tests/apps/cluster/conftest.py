@@ -18,6 +18,8 @@ from tests.apps.cluster import hand
 from tests.apps.cluster.hand import Hand
 
 KEY, TOKEN = "k" * 64, "t" * 64
+PATIENT = {"worker_lease": 60}
+"""Workers played by hand renew nothing by themselves: where a test is not about leases, they are long."""
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Site:
 
     async def ready(self) -> None:
         """Until somebody leads."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await self.call("GET", "/health/ready"))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.01)
 
@@ -46,7 +48,7 @@ class Site:
     async def task(self, name: str) -> Any:
         return (await self.call("GET", f"/tasks/{name}"))[1]
 
-    async def wait(self, name: str, timeout_s: float = 10.0) -> Any:
+    async def wait(self, name: str, timeout_s: float = 30.0) -> Any:
         return (await self.call("GET", f"/tasks/{name}/wait?timeout={timeout_s}"))[1]
 
     async def join(self, name: str = "w", **rest: Any) -> Hand:
@@ -65,7 +67,8 @@ async def new_site(tmp_path: Path) -> AsyncIterator[NewSite]:
     async with AsyncExitStack() as stack:
 
         async def open_site(name: str = "one", **given: Any) -> Site:
-            chosen = settings.load({}, tmp_path / "none", api_port=0, data_dir=str(tmp_path / name), **given)
+            given = {**PATIENT, "api_port": 0, "data_dir": str(tmp_path / name), **given}
+            chosen = settings.load({}, tmp_path / "none", **given)
             keys = Keys([key_of(KEY, "admin"), key_of(TOKEN, "worker")])
             running = await stack.enter_async_context(server.running(chosen, keys))
             headers = {"Authorization": f"Bearer {KEY}"}

@@ -34,7 +34,7 @@ class Hand:
     async def say(self, *messages: session.Message) -> None:
         await self.socket.send_bytes(session.frame(*messages))
 
-    async def hear(self, kind: type[M], within_s: float = 10.0) -> M:
+    async def hear(self, kind: type[M], within_s: float = 30.0) -> M:
         """The next message of this kind."""
         async with asyncio.timeout(within_s):
             while True:

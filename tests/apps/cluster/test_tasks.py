@@ -44,7 +44,7 @@ async def test_submitting_can_wait_for_the_end(site: Site) -> None:
     await worker.finish(await worker.take(), "good")
     status, ended = await asked
     assert (status, ended["status"], ended["result"]) == (200, "completed", "good")
-    status, waits = await site.call("POST", "/api/v1/tasks?wait=0.1", {"task_type": "echo"})
+    status, waits = await site.call("POST", "/api/v1/tasks?wait=2", {"task_type": "echo"})
     assert (status, waits["status"]) == (200, "assigned")
     status, waits = await site.call("POST", f"/tasks?note={'x' * 100}&wait=0.1", {"task_type": "echo"})
     assert (status, waits["status"]) == (200, "queued")
@@ -165,8 +165,10 @@ async def test_explain_names_every_device_and_why_not(site: Site) -> None:
                 hand.reading(2),
                 hand.reading(3, gib=48),
             )
-        )
+        ),
+        session.Renew(1),
     )
+    await worker.hear(session.Renewed)
     holder = await site.submit(resources={"gpus": 1, "gpu_memory": "30GB"})
     assert (await worker.take()).devices[0].index == 3
     await site.call("POST", "/workers/w/devices/2/cordon")
@@ -189,7 +191,8 @@ async def test_explain_names_every_device_and_why_not(site: Site) -> None:
 async def test_memory_is_given_once_whatever_happens_beside(site: Site) -> None:
     """24 GiB at 80 %: 19.2; 10 used by others leaves 9.2, so of three tasks of 4 GiB two go."""
     worker = await site.join(devices=(hand.device(0),))
-    await worker.say(session.Report((hand.reading(0, others_gib=10),)))
+    await worker.say(session.Report((hand.reading(0, others_gib=10),)), session.Renew(1))
+    await worker.hear(session.Renewed)
     for _ in range(3):
         await site.submit(resources={"gpu_memory": "4GiB"})
     first, second = await worker.take(), await worker.take()

@@ -64,8 +64,7 @@ async def test_what_the_worker_still_has_is_not_said_again(site: Site) -> None:
     assert (await site.wait(name))["status"] == "completed"
 
 
-async def test_a_worker_started_anew_is_not_who_it_was(new_site: NewSite) -> None:
-    site = await new_site(worker_lease=1)
+async def test_a_worker_started_anew_is_not_who_it_was(site: Site) -> None:
     worker = await site.join()
     name = await site.submit()
     await worker.take()
@@ -76,9 +75,8 @@ async def test_a_worker_started_anew_is_not_who_it_was(new_site: NewSite) -> Non
     assert (assign.task, assign.attempt) == (name, 2)
 
 
-async def test_a_late_result_is_dropped_and_counted(new_site: NewSite) -> None:
+async def test_a_late_result_is_dropped_and_counted(site: Site) -> None:
     """Of an attempt that was lost with its worker's epoch, of one that has ended, and of a task long gone."""
-    site = await new_site(worker_lease=1)
     worker = await site.join()
     name = await site.submit()
     first = await worker.take()
@@ -99,7 +97,7 @@ async def test_a_late_result_is_dropped_and_counted(new_site: NewSite) -> None:
 
 
 async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) -> None:
-    site = await new_site(worker_lease=15)
+    site = await new_site(worker_lease=20)
     first, second = await site.join("a"), await site.join("b")
     name = await site.submit(resources={"gpus": 0})
     for worker in (first, second):
@@ -110,11 +108,11 @@ async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) 
     began = asyncio.get_running_loop().time()
     assign = await other.take()
     assert (assign.task, assign.attempt) == (name, 2)
-    assert asyncio.get_running_loop().time() - began < 11, "the lease alone would have lasted longer"
+    assert asyncio.get_running_loop().time() - began < 15, "the lease alone would have lasted longer"
 
 
 async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: NewSite) -> None:
-    site = await new_site(worker_lease=1)
+    site = await new_site(worker_lease=4)
     silent = await site.join("a", max_concurrent=1)
     name = await site.submit(resources={"gpus": 0})
     assign = await silent.take()
@@ -135,9 +133,9 @@ async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: New
 
 async def test_when_most_fall_silent_at_once_we_suspect_ourselves_first(new_site: NewSite) -> None:
     site = await new_site(worker_lease=3)
+    began = asyncio.get_running_loop().time()
     workers = [await site.join(name) for name in "abcd"]
     name = await site.submit(resources={"gpus": 0})
-    began = asyncio.get_running_loop().time()
     await _reaches(site, "reaper_pauses_total", 1)
     before = await _metric(site, "lease_expirations_total")
     assert before <= 2, "of four the first half may be believed"
@@ -252,7 +250,7 @@ async def test_the_api_is_for_keys_only(site: Site, key: str, status: int) -> No
 
 
 async def test_a_worker_behind_an_old_proxy_can_poll(new_site: NewSite) -> None:
-    site = await new_site(worker_lease=3)
+    site = await new_site(worker_lease=6)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
 
@@ -265,7 +263,7 @@ async def test_a_worker_behind_an_old_proxy_can_poll(new_site: NewSite) -> None:
         async with http.post("/workers", data=session.frame(hand.hello("w"))[1:-1]) as answer:
             assert answer.status == 201, await answer.text()
             joined = await answer.json()
-        assert (joined["worker_id"], joined["lease_seconds"]) == ("w", 3)
+        assert (joined["worker_id"], joined["lease_seconds"]) == ("w", 6)
         name = await site.submit()
         (assign,) = await poll(joined["epoch"])
         assert isinstance(assign, session.Assign)

@@ -30,5 +30,5 @@ def new_worker(peer: Peer, tmp_path: Path) -> Iterator[NewWorker]:
     yield start
     for worker in started:
         worker.close()
-        gone_within(worker, 5.0)
+        gone_within(worker, 20.0)
         assert "Traceback" not in worker.log.read_text()

@@ -14,6 +14,7 @@ from aiohttp import WSMsgType, web
 from gpu_orchestrator.api import session
 
 TOKEN = "token-of-the-test"
+SHORT_LEASE_S = 6.0
 T = TypeVar("T", bound=session.Message)
 
 
@@ -21,7 +22,8 @@ class Peer:
     def __init__(self) -> None:
         self.port = 0
         self.epoch = 1
-        self.lease_s, self.renew_every_s = 3.0, 0.5
+        # Longer than any machine stands still: tests of how a lease ends ask for SHORT_LEASE_S.
+        self.lease_s, self.renew_every_s = 60.0, 0.5
         self.welcomes = self.renews = self.acks = self.resumes = True
         self.goodbye: session.Goodbye | None = None
         self.heard: list[Any] = []
@@ -42,7 +44,7 @@ class Peer:
         message = {"attempt": 1, "task_type": task_type, "parameters": raw, **more}
         await self.say(session.Assign(task=task, **message))
 
-    async def hear(self, kind: type[T], task: str = "", *, within_s: float = 10.0, after: int = 0) -> T:
+    async def hear(self, kind: type[T], task: str = "", *, within_s: float = 30.0, after: int = 0) -> T:
         """The first message of this kind (about this task) that was or will be said, `after` so many."""
 
         def found() -> T | None:
@@ -52,7 +54,7 @@ class Peer:
 
         return await self.until(found, within_s)
 
-    async def until(self, found: Callable[[], T | None], within_s: float = 10.0) -> T:
+    async def until(self, found: Callable[[], T | None], within_s: float = 30.0) -> T:
         async with asyncio.timeout(within_s), self._news:
             while (message := found()) is None:
                 await self._news.wait()

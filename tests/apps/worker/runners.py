@@ -34,7 +34,7 @@ class Spoken:
         raw = msgspec.Raw(msgspec.json.encode(parameters))
         self.runner.send(frames.Run(task, 1, task_type, raw, memory_mib=memory_mib))
 
-    async def hear(self, kind: type[T], task: str = "t", *, within_s: float = 10.0) -> T:
+    async def hear(self, kind: type[T], task: str = "t", *, within_s: float = 30.0) -> T:
         async with asyncio.timeout(within_s), self._news:
             while True:
                 for frame in self.heard:
@@ -50,7 +50,7 @@ class Spoken:
         self.run(task_type, parameters, **more)
         return await self.hear(frames.Erred, more.get("task", "t"))
 
-    async def gone(self, within_s: float = 10.0) -> str:
+    async def gone(self, within_s: float = 30.0) -> str:
         async with asyncio.timeout(within_s), self._news:
             while not self.evidence:
                 await self._news.wait()
@@ -79,7 +79,7 @@ async def running(
     options: frames.Options | None = None, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Spoken]:
     spoken = Spoken(options or frames.Options(), environment or {})
-    await spoken.runner.start(keeper.now() + 60)
+    await spoken.runner.start(keeper.now() + 300)
     try:
         yield spoken
     finally:

@@ -29,7 +29,7 @@ async def a_family(spoken: Spoken) -> set[int]:
 
 async def processes(spoken: Spoken, count: int) -> set[int]:
     """All processes of the runner, keeper included, once there are so many."""
-    for _ in range(1000):
+    for _ in range(3000):
         if len(pids := spoken.runner.pids()) >= count:
             return pids
         await asyncio.sleep(0.01)
@@ -43,7 +43,7 @@ async def ended(pids: set[int]) -> None:
         with suppress(ProcessLookupError):
             descriptor, gone = os.pidfd_open(pid), asyncio.Event()
             loop.add_reader(descriptor, gone.set)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await gone.wait()
             loop.remove_reader(descriptor)
             os.close(descriptor)
@@ -87,7 +87,7 @@ async def test_a_lease_that_nobody_prolongs_ends_the_runner() -> None:
         until = keeper.now() + 0.5
         spoken.runner.prolong(until)
         await spoken.gone()
-        assert until <= keeper.now() < until + 0.5
+        assert until <= keeper.now() < until + 20, "and not when the lease of before would have been over"
         assert not [pid for pid in pids if is_alive(pid)]
 
 
@@ -151,11 +151,10 @@ async def test_a_task_cancelled_before_it_began_is_stopped_too() -> None:
 
 async def test_what_has_not_begun_can_be_taken_back() -> None:
     async with running(OPTIONS) as spoken:
-        spoken.run("sleep", {"seconds": 60}, task="long")
+        spoken.run("sleep", {"seconds": 60, "progress": True}, task="long")
         for name in ("a", "b"):
             spoken.run("echo", {}, task=name)
-        await spoken.hear(frames.Ready)
-        await asyncio.sleep(0.1)
+        await spoken.hear(frames.Line, "long")
         spoken.runner.send(frames.Withdraw())
         withdrawn = await spoken.hear(frames.Withdrawn)
         assert withdrawn.runs == (("a", 1), ("b", 1))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -14,14 +13,17 @@ import pytest
 from gpu_orchestrator.adapters.gpus import simulated
 from gpu_orchestrator.api import session
 from tests.apps.worker.conftest import NewWorker
-from tests.apps.worker.peer import Peer
-from tests.apps.worker.workers import Worker, gone_within
+from tests.apps.worker.peer import SHORT_LEASE_S, Peer
+from tests.apps.worker.workers import Worker, gone_within, grown_to
+from tests.scale import Scale
 
 pytestmark = pytest.mark.real
 
 DEAF = ("--function", "deaf=tests.apps.worker.functions:deaf")
 FAMILY = ("--function", "family=tests.apps.worker.functions:family")
 QUICK = {"function": "family", "arguments": {"seconds": 300}}
+LATE_S = 10.0
+"""On a machine that stands still, who would kill a runner stands still beside it."""
 
 
 def given(hello: session.Hello, *indices: int) -> tuple[session.Given, ...]:
@@ -100,23 +102,24 @@ async def test_a_killed_worker_leaves_no_process(peer: Peer, new_worker: NewWork
     await peer.hear(session.Hello)
     await peer.assign("t", "python", QUICK)
     await peer.hear(session.Progress, "t")
-    assert len(worker.below()) >= 5
+    await asyncio.to_thread(grown_to, worker, 5)
     worker.signal(signal.SIGKILL)
     worker.process.wait()
-    gone_within(worker, 2.0)
+    gone_within(worker, 20.0)
 
 
-async def test_a_stopped_worker_has_no_runner_after_its_lease(peer: Peer, new_worker: NewWorker) -> None:
+async def test_a_stopped_worker_has_no_runner_after_its_lease(
+    peer: Peer, new_worker: NewWorker, scale: Scale
+) -> None:
     """The agent cannot act while it is stopped; the keepers hold its lease and do. Awake again it starts anew
     and what it says of the old attempt, if anything, is of the old attempt."""
+    peer.lease_s = SHORT_LEASE_S
     worker = new_worker(*FAMILY)
     hello = await peer.hear(session.Hello)
     await peer.assign("t", "python", QUICK)
     await peer.hear(session.Progress, "t")
     worker.signal(signal.SIGSTOP)
-    start = time.monotonic()
-    await asyncio.to_thread(gone_within, worker, peer.lease_s)
-    assert time.monotonic() - start < peer.lease_s
+    await asyncio.to_thread(gone_within, worker, scale(test=LATE_S, accept=0) + peer.lease_s)
     peer.epoch += 1
     worker.signal(signal.SIGCONT)
     again = await peer.hear(session.Hello, after=1)
@@ -127,14 +130,15 @@ async def test_a_stopped_worker_has_no_runner_after_its_lease(peer: Peer, new_wo
 
 
 async def test_a_worker_that_cannot_renew_kills_before_its_lease_ends(
-    peer: Peer, new_worker: NewWorker
+    peer: Peer, new_worker: NewWorker, scale: Scale
 ) -> None:
+    peer.lease_s = SHORT_LEASE_S
     worker = new_worker(*FAMILY)
     await peer.hear(session.Hello)
     await peer.assign("t", "python", QUICK)
     await peer.hear(session.Progress, "t")
     peer.renews = peer.welcomes = False
-    await asyncio.to_thread(gone_within, worker, peer.lease_s)
+    await asyncio.to_thread(gone_within, worker, scale(test=LATE_S, accept=0) + peer.lease_s)
     peer.renews = peer.welcomes = True
     count = sum(isinstance(m, session.Hello) for m in peer.heard)
     assert (await peer.hear(session.Hello, after=count)).running == ()
@@ -143,10 +147,10 @@ async def test_a_worker_that_cannot_renew_kills_before_its_lease_ends(
 async def test_a_lost_connection_is_resumed_and_the_task_goes_on(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
     await peer.hear(session.Hello)
-    await peer.assign("t", "sleep", {"seconds": 1.0})
+    await peer.assign("t", "sleep", {"seconds": 5.0})
     await peer.hear(session.Started, "t")
     await peer.drop()
-    again = await peer.hear(session.Hello, after=1, within_s=2.0)
+    again = await peer.hear(session.Hello, after=1)
     assert (again.resume_epoch, again.running) == (peer.epoch, (session.Attempt("t", 1),))
     await peer.hear(session.Started, "t", after=1)
     await peer.hear(session.Done, "t")
@@ -188,7 +192,7 @@ async def test_a_worker_that_is_not_resumed_stops_what_it_ran(peer: Peer, new_wo
     peer.resumes = False
     await peer.drop()
     await peer.hear(session.Hello, after=1)
-    await asyncio.to_thread(gone_within, worker, 2.0)
+    await asyncio.to_thread(gone_within, worker, 20.0)
     await peer.assign("t", "echo", attempt=2)
     assert (await peer.hear(session.Done, "t")).attempt == 2
 
@@ -201,7 +205,7 @@ async def test_a_fenced_worker_stops_and_joins_anew(peer: Peer, new_worker: NewW
     await peer.say(session.Goodbye("your lease was over", fenced=True))
     again = await peer.hear(session.Hello, after=1)
     assert (again.resume_epoch, again.running) == (0, ())
-    await asyncio.to_thread(gone_within, worker, 2.0)
+    await asyncio.to_thread(gone_within, worker, 20.0)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ async def test_a_running_task_is_cancelled(
     await peer.assign("t", task_type, parameters)
     await peer.hear(session.Started, "t")
     await peer.say(session.Cancel("t", 1, grace_s=0.3))
-    await peer.hear(session.Cancelled, "t", within_s=3.0)
+    await peer.hear(session.Cancelled, "t")
     await peer.assign("next")
     await peer.hear(session.Done, "next")
 
@@ -280,7 +284,7 @@ async def test_memory_taken_by_others_is_reported_and_refused(
         reports = [m for m in peer.heard if isinstance(m, session.Report) and m.readings[0].others_mib]
         return reports[-1] if reports else None
 
-    reading = (await peer.until(both_seen, within_s=3.0)).readings[0]
+    reading = (await peer.until(both_seen)).readings[0]
     assert (reading.used_mib, reading.others_mib) == (16_000, 6_000)
     assert reading.held == (session.Held("a", 1, 10_000),)
     await peer.assign("b", "vram", {}, devices=given(hello, 0), memory_mib=9_000)
@@ -305,7 +309,7 @@ async def test_memory_reserved_and_not_yet_taken_is_not_given_twice(
 async def test_drain_finishes_what_runs_and_gives_back_the_rest(peer: Peer, new_worker: NewWorker) -> None:
     worker = new_worker()
     await peer.hear(session.Hello)
-    await peer.assign("running", "sleep", {"seconds": 1})
+    await peer.assign("running", "sleep", {"seconds": 5})
     await peer.assign("waiting", "sleep", {"seconds": 1})
     await peer.hear(session.Started, "running")
     worker.signal(signal.SIGTERM)
@@ -314,7 +318,7 @@ async def test_drain_finishes_what_runs_and_gives_back_the_rest(peer: Peer, new_
     await peer.assign("late")
     await peer.hear(session.Refused, "late")
     await peer.hear(session.Done, "running")
-    assert await asyncio.to_thread(worker.process.wait, 3) == 0
+    assert await asyncio.to_thread(worker.process.wait, 20) == 0
     assert not worker.below()
 
 
@@ -328,13 +332,13 @@ async def test_a_drain_that_takes_too_long_fails_the_task_for_another_worker(
     worker.signal(signal.SIGTERM)
     failed = await peer.hear(session.Failed, "t")
     assert (failed.error.type, failed.error.retryable) == ("WorkerLeft", True)
-    assert await asyncio.to_thread(worker.process.wait, 3) == 0
+    assert await asyncio.to_thread(worker.process.wait, 20) == 0
 
 
 async def test_a_drained_worker_can_be_used_again(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
     await peer.hear(session.Hello)
-    await peer.assign("running", "sleep", {"seconds": 3})
+    await peer.assign("running", "sleep", {"seconds": 5})
     await peer.assign("waiting", "sleep", {"seconds": 1})
     await peer.hear(session.Started, "running")
     await peer.say(session.Drain())
@@ -349,7 +353,7 @@ async def test_the_server_can_ask_it_to_leave(peer: Peer, new_worker: NewWorker)
     worker = new_worker()
     await peer.hear(session.Hello)
     await peer.say(session.Drain(leave=True))
-    assert await asyncio.to_thread(worker.process.wait, 3) == 0
+    assert await asyncio.to_thread(worker.process.wait, 20) == 0
 
 
 async def test_a_task_that_prints_without_end_does_not_drown_the_server(
@@ -392,5 +396,5 @@ def test_bad_options_are_one_clear_line(options: list[str], message: str) -> Non
 
 async def test_a_token_the_server_does_not_know_ends_the_worker(peer: Peer, tmp_path: Path) -> None:
     worker = Worker(peer.url, tmp_path / "log", token="wrong")
-    assert await asyncio.to_thread(worker.process.wait, 10) == 1
+    assert await asyncio.to_thread(worker.process.wait, 30) == 1
     assert "answered 401" in worker.log.read_text().splitlines()[-1]

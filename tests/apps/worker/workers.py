@@ -74,6 +74,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def grown_to(worker: Worker, count: int) -> None:
+    """Waits until this worker has so many processes: one that has just begun does not show its mark yet."""
+    end = time.monotonic() + 20.0
+    while len(below := worker.below()) < count:
+        assert time.monotonic() < end, f"never {count} processes: {below}"
+        time.sleep(0.01)
+
+
 def gone_within(worker: Worker, seconds: float) -> float:
     """How long until no process below this worker is left."""
     start = time.monotonic()
