@@ -21,9 +21,10 @@ Figure = Callable[[str], None]
 
 
 @pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
+async def manager(tmp_path: Path, scale: Scale) -> AsyncIterator[Fleet]:
     """Leases outlast the time that a busy machine needs to start a server: what runs is never given up."""
-    async with fleet(tmp_path, WORKER_LEASE="60") as running:
+    settings: dict[str, str] = scale(test={"WORKER_LEASE": "60"}, accept={})
+    async with fleet(tmp_path, **settings) as running:
         yield running
 
 

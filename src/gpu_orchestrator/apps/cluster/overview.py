@@ -23,6 +23,7 @@ from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 
 FRESH_S = 1.0
+NEVER = float("-inf")
 MOST_ACTIVE = 100_000
 MIB = 1024 * 1024
 
@@ -31,7 +32,7 @@ class Overview:
     def __init__(self, store: Store, memory: Memory, most_store_mb: float = 0.0) -> None:
         self._store, self._memory = store, memory
         self._most_store, self._room, self._coming, self._came = int(most_store_mb * MIB), Room(0, 0), 0, 0
-        self._looked, self._is_old = -FRESH_S, False
+        self._looked = self._changed = NEVER
         self.counts: Counts | None = None
         self.workers: dict[str, Seen] = {}
         self._slots = 0
@@ -41,7 +42,7 @@ class Overview:
     async def refresh(self, *, at_most_old_s: float = FRESH_S) -> None:
         if monotonic() - self._looked < at_most_old_s:
             return
-        looked, self._is_old = monotonic(), False
+        looked = monotonic()
         self.counts = await self._store.tasks.counts()
         self._room, self._came = await self._store.database.room(self._most_store), 0
         workers = await fleet.load(self._store, self.counts.workers)
@@ -49,12 +50,12 @@ class Overview:
             self.workers, self._never = workers, {}
             self._slots = sum(each.hello.max_concurrent for each in workers.values() if each.online)
             self._empty = fleet.cluster_of(workers, self._memory, ())
-        if not self._is_old:
+        if looked > self._changed:
             self._looked = looked
 
     def expire(self) -> None:
         """A worker came: look anew when asked, also if just now somebody looks, who may have missed it."""
-        self._looked, self._is_old = -FRESH_S, True
+        self._looked, self._changed = NEVER, monotonic()
 
     async def never_fits(self, shape: Shape, policy: Policy) -> Refusal | None:
         """Why no worker there is could ever take this; None if one could, or if there is no worker yet."""
