@@ -68,22 +68,25 @@ class Process:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Asks politely, then kills."""
-        if self._popen is None:
+        if (popen := self._popen) is None:
             return
-        self._signal(signal.SIGCONT)
-        self._signal(signal.SIGTERM)
+        popen.send_signal(signal.SIGCONT)
+        popen.send_signal(signal.SIGTERM)
         try:
-            self._popen.wait(timeout_s)
+            popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.kill()
-        self._popen = None
+            popen.kill()
+        self._forget(popen)
 
     def kill(self) -> None:
         if (popen := self._popen) is not None:
-            popen.send_signal(signal.SIGKILL)
-            popen.wait()
-            if self._popen is popen:  # else it was started again by who saw it end
-                self._popen = None
+            popen.kill()
+            self._forget(popen)
+
+    def _forget(self, popen: "subprocess.Popen[bytes]") -> None:
+        popen.wait()
+        if self._popen is popen:  # else it was started again by who saw it end
+            self._popen = None
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -81,17 +81,3 @@ async def test_who_steps_down_is_no_longer_among_the_processes(store: Store, new
     leading = await store.leadership.strive()
     assert leading.fence, "another one's farewell does not end it"
     assert set(leading.apis) == {"one"}
-
-
-@pytest.mark.parametrize("leads", [True, False])
-async def test_a_write_nobody_waits_for_any_more_leaves_a_leader_in_doubt(store: Store, leads: bool) -> None:
-    doubts: list[None] = []
-    store.link.doubt = lambda: doubts.append(None)
-    if not leads:
-        await store.leadership.resign()
-    writing = asyncio.ensure_future(store.tasks.submit([task("t")]))
-    await asyncio.sleep(0)
-    writing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await writing
-    assert len(doubts) == leads

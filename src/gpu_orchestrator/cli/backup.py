@@ -78,10 +78,11 @@ async def _restore(file: Path, data: Path | None) -> str:
     header = await asyncio.to_thread(keeping.check, file)
     with host.locked(folder):
         async with _address(chosen.external_store, folder) as url, Database(url) as database:
+            await keeping.refuse_if_full(database)
+            for name in FILES:  # first: a store that is whole must not be left without its keys
+                if name in header.files:
+                    host.write_private(folder / name, header.files[name].decode())
             made = await keeping.load(database, file)
-        for name in FILES:
-            if name in header.files:
-                host.write_private(folder / name, header.files[name].decode())
     return f"{made.tasks} tasks are back; start the server with the keys and files it had"
 
 

@@ -48,21 +48,29 @@ class Line:
         *,
         loss: float = 0.0,
         slowest_s: float = 0.0,
+        commit_s: float = 0.0,
     ) -> None:
         self._server, self._rng = server, rng or random.Random(0)
+        self.commit_s = commit_s
         self.loss, self.slowest_s, self.is_cut, self.loses_answers = loss, slowest_s, False, False
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._travel(Unreachable("lost on the way there"))
-                result = self._server.handle(request)
+                result = await asyncio.shield(asyncio.ensure_future(self._carry_out(request)))
                 if self.loses_answers and request.method != "GET":
                     raise LostAnswer("carried out, and the answer lost")
                 await self._travel(LostAnswer("lost on the way back"))
                 return result
         except TimeoutError as error:
             raise LostAnswer("too slow") from error
+
+    async def _carry_out(self, request: Request) -> Answer:
+        """Writes take their time, also when nobody waits for them any more; reads overtake them."""
+        if request.method != "GET":
+            await asyncio.sleep(self.commit_s)
+        return self._server.handle(request)
 
     async def _travel(self, lost: Exception) -> None:
         if self.is_cut:

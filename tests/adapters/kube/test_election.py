@@ -67,13 +67,17 @@ async def test_given_up_politely_it_passes_on_within_three_seconds() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.05 * step for step in range(1, 100)])
-async def test_asked_to_leave_at_any_moment_it_leaves_nothing_behind(after_s: float) -> None:
-    """Also in the middle of an attempt that was written and whose answer is still on its way."""
+@pytest.mark.parametrize("slowest_s", [0.0, 0.5])
+async def test_asked_to_leave_at_any_moment_it_leaves_nothing_behind(
+    after_s: float, slowest_s: float
+) -> None:
+    """Also in the middle of an attempt that is being written, or whose answer is still on its way."""
     server = LeaseServer()
-    line = Line(server, slowest_s=0.5)
+    line = Line(server, slowest_s=slowest_s, commit_s=0.3)
     task = asyncio.create_task(elector(line, "a").lead(forever))
     await asyncio.sleep(after_s)
     await end(task)
+    await asyncio.sleep(1)  # until all that was asked is done
     assert server.lease is None or server.lease["spec"]["holderIdentity"] == ""
 
 
@@ -89,6 +93,17 @@ async def test_asked_to_leave_after_an_answer_was_lost_it_leaves_nothing_behind(
     assert server.lease["spec"]["holderIdentity"] == "a"
     await end(task)
     assert server.lease["spec"]["holderIdentity"] == ""
+
+
+async def test_who_only_waited_goes_at_once_also_if_nobody_answers() -> None:
+    server, loop = LeaseServer(), asyncio.get_running_loop()
+    line = Line(server)
+    first, second = await start(elector(Line(server), "a")), await start(elector(line, "b"))
+    await asyncio.sleep(4.5)
+    line.is_cut, began = True, loop.time()
+    await end(second)
+    assert loop.time() == began
+    await end(first)
 
 
 async def test_a_vanished_leader_is_followed_after_the_lease_and_not_before() -> None:

@@ -14,7 +14,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.values import NewTask
 
 
-async def test_a_store_into_which_a_restore_was_interrupted_is_not_served(
+async def test_a_store_into_which_a_restore_was_interrupted_is_of_no_use_before_it_is_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "all.backup"
@@ -32,5 +32,12 @@ async def test_a_store_into_which_a_restore_was_interrupted_is_not_served(
         monkeypatch.setattr(database, "restore", interrupted)
         with pytest.raises(asyncio.CancelledError):
             await backup.load(database, file)
-        with pytest.raises(Unfit, match="restored into this store and not to its end"):
-            await version.prepare(database, {})
+        monkeypatch.undo()
+        for use in (
+            version.prepare(database, {}),
+            backup.load(database, file),
+            backup.save(database, tmp_path / "part.backup", {}),
+        ):
+            with pytest.raises(Unfit, match="restored into this store and not to its end"):
+                await use
+    assert not (tmp_path / "part.backup").exists()

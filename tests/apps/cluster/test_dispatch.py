@@ -48,7 +48,6 @@ class Stage:
             lambda: 1000.0,
             self.owners,
         )
-        store.link.doubt = self._doubt
         self.dispatcher = Dispatcher(means, in_doubt=self._doubt)
         self.dispatcher.load(Snapshot(1_000_000, ("w",), ()), {"w": worker})
 

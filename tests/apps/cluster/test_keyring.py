@@ -4,6 +4,7 @@ import pytest
 
 from gpu_orchestrator.adapters.store.database import Database
 from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.keys import KeyPage
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
@@ -17,3 +18,19 @@ async def test_a_use_that_could_not_be_written_down_is_not_forgotten() -> None:
         with pytest.raises(StoreError):
             await write()
         assert keys.used == {"a": 1, "b": 1}
+
+
+async def test_the_later_of_two_uses_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key is used again while the first use is being written down, in vain."""
+    store, keys = Store(Database("unix:///nowhere/valkey.sock"), owner="one"), Keys([])
+    look = store.keys.look
+
+    async def used_meanwhile(known: int, used: list[tuple[str, int]]) -> KeyPage:
+        keys.used["a"] = 2
+        return await look(known, used)
+
+    monkeypatch.setattr(store.keys, "look", used_meanwhile)
+    keys.used = {"a": 1}
+    with pytest.raises(StoreError):
+        await Keyring(store, keys, lambda: None).write_used()
+    assert keys.used == {"a": 2}

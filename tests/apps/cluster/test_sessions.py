@@ -27,10 +27,11 @@ from tests.apps.cluster import hand
 class Played:
     """A connection whose worker has said hello; `takes` is cleared when it takes nothing any more."""
 
-    def __init__(self, **rest: object) -> None:
-        self._said: list[bytes] = [session.frame(hand.hello("w", **rest))]
+    def __init__(self, name: str = "w", **rest: object) -> None:
+        self.name = name
+        self._said: list[bytes] = [session.frame(hand.hello(name, **rest))]
         self.heard: list[session.ToWorker] = []
-        self.takes, self.welcomed = asyncio.Event(), asyncio.Event()
+        self.takes, self.welcomed, self.assigned = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.takes.set()
 
     async def receive(self) -> bytes | str:
@@ -43,6 +44,8 @@ class Played:
         self.heard += session.read_by_worker(frame)
         if any(isinstance(each, session.Welcome) for each in self.heard):
             self.welcomed.set()
+        if any(isinstance(each, session.Assign) for each in self.heard):
+            self.assigned.set()
 
     async def close(self) -> None:
         await self.takes.wait()
@@ -62,8 +65,8 @@ def sessions(store: Store) -> Sessions:
 
 
 async def join(sessions: Sessions, wire: Played) -> "asyncio.Task[None]":
-    serving = asyncio.create_task(sessions.serve(wire, "w"))
-    async with asyncio.timeout(5):
+    serving = asyncio.create_task(sessions.serve(wire, wire.name))
+    async with asyncio.timeout(20):
         await wire.welcomed.wait()
     return serving
 
@@ -74,20 +77,28 @@ async def end(*serving: "asyncio.Task[None]") -> None:
     await asyncio.gather(*serving, return_exceptions=True)
 
 
-async def test_a_worker_that_comes_back_does_not_wait_for_its_lost_connection(sessions: Sessions) -> None:
+async def test_a_worker_that_comes_back_does_not_wait_for_its_lost_connection(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_orchestrator.apps.cluster.sessions.GOODBYE_S", 60.0)
     lost = Played()
     before = await join(sessions, lost)
     lost.takes.clear()
     await end(before, await join(sessions, Played(resume_epoch=1)))
 
 
-async def test_the_server_ends_whoever_takes_its_goodbye(sessions: Sessions) -> None:
-    lost = Played()
-    serving = await join(sessions, lost)
-    lost.takes.clear()
-    async with asyncio.timeout(5):
+async def test_the_server_ends_whoever_takes_its_goodbye_and_then_all_are_parted_from(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_orchestrator.apps.cluster.sessions.GOODBYE_S", 3.0)
+    lost = [Played(f"w{number}") for number in range(10)]
+    serving = [await join(sessions, each) for each in lost]
+    for each in lost:
+        each.takes.clear()
+    async with asyncio.timeout(20):  # one after the other it would be 30
         await sessions.close()
-    await end(serving)
+        await asyncio.gather(*serving)
+    assert not len(sessions)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -129,6 +140,24 @@ async def test_what_was_given_to_a_worker_before_it_started_anew_is_not_told_it(
             sessions.to("w", "here", assign, epoch)
         else:
             sessions.deliver(msgspec.msgpack.encode(("w", session.frame(assign), epoch)))
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(20):
+        await wire.assigned.wait()
     assert [each.task for each in wire.heard if isinstance(each, session.Assign)] == ["now"]
+    await end(serving)
+
+
+async def test_what_is_for_a_worker_that_started_anew_elsewhere_goes_there(
+    sessions: Sessions, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection to us is lost, and we have not noticed yet."""
+    posted: asyncio.Queue[str] = asyncio.Queue()
+
+    async def publish(channel: str, message: bytes) -> None:
+        posted.put_nowait(channel)
+
+    monkeypatch.setattr(store.database, "publish", publish)
+    serving = await join(sessions, Played())
+    sessions.to("w", "there", session.Assign("t", 1, "echo"), epoch=2)
+    async with asyncio.timeout(20):
+        assert await posted.get() == "api:there"
     await end(serving)

@@ -75,6 +75,18 @@ async def test_a_worker_started_anew_is_not_who_it_was(site: Site) -> None:
     assert (assign.task, assign.attempt) == (name, 2)
 
 
+async def test_a_worker_that_leaves_politely_leaves_no_doubt(site: Site) -> None:
+    """It goes while what it said is being written down."""
+    await site.ready()
+    terms = await _metric(site, "leader_terms_total")
+    for number in range(5):
+        worker = await site.join(f"w{number}")
+        await worker.say(session.Leaving())
+        await worker.socket.close()
+        await _until_missed(site, f"w{number}")
+    assert await _metric(site, "leader_terms_total") == terms
+
+
 async def test_a_late_result_is_dropped_and_counted(site: Site) -> None:
     """Of an attempt that was lost with its worker's epoch, of one that has ended, and of a task long gone."""
     worker = await site.join()

@@ -80,6 +80,7 @@ class Elector:
         self._seen = Lease(ObjectMeta())
         self._seen_at = NEVER
         self._renewed_at = NEVER
+        self._is_unheard = False  # what we wrote last had no answer: it may have been granted all the same
 
     @property
     def is_leader(self) -> bool:
@@ -117,14 +118,17 @@ class Elector:
             raise error
 
     async def _acquire(self) -> None:
-        try:
-            while True:
-                if await self._attempt():
+        while True:
+            asked = asyncio.ensure_future(self._attempt())
+            try:
+                if await asyncio.shield(asked):
                     return
                 await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))  # noqa: S311  # only spreads
-        except asyncio.CancelledError:
-            await self._release()  # what we asked for may have been granted all the same
-            raise
+            except asyncio.CancelledError:
+                await asyncio.wait([asked])  # given up on its way, it could be granted after we looked
+                if self.is_leader or self._is_unheard:
+                    await self._release()
+                raise
 
     async def _keep_while(self, task: "asyncio.Future[None]") -> None:
         """Renew until the work ends or leadership does."""
@@ -166,6 +170,7 @@ class Elector:
         try:
             self._see(await self._client.get(LEASES, self._name, self._namespace))
         except NotFound:
+            self._is_unheard = True
             return await self._client.create(LEASES, Lease(self._meta(), self._spec(LeaseSpec())))
         return await self._write(self._seen) if self._is_free() else None
 
@@ -177,7 +182,7 @@ class Elector:
         """What counts is when *we* saw the record change, not the times others wrote into it."""
         if found.spec != self._seen.spec:
             self._seen_at = self._clock()
-        self._seen = found
+        self._seen, self._is_unheard = found, False
 
     def _is_free(self) -> bool:
         if self.holder in ("", self.identity):
@@ -190,6 +195,7 @@ class Elector:
         spec = msgspec.to_builtins(self._spec(seen.spec))
         version = seen.metadata.resource_version
         body = {"metadata": {"resourceVersion": version}, "spec": spec}
+        self._is_unheard = True
         return await self._client.patch(LEASES, self._name, body, self._namespace)
 
     def _spec(self, old: LeaseSpec) -> LeaseSpec:

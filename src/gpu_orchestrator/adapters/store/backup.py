@@ -65,6 +65,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 async def save(database: Database, path: Path, files: Mapping[str, bytes]) -> Summary:
     """Whole or not at all: the file has its name only when it is complete and on disk."""
+    await version.refuse_a_part(database)
     new = path.with_name(path.name + ".new")
     seen: set[str] = set()
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -99,12 +100,18 @@ def check(path: Path) -> Header:
     return header
 
 
-async def load(database: Database, path: Path) -> Summary:
-    """Into an empty store; call `check` first."""
+async def refuse_if_full(database: Database) -> None:
+    """Raises `BadBackup` or `Unfit` for a store that nothing can be restored into."""
+    await version.refuse_a_part(database)
     if await database.exists("fence", "stats", "workers", "keys"):
         raise BadBackup(
             "the store is not empty; give an empty one (another --data, or FLUSHDB on a store of your own)"
         )
+
+
+async def load(database: Database, path: Path) -> Summary:
+    """Into an empty store; call `check` first."""
+    await refuse_if_full(database)
     await database.set(version.KEY, version.RESTORING)
     tasks = keys = schema = 0
     batch: list[Kept] = []

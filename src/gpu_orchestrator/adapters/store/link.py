@@ -2,10 +2,9 @@
 write, and what the scripts tell out of it.
 
 If this process leads, news comes straight from the answers, without a detour over the store. If an answer is
-lost or no longer awaited, so may be news: then the leader must look at everything anew.
+lost, so may be news: then the leader must look at everything anew.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -37,10 +36,6 @@ class Link:
         except Unreachable:
             if fence:
                 self.doubt()
-            raise
-        except asyncio.CancelledError:
-            if fence and fence == self.fence:
-                self.doubt()  # nobody is left to hear what became of it
             raise
         if news and fence and fence == self.fence:
             self.hear(news)

@@ -168,8 +168,14 @@ class Client:
     async def ask_all(self, *commands: tuple[Part, ...]) -> list[Any]:
         """Answers to several commands, which nothing comes between on this connection."""
         connection = await self._connected()
-        futures = [connection.ask(*parts) for parts in commands]
-        return await asyncio.gather(*futures)
+        asked: list[asyncio.Future[Any]] = []
+        try:
+            asked.extend(connection.ask(*parts) for parts in commands)
+        except Lost:  # by one; the others of them nobody waits for
+            for future in asked:
+                future.cancel()
+            raise
+        return await asyncio.gather(*asked)
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
         """What is published on these channels, on a connection of its own, until that is lost."""

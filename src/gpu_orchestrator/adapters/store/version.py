@@ -40,14 +40,19 @@ async def prepare(database: Database, owners: Mapping[str, str]) -> None:
         await database.set(KEY, str(VERSION).encode())
 
 
-async def _found(database: Database) -> int:
-    """0 where there is nothing yet."""
-    written = await database.get(KEY)
-    if written == RESTORING:
+async def refuse_a_part(database: Database) -> None:
+    """Raises `Unfit` for a store into which a backup is being restored, or was and not to its end."""
+    if await database.get(KEY) == RESTORING:
         raise Unfit(
             "a backup was restored into this store and not to its end: empty it (another --data, or FLUSHDB "
             "on a store of your own) and restore again"
         )
+
+
+async def _found(database: Database) -> int:
+    """0 where there is nothing yet."""
+    await refuse_a_part(database)
+    written = await database.get(KEY)
     if written is not None:
         return int(written) if written.isdigit() else VERSION + 1
     return 1 if await database.exists("fence", "stats", "workers") else 0

@@ -128,7 +128,12 @@ class Dispatcher:
         """Take new tasks, and give those that can go at once in the same write."""
         plans = self._plans(self._choose(new))
         asked = self._giving.asked(plans)
-        taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
+        try:
+            taken, given = await self.means.store.tasks.submit_and_assign(new, asked, units, unit_of)
+        except asyncio.CancelledError:
+            if not self._closed:
+                self.in_doubt()  # nobody is left to hear what the store made of it
+            raise
         self._submitted(new, taken)
         if len(given) != len(plans):
             self.in_doubt()

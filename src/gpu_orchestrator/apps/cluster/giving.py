@@ -31,6 +31,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Giving:
+    """Between what was decided and what workers are told stands the store, which has the last word."""
+
     means: Means
     tasks: Ledger
 

@@ -28,6 +28,7 @@ log = structlog.get_logger()
 
 TERMS_PER_LEASE = 3
 STORE_PAUSE_S = 0.2
+RESIGN_S = 2.0
 RECOUNT_EVERY_S = 1.0
 
 
@@ -86,8 +87,9 @@ class Leader:
                 await self._round()
         finally:
             self._drop()
-            with contextlib.suppress(StoreError):
-                await asyncio.shield(self.store.leadership.resign())
+            with contextlib.suppress(StoreError, TimeoutError):  # then its term runs out
+                async with asyncio.timeout(RESIGN_S):
+                    await self.store.leadership.resign()
 
     async def _round(self) -> None:
         try:
@@ -120,7 +122,7 @@ class Leader:
         if not leading.fence:
             return self._drop()
         if self.dispatcher is None or leading.fence != fence:
-            await self._begin(leading)  # which prolongs leases: none is over as it was when we asked
+            await self._begin(leading)  # which prolongs leases: those are not over any more
         else:
             await self._read_news()
             await self._reap(leading)

@@ -23,7 +23,7 @@ from gpu_orchestrator.apps.cluster import alerts, fleet
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
-from gpu_orchestrator.apps.cluster.wires import Wire
+from gpu_orchestrator.apps.cluster.wires import Parted, Wire
 
 log = structlog.get_logger()
 Attempt = tuple[str, int]
@@ -45,7 +45,9 @@ class Session:
     key: Key | None = None
     epoch: int = 0
     has_asked: bool = False
-    """To be registered; it may be, whatever was heard of that."""
+    """Whether the store was asked to register it: it may have done so, whatever we heard of that."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once nothing more is to be said or heard."""
     connection: str = field(default_factory=lambda: uuid4().hex)
     given: dict[Attempt, float] = field(default_factory=dict)
     _out: list[session.Message] = field(default_factory=list)
@@ -99,6 +101,11 @@ class Session:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_all())
             group.create_task(self._receive_all(group))
+            group.create_task(self._until_over())
+
+    async def _until_over(self) -> None:
+        await self.over.wait()
+        raise Parted
 
     async def _receive_all(self, group: asyncio.TaskGroup) -> None:
         """In a task of its own: woken there, it does not come through all of the layers that brought the

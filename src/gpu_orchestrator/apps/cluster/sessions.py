@@ -77,9 +77,9 @@ class Sessions:
         """To a worker, wherever it is connected. What is lost on the way is said again with a renewal. What
         is for one `epoch` of it is not for the next: a task given to it before it started anew is no longer
         its own."""
-        if (here := self._open.get(worker)) is not None:
-            if epoch in (0, here.epoch):
-                here.send(message)
+        here = self._open.get(worker)
+        if here is not None and epoch in (0, here.epoch):
+            here.send(message)
         elif api and api != self._store.owner:
             self._post(api, Letter(worker, session.frame(message), epoch))
 
@@ -130,11 +130,12 @@ class Sessions:
                 await self._store.workers.disconnect(connected.identity)
 
     async def _close(self, connected: Session, last_word: session.Goodbye) -> None:
-        """Who does not take our last word in time notices by himself that we are gone."""
+        """Who does not take our last word in time is parted from without it."""
         with contextlib.suppress(Parted, TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 await connected.wire.send(session.frame(last_word))
                 await connected.wire.close()
+        connected.over.set()
 
     def _post(self, api: str, letter: Letter) -> None:
         self._later(self._publish(api, letter))

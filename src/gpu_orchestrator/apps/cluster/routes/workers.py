@@ -158,10 +158,14 @@ async def _control(
 ) -> Response:
     manager = _manager(request)
     known = await manager.store.workers.control(worker_id, fields, status=status)
-    if not known.state:
-        raise _nobody(worker_id)
-    if command is not None:
+    if command is not None and known.state:
         manager.sessions.to(worker_id, known.api, command)
+    return _changed(worker_id, known.state, status)
+
+
+def _changed(worker_id: str, state: str, status: str) -> Response:
+    if not state:
+        raise _nobody(worker_id)
     return json_response(schema.WorkerChanged(worker_id=worker_id, status=status))
 
 
@@ -174,9 +178,8 @@ async def _control_device(request: Request, worker_id: str, index: int, *, cordo
     if index not in known:
         raise errors.NotFound(f"worker {worker_id} has no device {index}; it has {known}")
     status = f"device {index} {'' if cordoned else 'un'}cordoned"
-    if not (await manager.store.workers.cordon(worker_id, index, cordoned=cordoned, status=status)).state:
-        raise _nobody(worker_id)
-    return json_response(schema.WorkerChanged(worker_id=worker_id, status=status))
+    told = await manager.store.workers.cordon(worker_id, index, cordoned=cordoned, status=status)
+    return _changed(worker_id, told.state, status)
 
 
 async def _rows(manager: Manager) -> list[dict[str, str]]:
