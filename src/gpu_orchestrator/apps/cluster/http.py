@@ -87,10 +87,16 @@ async def body_of(request: Request) -> bytes:
 
 async def while_there(request: Request, doing: Awaitable[T]) -> T | None:
     """What comes of it; None if whoever asks leaves before, and then it is cancelled. For after the body."""
-    tasks = asyncio.ensure_future(doing), asyncio.ensure_future(until_left(request.receive))
+    done = await done_before(doing, until_left(request.receive))
+    return None if done is None else done.result()
+
+
+async def done_before(doing: Awaitable[T], over: Awaitable[None]) -> "asyncio.Future[T] | None":
+    """Done, well or not; None if the other came first, and then it is cancelled."""
+    tasks = asyncio.ensure_future(doing), asyncio.ensure_future(over)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].result() if tasks[0].done() else None
+        return tasks[0] if tasks[0].done() else None
     finally:
         for each in tasks:
             each.cancel()

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.events import Id
 from gpu_orchestrator.apps.cluster.feed import Feed, Over, Told, Watcher
-from gpu_orchestrator.apps.cluster.http import until_left
+from gpu_orchestrator.apps.cluster.http import done_before, until_left
 from gpu_orchestrator.apps.cluster.keys import Key
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class EventStream(Response):
         with self._feed.watching(self._key) as watcher:
             await send(start)
             await take(b": from here on\nid: %b\n\n" % str(self._at).encode())
-            reason = await until_either(self._send_all(watcher, take), until_left(receive))
+            reason = _reason(await done_before(self._send_all(watcher, take), until_left(receive)))
         if reason:
             await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
 
@@ -77,26 +77,15 @@ async def serve_socket(feed: Feed, websocket: WebSocket, at: Id) -> None:
 
     with feed.watching(websocket.state.key) as watcher:
         await websocket.accept()
-        reason = await until_either(send_all(watcher), left())
+        reason = _reason(await done_before(send_all(watcher), left()))
     if reason:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await websocket.close(TRY_AGAIN, reason)
 
 
-async def until_either(sending: Awaitable[None], leaving: Awaitable[None]) -> str:
-    """Empty when the watcher left, else why nothing more is sent."""
-    tasks = [asyncio.ensure_future(sending), asyncio.ensure_future(leaving)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return _reason(tasks[0]) if tasks[0].done() else ""
-    finally:
-        for each in tasks:
-            each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _reason(sent: "asyncio.Future[None]") -> str:
-    match sent.exception():
+def _reason(sent: "asyncio.Future[None] | None") -> str:
+    """Why nothing more is sent; empty when the watcher left."""
+    match sent and sent.exception():
         case Over() | StoreError() as error:
             return str(error)
         case TimeoutError():
