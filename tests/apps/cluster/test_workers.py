@@ -364,3 +364,24 @@ async def test_who_gave_up_polling_takes_nothing_with_him(site: Site) -> None:
         async with asyncio.timeout(5), http.post(path, data=b"[]") as answer:
             said = session.read_by_worker(await answer.read())
         assert [(each.task, each.attempt) for each in said if isinstance(each, session.Assign)] == [(name, 1)]
+
+
+async def test_what_was_in_an_answer_that_got_lost_is_said_to_who_joins_again(site: Site) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
+
+        async def told(epoch: int) -> list[str]:
+            """What it is to run, as it is told after it joined."""
+            hello = hand.hello("w", resume_epoch=epoch)
+            async with http.post("/workers", data=session.frame(hello)[1:-1]) as answer:
+                assert (await answer.json())["epoch"] == 1
+            async with asyncio.timeout(30):
+                while True:
+                    async with http.post("/workers/w/heartbeat?epoch=1&timeout=5", data=b"[]") as answer:
+                        said = session.read_by_worker(await answer.read())
+                    if given := [each.task for each in said if isinstance(each, session.Assign)]:
+                        return given
+
+        name = await site.submit()
+        assert await told(0) == [name]
+        assert await told(1) == [name]

@@ -34,7 +34,11 @@ async def connect(websocket: WebSocket, name: str) -> None:
 
 @router.post("/workers", **described(schema.WorkerRegistered, needs="worker", status=201, body=session.Hello))
 async def register(request: Request) -> Response:
-    """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token."""
+    """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token.
+
+    A worker that had no answer to one joins again, with `resume_epoch` and what it runs: what was in the
+    answer is said anew.
+    """
     hello = await read(request, session.Hello)
     request.state.object = hello.name
     welcome = await _manager(request).polls.register(hello, request.state.key)
