@@ -97,7 +97,7 @@ async def test_runner_death_is_reported_at_once_with_evidence(peer: Peer, new_wo
     await peer.hear(session.Done, "next")
 
 
-async def test_a_killed_worker_leaves_no_process(peer: Peer, new_worker: NewWorker) -> None:
+async def test_a_killed_worker_leaves_no_process(peer: Peer, new_worker: NewWorker, scale: Scale) -> None:
     worker = new_worker(*FAMILY)
     await peer.hear(session.Hello)
     await peer.assign("t", "python", QUICK)
@@ -105,7 +105,7 @@ async def test_a_killed_worker_leaves_no_process(peer: Peer, new_worker: NewWork
     await asyncio.to_thread(grown_to, worker, 5)
     worker.signal(signal.SIGKILL)
     worker.process.wait()
-    gone_within(worker, 20.0)
+    gone_within(worker, scale(test=20.0, accept=2.0))
 
 
 async def test_a_stopped_worker_has_no_runner_after_its_lease(
@@ -184,7 +184,9 @@ async def test_a_result_is_said_again_until_it_is_acknowledged(peer: Peer, new_w
     assert (await peer.hear(session.Hello, after=2)).unacked == ()
 
 
-async def test_a_worker_that_is_not_resumed_stops_what_it_ran(peer: Peer, new_worker: NewWorker) -> None:
+async def test_a_worker_that_is_not_resumed_stops_what_it_ran(
+    peer: Peer, new_worker: NewWorker, scale: Scale
+) -> None:
     worker = new_worker()
     await peer.hear(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 60})
@@ -192,12 +194,12 @@ async def test_a_worker_that_is_not_resumed_stops_what_it_ran(peer: Peer, new_wo
     peer.resumes = False
     await peer.drop()
     await peer.hear(session.Hello, after=1)
-    await asyncio.to_thread(gone_within, worker, 20.0)
+    await asyncio.to_thread(gone_within, worker, scale(test=20.0, accept=2.0))
     await peer.assign("t", "echo", attempt=2)
     assert (await peer.hear(session.Done, "t")).attempt == 2
 
 
-async def test_a_fenced_worker_stops_and_joins_anew(peer: Peer, new_worker: NewWorker) -> None:
+async def test_a_fenced_worker_stops_and_joins_anew(peer: Peer, new_worker: NewWorker, scale: Scale) -> None:
     worker = new_worker()
     await peer.hear(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 60})
@@ -205,7 +207,7 @@ async def test_a_fenced_worker_stops_and_joins_anew(peer: Peer, new_worker: NewW
     await peer.say(session.Goodbye("your lease was over", fenced=True))
     again = await peer.hear(session.Hello, after=1)
     assert (again.resume_epoch, again.running) == (0, ())
-    await asyncio.to_thread(gone_within, worker, 20.0)
+    await asyncio.to_thread(gone_within, worker, scale(test=20.0, accept=2.0))
 
 
 @pytest.mark.parametrize(
@@ -217,14 +219,14 @@ async def test_a_fenced_worker_stops_and_joins_anew(peer: Peer, new_worker: NewW
     ],
 )
 async def test_a_running_task_is_cancelled(
-    peer: Peer, new_worker: NewWorker, task_type: str, parameters: object
+    peer: Peer, new_worker: NewWorker, task_type: str, parameters: object, scale: Scale
 ) -> None:
     new_worker(*DEAF, "--allow-command")
     await peer.hear(session.Hello)
     await peer.assign("t", task_type, parameters)
     await peer.hear(session.Started, "t")
     await peer.say(session.Cancel("t", 1, grace_s=0.3))
-    await peer.hear(session.Cancelled, "t")
+    await peer.hear(session.Cancelled, "t", within_s=scale(test=30.0, accept=3.0))
     await peer.assign("next")
     await peer.hear(session.Done, "next")
 
