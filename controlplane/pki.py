@@ -25,10 +25,8 @@ class Authority:
         self.folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpu-orchestrator local authority")])
-        own = self._builder(self._name, self._key.public_key()).add_extension(
-            x509.BasicConstraints(ca=True, path_length=None), critical=True
-        )
-        self.cert = self._write("ca.crt", own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
+        own = sign(self._builder(self._name), self._key.public_key(), by=self._key, is_authority=True)
+        self.cert = self._write("ca.crt", own.public_bytes(_PEM))
 
     def server(self, name: str, *, hosts: Sequence[str]) -> Pair:
         names = [_general_name(host) for host in hosts]
@@ -58,26 +56,23 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject = x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-        builder = self._builder(subject, key.public_key(), valid_s).add_extension(
+        builder = self._builder(subject, valid_s).add_extension(
             x509.ExtendedKeyUsage([usage]), critical=False
         )
         if san:
             builder = builder.add_extension(san, critical=False)
         stem = f"{common_name.replace(':', '-').replace('/', '-')}-{x509.random_serial_number():x}"[:80]
-        cert = builder.sign(self._key, hashes.SHA256())
+        cert = sign(builder, key.public_key(), by=self._key)
         return Pair(
             self._write(f"{stem}.crt", cert.public_bytes(_PEM)), self._write(f"{stem}.key", _private(key))
         )
 
-    def _builder(
-        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, valid_s: float = 86_400 * 365
-    ) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, valid_s: float = 86_400 * 365) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
-            .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(seconds=valid_s))
@@ -88,6 +83,40 @@ class Authority:
         path.touch(mode=0o600)
         path.write_bytes(content)
         return path
+
+
+def sign(
+    builder: x509.CertificateBuilder,
+    public_key: ec.EllipticCurvePublicKey,
+    *,
+    by: ec.EllipticCurvePrivateKey,
+    is_authority: bool = False,
+) -> x509.Certificate:
+    """Sign with the extensions that RFC 5280 demands. Python 3.13 and newer refuse a certificate without them
+    (`ssl.VERIFY_X509_STRICT` is on by default)."""
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key())
+    return (
+        builder.public_key(public_key)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(_key_usage(is_authority=is_authority), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(by, hashes.SHA256())
+    )
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 _PEM = serialization.Encoding.PEM

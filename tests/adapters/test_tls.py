@@ -9,14 +9,15 @@ from cryptography.hazmat.primitives import serialization
 
 from gpu_orchestrator.adapters import tls
 from tests.adapters.kube.certificates import Authority
+from tests.handshake import shake, strict
 
 
 class Files:
     """PEM files for 127.0.0.1, and who signed them."""
 
-    def __init__(self, folder: Path, *, ends: datetime | None = None) -> None:
+    def __init__(self, folder: Path, *, ends: datetime | None = None, is_bare: bool = False) -> None:
         authority = Authority()
-        self.pair = authority.pair("server", ends=ends)
+        self.pair = authority.pair("server", ends=ends, is_bare=is_bare)
         self.cert, self.key, self.ca = (str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem"))
         Path(self.cert).write_bytes(self.pair.certificate_pem)
         Path(self.key).write_bytes(self.pair.key_pem)
@@ -79,10 +80,19 @@ def test_clients_complain_of_another_name_another_signer_and_the_past(tmp_path: 
     serving = tls.server(files.cert, files.key)
     assert "mismatch" in tls.complaint(serving, files.ca, "gpu.example")
     (tmp_path / "other").mkdir()
-    assert "signature" in tls.complaint(serving, Files(tmp_path / "other").ca, "127.0.0.1")
+    assert "unable to get local issuer" in tls.complaint(serving, Files(tmp_path / "other").ca, "127.0.0.1")
     (tmp_path / "old").mkdir()
     old = Files(tmp_path / "old", ends=datetime.now(UTC) - timedelta(hours=1))
     assert "expired" in tls.complaint(tls.server(old.cert, old.key), old.ca, "127.0.0.1")
+
+
+def test_strict_client_takes_a_certificate_of_older_tools_only_by_itself(tmp_path: Path) -> None:
+    """What docs/security.md advises until such a certificate is renewed."""
+    old = Files(tmp_path, is_bare=True)
+    serving = tls.server(old.cert, old.key)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Missing Authority Key Identifier"):
+        shake(strict(tls.client(old.ca)), serving, "127.0.0.1")
+    shake(strict(tls.client(old.cert)), serving, "127.0.0.1")
 
 
 def test_a_renewed_certificate_is_taken_up_by_a_context_at_work(tmp_path: Path, files: Files) -> None:

@@ -10,6 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from controlplane import pki
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -25,16 +27,22 @@ class Authority:
     @cached_property
     def pem(self) -> bytes:
         name = _name("test authority")
-        builder = _builder(name, name, self._key.public_key(), datetime.now(UTC) + timedelta(days=1))
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        builder = _builder(name, name, datetime.now(UTC) + timedelta(days=1))
+        own = pki.sign(builder, self._key.public_key(), by=self._key, is_authority=True)
+        return own.public_bytes(serialization.Encoding.PEM)
 
-    def pair(self, name: str, *, ends: datetime | None = None) -> Pair:
+    def pair(self, name: str, *, ends: datetime | None = None, is_bare: bool = False) -> Pair:
+        """`is_bare`: as older tools sign, without the extensions that RFC 5280 demands."""
         key = ec.generate_private_key(ec.SECP256R1())
         ends = ends or datetime.now(UTC) + timedelta(days=1)
-        builder = _builder(_name(name), _name("test authority"), key.public_key(), ends)
+        builder = _builder(_name(name), _name("test authority"), ends)
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        certificate = builder.add_extension(names, critical=False).sign(self._key, hashes.SHA256())
+        builder = builder.add_extension(names, critical=False)
+        certificate = (
+            builder.public_key(key.public_key()).sign(self._key, hashes.SHA256())
+            if is_bare
+            else pki.sign(builder, key.public_key(), by=self._key)
+        )
         encoding = serialization.Encoding.PEM
         key_pem = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         return Pair(certificate.public_bytes(encoding), key_pem)
@@ -44,14 +52,11 @@ def _name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _builder(
-    name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, ends: datetime
-) -> x509.CertificateBuilder:
+def _builder(name: x509.Name, issuer: x509.Name, ends: datetime) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(issuer)
-        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(ends - timedelta(days=30))
         .not_valid_after(ends)
