@@ -8,10 +8,12 @@ from gpu_orchestrator.apps.cluster.intake import Intake
 
 
 class Counter:
-    """A store that has room for so many."""
+    """A store with room for `room` tasks. It answers at once, unless a test clears `may_answer`."""
 
     def __init__(self, room: int) -> None:
         self.room = room
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
         self.calls: list[tuple[list[str], list[Unit]]] = []
 
     async def __call__(
@@ -19,7 +21,9 @@ class Counter:
     ) -> list[Taken]:
         self.calls.append(([task.id for task in tasks], list(units)))
         full = [unit.most_queued > 0 and sum(unit.tasks) > self.room for unit in units]
+        self.is_asked.set()
         await asyncio.sleep(0)
+        await self.may_answer.wait()
         return [
             Taken("", 0, OWNER_FULL) if full[number - 1] else Taken(task.id, 1, 1)
             for task, number in zip(tasks, unit_of, strict=True)
@@ -52,10 +56,13 @@ async def test_of_a_refused_request_no_other_part_is_asked_for() -> None:
 async def test_who_has_one_task_does_not_wait_for_who_has_thousands() -> None:
     store = Counter(room=10_000)
     intake = Intake(store)
+    store.may_answer.clear()
     many = asyncio.ensure_future(intake.put(tasks("ann", 3000), Unit("ann", 0, 0, 0)))
-    await asyncio.sleep(0)
-    one = await asyncio.wait_for(intake.put(tasks("bob", 1, level=3), Unit("bob", 0, 0, 0)), 5.0)
-    assert [each.id for each in one] == ["bob0"]
+    await asyncio.wait_for(store.is_asked.wait(), 5.0)
+    one = asyncio.ensure_future(intake.put(tasks("bob", 1, level=3), Unit("bob", 0, 0, 0)))
+    await asyncio.sleep(0)  # bob's request arrives while the store still works on ann's first part
+    store.may_answer.set()
+    assert [each.id for each in await asyncio.wait_for(one, 5.0)] == ["bob0"]
     assert not many.done()
     assert "bob0" in store.calls[1][0]
     assert len(await many) == 3000
