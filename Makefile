@@ -26,7 +26,7 @@ cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
 
 ##@ Prove it
-.PHONY: check test-fast test accept
+.PHONY: check test-fast test test-pythons accept
 check: $(VENV)/ready ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -40,6 +40,9 @@ test: $(VENV)/ready check tools ## What every change must pass, with a coverage 
 	@rm -f .coverage .coverage.*
 	@$(BIN)/python -m coverage run -m pytest $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered
+
+test-pythons: ## check and test-fast on each Python from 3.11 to 3.14 that is found here [ARGS=...]
+	@MAKE="$(MAKE)" $(PYTHON) scripts/pythons.py
 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 --ledger=.accept $(ARGS)
@@ -96,21 +99,30 @@ lock: $(VENV)/ready ## Resolve requirements/*.in anew into hash-locked *.txt [AR
 	  requirements/runtime.in requirements/manager.in -o requirements/manager.txt
 
 clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
-	@rm -rf $(VENV) .accept .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-3.* .accept .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	  /^[a-z%-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# An environment of another Python than the one asked for with PYTHON=... is made again.
+minor = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(origin PYTHON),file)
+ifneq ($(call minor,$(PYTHON)),$(call minor,$(BIN)/python))
+.PHONY: $(VENV)/ready
+endif
+endif
+
 # The virtual environment, made again whenever the locks or the package's own list change.
 $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) -V)$(if $(wildcard $(BIN)/python), in place of $$($(BIN)/python -V 2>&1))"
 	@$(PYTHON) -m venv --clear $(VENV) || \
 	  { echo "could not make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes requirements/dev.txt
-	@$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes --python $(BIN)/python requirements/dev.txt
+	@$(BIN)/uv pip install -q --no-deps --no-build-isolation --python $(BIN)/python -e .
 	@touch $@
 
 # The peers that benchmarks measure against, apart from our own environment.
