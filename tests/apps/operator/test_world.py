@@ -291,3 +291,59 @@ def test_a_node_that_did_not_take_the_pod_is_asked_last() -> None:
     assert stage.world.ask("team/x", seek.wishes(facts, template.read(facts.workload)), 0.0) == Given(
         "b", NVIDIA
     )
+
+
+class TestReservation:
+    def test_exception_in_block_withdraws_the_place(self) -> None:
+        stage = Stage("a")
+
+        def fail_after_asking() -> None:
+            with stage.world.reserve("team/x", 0.0) as reservation:
+                assert reservation.ask(wishes("x")) == Given("a", NVIDIA)
+                assert stage.free("a") == 0
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            fail_after_asking()
+        assert stage.free("a") == 4
+        assert stage.world.engine.counts()["in flight"] == 0
+
+    def test_block_that_ends_without_keep_withdraws_the_place(self) -> None:
+        stage = Stage("a")
+        with stage.world.reserve("team/x", 0.0) as reservation:
+            reservation.ask(wishes("x"))
+        assert stage.free("a") == 4
+
+    def test_kept_place_stays_reserved_and_next_pass_gets_the_same(self) -> None:
+        stage = Stage("a")
+        for _ in range(2):
+            with stage.world.reserve("team/x", 0.0) as reservation:
+                assert reservation.ask(wishes("x")) == Given("a", NVIDIA)
+                reservation.drop_unused()
+                reservation.keep()
+            assert stage.free("a") == 0
+
+    def test_kept_refusal_stays_in_the_queue(self) -> None:
+        stage = Stage("a")
+        stage.ask("x")
+        with stage.world.reserve("team/y", 0.0) as reservation:
+            assert isinstance(reservation.ask(wishes("y")), Refusal)
+            reservation.keep()
+        stage.world.withdraw("team/x")
+        assert stage.found == ["team/y"]
+
+    def test_pass_that_does_not_ask_drops_what_an_earlier_pass_kept(self) -> None:
+        stage = Stage("a")
+        stage.ask("x")
+        with stage.world.reserve("team/x", 0.0) as reservation:
+            reservation.drop_unused()
+            assert stage.free("a") == 4
+            reservation.keep()
+        assert stage.free("a") == 4
+
+    def test_place_that_became_a_job_is_not_withdrawn(self) -> None:
+        stage = Stage("a")
+        with stage.world.reserve("team/x", 0.0) as reservation:
+            reservation.ask(wishes("x"))
+            stage.world.see_job(None, job(workload("x"), "a"))
+        assert stage.free("a") == 0

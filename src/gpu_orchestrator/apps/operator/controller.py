@@ -7,7 +7,7 @@ watches ──► world (what is free) ──found──┐
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
@@ -25,15 +25,13 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator import apply, moments, seek, tries
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.eyes import Eyes
-from gpu_orchestrator.apps.operator.facts import Facts, Given
+from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.job import JOBS, SELECTOR, Job
 from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.plan import Plan
 from gpu_orchestrator.apps.operator.reconcile import reconcile
 from gpu_orchestrator.apps.operator.world import World, job_key
-from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.policy import Rng
-from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry
 
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -169,45 +167,33 @@ class Controller:
         if facts is None:
             self.world.withdraw(name)
             return "gone"
-        plan, asked = self._plan(name, facts)
-        if not asked:
-            self.world.withdraw(name)
-        if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
-            self._look_again(name, plan.again_at)
-            return "later"
         try:
-            return await self._attempt(name, facts, plan)
+            return await self._attempt(name, facts)
         except (apply.Overtaken, NotFound) as error:
-            self.world.withdraw(name)
-            self.queue.retry(name)  # not at once: the news that overtook us may still be on its way
+            self.queue.retry(name)  # not at once: the watch may still have to receive what overtook us
             log.debug("looking again", workload=name, why=str(error))
             return "again"
-        except BaseException:
-            self.world.withdraw(name)
-            raise
 
-    async def _attempt(self, name: str, facts: Facts, plan: Plan) -> str:
+    async def _attempt(self, name: str, facts: Facts) -> str:
         try:
-            await self._perform(name, facts, plan)
+            with self.world.reserve(name, _created(facts.workload)) as reservation:
+                plan = reconcile(facts, self._now(), reservation.ask, self._rng)
+                reservation.drop_unused()  # before the writes, so that others can have the place meanwhile
+                result = await self._carry_out(name, facts, plan)
+                reservation.keep()
+                return result
         except apply.JobRefused as error:
-            self.world.withdraw(name)
             facts = self._eyes.glance(name) or facts  # it may have its finalizer by now
             told = tries.refused_by_server(facts, self._now(), self._rng, str(error), for_good=error.for_good)
             await self._perform(name, facts, told)
             return "refused"
+
+    async def _carry_out(self, name: str, facts: Facts, plan: Plan) -> str:
+        if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
+            self._look_again(name, plan.again_at)
+            return "later"
+        await self._perform(name, facts, plan)
         return "idle" if plan.is_empty else "done"
-
-    def _plan(self, name: str, facts: Facts) -> tuple[Plan, bool]:
-        """The plan, and whether a place was asked for on the way."""
-        created = moments.read(facts.workload.metadata.creation_timestamp)
-        since = created.timestamp() if created else 0.0
-        asked: list[bool] = []
-
-        def ask(wishes: Sequence[Request]) -> Given | Refusal:
-            asked.append(True)
-            return self.world.ask(name, wishes, since)
-
-        return reconcile(facts, self._now(), ask, self._rng), bool(asked)
 
     async def _perform(self, name: str, facts: Facts, plan: Plan) -> None:
         await self._hands.perform(facts.workload, plan)
@@ -225,6 +211,12 @@ class Controller:
     def _look_again(self, name: str, at: datetime | None) -> None:
         if at is not None:
             self.queue.add_after(name, max(0.0, (at - self._now()).total_seconds()))
+
+
+def _created(workload: GPUWorkload) -> float:
+    """When the workload was created, in seconds; 0 if it does not say."""
+    created = moments.read(workload.metadata.creation_timestamp)
+    return created.timestamp() if created else 0.0
 
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:

@@ -1,4 +1,7 @@
-"""What is to be done about one workload now. Pure: looks at what is there and answers with a `Plan`.
+"""What is to be done about one workload now: reads the facts, may ask for a place, and returns a `Plan`.
+
+No IO and no clock. Its one effect is `ask`, which reserves capacity; the controller withdraws that again
+unless the plan was carried out.
 
 Level-based: the same facts give the same plan, whatever event brought us here and whatever was done before a
 restart. Status says which try is under way; the Job of that try has a name that can be computed; any other

@@ -7,6 +7,7 @@ nothing is forgotten between a decision and its pod, and after a restart the Job
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 import structlog
 
@@ -63,6 +64,11 @@ class World:
         self._asker: dict[str, str] = {}
         self._bound: dict[str, tuple[str, Placement]] = {}
         self._jobs: dict[str, Job] = {}
+
+    def reserve(self, asker: str, since: float) -> "Reservation":
+        """Open the reservation of one pass over a workload. `since` is the time its place in the queue counts
+        from."""
+        return Reservation(self, asker, since)
 
     def ask(self, asker: str, wishes: Sequence[Request], since: float) -> Given | Refusal:
         """A place for the first wish that fits now; else the last one goes on waiting."""
@@ -210,6 +216,47 @@ class World:
                         self._found(asker)
                 case Refuse():
                     pass  # whoever asked learns it by `why`; who waits, waits on
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The capacity that one pass reserves for a workload, or waits for. Withdrawn when the block ends, by an
+    exception or a cancellation too, unless the pass calls `keep`.
+
+        with world.reserve(name, since) as reservation:
+            plan = reconcile(facts, now, reservation.ask, rng)
+            ...
+            reservation.keep()
+    """
+
+    world: World
+    asker: str
+    since: float
+    is_used: bool = False
+    is_kept: bool = False
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_kept:
+            self.world.withdraw(self.asker)
+
+    def ask(self, wishes: Sequence[Request]) -> Given | Refusal:
+        """Reserve a place for the first wish that fits; see `World.ask`."""
+        self.is_used = True
+        return self.world.ask(self.asker, wishes, self.since)
+
+    def drop_unused(self) -> None:
+        """Withdraw what an earlier pass reserved or waits for, if this pass did not ask for it again."""
+        if not self.is_used:
+            self.world.withdraw(self.asker)
+
+    def keep(self) -> None:
+        """Leave the place reserved, or the wish waiting, when the block ends."""
+        self.is_kept = True
 
 
 def job_key(pod: Pod) -> str:
