@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator import seek, template
 from gpu_orchestrator.apps.operator.facts import Facts, Given
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.world import World
 from gpu_orchestrator.policies.registry import Registry
 from tests.apps.operator.builders import job, node, pod, workload

@@ -9,11 +9,11 @@ import msgspec
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.apps.operator import apply
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Plan
 from gpu_orchestrator.apps.operator.reconcile import reconcile
 from gpu_orchestrator.core.answer import Refusal

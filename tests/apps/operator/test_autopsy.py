@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.apps.operator.autopsy import EndedPod, cause_of
+from gpu_orchestrator.api.job import EndedPod
+from gpu_orchestrator.apps.operator.autopsy import cause_of
 
 
 def ended(code: int, reason: str = "", name: str = "main") -> dict[str, Any]:

@@ -7,10 +7,10 @@ import pytest
 
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import CreateClaim, CreateJob, DeleteJob, Plan
 from tests.apps.operator.builders import NOW, after, gives, job, later, plan_for, pod, workload
 

@@ -221,8 +221,9 @@ def test_a_thousand_waiting_cost_a_pod_event_nothing() -> None:
 
 
 def test_a_job_placement_counts_what_its_template_asks() -> None:
-    spec = job(workload("x", gpuCount=3), "a").spec.template.spec
-    assert translate.gpus_asked(spec) == 3
+    made = job(workload("x", gpuCount=3), "a")
+    taken = translate.placement("team/x", made.node, made.spec.template.spec)
+    assert (taken.key, taken.node, taken.unnamed, dict(taken.resources)) == ("team/x", "a", 3, {"pods": 1})
     assert jobs.key_of(workload("x"), 0) == "team/x-job-0a1b2c3d"
 
 

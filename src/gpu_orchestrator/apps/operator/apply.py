@@ -16,9 +16,9 @@ from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.api.job import JOBS, Job
 from gpu_orchestrator.api.wire import Json, Object, Resource
 from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.job import JOBS, Job
 from gpu_orchestrator.apps.operator.plan import (
     Action,
     AddFinalizer,

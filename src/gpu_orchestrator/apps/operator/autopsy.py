@@ -7,45 +7,7 @@ from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError
-from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
-from gpu_orchestrator.apps.operator.job import OVERRAN, Job
-
-JOB_NAME = "batch.kubernetes.io/job-name"
-
-
-class Terminated(Wire, frozen=True, gc=False):
-    exit_code: int = 0
-    reason: str = ""
-
-
-class ContainerState(Wire, frozen=True, gc=False):
-    terminated: Terminated | None = None
-
-
-class ContainerStatus(Wire, frozen=True, gc=False):
-    name: str = ""
-    state: ContainerState = ContainerState()
-
-
-class EndedStatus(Wire, frozen=True, gc=False):
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    init_container_statuses: list[ContainerStatus] = []  # noqa: RUF012 - msgspec copies it
-    container_statuses: list[ContainerStatus] = []  # noqa: RUF012
-
-
-class EndedSpec(Wire, frozen=True, gc=False):
-    node_name: str = ""
-
-
-class EndedPod(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-    spec: EndedSpec = EndedSpec()
-    status: EndedStatus = EndedStatus()
-
-
-ENDED_PODS = Resource(EndedPod, "Pod", "pods")
+from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, ENDED_PODS, JOB_NAME_LABEL, EndedPod, Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +23,14 @@ class Findings:
 async def examine(client: Client, job: Job) -> Findings:
     try:
         found = await client.list(
-            ENDED_PODS, job.metadata.namespace, labels=f"{JOB_NAME}={job.metadata.name}"
+            ENDED_PODS, job.metadata.namespace, labels=f"{JOB_NAME_LABEL}={job.metadata.name}"
         )
     except KubeError:
         return Findings()
     return Findings(
         next((cause for pod in found.items if (cause := cause_of(pod))), ""),
         next((pod.spec.node_name for pod in found.items if pod.spec.node_name), ""),
-        any(pod.status.reason == OVERRAN for pod in found.items),
+        any(pod.status.reason == DEADLINE_EXCEEDED for pod in found.items),
     )
 
 

@@ -12,12 +12,12 @@ import msgspec
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPUWorkload, WorkloadClaim
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod, PodCondition
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator import mirror, moments, status, template, tries
 from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Action, CreateClaim, CreateJob, Plan
 from gpu_orchestrator.apps.operator.template import Template
 from gpu_orchestrator.core.policy import Rng

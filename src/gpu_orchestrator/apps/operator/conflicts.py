@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gpu_orchestrator.api import names, quantity, translate
+from gpu_orchestrator.api import names, podtemplate, quantity, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
-from gpu_orchestrator.apps.operator.job import PodTemplate
 from gpu_orchestrator.core.errors import InvalidRequest
 
-MAIN = "main"
 SCHEDULERS = ("", "default-scheduler")
 RESTARTS = ("Never", "OnFailure")
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
@@ -85,7 +84,7 @@ def _check_quantities(pod: PodSpec, gpus: int) -> None:
 def gpu_resource(workload: GPUWorkload, pod: PodSpec) -> str:
     """The GPU resource that the user named, if any. Only the main container may ask for GPUs, and only for as
     many as the workload."""
-    main = next((each for each in pod.containers if each.name == MAIN), pod.containers[0])
+    main = pod.containers[podtemplate.main_index([each.name for each in pod.containers])]
     wanted, named = workload.spec.gpu_count, ""
     for container in (*pod.init_containers, *pod.containers):
         for resource, text in _gpus_of(container):

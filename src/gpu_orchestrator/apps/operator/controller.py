@@ -20,13 +20,14 @@ from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.lull import CALM, Lull
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
+from gpu_orchestrator.api.job import JOBS, Job
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator import apply, moments, seek, tries
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.eyes import Eyes
 from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.job import JOBS, SELECTOR, Job
+from gpu_orchestrator.apps.operator.job import SELECTOR
 from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.plan import Plan
 from gpu_orchestrator.apps.operator.reconcile import reconcile

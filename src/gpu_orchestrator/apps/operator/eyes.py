@@ -13,13 +13,13 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator import autopsy
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.fresh import Fresh
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.world import job_key
 
 PREEMPTED = "PreemptionByScheduler"

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuworkload import SETTLED, GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 

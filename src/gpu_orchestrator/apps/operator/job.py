@@ -12,71 +12,10 @@ import msgspec
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
-from gpu_orchestrator.api.kubernetes import JobStatus, PodSpec, StatusCondition
-from gpu_orchestrator.api.wire import Json, Object, ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.wire import Json, Object
 from gpu_orchestrator.apps.operator import labels
 
-
-class PodTemplate(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta = ObjectMeta()
-    spec: PodSpec = PodSpec()
-
-
-class JobSpec(Wire, frozen=True, gc=False):
-    ttl_seconds_after_finished: int | None = None
-    template: PodTemplate = PodTemplate()
-
-
-class Job(Wire, frozen=True, gc=False):
-    """A Job with its pod template, of which we want to know where it goes and what it takes."""
-
-    metadata: ObjectMeta
-    spec: JobSpec = JobSpec()
-    status: JobStatus = JobStatus()
-
-    @property
-    def node(self) -> str:
-        """The node that we chose for it; none for a claimed one, whose affinity is the user's own."""
-        if self.is_claimed:
-            return ""
-        required = self.spec.template.spec.affinity.node_affinity.required
-        terms = required.node_selector_terms if required else []
-        fields = (field for term in terms for field in term.match_fields)
-        return next((f.values[0] for f in fields if f.key == NODE_FIELD and f.operator == "In"), "")
-
-    @property
-    def is_claimed(self) -> bool:
-        """The gpu-scheduler places its pods."""
-        return any(name in self.spec.template.metadata.annotations for name in names.ASKING_ANNOTATIONS)
-
-    @property
-    def is_deleting(self) -> bool:
-        return bool(self.metadata.deletion_timestamp)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._condition("Complete") is not None
-
-    @property
-    def failure(self) -> StatusCondition | None:
-        """Why it failed. A Job whose pod hangs on a lost node says for a long time only that it is going to
-        fail; nothing can change that any more."""
-        return self._condition("Failed") or self._condition("FailureTarget")
-
-    @property
-    def is_finished(self) -> bool:
-        return self.is_complete or self.failure is not None
-
-    def _condition(self, kind: str) -> StatusCondition | None:
-        return next(
-            (each for each in self.status.conditions if (each.type, each.status) == (kind, "True")), None
-        )
-
-
-JOBS = Resource(Job, "Job", "jobs", "batch")
-
-NODE_FIELD = "metadata.name"
-OVERRAN = "DeadlineExceeded"  # why a Job or a pod failed whose time was over
 SELECTOR = f"{names.CONTROLLER}={names.CONTROLLER_NAME}"
 
 

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator import moments, status, tries
 from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.job import OVERRAN, Job
 from gpu_orchestrator.apps.operator.plan import Note, Plan
 from gpu_orchestrator.core.policy import Rng
 
@@ -39,9 +39,9 @@ def job_failed(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     why = facts.trouble or (failure.message if failure else "")
     text = f"Job {job.metadata.name} failed{_on(facts.node)}: {why}"
     limit = facts.workload.spec.max_runtime_seconds
-    if (failure and failure.reason == OVERRAN) or (facts.overran and limit is not None):
+    if (failure and failure.reason == DEADLINE_EXCEEDED) or (facts.overran and limit is not None):
         text = f"Job {job.metadata.name} ran longer than maxRuntimeSeconds ({limit}){_on(facts.node)}"
-        return tries.fail(facts, now, "DeadlineExceeded", tries.Failure(text, names.JOB_FAILED, job=job))
+        return tries.fail(facts, now, DEADLINE_EXCEEDED, tries.Failure(text, names.JOB_FAILED, job=job))
     event = names.PREEMPTED if facts.preempted else names.JOB_FAILED
     return tries.spend(facts, now, rng, tries.Failure(text, event, status.BACKING_OFF, job))
 

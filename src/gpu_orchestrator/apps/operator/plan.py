@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from gpu_orchestrator.api.gpuworkload import GPUWorkloadStatus
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator.job import Job
 
 
 @dataclass(frozen=True, slots=True)

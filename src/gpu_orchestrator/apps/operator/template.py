@@ -11,32 +11,22 @@ from typing import Any
 
 import msgspec
 
-from gpu_orchestrator.api import deviceenv, names
+from gpu_orchestrator.api import deviceenv, names, podtemplate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import NODE_FIELD, PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
-from gpu_orchestrator.api.wire import Json, Wire
+from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator import conflicts, job
-from gpu_orchestrator.apps.operator.conflicts import MAIN, InvalidTemplate
-from gpu_orchestrator.apps.operator.job import PodTemplate
+from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
 
 IMAGE = "busybox:1.37"
 PLACEHOLDER: Json = {
-    "name": MAIN,
+    "name": podtemplate.MAIN,
     "image": IMAGE,
     "command": ["sh", "-c", 'echo "model $MODEL_NAME got $GPU_COUNT GPU(s) on $(hostname)"'],
 }
 QUANTITIES = ("requests", "limits", "overhead")
 CONTAINERS = ("initContainers", "containers")
-
-
-class Variable(Wire, frozen=True, gc=False):
-    name: str
-
-
-class Environment(Wire, frozen=True, gc=False):
-    """Of a container, what is not of interest where it only asks for room."""
-
-    env: list[Variable] = []  # noqa: RUF012 - msgspec copies it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ def fill(workload: GPUWorkload, template: Template, *, node: str, resource: str)
     plain = _ours(workload, template, tolerated=(resource,))
     spec = plain["spec"]
     spec["affinity"] = _pinned(spec.get("affinity") or {}, node)
-    resources = main_of(spec).setdefault("resources", {})
+    resources = _main_of(spec).setdefault("resources", {})
     for kind in ("requests", "limits"):
         resources[kind] = {**(resources.get(kind) or {}), resource: str(workload.spec.gpu_count)}
     return plain
@@ -95,7 +85,7 @@ def _ours(workload: GPUWorkload, template: Template, *, tolerated: tuple[str, ..
     spec["priorityClassName"] = names.PRIORITY_CLASSES[workload.spec.priority]
     taints = [{"key": resource, "operator": "Exists"} for resource in tolerated]
     spec["tolerations"] = [*(spec.get("tolerations") or []), *taints]
-    _introduce(main_of(spec), workload)
+    _introduce(_main_of(spec), workload)
     return plain
 
 
@@ -109,16 +99,15 @@ def _introduce(main: Json, workload: GPUWorkload) -> None:
     main["env"] = [*({"name": name, "value": value} for name, value in ours.items()), *kept]
 
 
-def main_of(spec: Json) -> Json:
-    """The container that gets the GPUs: the one called `main`, else the first."""
+def _main_of(spec: Json) -> Json:
     containers: list[Json] = spec["containers"]
-    return next((each for each in containers if each.get("name") == MAIN), containers[0])
+    return containers[podtemplate.main_index([each.get("name") for each in containers])]
 
 
 def _pinned(affinity: Json, node: str) -> Json:
     """Required affinity to one node, within whatever terms the user gave: terms are alternatives, so each
     must say it."""
-    here = {"key": job.NODE_FIELD, "operator": "In", "values": [node]}
+    here = {"key": NODE_FIELD, "operator": "In", "values": [node]}
     node_affinity = affinity.get("nodeAffinity") or {}
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = [
@@ -158,7 +147,7 @@ def _typed(plain: Json) -> PodTemplate:
     try:
         found = msgspec.convert(plain, PodTemplate)
         for kind in CONTAINERS:
-            msgspec.convert(plain["spec"].get(kind, []), list[Environment])
+            msgspec.convert(plain["spec"].get(kind, []), list[podtemplate.Environment])
         return found
     except msgspec.ValidationError as error:
         where = str(error).replace("`$", "`spec.template")

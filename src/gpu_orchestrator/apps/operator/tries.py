@@ -6,9 +6,9 @@ from typing import Any
 
 from gpu_orchestrator.api import conditions, names
 from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.apps.operator import moments, retry, status
 from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Note, Plan
 from gpu_orchestrator.core.policy import Rng
 

@@ -12,16 +12,16 @@ from types import TracebackType
 import structlog
 
 from gpu_orchestrator.api import claims, names, translate
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.facts import Given
-from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.node import Node as CoreNode
 from gpu_orchestrator.core.policy import Rng
-from gpu_orchestrator.core.request import Request, pairs
+from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Asked,
@@ -179,7 +179,7 @@ class World:
         if name in self._bound:
             self._hear(Held(replace(self._bound[name][1], key=name)))
         elif job is not None and job.node:
-            self._hear(Held(_placement(name, job)))
+            self._hear(Held(translate.placement(name, job.node, job.spec.template.spec)))
         elif name not in self._asker:
             self._hear(Gone(name))
 
@@ -269,14 +269,3 @@ def our_job(pod: Pod) -> str:
     """The same, if that is one of ours."""
     is_ours = pod.metadata.labels.get(names.CONTROLLER) == names.CONTROLLER_NAME
     return job_key(pod) if is_ours else ""
-
-
-def _placement(name: str, job: Job) -> Placement:
-    spec = job.spec.template.spec
-    return Placement(
-        name,
-        job.node,
-        unnamed=translate.gpus_asked(spec),
-        resources=pairs(translate.asked(spec)),
-        host_ports=translate.host_ports(spec),
-    )
