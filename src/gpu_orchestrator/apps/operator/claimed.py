@@ -16,7 +16,7 @@ from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod, PodCondition
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator import mirror, moments, status, template, tries
+from gpu_orchestrator.apps.operator import moments, notes, retries, status, template
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.plan import Action, CreateClaim, CreateJob, Plan
 from gpu_orchestrator.apps.operator.template import Template
@@ -43,7 +43,7 @@ def entrust(workload: GPUWorkload, wanted: Template, now: datetime) -> Plan:
     return Plan(
         (*actions, CreateJob(manifest)),
         status.scheduling(workload, now, job_name=name),
-        (mirror.created_note(name),),
+        (notes.created(name),),
     )
 
 
@@ -71,10 +71,10 @@ def wait(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     name, old = job.metadata.name, facts.workload.status
     said = next((each for pod in facts.pods if (each := _said(pod))), None)
     if said and said.reason == "Unschedulable":
-        return tries.refused(facts, now, rng, said.message, waiting_job=name)
+        return retries.refused(facts, now, rng, said.message, waiting_job=name)
     if old.job_name != name:  # we were stopped before the status could say so
         new = status.scheduling(facts.workload, now, job_name=name)
-        return Plan(status=new, notes=(mirror.created_note(name),))
+        return Plan(status=new, notes=(notes.created(name),))
     return _silent(facts, job, now, said) if old.phase == "Scheduling" else Plan()
 
 
@@ -91,7 +91,7 @@ def _silent(facts: Facts, job: Job, now: datetime, said: PodCondition | None) ->
     if since is None:
         return Plan()
     if not facts.pods:
-        text = mirror.no_pod(job)
+        text = notes.no_pod(job)
     elif said:
         text = f"its pod waits: {said.reason} {said.message}".strip()
     else:
@@ -99,4 +99,4 @@ def _silent(facts: Facts, job: Job, now: datetime, said: PodCondition | None) ->
             f"the {names.SCHEDULER} has not answered for {SILENT_S:.0f} s; see that it runs: "
             f"kubectl get deployment {names.SCHEDULER} -n {names.NAMESPACE}"
         )
-    return mirror.complain(facts, now, since + timedelta(seconds=SILENT_S), text)
+    return notes.overdue(facts, now, since + timedelta(seconds=SILENT_S), text)

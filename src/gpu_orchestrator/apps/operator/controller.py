@@ -8,7 +8,9 @@ watches ──► world (what is free) ──found──┐
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
@@ -19,23 +21,22 @@ from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.lull import CALM, Lull
 from gpu_orchestrator.api import names
-from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
-from gpu_orchestrator.api.job import JOBS, Job
-from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
+from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import apply, moments, seek, tries
+from gpu_orchestrator.apps.operator import apply, moments, retries, seek
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.eyes import Eyes
 from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.job import SELECTOR
 from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.plan import Plan
 from gpu_orchestrator.apps.operator.reconcile import reconcile
-from gpu_orchestrator.apps.operator.world import World, job_key
+from gpu_orchestrator.apps.operator.watches import watch
+from gpu_orchestrator.apps.operator.world import World
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.policies.registry import Registry
 
-NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 WORKERS = 32
 LEISURE_S = 60.0
 """How long a finalizer may wait for a lull. Meanwhile Kubernetes cleans up what is deleted."""
@@ -47,62 +48,55 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What the controller works with. The defaults are those of a real process."""
+
+    client: Client
+    recorder: Recorder
+    metrics: Metrics
+    lull: Lull
+    registry: Registry = field(default_factory=Registry)
+    rng: Rng = field(default_factory=random.SystemRandom)
+    now: Callable[[], datetime] = utc_now
+
+
 class Controller:
     """`namespace`: serve only workloads there; nodes and pods are counted everywhere. `claims_by_default`:
     the gpu-scheduler places also those workloads that have no claim."""
 
-    def __init__(
-        self,
-        client: Client,
-        recorder: Recorder,
-        metrics: Metrics,
-        lull: Lull,
-        *,
-        namespace: str = "",
-        claims_by_default: bool = False,
-        registry: Registry | None = None,
-        rng: Rng | None = None,
-        now: Callable[[], datetime] = utc_now,
-    ) -> None:
-        self._metrics, self._lull, self._now = metrics, lull, now
-        self._rng = rng or random.SystemRandom()
+    def __init__(self, uses: Dependencies, *, namespace: str = "", claims_by_default: bool = False) -> None:
+        self._metrics, self._lull, self._now, self._rng = uses.metrics, uses.lull, uses.now, uses.rng
         self.queue: WorkQueue[str] = WorkQueue()
-        self.workloads = Watch(client, GPU_WORKLOADS, namespace=namespace)
-        self.jobs = Watch(
-            client,
-            JOBS,
-            namespace=namespace,
-            labels=SELECTOR,
-            indices={"owner": lambda job: [jobs.owner_uid(job)]},
+        self._watches = watch(uses.client, namespace)
+        self.world = World(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
+        self._eyes = eyes = Eyes(uses.client, self._watches, claims_by_default)
+        self._hands = apply.Hands(
+            uses.client, uses.recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion
         )
-        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices={"job": lambda pod: [job_key(pod)]})
-        self.nodes = Watch(client, NODES)
-        self.world = World(registry or Registry(), self._rng, clock=time.monotonic, found=self.queue.add)
-        self._eyes = Eyes(client, self.nodes, self.pods, self.jobs, self.workloads, claims_by_default)
-        eyes = self._eyes
-        self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
         self._in_hand = 0
         self._at_leisure: dict[str, float] = {}
         self._listen()
 
     def _listen(self) -> None:
-        self.nodes.on_change(self.world.see_node)
-        self.pods.on_change(self.world.see_pod)
-        self.pods.on_change(self._pod_changed)
-        self.jobs.on_change(self.world.see_job)
-        self.jobs.on_change(self._job_changed)
-        self.workloads.on_change(self._metrics.count_phases)
-        self.workloads.on_change(self._workload_changed)
+        seen = self._watches
+        seen.nodes.on_change(self.world.see_node)
+        seen.pods.on_change(self.world.see_pod)
+        seen.pods.on_change(self._pod_changed)
+        seen.jobs.on_change(self.world.see_job)
+        seen.jobs.on_change(self._job_changed)
+        seen.workloads.on_change(self._metrics.count_phases)
+        seen.workloads.on_change(self._workload_changed)
 
     @property
-    def watches(self) -> tuple[Watch[Node], Watch[Pod], Watch[Job], Watch[GPUWorkload]]:
-        return self.nodes, self.pods, self.jobs, self.workloads
+    def watches(self) -> tuple[Watch[Any], ...]:
+        return self._watches.in_order
 
     async def work(self) -> None:
         """Reconcile until `stop` is called; then finish what is in hand."""
         self._working = True
-        for workload in sorted(self.workloads.store, key=_order):
+        for workload in sorted(self._watches.workloads.store, key=_order):
             self.queue.add(key(workload))
         await self.queue.run(self._pass, workers=WORKERS)
 
@@ -125,7 +119,7 @@ class Controller:
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
-        if pod and (job := self.jobs.store.get(job_key(pod))):
+        if pod and (job := self._watches.jobs.store.get(jobs.job_key(pod))):
             self._job_changed(None, job)
         elif pod and (name := pod.metadata.labels.get(names.WORKLOAD)):
             self._look_at(f"{pod.metadata.namespace}/{name}")  # its Job was deleted before it
@@ -185,7 +179,9 @@ class Controller:
                 return result
         except apply.JobRefused as error:
             facts = self._eyes.glance(name) or facts  # it may have its finalizer by now
-            told = tries.refused_by_server(facts, self._now(), self._rng, str(error), for_good=error.for_good)
+            told = retries.refused_by_server(
+                facts, self._now(), self._rng, str(error), for_good=error.for_good
+            )
             await self._perform(name, facts, told)
             return "refused"
 

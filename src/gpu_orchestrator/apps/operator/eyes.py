@@ -10,17 +10,16 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
 from gpu_orchestrator.api.job import Job
-from gpu_orchestrator.api.kubernetes import Node, Pod
+from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator import autopsy
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.fresh import Fresh
-from gpu_orchestrator.apps.operator.world import job_key
+from gpu_orchestrator.apps.operator.watches import Watches
 
 PREEMPTED = "PreemptionByScheduler"
 LAST_WORDS = {
@@ -34,10 +33,7 @@ LAST_WORDS = {
 @dataclass(slots=True)
 class Eyes:
     client: Client
-    nodes: Watch[Node]
-    pods: Watch[Pod]
-    jobs: Watch[Job]
-    workloads: Watch[GPUWorkload]
+    watches: Watches
     claims_by_default: bool = False
     _fresh_jobs: Fresh[Job] = field(init=False)
     _fresh_workloads: Fresh[GPUWorkload] = field(init=False)
@@ -46,11 +42,13 @@ class Eyes:
     _shunned: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._fresh_jobs = Fresh(self.jobs.store, lambda: self.jobs.resource_version)
-        self._fresh_workloads = Fresh(self.workloads.store, lambda: self.workloads.resource_version)
-        self.pods.on_change(self._hear_pod)
-        self.jobs.on_change(self._forget_job)
-        self.workloads.on_change(self._forget_workload)
+        self._fresh_jobs = Fresh(self.watches.jobs.store, lambda: self.watches.jobs.resource_version)
+        self._fresh_workloads = Fresh(
+            self.watches.workloads.store, lambda: self.watches.workloads.resource_version
+        )
+        self.watches.pods.on_change(self._hear_pod)
+        self.watches.jobs.on_change(self._forget_job)
+        self.watches.workloads.on_change(self._forget_workload)
 
     def keep_workload(self, answer: GPUWorkload) -> None:
         self._fresh_workloads.keep(answer)
@@ -60,7 +58,7 @@ class Eyes:
 
     def keep_deletion(self, job: Job) -> None:
         """It was asked to go: see it as leaving before the watch does, so that it is asked once."""
-        known = self.jobs.store.get(key(job))
+        known = self.watches.jobs.store.get(key(job))
         if known and known.metadata.uid == job.metadata.uid:  # else it is gone, and nobody would forget it
             self._leaving.add(job.metadata.uid)
 
@@ -85,7 +83,7 @@ class Eyes:
         current = [f"{space}/{each}" for each in jobs.current_names(workload)]
         found = self._fresh_jobs.by("owner", workload.metadata.uid, current)
         own = tuple(self._as_left(job) for job in found if jobs.owner_uid(job) == workload.metadata.uid)
-        pods = tuple(pod for each in current for pod in self.pods.store.by("job", each))
+        pods = tuple(pod for each in current for pod in self.watches.pods.store.by("job", each))
         shunned = frozenset(self._shunned.get(workload.metadata.uid, ()))
         facts = Facts(workload, own, pods, shunned=shunned, claims_by_default=self.claims_by_default)
         job = facts.current
@@ -103,7 +101,7 @@ class Eyes:
 
     def _trouble(self, name: str, last_words: str) -> str:
         """What befell the Job on its node from outside, if anything did."""
-        node = self.nodes.store.get(name)
+        node = self.watches.nodes.store.get(name)
         if name and node is None:
             return f"node {name} is gone"
         if node and not translate.is_ready(node):
@@ -111,7 +109,7 @@ class Eyes:
         return LAST_WORDS.get(last_words, "").format(name or "its node")
 
     def _hear_pod(self, _: Pod | None, new: Pod | None) -> None:
-        job = self.jobs.store.get(job_key(new)) if new else None
+        job = self.watches.jobs.store.get(jobs.job_key(new)) if new else None
         for each in new.status.conditions if new and job else ():
             if job and each.type == "DisruptionTarget" and each.status == "True":
                 self._evicted[job.metadata.uid] = each.reason

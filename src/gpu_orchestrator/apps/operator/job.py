@@ -13,6 +13,7 @@ import msgspec
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import Json, Object
 from gpu_orchestrator.apps.operator import labels
 
@@ -102,3 +103,15 @@ def workload_of(job: Job) -> str:
 def owner_uid(owned: Object) -> str:
     owners = owned.metadata.owner_references
     return next((owner.uid for owner in owners if owner.kind == GPU_WORKLOADS.kind), "")
+
+
+def job_key(pod: Pod) -> str:
+    """The Job that a pod belongs to; empty if to none."""
+    owner = next((each for each in pod.metadata.owner_references if each.kind == "Job"), None)
+    return f"{pod.metadata.namespace}/{owner.name}" if owner else ""
+
+
+def our_job(pod: Pod) -> str:
+    """The same, if that is one of ours."""
+    is_ours = pod.metadata.labels.get(names.CONTROLLER) == names.CONTROLLER_NAME
+    return job_key(pod) if is_ours else ""

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import FINAL
-from gpu_orchestrator.apps.operator import claimed, mirror, seek, status, tries
+from gpu_orchestrator.apps.operator import claimed, retries, running, seek, status
 from gpu_orchestrator.apps.operator.facts import Ask, Facts
 from gpu_orchestrator.apps.operator.plan import Action, AddFinalizer, DeleteJob, Plan, RemoveFinalizer, SetTtl
 from gpu_orchestrator.core.policy import Rng
@@ -63,9 +63,9 @@ def _settle(facts: Facts) -> Plan:
 def _advance(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
     job = facts.current
     if job and job.is_complete:
-        return mirror.succeed(facts, job, now)
+        return running.succeed(facts, job, now)
     if job and job.failure:
-        return mirror.job_failed(facts, job, now, rng)
+        return running.job_failed(facts, job, now, rng)
     if facts.workload.spec.suspend:
         return _suspend(facts, now)
     if stale := facts.stale:  # two tries must never run at once: the next begins when this one is gone
@@ -78,7 +78,7 @@ def _advance(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
         return Plan()
     if job.is_claimed and not facts.node:
         return claimed.wait(facts, job, now, rng)
-    return mirror.mirror(facts, job, now, rng)
+    return running.follow(facts, job, now, rng)
 
 
 def _suspend(facts: Facts, now: datetime) -> Plan:
@@ -86,5 +86,6 @@ def _suspend(facts: Facts, now: datetime) -> Plan:
     active = [job for job in facts.jobs if not job.is_finished and not job.is_deleting]
     message = "suspended; set spec.suspend to false to let it run"
     return Plan(
-        tuple(DeleteJob(job) for job in active), tries.held(facts.workload, now, status.SUSPENDED, message)
+        tuple(DeleteJob(job) for job in active),
+        retries.blocked(facts.workload, now, status.SUSPENDED, message),
     )

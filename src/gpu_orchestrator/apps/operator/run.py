@@ -12,7 +12,7 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.process import Process
 from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import names
-from gpu_orchestrator.apps.operator.controller import Controller
+from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
 
 # How long events stand back in a burst of workloads that wait for their place, and how slowly they come then.
@@ -47,10 +47,7 @@ def make(client: Client, options: Options) -> Process:
     metrics, lull = Metrics(), Lull(time.monotonic, EVENTS_WAIT_S, EVENTS_TRICKLE_S)
     recorder = Recorder(client, names.OPERATOR, pace=lull.wait)
     controller = Controller(
-        client,
-        recorder,
-        metrics,
-        lull,
+        Dependencies(client, recorder, metrics, lull),
         namespace=options.namespace,
         claims_by_default=options.claims_by_default,
     )

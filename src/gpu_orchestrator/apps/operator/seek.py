@@ -4,7 +4,7 @@ from datetime import datetime
 
 from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.apps.operator import claimed, mirror, moments, status, template, tries
+from gpu_orchestrator.apps.operator import claimed, moments, notes, retries, status, template
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
 from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
@@ -21,11 +21,13 @@ PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 def seek(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
     workload = facts.workload
     if workload.spec.replicas > 1:
-        return Plan(status=tries.held(workload, now, status.NO_GANGS, _no_gangs(workload)))
+        return Plan(status=retries.blocked(workload, now, status.NO_GANGS, _no_gangs(workload)))
     try:
         wanted = template.read(workload, claimed=facts.is_claimed)
     except InvalidTemplate as error:
-        return tries.fail(facts, now, "InvalidTemplate", tries.Failure(str(error), names.FAILED_SCHEDULING))
+        return retries.fail(
+            facts, now, "InvalidTemplate", retries.Failure(str(error), names.FAILED_SCHEDULING)
+        )
     again_at = moments.read(workload.status.next_retry_time)
     if status.backs_off(workload.status) and again_at and now < again_at:
         return Plan(again_at=again_at)
@@ -34,9 +36,9 @@ def seek(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
     try:
         answer = ask(wishes(facts, wanted))
     except UnknownPolicy as error:
-        return Plan(status=tries.held(workload, now, status.UNKNOWN_STRATEGY, str(error)))
+        return Plan(status=retries.blocked(workload, now, status.UNKNOWN_STRATEGY, str(error)))
     if isinstance(answer, Refusal):
-        return tries.refused(facts, now, rng, _refusal_text(workload, answer))
+        return retries.refused(facts, now, rng, _refusal_text(workload, answer))
     return _place(workload, wanted, answer, now)
 
 
@@ -73,7 +75,7 @@ def _place(workload: GPUWorkload, wanted: Template, given: Given, now: datetime)
     return Plan(
         (CreateJob(manifest),),
         status.scheduled(workload, now, node=given.node, job_name=name),
-        (mirror.placed_note(workload, given.node), mirror.created_note(name)),
+        (notes.placed(workload, given.node), notes.created(name)),
     )
 
 

@@ -11,11 +11,12 @@ from types import TracebackType
 
 import structlog
 
-from gpu_orchestrator.api import claims, names, translate
+from gpu_orchestrator.api import claims, translate
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.facts import Given
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.decide import why_not
@@ -127,7 +128,7 @@ class World:
         pod = new or old
         if pod is None:
             return
-        uid, name = pod.metadata.uid, our_job(pod)
+        uid, name = pod.metadata.uid, jobs.our_job(pod)
         placement = self._held_by(new) if new else None
         self._bar(pod, is_there=placement is not None)
         if not name or self._bound.get(name, (uid, None))[0] != uid:
@@ -257,15 +258,3 @@ class Reservation:
     def keep(self) -> None:
         """Leave the place reserved, or the wish waiting, when the block ends."""
         self.is_kept = True
-
-
-def job_key(pod: Pod) -> str:
-    """The Job that a pod belongs to; empty if to none."""
-    owner = next((each for each in pod.metadata.owner_references if each.kind == "Job"), None)
-    return f"{pod.metadata.namespace}/{owner.name}" if owner else ""
-
-
-def our_job(pod: Pod) -> str:
-    """The same, if that is one of ours."""
-    is_ours = pod.metadata.labels.get(names.CONTROLLER) == names.CONTROLLER_NAME
-    return job_key(pod) if is_ours else ""

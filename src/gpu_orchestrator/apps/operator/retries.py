@@ -1,16 +1,19 @@
 """How a try ends that did not succeed: with a wait before the next, for good, or held for another reason."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from gpu_orchestrator.api import conditions, names
-from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus, RetryPolicy
 from gpu_orchestrator.api.job import Job
-from gpu_orchestrator.apps.operator import moments, retry, status
+from gpu_orchestrator.apps.operator import moments, status
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.plan import Note, Plan
 from gpu_orchestrator.core.policy import Rng
+
+CAP_S = 300.0
+JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
     """One try is over. Plan the next, or give up."""
     workload = facts.workload
     policy, spent = workload.spec.retry_policy, workload.status.retry_count + 1
-    again_at = retry.next_try(policy, spent, now, rng)
+    again_at = next_try(policy, spent, now, rng)
     told = Note("Warning", failure.event, failure.text)
     if again_at is None:
         text = f"{failure.text}; gave up after {spent} tries"
@@ -102,7 +105,7 @@ def refused_by_server(facts: Facts, now: datetime, rng: Rng, why: str, *, for_go
     return spend(facts, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
 
 
-def held(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPUWorkloadStatus | None:
+def blocked(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPUWorkloadStatus | None:
     """Pending for something other than room: written once, not at every look."""
     old = workload.status
     said = conditions.find(old.conditions, SCHEDULED)
@@ -114,3 +117,16 @@ def held(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPU
     ):
         return None
     return status.pending(workload, now, reason, message)
+
+
+def delay_s(base_s: float, retry: int, rng: Rng) -> float:
+    """The wait after so many doublings. Chance comes before the cap, so that the cap is never exceeded."""
+    jitter = 1.0 + JITTER * (2.0 * rng.random() - 1.0)
+    return min(base_s * 2.0**retry * jitter, CAP_S)
+
+
+def next_try(policy: RetryPolicy, spent: int, now: datetime, rng: Rng) -> datetime | None:
+    """When to try again after `spent` failed tries; None when that was the last."""
+    if spent >= policy.max_retries:
+        return None
+    return now + timedelta(seconds=delay_s(policy.backoff_seconds, spent - 1, rng))

@@ -2,13 +2,10 @@
 
 from datetime import datetime, timedelta
 
-from msgspec.structs import replace
-
 from gpu_orchestrator.api import names
-from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator import moments, status, tries
+from gpu_orchestrator.apps.operator import moments, notes, retries, status
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.plan import Note, Plan
 from gpu_orchestrator.core.policy import Rng
@@ -41,16 +38,16 @@ def job_failed(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     limit = facts.workload.spec.max_runtime_seconds
     if (failure and failure.reason == DEADLINE_EXCEEDED) or (facts.overran and limit is not None):
         text = f"Job {job.metadata.name} ran longer than maxRuntimeSeconds ({limit}){_on(facts.node)}"
-        return tries.fail(facts, now, DEADLINE_EXCEEDED, tries.Failure(text, names.JOB_FAILED, job=job))
+        return retries.fail(facts, now, DEADLINE_EXCEEDED, retries.Failure(text, names.JOB_FAILED, job=job))
     event = names.PREEMPTED if facts.preempted else names.JOB_FAILED
-    return tries.spend(facts, now, rng, tries.Failure(text, event, status.BACKING_OFF, job))
+    return retries.spend(facts, now, rng, retries.Failure(text, event, status.BACKING_OFF, job))
 
 
 def _on(node: str) -> str:
     return f" on {node}" if node else ""
 
 
-def mirror(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
+def follow(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     """A Job is under way and its node is known: say how it fares."""
     workload = facts.workload
     about = {"node": facts.node, "job_name": job.metadata.name, "where": facts.where}
@@ -60,8 +57,8 @@ def mirror(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     if any(pod.status.phase == "Running" for pod in facts.pods):
         if known and workload.status.phase == "Running":
             return Plan()
-        notes = () if known else _placed_notes(facts, job)
-        return Plan(status=status.running(workload, now, **about), notes=notes)
+        new = status.running(workload, now, **about)
+        return Plan(status=new, notes=() if known else _placed_notes(facts, job))
     if not known:  # the Job is there, and we were stopped before the status could say so
         return Plan(status=status.scheduled(workload, now, **about), notes=_placed_notes(facts, job))
     return _unschedulable(facts, job, now, rng) if facts.pods else _podless(facts, job, now)
@@ -73,23 +70,8 @@ def _podless(facts: Facts, job: Job, now: datetime) -> Plan:
     old, created = facts.workload.status, moments.read(job.metadata.creation_timestamp)
     if old.phase != "Scheduled" or created is None or job.status.active:
         return Plan()
-    message = f"placed on {facts.node}, but {no_pod(job)}"
-    return complain(facts, now, created + timedelta(seconds=PODLESS_S), message)
-
-
-def no_pod(job: Job) -> str:
-    return f"its Job makes no pod; see: kubectl describe job {job.metadata.name}"
-
-
-def complain(facts: Facts, now: datetime, at: datetime, message: str) -> Plan:
-    """What should have come by then has not: say so, once."""
-    old = facts.workload.status
-    if now < at:
-        return Plan(again_at=at)
-    if old.message == message:
-        return Plan()
-    note = Note("Warning", names.FAILED_SCHEDULING, message)
-    return Plan(status=replace(old, message=message), notes=(note,))
+    message = f"placed on {facts.node}, but {notes.no_pod(job)}"
+    return notes.overdue(facts, now, created + timedelta(seconds=PODLESS_S), message)
 
 
 def _unschedulable(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
@@ -103,7 +85,9 @@ def _unschedulable(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
     if now < limit:
         return Plan(again_at=limit)
     text = f"{job.node} did not take the pod for {UNSCHEDULABLE_S:.0f} s: {said}"
-    return tries.spend(facts, now, rng, tries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE))
+    return retries.spend(
+        facts, now, rng, retries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
+    )
 
 
 def _refused_since(pod: Pod) -> datetime | None:
@@ -119,16 +103,6 @@ def _said(pod: Pod) -> list[str]:
 
 def _placed_notes(facts: Facts, job: Job) -> tuple[Note, ...]:
     """That a Job was created has been told if the status speaks of it."""
-    placed = placed_note(facts.workload, facts.where)
+    placed = notes.placed(facts.workload, facts.where)
     known = facts.workload.status.job_name == job.metadata.name
-    return (placed,) if known else (placed, created_note(job.metadata.name))
-
-
-def placed_note(workload: GPUWorkload, where: str) -> Note:
-    count, strategy = workload.spec.gpu_count, workload.spec.scheduling_strategy
-    text = f"{count} GPU{'s' if count > 1 else ''} of {where}, chosen by {strategy}"
-    return Note("Normal", names.SCHEDULED, text)
-
-
-def created_note(job_name: str) -> Note:
-    return Note("Normal", names.JOB_CREATED, f"created Job {job_name}")
+    return (placed,) if known else (placed, notes.created(job.metadata.name))
