@@ -1,4 +1,4 @@
-"""Workloads, Jobs and pods with defaults for all but the point of a test, and a world to play them in."""
+"""Workloads, Jobs and pods with defaults for all but the point of a test, and a capacity to play them in."""
 
 import random
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.apps.operator import apply
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
-from gpu_orchestrator.apps.operator.plan import Plan
-from gpu_orchestrator.apps.operator.reconcile import reconcile
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.planning.plan import Plan
+from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
+from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 
@@ -144,13 +144,13 @@ def never(wishes: Sequence[Request]) -> Given | Refusal:
     raise AssertionError("nobody should seek a place here")
 
 
-def plan_for(facts: Facts, ask: Ask = never, *, at: datetime = NOW, seed: int = 1) -> Plan:
-    return reconcile(facts, at, ask, random.Random(seed))
+def plan_for(snapshot: WorkloadSnapshot, ask: Ask = never, *, at: datetime = NOW, seed: int = 1) -> Plan:
+    return reconcile(snapshot, at, ask, random.Random(seed))
 
 
-def after(facts: Facts, plan: Plan) -> GPUWorkload:
+def after(snapshot: WorkloadSnapshot, plan: Plan) -> GPUWorkload:
     """The workload as the API server has it when the plan's status was written."""
-    old = facts.workload
+    old = snapshot.workload
     if plan.status is None:
         return old
     status = msgspec.to_builtins(old.status)

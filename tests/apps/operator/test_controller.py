@@ -38,7 +38,7 @@ class Server:
                 now=lambda: NOW,
             )
         )
-        self.controller.world.see_node(None, node("a", 4))
+        self.controller.capacity.see_node(None, node("a", 4))
 
     async def create(self, kind: Any, manifest: Json, *, idempotent: bool) -> Job:
         return await self._answer(manifest)
@@ -48,12 +48,12 @@ class Server:
     ) -> GPUWorkload:
         self.patches.append(body)
         self.free_at_patch.append(self.free)
-        self.waiting_at_patch.append(NAME in self.controller.world._wishes)
+        self.waiting_at_patch.append(NAME in self.controller.capacity._wishes)
         return self.controller._watches.workloads.store.get(NAME) or workload()
 
     @property
     def free(self) -> int:
-        return self.controller.world.engine.cluster.free_gpus("a")
+        return self.controller.capacity.engine.cluster.free_gpus("a")
 
     async def reconcile(self, seen: GPUWorkload) -> str:
         self.controller._watches.workloads.store.put(seen)
@@ -119,7 +119,7 @@ async def test_error_while_planning_withdraws_the_place(monkeypatch: pytest.Monk
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("gpu_orchestrator.apps.operator.template.fill", fail)
+    monkeypatch.setattr("gpu_orchestrator.apps.operator.jobs.template.fill", fail)
     with pytest.raises(RuntimeError):
         await server.reconcile(workload())
     assert server.free == 4
@@ -138,4 +138,4 @@ async def test_workload_that_is_gone_leaves_the_queue() -> None:
     await server.reconcile(workload(gpuCount=8))
     server.controller._watches.workloads.store.replace({})
     assert await server.controller._reconcile(NAME) == "gone"
-    assert NAME not in server.controller.world._wishes
+    assert NAME not in server.controller.capacity._wishes

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator import labels
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.jobs import labels
 from tests.apps.operator.builders import UID, workload
 
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")

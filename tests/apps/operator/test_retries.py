@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gpu_orchestrator.api.gpuworkload import RetryPolicy
-from gpu_orchestrator.apps.operator import retries
+from gpu_orchestrator.apps.operator.planning import retries
 from tests.apps.operator.builders import NOW
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gpu_orchestrator.api import translate
-from gpu_orchestrator.apps.operator import template
-from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
+from gpu_orchestrator.apps.operator.jobs import template
+from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 from tests.apps.operator.builders import workload
 
 MAIN: dict[str, Any] = {"name": "main", "image": "trainer"}

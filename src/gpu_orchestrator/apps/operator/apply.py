@@ -18,8 +18,8 @@ from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload, GPUWorkloadStatus
 from gpu_orchestrator.api.job import JOBS, Job
 from gpu_orchestrator.api.wire import Json, Object, Resource
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.plan import (
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.planning.plan import (
     Action,
     AddFinalizer,
     CreateClaim,

@@ -1,8 +1,8 @@
 """Brings news to `reconcile` and its plans to `apply`: watches, queue, and the passes between them.
 
-watches ──► world (what is free) ──found──┐
+watches ──► capacity (what is free) ──found──┐
    └──────► queue of workload keys ◄──────┴── again_at
-               └──► facts ──► reconcile ──► plan ──► apply ──► our own writes, seen at once
+               └──► snapshot ──► reconcile ──► plan ──► apply ──► our own writes, seen at once
 """
 
 import random
@@ -25,15 +25,16 @@ from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import apply, moments, retries, seek
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.eyes import Eyes
-from gpu_orchestrator.apps.operator.facts import Facts
+from gpu_orchestrator.apps.operator import apply, moments
+from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.metrics import Metrics
-from gpu_orchestrator.apps.operator.plan import Plan
-from gpu_orchestrator.apps.operator.reconcile import reconcile
-from gpu_orchestrator.apps.operator.watches import watch
-from gpu_orchestrator.apps.operator.world import World
+from gpu_orchestrator.apps.operator.observe.capacity import Capacity
+from gpu_orchestrator.apps.operator.observe.snapshot_reader import SnapshotReader
+from gpu_orchestrator.apps.operator.observe.watches import watch
+from gpu_orchestrator.apps.operator.planning import place, retries
+from gpu_orchestrator.apps.operator.planning.plan import Plan
+from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.policies.registry import Registry
 
@@ -69,10 +70,10 @@ class Controller:
         self._metrics, self._lull, self._now, self._rng = uses.metrics, uses.lull, uses.now, uses.rng
         self.queue: WorkQueue[str] = WorkQueue()
         self._watches = watch(uses.client, namespace)
-        self.world = World(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
-        self._eyes = eyes = Eyes(uses.client, self._watches, claims_by_default)
+        self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
+        self._reader = reader = SnapshotReader(uses.client, self._watches, claims_by_default)
         self._hands = apply.Hands(
-            uses.client, uses.recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion
+            uses.client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
         )
         self._working = self._stopping = False
         self._in_hand = 0
@@ -81,10 +82,10 @@ class Controller:
 
     def _listen(self) -> None:
         seen = self._watches
-        seen.nodes.on_change(self.world.see_node)
-        seen.pods.on_change(self.world.see_pod)
+        seen.nodes.on_change(self.capacity.see_node)
+        seen.pods.on_change(self.capacity.see_pod)
         seen.pods.on_change(self._pod_changed)
-        seen.jobs.on_change(self.world.see_job)
+        seen.jobs.on_change(self.capacity.see_job)
         seen.jobs.on_change(self._job_changed)
         seen.workloads.on_change(self._metrics.count_phases)
         seen.workloads.on_change(self._workload_changed)
@@ -125,8 +126,8 @@ class Controller:
             self._look_at(f"{pod.metadata.namespace}/{name}")  # its Job was deleted before it
 
     def _keep_job(self, job: Job) -> None:
-        self._eyes.keep_job(job)
-        self.world.see_job(None, job)
+        self._reader.keep_job(job)
+        self.capacity.see_job(None, job)
 
     async def _pass(self, name: str) -> None:
         if self._stopping:
@@ -158,44 +159,44 @@ class Controller:
         return True
 
     async def _reconcile(self, name: str) -> str:
-        facts = await self._eyes.look(name)
-        if facts is None:
-            self.world.withdraw(name)
+        snapshot = await self._reader.read(name)
+        if snapshot is None:
+            self.capacity.withdraw(name)
             return "gone"
         try:
-            return await self._attempt(name, facts)
+            return await self._attempt(name, snapshot)
         except (apply.Overtaken, NotFound) as error:
             self.queue.retry(name)  # not at once: the watch may still have to receive what overtook us
             log.debug("looking again", workload=name, why=str(error))
             return "again"
 
-    async def _attempt(self, name: str, facts: Facts) -> str:
+    async def _attempt(self, name: str, snapshot: WorkloadSnapshot) -> str:
         try:
-            with self.world.reserve(name, _created(facts.workload)) as reservation:
-                plan = reconcile(facts, self._now(), reservation.ask, self._rng)
+            with self.capacity.reserve(name, _created(snapshot.workload)) as reservation:
+                plan = reconcile(snapshot, self._now(), reservation.ask, self._rng)
                 reservation.drop_unused()  # before the writes, so that others can have the place meanwhile
-                result = await self._carry_out(name, facts, plan)
+                result = await self._carry_out(name, snapshot, plan)
                 reservation.keep()
                 return result
         except apply.JobRefused as error:
-            facts = self._eyes.glance(name) or facts  # it may have its finalizer by now
+            snapshot = self._reader.peek(name) or snapshot  # it may have its finalizer by now
             told = retries.refused_by_server(
-                facts, self._now(), self._rng, str(error), for_good=error.for_good
+                snapshot, self._now(), self._rng, str(error), for_good=error.for_good
             )
-            await self._perform(name, facts, told)
+            await self._perform(name, snapshot, told)
             return "refused"
 
-    async def _carry_out(self, name: str, facts: Facts, plan: Plan) -> str:
+    async def _carry_out(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> str:
         if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
             self._look_again(name, plan.again_at)
             return "later"
-        await self._perform(name, facts, plan)
+        await self._perform(name, snapshot, plan)
         return "idle" if plan.is_empty else "done"
 
-    async def _perform(self, name: str, facts: Facts, plan: Plan) -> None:
-        await self._hands.perform(facts.workload, plan)
+    async def _perform(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> None:
+        await self._hands.perform(snapshot.workload, plan)
         if plan.status is not None:
-            self._metrics.tell(facts.workload, plan.status)
+            self._metrics.tell(snapshot.workload, plan.status)
             log.info(
                 "status written",
                 workload=name,
@@ -218,4 +219,4 @@ def _created(workload: GPUWorkload) -> float:
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:
     """After a restart those are looked at first that come first: by priority, then by age."""
-    return -seek.PRIORITIES[workload.spec.priority], workload.metadata.creation_timestamp
+    return -place.PRIORITIES[workload.spec.priority], workload.metadata.creation_timestamp

@@ -16,8 +16,8 @@ from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.facts import Given
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.planning.snapshot import Given
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.node import Node as CoreNode
@@ -51,7 +51,7 @@ class Wish:
     given: Placement | None = None
 
 
-class World:
+class Capacity:
     """`found` is called with a workload's key when a place was found for it while it waited."""
 
     def __init__(
@@ -224,13 +224,13 @@ class Reservation:
     """The capacity that one pass reserves for a workload, or waits for. Withdrawn when the block ends, by an
     exception or a cancellation too, unless the pass calls `keep`.
 
-        with world.reserve(name, since) as reservation:
-            plan = reconcile(facts, now, reservation.ask, rng)
+        with capacity.reserve(name, since) as reservation:
+            plan = reconcile(snapshot, now, reservation.ask, rng)
             ...
             reservation.keep()
     """
 
-    world: World
+    capacity: Capacity
     asker: str
     since: float
     is_used: bool = False
@@ -243,17 +243,17 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.is_kept:
-            self.world.withdraw(self.asker)
+            self.capacity.withdraw(self.asker)
 
     def ask(self, wishes: Sequence[Request]) -> Given | Refusal:
-        """Reserve a place for the first wish that fits; see `World.ask`."""
+        """Reserve a place for the first wish that fits; see `Capacity.ask`."""
         self.is_used = True
-        return self.world.ask(self.asker, wishes, self.since)
+        return self.capacity.ask(self.asker, wishes, self.since)
 
     def drop_unused(self) -> None:
         """Withdraw what an earlier pass reserved or waits for, if this pass did not ask for it again."""
         if not self.is_used:
-            self.world.withdraw(self.asker)
+            self.capacity.withdraw(self.asker)
 
     def keep(self) -> None:
         """Leave the place reserved, or the wish waiting, when the block ends."""

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
-from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 
 
 def placed(workload: GPUWorkload, where: str) -> Note:
@@ -28,9 +28,9 @@ def no_pod(job: Job) -> str:
     return f"its Job makes no pod; see: kubectl describe job {job.metadata.name}"
 
 
-def overdue(facts: Facts, now: datetime, deadline: datetime, message: str) -> Plan:
+def overdue(snapshot: WorkloadSnapshot, now: datetime, deadline: datetime, message: str) -> Plan:
     """Report once, in status and event, that something has not happened by the deadline."""
-    old = facts.workload.status
+    old = snapshot.workload.status
     if now < deadline:
         return Plan(again_at=deadline)
     if old.message == message:

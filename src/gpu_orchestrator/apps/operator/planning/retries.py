@@ -7,9 +7,10 @@ from typing import Any
 from gpu_orchestrator.api import conditions, names
 from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus, RetryPolicy
 from gpu_orchestrator.api.job import Job
-from gpu_orchestrator.apps.operator import moments, status
-from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.plan import Note, Plan
+from gpu_orchestrator.apps.operator import moments
+from gpu_orchestrator.apps.operator.planning import status
+from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 
 CAP_S = 300.0
@@ -28,16 +29,16 @@ class Failure:
     waiting_job: str = ""
 
 
-def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
+def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure) -> Plan:
     """One try is over. Plan the next, or give up."""
-    workload = facts.workload
+    workload = snapshot.workload
     policy, spent = workload.spec.retry_policy, workload.status.retry_count + 1
     again_at = next_try(policy, spent, now, rng)
     told = Note("Warning", failure.event, failure.text)
     if again_at is None:
         text = f"{failure.text}; gave up after {spent} tries"
         last = replace(failure, text=text, event=names.MAX_RETRIES_EXCEEDED)
-        plan = fail(facts, now, names.MAX_RETRIES_EXCEEDED, last, retry_count=spent)
+        plan = fail(snapshot, now, names.MAX_RETRIES_EXCEEDED, last, retry_count=spent)
         return replace(plan, notes=(told, *plan.notes))
     wait_s = (again_at - now).total_seconds()
     new = status.pending(
@@ -54,13 +55,15 @@ def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
     return Plan(status=new, notes=(told, again), again_at=again_at)
 
 
-def refused(facts: Facts, now: datetime, rng: Rng, message: str, *, waiting_job: str = "") -> Plan:
+def refused(
+    snapshot: WorkloadSnapshot, now: datetime, rng: Rng, message: str, *, waiting_job: str = ""
+) -> Plan:
     """No room. That costs a try when it is told at arrival or when the wait is over; in between, nothing."""
-    workload, old = facts.workload, facts.workload.status
+    workload, old = snapshot.workload, snapshot.workload.status
     again_at = moments.read(old.next_retry_time)
     if not status.waits_for_room(old) or again_at is None or now >= again_at:
         failure = Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE, waiting_job=waiting_job)
-        return spend(facts, now, rng, failure)
+        return spend(snapshot, now, rng, failure)
     told = (old.message, old.job_name, old.observed_generation)
     if told == (status.shortened(message), waiting_job, workload.metadata.generation):
         return Plan(again_at=again_at)
@@ -78,15 +81,20 @@ def refused(facts: Facts, now: datetime, rng: Rng, message: str, *, waiting_job:
 
 
 def fail(
-    facts: Facts, now: datetime, reason: str, failure: Failure, *, retry_count: int | None = None
+    snapshot: WorkloadSnapshot,
+    now: datetime,
+    reason: str,
+    failure: Failure,
+    *,
+    retry_count: int | None = None,
 ) -> Plan:
     """It is over, whatever tries were left."""
-    old, job, changed = facts.workload.status, failure.job, dict[str, Any]()
+    old, job, changed = snapshot.workload.status, failure.job, dict[str, Any]()
     if job is not None:
         started = old.start_time or job.status.start_time
-        changed = {"assigned_node": facts.node, "job_name": job.metadata.name, "start_time": started}
+        changed = {"assigned_node": snapshot.node, "job_name": job.metadata.name, "start_time": started}
     new = status.failed(
-        facts.workload,
+        snapshot.workload,
         now,
         reason,
         failure.text,
@@ -97,12 +105,14 @@ def fail(
     return Plan(status=new, notes=(Note("Warning", failure.event, failure.text),))
 
 
-def refused_by_server(facts: Facts, now: datetime, rng: Rng, why: str, *, for_good: bool) -> Plan:
+def refused_by_server(
+    snapshot: WorkloadSnapshot, now: datetime, rng: Rng, why: str, *, for_good: bool
+) -> Plan:
     """The API server did not accept the Job: its template is wrong for good, or something like a quota may
     let it in later."""
     if for_good:
-        return fail(facts, now, "InvalidTemplate", Failure(why, names.FAILED_SCHEDULING))
-    return spend(facts, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
+        return fail(snapshot, now, "InvalidTemplate", Failure(why, names.FAILED_SCHEDULING))
+    return spend(snapshot, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
 
 
 def blocked(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPUWorkloadStatus | None:

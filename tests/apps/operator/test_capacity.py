@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from gpu_orchestrator.api import translate
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator import seek, template
-from gpu_orchestrator.apps.operator.facts import Facts, Given
-from gpu_orchestrator.apps.operator.world import CLAIMED, World
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.jobs import template
+from gpu_orchestrator.apps.operator.observe.capacity import CLAIMED, Capacity
+from gpu_orchestrator.apps.operator.planning import place
+from gpu_orchestrator.apps.operator.planning.snapshot import Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.columns import Floats
 from gpu_orchestrator.core.offers import Offers
@@ -25,24 +26,24 @@ NVIDIA = "nvidia.com/gpu"
 
 
 class Stage:
-    """A world and those for whom it found a place while they waited."""
+    """A capacity and those for whom it found a place while they waited."""
 
     def __init__(self, *nodes: str, gpus: int = 4, seed: int = 1) -> None:
         self.found: list[str] = []
-        self.world = World(Registry(), random.Random(seed), clock=lambda: 0.0, found=self.found.append)
+        self.capacity = Capacity(Registry(), random.Random(seed), clock=lambda: 0.0, found=self.found.append)
         for name in nodes:
-            self.world.see_node(None, node(name, gpus))
+            self.capacity.see_node(None, node(name, gpus))
 
     def ask(self, name: str, *, since: float = 0.0, **fields: Any) -> Given | Refusal:
-        return self.world.ask(f"team/{name}", wishes(name, **fields), since)
+        return self.capacity.ask(f"team/{name}", wishes(name, **fields), since)
 
     def free(self, name: str) -> int:
-        return self.world.engine.cluster.free_gpus(name)
+        return self.capacity.engine.cluster.free_gpus(name)
 
 
 def wishes(name: str, **fields: Any) -> list[Request]:
-    facts = Facts(workload(name, **fields))
-    return seek.wishes(facts, template.read(facts.workload))
+    snapshot = WorkloadSnapshot(workload(name, **fields))
+    return place.wishes(snapshot, template.read(snapshot.workload))
 
 
 def test_a_decision_is_held_then_its_job_then_its_pod_and_never_twice() -> None:
@@ -50,27 +51,27 @@ def test_a_decision_is_held_then_its_job_then_its_pod_and_never_twice() -> None:
     assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
     assert stage.free("a") == 2
     made = job(workload("x", gpuCount=2), "a")
-    stage.world.see_job(None, made)
+    stage.capacity.see_job(None, made)
     assert stage.free("a") == 2
     waiting = pod(made.metadata.name, gpus=2)
-    stage.world.see_pod(None, waiting)
+    stage.capacity.see_pod(None, waiting)
     assert stage.free("a") == 2
     bound = pod(made.metadata.name, gpus=2, node="a")
-    stage.world.see_pod(waiting, bound)
+    stage.capacity.see_pod(waiting, bound)
     assert stage.free("a") == 2
-    stage.world.see_pod(bound, None)  # ended; the Job does not say so yet
+    stage.capacity.see_pod(bound, None)  # ended; the Job does not say so yet
     assert stage.free("a") == 2
-    stage.world.see_job(made, job(workload("x", gpuCount=2), "a", conditions={"Complete": ""}))
+    stage.capacity.see_job(made, job(workload("x", gpuCount=2), "a", conditions={"Complete": ""}))
     assert stage.free("a") == 4
 
 
 def test_a_pod_that_lands_on_a_nearly_full_node_is_counted_once() -> None:
     stage = Stage("a", gpus=8)
-    stage.world.see_pod(None, pod(uid="other", node="a", gpus=5))
+    stage.capacity.see_pod(None, pod(uid="other", node="a", gpus=5))
     assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
     made = job(workload("x", gpuCount=2), "a")
-    stage.world.see_job(None, made)
-    stage.world.see_pod(None, pod(made.metadata.name, gpus=2, node="a"))
+    stage.capacity.see_job(None, made)
+    stage.capacity.see_pod(None, pod(made.metadata.name, gpus=2, node="a"))
     assert stage.free("a") == 1
 
 
@@ -79,25 +80,25 @@ def test_a_pod_that_is_seen_before_the_answer_to_its_job() -> None:
     assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
     made = job(workload("x", gpuCount=2), "a")
     bound = pod(made.metadata.name, gpus=2, node="a")
-    stage.world.see_pod(None, bound)
-    stage.world.see_job(None, made)
+    stage.capacity.see_pod(None, bound)
+    stage.capacity.see_job(None, made)
     assert stage.free("a") == 2
-    stage.world.see_pod(bound, None)
-    stage.world.see_job(made, None)
+    stage.capacity.see_pod(bound, None)
+    stage.capacity.see_job(made, None)
     assert stage.free("a") == 4
-    assert stage.world.engine.counts()["in flight"] == 0
+    assert stage.capacity.engine.counts()["in flight"] == 0
 
 
 def test_a_job_found_after_a_restart_takes_its_place() -> None:
     stage = Stage("a")
-    stage.world.see_job(None, job(workload("x"), "a"))
+    stage.capacity.see_job(None, job(workload("x"), "a"))
     assert isinstance(stage.ask("y"), Refusal)
 
 
 def test_what_comes_before_its_node_is_counted_when_the_node_comes() -> None:
     stage = Stage()
-    stage.world.see_pod(None, pod(uid="p", gpus=3, node="a"))
-    stage.world.see_node(None, node("a", 4))
+    stage.capacity.see_pod(None, pod(uid="p", gpus=3, node="a"))
+    stage.capacity.see_node(None, node("a", 4))
     assert stage.free("a") == 1
 
 
@@ -108,7 +109,7 @@ def test_one_who_waits_is_found_a_place_when_another_ends() -> None:
     refused = stage.ask("z")
     assert isinstance(refused, Refusal)
     assert refused.message == "0/2 nodes fit: 2 have fewer than 4 free GPUs"
-    stage.world.withdraw("team/x")
+    stage.capacity.withdraw("team/x")
     assert stage.found == ["team/z"]
     assert stage.ask("z") == Given("a", NVIDIA)
 
@@ -120,7 +121,7 @@ def test_the_higher_priority_goes_first_then_the_older() -> None:
     stage.ask("old", since=1.0)
     stage.ask("high", since=9.0, priority="high")
     for name in ("x", "high", "old"):
-        stage.world.withdraw(f"team/{name}")
+        stage.capacity.withdraw(f"team/{name}")
     assert stage.found == ["team/high", "team/old", "team/young"]
 
 
@@ -128,8 +129,8 @@ def test_a_withdrawn_wish_is_not_served() -> None:
     stage = Stage("a")
     stage.ask("x")
     stage.ask("y")
-    stage.world.withdraw("team/y")
-    stage.world.withdraw("team/x")
+    stage.capacity.withdraw("team/y")
+    stage.capacity.withdraw("team/x")
     assert stage.found == []
     assert stage.free("a") == 4
 
@@ -151,27 +152,27 @@ def test_a_job_that_went_elsewhere_frees_what_was_set_aside() -> None:
     """AlreadyExists: an earlier process had made it, for another node."""
     stage = Stage("a", "b")
     assert stage.ask("x") == Given("a", NVIDIA)
-    stage.world.see_job(None, job(workload("x"), "b"))
+    stage.capacity.see_job(None, job(workload("x"), "b"))
     assert (stage.free("a"), stage.free("b")) == (4, 0)
 
 
 def test_another_node_is_tried_after_a_failure_where_there_is_one() -> None:
     stage = Stage("a", "b")
     owner = workload("x", status={"retryCount": 1})
-    failed = Facts(owner, (job(owner, "a", conditions={"Failed": "BackoffLimitExceeded"}),))
-    wanted = seek.wishes(failed, template.read(owner))
-    assert stage.world.ask("team/x", wanted, 0.0) == Given("b", NVIDIA)
-    stage.world.withdraw("team/x")
-    stage.world.see_node(None, node("b", 0))
-    assert stage.world.ask("team/x", wanted, 0.0) == Given("a", NVIDIA)
+    failed = WorkloadSnapshot(owner, (job(owner, "a", conditions={"Failed": "BackoffLimitExceeded"}),))
+    wanted = place.wishes(failed, template.read(owner))
+    assert stage.capacity.ask("team/x", wanted, 0.0) == Given("b", NVIDIA)
+    stage.capacity.withdraw("team/x")
+    stage.capacity.see_node(None, node("b", 0))
+    assert stage.capacity.ask("team/x", wanted, 0.0) == Given("a", NVIDIA)
 
 
 def test_an_unknown_strategy_raises_and_leaves_nothing_behind() -> None:
-    world = World(Registry(strategies={}), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
+    capacity = Capacity(Registry(strategies={}), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
     with pytest.raises(UnknownPolicy):
-        world.ask("team/x", wishes("x"), 0.0)
-    world.withdraw("team/x")
-    assert world.engine.counts()["active"] == 0
+        capacity.ask("team/x", wishes("x"), 0.0)
+    capacity.withdraw("team/x")
+    assert capacity.engine.counts()["active"] == 0
 
 
 def test_random_is_uniform() -> None:
@@ -182,7 +183,7 @@ def test_random_is_uniform() -> None:
         given = stage.ask(f"w{number}", schedulingStrategy="random")
         assert isinstance(given, Given)
         chosen[given.node] += 1
-        stage.world.withdraw(f"team/w{number}")
+        stage.capacity.withdraw(f"team/w{number}")
     assert sum((count - 100) ** 2 / 100 for count in chosen.values()) < 27.9
     assert len(chosen) == 10
 
@@ -195,14 +196,14 @@ def test_least_loaded_spreads() -> None:
 
 def test_cost_optimized_prefers_cheap_nodes_and_falls_back() -> None:
     stage = Stage("a")
-    stage.world.see_node(None, node("cheap", 4, labels={"gpu-orchestrator/cheap-node": "true"}))
+    stage.capacity.see_node(None, node("cheap", 4, labels={"gpu-orchestrator/cheap-node": "true"}))
     chosen = [stage.ask(f"w{number}", schedulingStrategy="costOptimized") for number in range(2)]
     assert chosen == [Given("cheap", NVIDIA), Given("a", NVIDIA)]
 
 
 def test_other_vendors_gpus_go_by_their_own_name() -> None:
     stage = Stage()
-    stage.world.see_node(None, node("a", 4, resource="amd.com/gpu"))
+    stage.capacity.see_node(None, node("a", 4, resource="amd.com/gpu"))
     assert stage.ask("x") == Given("a", "amd.com/gpu")
 
 
@@ -212,12 +213,12 @@ def test_a_thousand_waiting_cost_a_pod_event_nothing() -> None:
     stage.ask("x", gpuCount=2)
     for number in range(1000):
         stage.ask(f"w{number}")
-    before = stage.world.engine.cluster.changed.mark
+    before = stage.capacity.engine.cluster.changed.mark
     held = pod(uid="p", node="a", gpus=1)
-    stage.world.see_pod(None, held)
-    stage.world.see_pod(held, None)
+    stage.capacity.see_pod(None, held)
+    stage.capacity.see_pod(held, None)
     assert stage.found == []
-    assert stage.world.engine.cluster.changed.mark - before == 2
+    assert stage.capacity.engine.cluster.changed.mark - before == 2
 
 
 def test_a_job_placement_counts_what_its_template_asks() -> None:
@@ -231,13 +232,13 @@ def test_a_node_with_claimed_pods_takes_no_plain_ones() -> None:
     """A device plugin knows nothing of claims, and would give a claimed device away once more."""
     stage = Stage("a")
     holder = pod(uid="p", node="a", given="0,1")
-    stage.world.see_pod(None, holder)
+    stage.capacity.see_pod(None, holder)
     refusal = stage.ask("x", gpuCount=1)
     assert isinstance(refusal, Refusal)
     assert refusal.message == f"0/1 nodes fit: 1 {CLAIMED.replace('have', 'has', 1)}"
-    stage.world.see_node(None, node("a", 4, labels={"changed": "yes"}))
+    stage.capacity.see_node(None, node("a", 4, labels={"changed": "yes"}))
     assert isinstance(stage.ask("x", gpuCount=1), Refusal)
-    stage.world.see_pod(holder, None)
+    stage.capacity.see_pod(holder, None)
     assert stage.found == ["team/x"]
     assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
 
@@ -245,23 +246,25 @@ def test_a_node_with_claimed_pods_takes_no_plain_ones() -> None:
 @pytest.mark.parametrize(
     "closed",
     [
-        pytest.param(lambda world: world.see_node(None, node("a", unschedulable=True)), id="cordoned"),
-        pytest.param(lambda world: world.see_node(None, node("a", ready=False)), id="not ready"),
-        pytest.param(lambda world: world.see_node(node("a"), None), id="gone"),
-        pytest.param(lambda world: world.see_pod(None, pod(uid="p", node="a", given="0")), id="claimed"),
+        pytest.param(lambda capacity: capacity.see_node(None, node("a", unschedulable=True)), id="cordoned"),
+        pytest.param(lambda capacity: capacity.see_node(None, node("a", ready=False)), id="not ready"),
+        pytest.param(lambda capacity: capacity.see_node(node("a"), None), id="gone"),
+        pytest.param(
+            lambda capacity: capacity.see_pod(None, pod(uid="p", node="a", given="0")), id="claimed"
+        ),
     ],
 )
-def test_a_node_closed_under_a_decision_is_not_used(closed: Callable[[World], None]) -> None:
+def test_a_node_closed_under_a_decision_is_not_used(closed: Callable[[Capacity], None]) -> None:
     """A place was found for one who waited; before it takes it, the node is closed."""
     stage = Stage("a")
     holder = pod(uid="h", node="a", gpus=4)
-    stage.world.see_pod(None, holder)
+    stage.capacity.see_pod(None, holder)
     assert isinstance(stage.ask("x"), Refusal)
-    stage.world.see_pod(holder, None)
+    stage.capacity.see_pod(holder, None)
     assert stage.found == ["team/x"]
-    closed(stage.world)
+    closed(stage.capacity)
     assert isinstance(stage.ask("x"), Refusal)
-    stage.world.see_node(None, node("b"))
+    stage.capacity.see_node(None, node("b"))
     assert stage.ask("x") == Given("b", NVIDIA)
 
 
@@ -275,23 +278,27 @@ def test_a_policy_that_breaks_refuses_and_is_asked_again_at_the_next_look() -> N
         return np.zeros(len(offers))
 
     strategies = {"leastLoaded": Strategy("leastLoaded", ((1.0, opinion),))}
-    world = World(Registry(strategies=strategies), random.Random(1), clock=lambda: now, found=lambda _: None)
-    world.see_node(None, node("a"))
-    elsewhere_or_any = seek.wishes(Facts(workload("x"), shunned=frozenset("b")), template.read(workload("x")))
+    capacity = Capacity(
+        Registry(strategies=strategies), random.Random(1), clock=lambda: now, found=lambda _: None
+    )
+    capacity.see_node(None, node("a"))
+    elsewhere_or_any = place.wishes(
+        WorkloadSnapshot(workload("x"), shunned=frozenset("b")), template.read(workload("x"))
+    )
     assert len(elsewhere_or_any) == 2
-    refusal = world.ask("team/x", elsewhere_or_any, 0.0)
+    refusal = capacity.ask("team/x", elsewhere_or_any, 0.0)
     assert isinstance(refusal, Refusal)
     assert "RuntimeError: out of order" in refusal.message
     now, broken = 60.0, False
-    assert world.ask("team/x", elsewhere_or_any[-1:], 0.0) == Given("a", NVIDIA)
+    assert capacity.ask("team/x", elsewhere_or_any[-1:], 0.0) == Given("a", NVIDIA)
 
 
 def test_a_node_that_did_not_take_the_pod_is_asked_last() -> None:
     stage = Stage("a", "b")
-    facts = Facts(workload("x"), shunned=frozenset("a"))
-    assert stage.world.ask("team/x", seek.wishes(facts, template.read(facts.workload)), 0.0) == Given(
-        "b", NVIDIA
-    )
+    snapshot = WorkloadSnapshot(workload("x"), shunned=frozenset("a"))
+    assert stage.capacity.ask(
+        "team/x", place.wishes(snapshot, template.read(snapshot.workload)), 0.0
+    ) == Given("b", NVIDIA)
 
 
 class TestReservation:
@@ -299,7 +306,7 @@ class TestReservation:
         stage = Stage("a")
 
         def fail_after_asking() -> None:
-            with stage.world.reserve("team/x", 0.0) as reservation:
+            with stage.capacity.reserve("team/x", 0.0) as reservation:
                 assert reservation.ask(wishes("x")) == Given("a", NVIDIA)
                 assert stage.free("a") == 0
                 raise RuntimeError
@@ -307,18 +314,18 @@ class TestReservation:
         with pytest.raises(RuntimeError):
             fail_after_asking()
         assert stage.free("a") == 4
-        assert stage.world.engine.counts()["in flight"] == 0
+        assert stage.capacity.engine.counts()["in flight"] == 0
 
     def test_block_that_ends_without_keep_withdraws_the_place(self) -> None:
         stage = Stage("a")
-        with stage.world.reserve("team/x", 0.0) as reservation:
+        with stage.capacity.reserve("team/x", 0.0) as reservation:
             reservation.ask(wishes("x"))
         assert stage.free("a") == 4
 
     def test_kept_place_stays_reserved_and_next_pass_gets_the_same(self) -> None:
         stage = Stage("a")
         for _ in range(2):
-            with stage.world.reserve("team/x", 0.0) as reservation:
+            with stage.capacity.reserve("team/x", 0.0) as reservation:
                 assert reservation.ask(wishes("x")) == Given("a", NVIDIA)
                 reservation.drop_unused()
                 reservation.keep()
@@ -327,16 +334,16 @@ class TestReservation:
     def test_kept_refusal_stays_in_the_queue(self) -> None:
         stage = Stage("a")
         stage.ask("x")
-        with stage.world.reserve("team/y", 0.0) as reservation:
+        with stage.capacity.reserve("team/y", 0.0) as reservation:
             assert isinstance(reservation.ask(wishes("y")), Refusal)
             reservation.keep()
-        stage.world.withdraw("team/x")
+        stage.capacity.withdraw("team/x")
         assert stage.found == ["team/y"]
 
     def test_pass_that_does_not_ask_drops_what_an_earlier_pass_kept(self) -> None:
         stage = Stage("a")
         stage.ask("x")
-        with stage.world.reserve("team/x", 0.0) as reservation:
+        with stage.capacity.reserve("team/x", 0.0) as reservation:
             reservation.drop_unused()
             assert stage.free("a") == 4
             reservation.keep()
@@ -344,7 +351,7 @@ class TestReservation:
 
     def test_place_that_became_a_job_is_not_withdrawn(self) -> None:
         stage = Stage("a")
-        with stage.world.reserve("team/x", 0.0) as reservation:
+        with stage.capacity.reserve("team/x", 0.0) as reservation:
             reservation.ask(wishes("x"))
-            stage.world.see_job(None, job(workload("x"), "a"))
+            stage.capacity.see_job(None, job(workload("x"), "a"))
         assert stage.free("a") == 0

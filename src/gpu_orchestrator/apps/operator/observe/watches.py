@@ -1,4 +1,4 @@
-"""The four watches that the operator decides by. Made by the controller, read by `eyes`."""
+"""The four watches that the operator decides by. Made by the controller, read by `reader`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.job import JOBS, Job
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
-from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator.jobs import job as jobs
 
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 

@@ -16,8 +16,8 @@ from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import NODE_FIELD, PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator import conflicts, job
-from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
+from gpu_orchestrator.apps.operator.jobs import job, template_checks
+from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 
 IMAGE = "busybox:1.37"
 PLACEHOLDER: Json = {
@@ -41,12 +41,12 @@ class Template:
 def read(workload: GPUWorkload, *, claimed: bool = False) -> Template:
     plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
     typed = _typed(plain)
-    conflicts.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
+    template_checks.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
     if claimed:
-        conflicts.check_claimed(typed)
+        template_checks.check_claimed(typed)
         return Template(plain, typed.spec)
-    conflicts.check_plain(typed)
-    return Template(plain, typed.spec, conflicts.gpu_resource(workload, typed.spec))
+    template_checks.check_plain(typed)
+    return Template(plain, typed.spec, template_checks.gpu_resource(workload, typed.spec))
 
 
 def fill(workload: GPUWorkload, template: Template, *, node: str, resource: str) -> Json:

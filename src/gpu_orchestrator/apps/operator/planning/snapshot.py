@@ -8,7 +8,7 @@ from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuworkload import SETTLED, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 
@@ -27,7 +27,7 @@ by another pass. Raises `UnknownPolicy`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class WorkloadSnapshot:
     """What is known of a workload. `jobs` are all of its Jobs, `pods` those of the current one that have not
     ended. `trouble` is what befell the node or the pod of the current Job, in words; `preempted`: that it had
     to make room. Of a pod that ended, `ended_on` is its node, where only it can tell, and `overran`: that its

@@ -15,11 +15,13 @@ from gpu_orchestrator.api.gpuworkload import GPUWorkload, WorkloadClaim
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod, PodCondition
 from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator import moments, notes, retries, status, template
-from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.plan import Action, CreateClaim, CreateJob, Plan
-from gpu_orchestrator.apps.operator.template import Template
+from gpu_orchestrator.apps.operator import moments
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.jobs import template
+from gpu_orchestrator.apps.operator.jobs.template import Template
+from gpu_orchestrator.apps.operator.planning import notes, retries, status
+from gpu_orchestrator.apps.operator.planning.plan import Action, CreateClaim, CreateJob, Plan
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 
 SILENT_S = 30.0
@@ -66,16 +68,16 @@ def _claim(workload: GPUWorkload, asked: WorkloadClaim) -> Json:
     }
 
 
-def wait(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
+def wait(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """The Job is there and has no node yet."""
-    name, old = job.metadata.name, facts.workload.status
-    said = next((each for pod in facts.pods if (each := _said(pod))), None)
+    name, old = job.metadata.name, snapshot.workload.status
+    said = next((each for pod in snapshot.pods if (each := _said(pod))), None)
     if said and said.reason == "Unschedulable":
-        return retries.refused(facts, now, rng, said.message, waiting_job=name)
+        return retries.refused(snapshot, now, rng, said.message, waiting_job=name)
     if old.job_name != name:  # we were stopped before the status could say so
-        new = status.scheduling(facts.workload, now, job_name=name)
+        new = status.scheduling(snapshot.workload, now, job_name=name)
         return Plan(status=new, notes=(notes.created(name),))
-    return _silent(facts, job, now, said) if old.phase == "Scheduling" else Plan()
+    return _silent(snapshot, job, now, said) if old.phase == "Scheduling" else Plan()
 
 
 def _said(pod: Pod) -> PodCondition | None:
@@ -84,13 +86,13 @@ def _said(pod: Pod) -> PodCondition | None:
     return next((each for each in conditions if (each.type, each.status) == ("PodScheduled", "False")), None)
 
 
-def _silent(facts: Facts, job: Job, now: datetime, said: PodCondition | None) -> Plan:
+def _silent(snapshot: WorkloadSnapshot, job: Job, now: datetime, said: PodCondition | None) -> Plan:
     """No word of the gpu-scheduler. It may not run at all; and no try was made, so none is spent."""
-    asking = facts.pods[0] if facts.pods else job
+    asking = snapshot.pods[0] if snapshot.pods else job
     since = moments.read(asking.metadata.creation_timestamp)
     if since is None:
         return Plan()
-    if not facts.pods:
+    if not snapshot.pods:
         text = notes.no_pod(job)
     elif said:
         text = f"its pod waits: {said.reason} {said.message}".strip()
@@ -99,4 +101,4 @@ def _silent(facts: Facts, job: Job, now: datetime, said: PodCondition | None) ->
             f"the {names.SCHEDULER} has not answered for {SILENT_S:.0f} s; see that it runs: "
             f"kubectl get deployment {names.SCHEDULER} -n {names.NAMESPACE}"
         )
-    return notes.overdue(facts, now, since + timedelta(seconds=SILENT_S), text)
+    return notes.overdue(snapshot, now, since + timedelta(seconds=SILENT_S), text)

@@ -1,4 +1,4 @@
-"""Gathers the facts about one workload from the watches, our own fresh writes, and what pods said last.
+"""Gathers the snapshot about one workload from the watches, our own fresh writes, and what pods said last.
 
 A pod that is evicted says why before it goes, and its Job never does; so that is remembered here as long as
 the Job is there, and as long as the workload is, which nodes did not take its pods. It makes words and
@@ -15,11 +15,11 @@ from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import autopsy
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.fresh import Fresh
-from gpu_orchestrator.apps.operator.watches import Watches
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.observe import ended_pods
+from gpu_orchestrator.apps.operator.observe.watches import Watches
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 
 PREEMPTED = "PreemptionByScheduler"
 LAST_WORDS = {
@@ -31,7 +31,7 @@ LAST_WORDS = {
 
 
 @dataclass(slots=True)
-class Eyes:
+class SnapshotReader:
     client: Client
     watches: Watches
     claims_by_default: bool = False
@@ -62,20 +62,20 @@ class Eyes:
         if known and known.metadata.uid == job.metadata.uid:  # else it is gone, and nobody would forget it
             self._leaving.add(job.metadata.uid)
 
-    async def look(self, name: str) -> Facts | None:
+    async def read(self, name: str) -> WorkloadSnapshot | None:
         """All there is to know, with what only the pod of an ended Job can tell; None for what is gone."""
-        facts = self.glance(name)
-        job = facts.current if facts else None
-        if not facts or not job or not _has_more_to_tell(facts, job):
-            return facts
-        found = await autopsy.examine(self.client, job)
-        facts = self.glance(name)  # anew, for time has passed
-        if facts is None:
+        snapshot = self.peek(name)
+        job = snapshot.current if snapshot else None
+        if not snapshot or not job or not _has_more_to_tell(snapshot, job):
+            return snapshot
+        found = await ended_pods.examine(self.client, job)
+        snapshot = self.peek(name)  # anew, for time has passed
+        if snapshot is None:
             return None
-        cause = facts.trouble or found.cause
-        return replace(facts, trouble=cause, ended_on=found.node, overran=found.overran)
+        cause = snapshot.trouble or found.cause
+        return replace(snapshot, trouble=cause, ended_on=found.node, overran=found.overran)
 
-    def glance(self, name: str) -> Facts | None:
+    def peek(self, name: str) -> WorkloadSnapshot | None:
         workload = self._fresh_workloads.get(name)
         if workload is None:
             return None
@@ -85,13 +85,15 @@ class Eyes:
         own = tuple(self._as_left(job) for job in found if jobs.owner_uid(job) == workload.metadata.uid)
         pods = tuple(pod for each in current for pod in self.watches.pods.store.by("job", each))
         shunned = frozenset(self._shunned.get(workload.metadata.uid, ()))
-        facts = Facts(workload, own, pods, shunned=shunned, claims_by_default=self.claims_by_default)
-        job = facts.current
+        snapshot = WorkloadSnapshot(
+            workload, own, pods, shunned=shunned, claims_by_default=self.claims_by_default
+        )
+        job = snapshot.current
         if job is None:
-            return facts
+            return snapshot
         last_words = self._evicted.get(job.metadata.uid, "")
-        trouble = self._trouble(facts.node, last_words)
-        return replace(facts, trouble=trouble, preempted=last_words == PREEMPTED)
+        trouble = self._trouble(snapshot.node, last_words)
+        return replace(snapshot, trouble=trouble, preempted=last_words == PREEMPTED)
 
     def _as_left(self, job: Job) -> Job:
         if job.metadata.uid not in self._leaving or job.is_deleting:
@@ -132,7 +134,7 @@ class Eyes:
             self._shunned.pop(old.metadata.uid, None)
 
 
-def _has_more_to_tell(facts: Facts, job: Job) -> bool:
-    if facts.workload.status.phase in FINAL or not job.is_finished:
+def _has_more_to_tell(snapshot: WorkloadSnapshot, job: Job) -> bool:
+    if snapshot.workload.status.phase in FINAL or not job.is_finished:
         return False
-    return not facts.node or (job.failure is not None and not facts.trouble)
+    return not snapshot.node or (job.failure is not None and not snapshot.trouble)

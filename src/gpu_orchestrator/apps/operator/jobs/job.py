@@ -15,7 +15,7 @@ from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import Json, Object
-from gpu_orchestrator.apps.operator import labels
+from gpu_orchestrator.apps.operator.jobs import labels
 
 SELECTOR = f"{names.CONTROLLER}={names.CONTROLLER_NAME}"
 

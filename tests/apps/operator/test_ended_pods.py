@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.api.job import EndedPod
-from gpu_orchestrator.apps.operator.autopsy import cause_of
+from gpu_orchestrator.apps.operator.observe.ended_pods import cause_of
 
 
 def ended(code: int, reason: str = "", name: str = "main") -> dict[str, Any]:

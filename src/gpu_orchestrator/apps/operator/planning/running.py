@@ -1,0 +1,110 @@
+"""A Job is there: what its state means for the workload."""
+
+from datetime import datetime, timedelta
+
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.apps.operator import moments
+from gpu_orchestrator.apps.operator.planning import notes, retries, status
+from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
+from gpu_orchestrator.core.policy import Rng
+
+PODLESS_S = 30.0
+"""How long a Job may be without a pod before people are told."""
+
+UNSCHEDULABLE_S = 10.0
+"""How long a pod may be unschedulable on the node that was chosen before another is sought."""
+
+
+def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
+    text = f"Job {job.metadata.name} succeeded{_on(snapshot.node)}"
+    new = status.succeeded(
+        snapshot.workload,
+        now,
+        message=text,
+        assigned_node=snapshot.node,
+        job_name=job.metadata.name,
+        start_time=snapshot.workload.status.start_time or job.status.start_time,
+        completion_time=job.status.completion_time or moments.text(now),
+    )
+    return Plan(status=new, notes=(Note("Normal", names.JOB_SUCCEEDED, text),))
+
+
+def job_failed(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
+    failure = job.failure
+    why = snapshot.trouble or (failure.message if failure else "")
+    text = f"Job {job.metadata.name} failed{_on(snapshot.node)}: {why}"
+    limit = snapshot.workload.spec.max_runtime_seconds
+    if (failure and failure.reason == DEADLINE_EXCEEDED) or (snapshot.overran and limit is not None):
+        text = f"Job {job.metadata.name} ran longer than maxRuntimeSeconds ({limit}){_on(snapshot.node)}"
+        overran = retries.Failure(text, names.JOB_FAILED, job=job)
+        return retries.fail(snapshot, now, DEADLINE_EXCEEDED, overran)
+    event = names.PREEMPTED if snapshot.preempted else names.JOB_FAILED
+    return retries.spend(snapshot, now, rng, retries.Failure(text, event, status.BACKING_OFF, job))
+
+
+def _on(node: str) -> str:
+    return f" on {node}" if node else ""
+
+
+def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
+    """A Job is under way and its node is known: say how it fares."""
+    workload = snapshot.workload
+    about = {"node": snapshot.node, "job_name": job.metadata.name, "where": snapshot.where}
+    known = (
+        workload.status.phase in ("Scheduled", "Running") and workload.status.job_name == job.metadata.name
+    )
+    if any(pod.status.phase == "Running" for pod in snapshot.pods):
+        if known and workload.status.phase == "Running":
+            return Plan()
+        new = status.running(workload, now, **about)
+        return Plan(status=new, notes=() if known else _placed_notes(snapshot, job))
+    if not known:  # the Job is there, and we were stopped before the status could say so
+        return Plan(status=status.scheduled(workload, now, **about), notes=_placed_notes(snapshot, job))
+    return _unschedulable(snapshot, job, now, rng) if snapshot.pods else _podless(snapshot, job, now)
+
+
+def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
+    """Something keeps the Job from making its pod (a quota, a policy, a missing PriorityClass), and only the
+    Job's own events say what."""
+    old, created = snapshot.workload.status, moments.read(job.metadata.creation_timestamp)
+    if old.phase != "Scheduled" or created is None or job.status.active:
+        return Plan()
+    message = f"placed on {snapshot.node}, but {notes.no_pod(job)}"
+    return notes.overdue(snapshot, now, created + timedelta(seconds=PODLESS_S), message)
+
+
+def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
+    """The kube-scheduler has the last word on the node. Its no, kept up for a while, costs a try: the Job
+    becomes stale and goes, and a node is sought anew."""
+    found = [(since, said) for pod in snapshot.pods if (since := _refused_since(pod)) for said in _said(pod)]
+    if not found:
+        return Plan()
+    since, said = min(found)
+    limit = since + timedelta(seconds=UNSCHEDULABLE_S)
+    if now < limit:
+        return Plan(again_at=limit)
+    text = f"{job.node} did not take the pod for {UNSCHEDULABLE_S:.0f} s: {said}"
+    return retries.spend(
+        snapshot, now, rng, retries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
+    )
+
+
+def _refused_since(pod: Pod) -> datetime | None:
+    for each in pod.status.conditions:
+        if each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable":
+            return moments.read(each.last_transition_time)
+    return None
+
+
+def _said(pod: Pod) -> list[str]:
+    return [each.message for each in pod.status.conditions if each.type == "PodScheduled"]
+
+
+def _placed_notes(snapshot: WorkloadSnapshot, job: Job) -> tuple[Note, ...]:
+    """That a Job was created has been told if the status speaks of it."""
+    placed = notes.placed(snapshot.workload, snapshot.where)
+    known = snapshot.workload.status.job_name == job.metadata.name
+    return (placed,) if known else (placed, notes.created(job.metadata.name))
