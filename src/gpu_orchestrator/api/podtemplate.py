@@ -71,6 +71,6 @@ class Variable(Wire, frozen=True, gc=False):
 
 
 class Environment(Wire, frozen=True, gc=False):
-    """A container's environment, which only the operator reads: what asks for room is in `pod.Container`."""
+    """A container's environment. Only the operator reads it; for capacity `pod.Container` is enough."""
 
     env: list[Variable] = []

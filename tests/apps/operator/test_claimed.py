@@ -118,7 +118,7 @@ def test_every_container_learns_its_devices_from_the_answer() -> None:
         ),
         pytest.param(
             {"spec": {"containers": [{"name": "main"}, {"name": "x", "env": ["y"]}]}},
-            "is no pod template",
+            "is not a valid pod template",
             id="an environment that is none",
         ),
     ],
@@ -292,7 +292,7 @@ def test_a_job_that_makes_no_pod_is_told() -> None:
     known = asked()
     plan = plan_for(WorkloadSnapshot(known, (made(known, created=NOW),)), at=later(31))
     assert plan.status
-    assert "makes no pod; see: kubectl describe job" in plan.status.message
+    assert "has created no pod; see: kubectl describe job" in plan.status.message
 
 
 def test_a_runtime_limit_counts_from_the_pods_start_and_not_while_it_waits() -> None:

@@ -247,7 +247,7 @@ def test_a_job_that_makes_no_pod_is_told_once() -> None:
     plan = plan_for(WorkloadSnapshot(known, (made,)), at=later(30))
     assert plan.status
     assert plan.status.phase == "Scheduled"
-    assert "makes no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
+    assert "has created no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
     assert plan_for(WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,)), at=later(31)) == Plan()
 
 
@@ -352,7 +352,7 @@ def test_a_gang_waits_and_says_so_once() -> None:
     snapshot = WorkloadSnapshot(workload(replicas=3))
     plan = plan_for(snapshot, never)
     assert plan.status
-    assert "gangs are not served yet; create 3 workloads" in plan.status.message
+    assert "gangs are not supported yet; create 3 workloads" in plan.status.message
     assert status_of(plan)["retries"] == 0
     assert plan_for(WorkloadSnapshot(after(snapshot, plan)), never) == Plan()
 

@@ -123,12 +123,12 @@ def test_the_named_gpu_resource_is_the_one_that_is_sought() -> None:
         ),
         pytest.param(
             {"containers": [{**MAIN, "resources": {"requests": {"memory": "100E"}}}]},
-            "cannot be had: 9007199254740992 or more of memory was asked for, which no node can have",
+            "requests too much: 9007199254740992 or more of memory was asked for, which no node can have",
             id="more than can be counted",
         ),
         pytest.param(
             {"containers": [{**MAIN, "name": n, "resources": {"limits": {"cpu": "5000G"}}} for n in "ab"]},
-            "cannot be had: 9007199254740992 or more of cpu was asked for",
+            "requests too much: 9007199254740992 or more of cpu was asked for",
             id="more than can be counted when added up",
         ),
         pytest.param({"containers": [{**MAIN, "env": "x"}]}, "env`", id="environment"),

@@ -1,8 +1,10 @@
-"""Brings news to `reconcile` and its plans to `apply`: watches, queue, and the passes between them.
+"""The control loop: watches fill a queue of workload keys, and each pass takes one from it to a plan.
+
+Made by `run`. Calls `reconcile` for the plan and `apply` to carry it out.
 
 watches ──► capacity (what is free) ──found──┐
-   └──────► queue of workload keys ◄──────┴── again_at
-               └──► snapshot ──► reconcile ──► plan ──► apply ──► our own writes, seen at once
+   └──────► queue of workload keys ◄─────────┴── again_at
+               └──► snapshot ──► reconcile ──► plan ──► apply ──► its writes are kept for the next snapshot
 """
 
 import random
@@ -39,8 +41,8 @@ from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.policies.registry import Registry
 
 WORKERS = 32
-LEISURE_S = 60.0
-"""How long a finalizer may wait for a lull. Meanwhile Kubernetes cleans up what is deleted."""
+DEFER_S = 60.0
+"""How long adding a finalizer may wait for a lull. Until then owner references clean up after a deletion."""
 
 log = structlog.get_logger()
 
@@ -63,8 +65,8 @@ class Dependencies:
 
 
 class Controller:
-    """`namespace`: serve only workloads there; nodes and pods are counted everywhere. `claims_by_default`:
-    the gpu-scheduler places also those workloads that have no claim."""
+    """`namespace`: serve only the workloads in it; nodes and pods are counted everywhere.
+    `claims_by_default`: the gpu-scheduler places workloads without a claim, too."""
 
     def __init__(self, uses: Dependencies, *, namespace: str = "", claims_by_default: bool = False) -> None:
         self._metrics, self._lull, self._now, self._rng = uses.metrics, uses.lull, uses.now, uses.rng
@@ -72,12 +74,12 @@ class Controller:
         self._watches = watch(uses.client, namespace)
         self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
         self._reader = reader = SnapshotReader(uses.client, self._watches, claims_by_default)
-        self._hands = apply.Hands(
+        self._applier = apply.Applier(
             uses.client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
         )
         self._working = self._stopping = False
-        self._in_hand = 0
-        self._at_leisure: dict[str, float] = {}
+        self._passes = 0
+        self._deferred: dict[str, float] = {}
         self._listen()
 
     def _listen(self) -> None:
@@ -95,7 +97,7 @@ class Controller:
         return self._watches.in_order
 
     async def work(self) -> None:
-        """Reconcile until `stop` is called; then finish what is in hand."""
+        """Reconcile until `stop` is called; then finish the passes that have begun."""
         self._working = True
         for workload in sorted(self._watches.workloads.store, key=_order):
             self.queue.add(key(workload))
@@ -105,25 +107,25 @@ class Controller:
         self._stopping = True
         self.queue.close()
 
-    def _look_at(self, name: str) -> None:
-        """A standby looks at nothing; when it takes over, it begins with those that come first."""
+    def _enqueue(self, name: str) -> None:
+        """Queue a workload, unless this replica is on standby: when it takes over, it queues all of them."""
         if self._working:
             self.queue.add(name)
 
     def _workload_changed(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
         if workload := new or old:
-            self._look_at(key(workload))
+            self._enqueue(key(workload))
 
     def _job_changed(self, old: Job | None, new: Job | None) -> None:
         if (job := new or old) and (name := jobs.workload_of(job)):
-            self._look_at(name)
+            self._enqueue(name)
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
         if pod and (job := self._watches.jobs.store.get(jobs.job_key(pod))):
             self._job_changed(None, job)
         elif pod and (name := pod.metadata.labels.get(names.WORKLOAD)):
-            self._look_at(f"{pod.metadata.namespace}/{name}")  # its Job was deleted before it
+            self._enqueue(f"{pod.metadata.namespace}/{name}")  # its Job was deleted first
 
     def _keep_job(self, job: Job) -> None:
         self._reader.keep_job(job)
@@ -141,21 +143,21 @@ class Controller:
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started)
 
     def _busy(self, step: int) -> None:
-        self._in_hand += step
-        to_do = self._in_hand + len(self.queue)
+        self._passes += step
+        to_do = self._passes + len(self.queue)
         self._lull.set(to_do)
-        if to_do < CALM and self._at_leisure:  # one by one, so that whoever comes now finds us free
-            name = next(iter(self._at_leisure))
-            del self._at_leisure[name]
+        if to_do < CALM and self._deferred:  # one at a time, so that new work need not wait
+            name = next(iter(self._deferred))
+            del self._deferred[name]
             self.queue.add(name)
 
-    def _has_leisure(self, name: str) -> bool:
-        """Whether it may wait (longer) until little else is to be done."""
+    def _can_defer(self, name: str) -> bool:
+        """Return True if the workload may wait (longer) for a lull, and queue it for the end of that wait."""
         now = time.monotonic()
-        if now - self._at_leisure.setdefault(name, now) >= LEISURE_S:
-            del self._at_leisure[name]
+        if now - self._deferred.setdefault(name, now) >= DEFER_S:
+            del self._deferred[name]
             return False
-        self.queue.add_after(name, LEISURE_S)
+        self.queue.add_after(name, DEFER_S)
         return True
 
     async def _reconcile(self, name: str) -> str:
@@ -166,7 +168,7 @@ class Controller:
         try:
             return await self._attempt(name, snapshot)
         except (apply.Overtaken, NotFound) as error:
-            self.queue.retry(name)  # not at once: the watch may still have to receive what overtook us
+            self.queue.retry(name)  # not at once: the watch may not have received the newer object yet
             log.debug("looking again", workload=name, why=str(error))
             return "again"
 
@@ -174,29 +176,29 @@ class Controller:
         try:
             with self.capacity.reserve(name, _created(snapshot.workload)) as reservation:
                 plan = reconcile(snapshot, self._now(), reservation.ask, self._rng)
-                reservation.drop_unused()  # before the writes, so that others can have the place meanwhile
+                reservation.drop_unused()  # before the writes, so that other workloads can use the place at once
                 result = await self._carry_out(name, snapshot, plan)
                 reservation.keep()
                 return result
         except apply.JobRefused as error:
             snapshot = self._reader.peek(name) or snapshot  # it may have its finalizer by now
-            told = retries.refused_by_server(
+            refused = retries.refused_by_server(
                 snapshot, self._now(), self._rng, str(error), for_good=error.for_good
             )
-            await self._perform(name, snapshot, told)
+            await self._perform(name, snapshot, refused)
             return "refused"
 
     async def _carry_out(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> str:
-        if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
-            self._look_again(name, plan.again_at)
+        if plan.can_wait and self._lull.is_busy and self._can_defer(name):
+            self._enqueue_at(name, plan.again_at)
             return "later"
         await self._perform(name, snapshot, plan)
         return "idle" if plan.is_empty else "done"
 
     async def _perform(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> None:
-        await self._hands.perform(snapshot.workload, plan)
+        await self._applier.perform(snapshot.workload, plan)
         if plan.status is not None:
-            self._metrics.tell(snapshot.workload, plan.status)
+            self._metrics.count_status(snapshot.workload, plan.status)
             log.info(
                 "status written",
                 workload=name,
@@ -204,19 +206,19 @@ class Controller:
                 node=plan.status.assigned_node,
                 why=plan.status.message,
             )
-        self._look_again(name, plan.again_at)
+        self._enqueue_at(name, plan.again_at)
 
-    def _look_again(self, name: str, at: datetime | None) -> None:
+    def _enqueue_at(self, name: str, at: datetime | None) -> None:
         if at is not None:
             self.queue.add_after(name, max(0.0, (at - self._now()).total_seconds()))
 
 
 def _created(workload: GPUWorkload) -> float:
-    """When the workload was created, in seconds; 0 if it does not say."""
+    """Return the creation time in Unix seconds, or 0 if it is missing."""
     created = moments.read(workload.metadata.creation_timestamp)
     return created.timestamp() if created else 0.0
 
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:
-    """After a restart those are looked at first that come first: by priority, then by age."""
+    """The order after a restart: by priority, then by age."""
     return -place.PRIORITIES[workload.spec.priority], workload.metadata.creation_timestamp

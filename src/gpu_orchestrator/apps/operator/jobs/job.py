@@ -1,8 +1,7 @@
-"""The Job of a workload: its name, its manifest, and what can be read from it again.
+"""The Job of a workload: its name, its manifest, its owner.
 
-The node that was chosen stands in the Job's required node affinity and nowhere else, so that a Job found
-after a restart says all there is to know about where its pod will go. A claimed Job says nothing of it: the
-gpu-scheduler chooses, and its pod tells.
+The chosen node is stored only in the Job's required node affinity, so a Job found after a restart shows where
+its pod will run. A claimed Job has no node of its own: the gpu-scheduler chooses one for its pod.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ SELECTOR = f"{names.CONTROLLER}={names.CONTROLLER_NAME}"
 
 
 def name_of(workload: GPUWorkload, retry: int) -> str:
-    """The same for the same try of the same workload, whoever computes it."""
+    """Return the Job's name, which depends only on the workload and the try."""
     return names.job(workload.metadata.name, workload.metadata.uid, retry)
 
 
@@ -30,14 +29,14 @@ def key_of(workload: GPUWorkload, retry: int) -> str:
 
 
 def current_names(workload: GPUWorkload) -> list[str]:
-    """What the Job under way may be called: as the status says, for a claimed one goes on waiting while tries
-    are spent; else by the try."""
+    """Return the possible names of the current Job: the one in the status, since a claimed Job keeps its name
+    while tries are spent, and the one computed from the try."""
     said, computed = workload.status.job_name, name_of(workload, workload.status.retry_count)
     return [said, computed] if said and said != computed else [computed]
 
 
 def made_from(workload: GPUWorkload) -> str:
-    """A hash of all in the spec that a claimed Job is made from: another one needs another Job."""
+    """Hash the parts of the spec that a claimed Job is made from. A different hash needs a new Job."""
     spec = workload.spec
     parts = (
         spec.model_name,
@@ -57,8 +56,8 @@ def digest(value: Any) -> str:
 
 
 def manifest(workload: GPUWorkload, retry: int, pod_template: Json, limit_s: int | None = None) -> Json:
-    """The Job around a pod template that is complete. `limit_s` counts from the Job's start on, whether its
-    pod runs or waits."""
+    """Return the Job for a complete pod template. `limit_s` counts from the Job's start, even while its pod
+    still waits."""
     spec: dict[str, Any] = {"backoffLimit": 0, "template": pod_template}
     if limit_s is not None:
         spec["activeDeadlineSeconds"] = limit_s
@@ -82,8 +81,8 @@ def labels_of(workload: GPUWorkload) -> dict[str, str]:
 
 
 def owner(workload: GPUWorkload) -> Json:
-    """It does not block the owner's deletion: the finalizer already does, and blocking would need a right on
-    workloads' finalizers."""
+    """Return the owner reference. It does not block the owner's deletion: the finalizer already does, and
+    blocking would need permission to update `gpuworkloads/finalizers`."""
     return {
         "apiVersion": GPU_WORKLOADS.api_version,
         "kind": GPU_WORKLOADS.kind,
@@ -94,7 +93,7 @@ def owner(workload: GPUWorkload) -> Json:
 
 
 def workload_of(job: Job) -> str:
-    """Key of the workload that a Job belongs to; empty if to none."""
+    """Return the key of the workload that owns a Job; empty if none does."""
     owners = job.metadata.owner_references
     found = next((each for each in owners if each.kind == GPU_WORKLOADS.kind), None)
     return f"{job.metadata.namespace}/{found.name}" if found else ""
@@ -106,12 +105,12 @@ def owner_uid(owned: Object) -> str:
 
 
 def job_key(pod: Pod) -> str:
-    """The Job that a pod belongs to; empty if to none."""
+    """Return the key of the Job that owns a pod; empty if none does."""
     owner = next((each for each in pod.metadata.owner_references if each.kind == "Job"), None)
     return f"{pod.metadata.namespace}/{owner.name}" if owner else ""
 
 
 def our_job(pod: Pod) -> str:
-    """The same, if that is one of ours."""
+    """Return the key of the Job that owns a pod, if the operator made that Job."""
     is_ours = pod.metadata.labels.get(names.CONTROLLER) == names.CONTROLLER_NAME
     return job_key(pod) if is_ours else ""

@@ -1,6 +1,7 @@
-"""What only ended pods can tell: why a Job's pod failed, in words, and where a claimed one ran.
+"""Find out from a Job's ended pods why they failed, and where a claimed pod ran.
 
-Asked once per Job that has ended: ended pods are not watched, since there may be a great many of them.
+Called by `snapshot_reader` once per ended Job. Ended pods are not watched, since a cluster may keep very
+many.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, ENDED_PODS, JOB_NAME_LAB
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Empty if the pods are gone, or nobody can be asked: then the Job's own words must do. `overran`: the
-    pod was ended because its time was over."""
+    """Empty if the pods are gone or the API server does not answer; the Job's own conditions are used then.
+    `overran`: a pod ran into its deadline."""
 
     cause: str = ""
     node: str = ""

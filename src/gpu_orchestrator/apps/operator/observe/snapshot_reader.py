@@ -1,8 +1,8 @@
-"""Gathers the snapshot about one workload from the watches, our own fresh writes, and what pods said last.
+"""Reads the snapshot of one workload from the watches, the operator's own writes, and remembered evictions.
 
-A pod that is evicted says why before it goes, and its Job never does; so that is remembered here as long as
-the Job is there, and as long as the workload is, which nodes did not take its pods. It makes words and
-choices better; after a restart, without it, all goes well too.
+Called by the controller at the start of a pass. An evicted pod shows why before it is deleted, its Job never
+does, so the reader remembers the reason until the Job is gone, and the nodes that rejected a workload's pods
+until the workload is gone. Both are lost at a restart: messages and choices get worse, nothing breaks.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,11 @@ from gpu_orchestrator.apps.operator.observe.watches import Watches
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 
 PREEMPTED = "PreemptionByScheduler"
-LAST_WORDS = {
-    PREEMPTED: "its pod had to make room on {} for a pod of higher priority",
+EVICTIONS = {
+    PREEMPTED: "its pod was preempted on {} by a pod of higher priority",
     "DeletionByTaintManager": "its pod was evicted from {} because of a taint",
     "EvictionByEvictionAPI": "its pod was evicted from {}",
-    "TerminationByKubelet": "its pod was ended by the kubelet of {}",
+    "TerminationByKubelet": "its pod was terminated by the kubelet of {}",
 }
 
 
@@ -46,7 +46,7 @@ class SnapshotReader:
         self._fresh_workloads = Fresh(
             self.watches.workloads.store, lambda: self.watches.workloads.resource_version
         )
-        self.watches.pods.on_change(self._hear_pod)
+        self.watches.pods.on_change(self._note_eviction)
         self.watches.jobs.on_change(self._forget_job)
         self.watches.workloads.on_change(self._forget_workload)
 
@@ -57,32 +57,36 @@ class SnapshotReader:
         self._fresh_jobs.keep(answer)
 
     def keep_deletion(self, job: Job) -> None:
-        """It was asked to go: see it as leaving before the watch does, so that it is asked once."""
+        """Show the Job as deleting before the watch does, so that it is deleted only once."""
         known = self.watches.jobs.store.get(key(job))
-        if known and known.metadata.uid == job.metadata.uid:  # else it is gone, and nobody would forget it
+        if (
+            known and known.metadata.uid == job.metadata.uid
+        ):  # else it is gone, and the entry would stay forever
             self._leaving.add(job.metadata.uid)
 
     async def read(self, name: str) -> WorkloadSnapshot | None:
-        """All there is to know, with what only the pod of an ended Job can tell; None for what is gone."""
+        """Return the snapshot of a workload, or None if it is gone. If its Job has ended, ask the API server
+        for its pods."""
         snapshot = self.peek(name)
         job = snapshot.current if snapshot else None
-        if not snapshot or not job or not _has_more_to_tell(snapshot, job):
+        if not snapshot or not job or not _needs_ended_pods(snapshot, job):
             return snapshot
         found = await ended_pods.examine(self.client, job)
-        snapshot = self.peek(name)  # anew, for time has passed
+        snapshot = self.peek(name)  # again: the watches went on during the request
         if snapshot is None:
             return None
         cause = snapshot.trouble or found.cause
         return replace(snapshot, trouble=cause, ended_on=found.node, overran=found.overran)
 
     def peek(self, name: str) -> WorkloadSnapshot | None:
+        """Return the snapshot from memory alone, without a request."""
         workload = self._fresh_workloads.get(name)
         if workload is None:
             return None
         space = workload.metadata.namespace
         current = [f"{space}/{each}" for each in jobs.current_names(workload)]
         found = self._fresh_jobs.by("owner", workload.metadata.uid, current)
-        own = tuple(self._as_left(job) for job in found if jobs.owner_uid(job) == workload.metadata.uid)
+        own = tuple(self._with_deletion(job) for job in found if jobs.owner_uid(job) == workload.metadata.uid)
         pods = tuple(pod for each in current for pod in self.watches.pods.store.by("job", each))
         shunned = frozenset(self._shunned.get(workload.metadata.uid, ()))
         snapshot = WorkloadSnapshot(
@@ -91,26 +95,27 @@ class SnapshotReader:
         job = snapshot.current
         if job is None:
             return snapshot
-        last_words = self._evicted.get(job.metadata.uid, "")
-        trouble = self._trouble(snapshot.node, last_words)
-        return replace(snapshot, trouble=trouble, preempted=last_words == PREEMPTED)
+        eviction = self._evicted.get(job.metadata.uid, "")
+        trouble = self._trouble(snapshot.node, eviction)
+        return replace(snapshot, trouble=trouble, preempted=eviction == PREEMPTED)
 
-    def _as_left(self, job: Job) -> Job:
+    def _with_deletion(self, job: Job) -> Job:
         if job.metadata.uid not in self._leaving or job.is_deleting:
             return job
         leaving = structs.replace(job.metadata, deletion_timestamp=job.metadata.creation_timestamp)
         return structs.replace(job, metadata=leaving)
 
-    def _trouble(self, name: str, last_words: str) -> str:
-        """What befell the Job on its node from outside, if anything did."""
+    def _trouble(self, name: str, eviction: str) -> str:
+        """Return what went wrong on the Job's node or with its pod, from outside the Job; empty if
+        nothing."""
         node = self.watches.nodes.store.get(name)
         if name and node is None:
             return f"node {name} is gone"
         if node and not translate.is_ready(node):
             return f"node {name} is not ready"
-        return LAST_WORDS.get(last_words, "").format(name or "its node")
+        return EVICTIONS.get(eviction, "").format(name or "its node")
 
-    def _hear_pod(self, _: Pod | None, new: Pod | None) -> None:
+    def _note_eviction(self, _: Pod | None, new: Pod | None) -> None:
         job = self.watches.jobs.store.get(jobs.job_key(new)) if new else None
         for each in new.status.conditions if new and job else ():
             if job and each.type == "DisruptionTarget" and each.status == "True":
@@ -123,8 +128,8 @@ class SnapshotReader:
             self._shun(old)
 
     def _shun(self, job: Job) -> None:
-        """We deleted a Job of an earlier try: its node did not take the pod, for a reason that only the
-        kube-scheduler knows. Without this, the same node would be chosen again and again."""
+        """Avoid the node of a deleted Job of an earlier try: it rejected the pod for a reason that only the
+        kube-scheduler knows. Without this, the operator would choose the same node again and again."""
         workload = self._fresh_workloads.get(jobs.workload_of(job))
         if workload and job.node and job.metadata.name not in jobs.current_names(workload):
             self._shunned.setdefault(workload.metadata.uid, set()).add(job.node)
@@ -134,7 +139,7 @@ class SnapshotReader:
             self._shunned.pop(old.metadata.uid, None)
 
 
-def _has_more_to_tell(snapshot: WorkloadSnapshot, job: Job) -> bool:
+def _needs_ended_pods(snapshot: WorkloadSnapshot, job: Job) -> bool:
     if snapshot.workload.status.phase in FINAL or not job.is_finished:
         return False
     return not snapshot.node or (job.failure is not None and not snapshot.trouble)

@@ -1,8 +1,8 @@
-"""The claimed path: the gpu-scheduler decides and gives exact devices; the operator mirrors the outcome.
+"""Claimed workloads: the gpu-scheduler chooses the node and the devices, the operator reports the outcome.
 
-`entrust` plans a Job whose pods ask by their annotations; `wait` says how they fare until one has a node. A
-pod that does not fit keeps its place in the scheduler's queue, where its age counts, and so its Job stays the
-same one while the workload's tries are spent as on the plain path.
+`entrust` (called by `place`) plans a Job whose pods carry the request in annotations. `wait` (called by
+`reconcile`) reports their state until one has a node. A pod that does not fit keeps its age in the
+scheduler's queue, so the Job stays the same while the workload's tries are spent as on the plain path.
 """
 
 from datetime import datetime, timedelta
@@ -25,11 +25,11 @@ from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 
 SILENT_S = 30.0
-"""How long the gpu-scheduler may say nothing about a pod before people are told."""
+"""How long the gpu-scheduler may leave a pod without an answer before the status reports it."""
 
 
 def entrust(workload: GPUWorkload, wanted: Template, now: datetime) -> Plan:
-    """A Job for the gpu-scheduler, after the claim that its pods ask by."""
+    """Plan the claim template, if the workload has a claim, and the Job for the gpu-scheduler."""
     asks: dict[str, str] = {names.STRATEGY: workload.spec.scheduling_strategy}
     actions: list[Action] = []
     if workload.spec.claim is None:
@@ -50,7 +50,8 @@ def entrust(workload: GPUWorkload, wanted: Template, now: datetime) -> Plan:
 
 
 def _claim(workload: GPUWorkload, asked: WorkloadClaim) -> Json:
-    """A claim cannot be changed, so another wish is another claim. It goes with the workload."""
+    """Return the claim template. A claim is immutable, so a changed spec gets a new one. The workload owns
+    it."""
     spec: Json = msgspec.to_builtins(asked)
     spec["devices"] = {**spec.get("devices", {}), "count": workload.spec.gpu_count}
     meta = workload.metadata
@@ -69,25 +70,25 @@ def _claim(workload: GPUWorkload, asked: WorkloadClaim) -> Json:
 
 
 def wait(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
-    """The Job is there and has no node yet."""
+    """Report the state of a Job that has no node yet."""
     name, old = job.metadata.name, snapshot.workload.status
-    said = next((each for pod in snapshot.pods if (each := _said(pod))), None)
+    said = next((each for pod in snapshot.pods if (each := _not_scheduled(pod))), None)
     if said and said.reason == "Unschedulable":
         return retries.refused(snapshot, now, rng, said.message, waiting_job=name)
-    if old.job_name != name:  # we were stopped before the status could say so
+    if old.job_name != name:  # the operator stopped before it wrote the status
         new = status.scheduling(snapshot.workload, now, job_name=name)
         return Plan(status=new, notes=(notes.created(name),))
-    return _silent(snapshot, job, now, said) if old.phase == "Scheduling" else Plan()
+    return _unanswered(snapshot, job, now, said) if old.phase == "Scheduling" else Plan()
 
 
-def _said(pod: Pod) -> PodCondition | None:
-    """What the pod tells about being scheduled, as long as it is not."""
+def _not_scheduled(pod: Pod) -> PodCondition | None:
+    """Return the pod's condition PodScheduled while it is False."""
     conditions = pod.status.conditions
     return next((each for each in conditions if (each.type, each.status) == ("PodScheduled", "False")), None)
 
 
-def _silent(snapshot: WorkloadSnapshot, job: Job, now: datetime, said: PodCondition | None) -> Plan:
-    """No word of the gpu-scheduler. It may not run at all; and no try was made, so none is spent."""
+def _unanswered(snapshot: WorkloadSnapshot, job: Job, now: datetime, said: PodCondition | None) -> Plan:
+    """The gpu-scheduler has not answered; it may not even run. No try was made, so none is spent."""
     asking = snapshot.pods[0] if snapshot.pods else job
     since = moments.read(asking.metadata.creation_timestamp)
     if since is None:
@@ -98,7 +99,7 @@ def _silent(snapshot: WorkloadSnapshot, job: Job, now: datetime, said: PodCondit
         text = f"its pod waits: {said.reason} {said.message}".strip()
     else:
         text = (
-            f"the {names.SCHEDULER} has not answered for {SILENT_S:.0f} s; see that it runs: "
+            f"the {names.SCHEDULER} has not answered for {SILENT_S:.0f} s; check that it runs: "
             f"kubectl get deployment {names.SCHEDULER} -n {names.NAMESPACE}"
         )
     return notes.overdue(snapshot, now, since + timedelta(seconds=SILENT_S), text)

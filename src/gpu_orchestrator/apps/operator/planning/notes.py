@@ -1,6 +1,6 @@
 """Events and messages that several steps report: placed, Job created, no pod, overdue.
 
-Called by `seek`, `claimed` and `running`; `apply` records the notes once the status is written.
+Called by `place`, `claimed` and `running`; `apply` records the notes once the status is written.
 """
 
 from datetime import datetime
@@ -25,7 +25,7 @@ def created(job_name: str) -> Note:
 
 
 def no_pod(job: Job) -> str:
-    return f"its Job makes no pod; see: kubectl describe job {job.metadata.name}"
+    return f"its Job has created no pod; see: kubectl describe job {job.metadata.name}"
 
 
 def overdue(snapshot: WorkloadSnapshot, now: datetime, deadline: datetime, message: str) -> Plan:

@@ -1,4 +1,7 @@
-"""No Job is there: seek a place, and plan the Job for it."""
+"""A workload without a Job: reserve a place and plan the Job for it.
+
+Called by `reconcile`; hands claimed workloads on to `claimed`.
+"""
 
 from datetime import datetime
 
@@ -47,13 +50,13 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
 def _no_gangs(workload: GPUWorkload) -> str:
     asked = workload.spec.replicas
     return (
-        f"spec.replicas is {asked}: a gang, which starts whole or not at all, and gangs are not served yet; "
+        f"spec.replicas is {asked}, but gangs are not supported yet; "
         f"create {asked} workloads with replicas 1 if each may start by itself"
     )
 
 
 def wishes(snapshot: WorkloadSnapshot, wanted: Template) -> list[Request]:
-    """What is asked for: first a node on which no earlier try failed or found no room, then any."""
+    """Return what to ask for: first a node on which no earlier try failed or was rejected, then any node."""
     workload, spec = snapshot.workload, snapshot.workload.spec
     vendor = names.VENDOR_OF.get(wanted.resource, "")
     failed_on = {job.node for job in snapshot.jobs if job.failure and job.node} | snapshot.shunned

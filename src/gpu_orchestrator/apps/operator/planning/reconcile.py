@@ -1,14 +1,14 @@
-"""What is to be done about one workload now: reads the snapshot, may ask for a place, and returns a `Plan`.
+"""Decide what to do about one workload now: read its snapshot, maybe reserve a place, return a `Plan`.
 
-No IO and no clock. Its one effect is `ask`, which reserves capacity; the controller withdraws that again
-unless the plan was carried out.
+Called by the controller. No IO and no clock. Its one effect is `ask`, which reserves capacity; the controller
+withdraws that again unless the plan was carried out.
 
 Level-based: the same snapshot gives the same plan, whatever event caused the pass and whatever was done
-before a restart. Status says which try is under way; the Job of that try has a name that can be computed; any other
-Job of the workload that still runs is stale. A try is counted before its Job is removed, and a Job exists
-before the status speaks of it, so that a crash between any two writes is followed by the same writes.
-The finalizer comes when nothing else is to be done: until then the owner references let the cluster clean up,
-and nobody has to wait for it.
+before a restart. The status contains the number of the current try; the name of its Job is computed from
+that; any other Job of the workload that still runs is stale. A try is counted before its Job is deleted, and
+a Job exists before the status names it, so a crash between two writes is followed by the same writes.
+The finalizer is added when there is nothing else to do: until then owner references let Kubernetes clean up,
+and no workload waits for that write.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ from gpu_orchestrator.apps.operator.planning.snapshot import Ask, WorkloadSnapsh
 from gpu_orchestrator.core.policy import Rng
 
 LEAVING_S = 1.0
-"""How soon to look again at a pod whose Job is gone, should its own end not be heard of."""
+"""How soon to check again a pod whose Job is gone, in case the watch misses its end."""
 
 
 def reconcile(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan:
@@ -44,7 +44,7 @@ def reconcile(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> 
 
 
 def _delete(snapshot: WorkloadSnapshot) -> Plan:
-    """Jobs first, with their pods; the workload goes when they are gone."""
+    """Delete the Jobs with their pods first; remove the finalizer when they are gone."""
     if snapshot.jobs:
         return Plan(tuple(DeleteJob(job, as_seen=False) for job in snapshot.jobs if not job.is_deleting))
     held = names.WORKLOAD_FINALIZER in snapshot.workload.metadata.finalizers
@@ -52,8 +52,8 @@ def _delete(snapshot: WorkloadSnapshot) -> Plan:
 
 
 def _settle(snapshot: WorkloadSnapshot) -> Plan:
-    """The end is written down. Only now may the cluster remove the Jobs: one that vanished earlier would be
-    run again."""
+    """The final phase is written. Only now may Kubernetes remove finished Jobs: one that vanished earlier
+    would be run again."""
     ttl = snapshot.workload.spec.ttl_seconds_after_finished
     actions: list[Action] = [
         DeleteJob(job) for job in snapshot.jobs if not job.is_finished and not job.is_deleting
@@ -75,9 +75,9 @@ def _advance(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> P
         return running.job_failed(snapshot, job, now, rng)
     if snapshot.workload.spec.suspend:
         return _suspend(snapshot, now)
-    if stale := snapshot.stale:  # two tries must never run at once: the next begins when this one is gone
+    if stale := snapshot.stale:  # two tries must never run at once: the next one starts when this is gone
         return Plan(tuple(DeleteJob(each) for each in stale if not each.is_deleting))
-    if job is None and snapshot.pods:  # somebody deleted the Job, and its pod has yet to go
+    if job is None and snapshot.pods:  # someone deleted the Job, and its pod still exists
         return Plan(again_at=now + timedelta(seconds=LEAVING_S))
     if job is None:
         return place.place(snapshot, now, ask, rng)
@@ -89,7 +89,7 @@ def _advance(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> P
 
 
 def _suspend(snapshot: WorkloadSnapshot, now: datetime) -> Plan:
-    """A suspended workload holds nothing and loses no try."""
+    """Delete the Jobs of a suspended workload. That costs no try."""
     active = [job for job in snapshot.jobs if not job.is_finished and not job.is_deleting]
     message = "suspended; set spec.suspend to false to let it run"
     return Plan(

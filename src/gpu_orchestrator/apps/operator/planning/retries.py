@@ -1,4 +1,7 @@
-"""How a try ends that did not succeed: with a wait before the next, for good, or held for another reason."""
+"""A try failed: wait before the next one, give up, or block for a reason that costs no try.
+
+Called by `place`, `claimed`, `running`, and by the controller when the API server rejects a Job.
+"""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,8 +22,8 @@ JITTER = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a try failed, in words; the event that tells it; what the next one waits for; the Job that ran, or
-    the name of the one that goes on waiting."""
+    """Why a try failed: the message, the event's reason, and what the next try waits for. `job` is the Job
+    that ran, `waiting_job` the name of a Job that keeps waiting."""
 
     text: str
     event: str
@@ -30,16 +33,16 @@ class Failure:
 
 
 def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure) -> Plan:
-    """One try is over. Plan the next, or give up."""
+    """Count a failed try. Plan the next one, or give up."""
     workload = snapshot.workload
     policy, spent = workload.spec.retry_policy, workload.status.retry_count + 1
     again_at = next_try(policy, spent, now, rng)
-    told = Note("Warning", failure.event, failure.text)
+    failed = Note("Warning", failure.event, failure.text)
     if again_at is None:
         text = f"{failure.text}; gave up after {spent} tries"
         last = replace(failure, text=text, event=names.MAX_RETRIES_EXCEEDED)
         plan = fail(snapshot, now, names.MAX_RETRIES_EXCEEDED, last, retry_count=spent)
-        return replace(plan, notes=(told, *plan.notes))
+        return replace(plan, notes=(failed, *plan.notes))
     wait_s = (again_at - now).total_seconds()
     new = status.pending(
         workload,
@@ -52,23 +55,22 @@ def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure)
         last_schedule_time=moments.text(now),
     )
     again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
-    return Plan(status=new, notes=(told, again), again_at=again_at)
+    return Plan(status=new, notes=(failed, again), again_at=again_at)
 
 
 def refused(
     snapshot: WorkloadSnapshot, now: datetime, rng: Rng, message: str, *, waiting_job: str = ""
 ) -> Plan:
-    """No room. That costs a try when it is told at arrival or when the wait is over; in between, nothing."""
+    """No node fits. That costs a try the first time and whenever the wait is over, but not in between."""
     workload, old = snapshot.workload, snapshot.workload.status
     again_at = moments.read(old.next_retry_time)
     if not status.waits_for_room(old) or again_at is None or now >= again_at:
         failure = Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE, waiting_job=waiting_job)
         return spend(snapshot, now, rng, failure)
-    told = (old.message, old.job_name, old.observed_generation)
-    if told == (status.shortened(message), waiting_job, workload.metadata.generation):
+    written = (old.message, old.job_name, old.observed_generation)
+    if written == (status.shortened(message), waiting_job, workload.metadata.generation):
         return Plan(again_at=again_at)
-    # The wish itself changed while it waited, or what is in its way: what is said must be true, but no try
-    # was made.
+    # The spec or the reason changed during the wait: update the message without counting a try.
     new = status.pending(
         workload,
         now,
@@ -88,7 +90,7 @@ def fail(
     *,
     retry_count: int | None = None,
 ) -> Plan:
-    """It is over, whatever tries were left."""
+    """Fail the workload, even if tries are left."""
     old, job, changed = snapshot.workload.status, failure.job, dict[str, Any]()
     if job is not None:
         started = old.start_time or job.status.start_time
@@ -108,21 +110,21 @@ def fail(
 def refused_by_server(
     snapshot: WorkloadSnapshot, now: datetime, rng: Rng, why: str, *, for_good: bool
 ) -> Plan:
-    """The API server did not accept the Job: its template is wrong for good, or something like a quota may
-    let it in later."""
+    """The API server rejected the Job: its template is invalid for good, or a quota may admit it later."""
     if for_good:
         return fail(snapshot, now, "InvalidTemplate", Failure(why, names.FAILED_SCHEDULING))
     return spend(snapshot, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
 
 
 def blocked(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPUWorkloadStatus | None:
-    """Pending for something other than room: written once, not at every look."""
+    """Return the status of a workload that waits for something other than room; None if it is written
+    already."""
     old = workload.status
-    said = conditions.find(old.conditions, SCHEDULED)
+    known = conditions.find(old.conditions, SCHEDULED)
     if (
         old.phase == "Pending"
-        and said
-        and said.reason == reason
+        and known
+        and known.reason == reason
         and old.observed_generation == workload.metadata.generation
     ):
         return None
@@ -130,13 +132,14 @@ def blocked(workload: GPUWorkload, now: datetime, reason: str, message: str) -> 
 
 
 def delay_s(base_s: float, retry: int, rng: Rng) -> float:
-    """The wait after so many doublings. Chance comes before the cap, so that the cap is never exceeded."""
+    """Return the wait after `retry` doublings. Jitter is applied before the cap, so it never exceeds the
+    cap."""
     jitter = 1.0 + JITTER * (2.0 * rng.random() - 1.0)
     return min(base_s * 2.0**retry * jitter, CAP_S)
 
 
 def next_try(policy: RetryPolicy, spent: int, now: datetime, rng: Rng) -> datetime | None:
-    """When to try again after `spent` failed tries; None when that was the last."""
+    """Return when to try again after `spent` failed tries; None after the last."""
     if spent >= policy.max_retries:
         return None
     return now + timedelta(seconds=delay_s(policy.backoff_seconds, spent - 1, rng))

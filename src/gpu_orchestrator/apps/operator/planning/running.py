@@ -1,4 +1,7 @@
-"""A Job is there: what its state means for the workload."""
+"""A workload with a Job: what its status becomes while the Job runs, and when it ends.
+
+Called by `reconcile`.
+"""
 
 from datetime import datetime, timedelta
 
@@ -12,10 +15,10 @@ from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 
 PODLESS_S = 30.0
-"""How long a Job may be without a pod before people are told."""
+"""How long a Job may be without a pod before the status reports it."""
 
 UNSCHEDULABLE_S = 10.0
-"""How long a pod may be unschedulable on the node that was chosen before another is sought."""
+"""How long a pod may be unschedulable on the chosen node before the operator tries another."""
 
 
 def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
@@ -50,7 +53,7 @@ def _on(node: str) -> str:
 
 
 def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
-    """A Job is under way and its node is known: say how it fares."""
+    """Report the state of a Job whose node is known."""
     workload = snapshot.workload
     about = {"node": snapshot.node, "job_name": job.metadata.name, "where": snapshot.where}
     known = (
@@ -61,14 +64,14 @@ def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Pla
             return Plan()
         new = status.running(workload, now, **about)
         return Plan(status=new, notes=() if known else _placed_notes(snapshot, job))
-    if not known:  # the Job is there, and we were stopped before the status could say so
+    if not known:  # the Job exists, but the operator stopped before it wrote the status
         return Plan(status=status.scheduled(workload, now, **about), notes=_placed_notes(snapshot, job))
     return _unschedulable(snapshot, job, now, rng) if snapshot.pods else _podless(snapshot, job, now)
 
 
 def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
-    """Something keeps the Job from making its pod (a quota, a policy, a missing PriorityClass), and only the
-    Job's own events say what."""
+    """The Job cannot create its pod because of a quota, a policy or a missing PriorityClass. Only the Job's
+    own events show which."""
     old, created = snapshot.workload.status, moments.read(job.metadata.creation_timestamp)
     if old.phase != "Scheduled" or created is None or job.status.active:
         return Plan()
@@ -77,9 +80,11 @@ def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
 
 
 def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
-    """The kube-scheduler has the last word on the node. Its no, kept up for a while, costs a try: the Job
-    becomes stale and goes, and a node is sought anew."""
-    found = [(since, said) for pod in snapshot.pods if (since := _refused_since(pod)) for said in _said(pod)]
+    """The kube-scheduler must accept the chosen node. If it refuses for `UNSCHEDULABLE_S`, that costs a try:
+    the Job becomes stale and is deleted, and the next try chooses a node again."""
+    found = [
+        (since, said) for pod in snapshot.pods if (since := _refused_since(pod)) for said in _reasons(pod)
+    ]
     if not found:
         return Plan()
     since, said = min(found)
@@ -99,12 +104,12 @@ def _refused_since(pod: Pod) -> datetime | None:
     return None
 
 
-def _said(pod: Pod) -> list[str]:
+def _reasons(pod: Pod) -> list[str]:
     return [each.message for each in pod.status.conditions if each.type == "PodScheduled"]
 
 
 def _placed_notes(snapshot: WorkloadSnapshot, job: Job) -> tuple[Note, ...]:
-    """That a Job was created has been told if the status speaks of it."""
+    """Skip the note that the Job was created if the status already names it."""
     placed = notes.placed(snapshot.workload, snapshot.where)
     known = snapshot.workload.status.job_name == job.metadata.name
     return (placed,) if known else (placed, notes.created(job.metadata.name))
