@@ -1,4 +1,4 @@
-"""Whatever order the watches bring their news in, what is free is what nobody holds."""
+"""In whatever order events arrive, free capacity is what no workload, Job or pod holds."""
 
 import random
 
@@ -22,7 +22,7 @@ GPUS = 8
 
 
 class Life(RuleBasedStateMachine):
-    """Workloads are asked for, made Jobs and pods, and end; pods of others come and go."""
+    """Workloads ask, become Jobs and pods, and end; pods of other owners come and go."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Life(RuleBasedStateMachine):
     @rule(where=some.sampled_from(NODES), gpus=some.integers(0, 8), claimed=some.booleans())
     def other_pod(self, where: str, gpus: int, claimed: bool) -> None:
         if gpus > GPUS - self.held(where):
-            return  # a scheduler of others does not oversell either
+            return  # other schedulers do not oversell either
         self.number += 1
         uid, ids = f"other-{self.number}", ",".join(map(str, range(gpus)))
         made = pod(uid=uid, node=where, given=ids) if claimed else pod(uid=uid, node=where, gpus=gpus)
@@ -116,7 +116,7 @@ class Life(RuleBasedStateMachine):
         self.capacity.see_pod(made, None)
 
     def takes_plain(self, where: str) -> bool:
-        """Nobody there holds devices that a device plugin knows nothing of."""
+        """Return True if no pod on the node holds claimed devices."""
         there = [made for made, _ in self.others.values() if made.spec.node_name == where]
         return not any(names.ALLOCATED in made.metadata.annotations for made in there)
 
@@ -127,17 +127,17 @@ class Life(RuleBasedStateMachine):
         return mine + sum(gpus for made, gpus in self.others.values() if made.spec.node_name == where)
 
     def _found(self) -> list[tuple[GPUWorkload, str]]:
-        """Those who waited and were found a place, which they do not know yet."""
+        """Return the waiting workloads that got a place and have not asked again yet."""
         wishes = {name: self.capacity._wishes[f"team/{name}"] for name in self.waiting}
         return [(self.waiting[name], wish.given.node) for name, wish in wishes.items() if wish.given]
 
     @invariant()
-    def free_is_what_nobody_holds(self) -> None:
+    def free_capacity_is_what_is_not_held(self) -> None:
         for name in NODES:
             assert self.capacity.engine.cluster.free_gpus(name) == GPUS - self.held(name), name
 
     @invariant()
-    def nobody_waits_for_what_is_free(self) -> None:
+    def no_workload_waits_for_free_capacity(self) -> None:
         found = {asker.metadata.name for asker, _ in self._found()}
         largest = max((GPUS - self.held(name) for name in NODES if self.takes_plain(name)), default=0)
         for name, asker in self.waiting.items():

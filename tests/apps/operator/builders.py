@@ -1,4 +1,4 @@
-"""Workloads, Jobs and pods with defaults for all but the point of a test, and a capacity to play them in."""
+"""Builders of workloads, Jobs, pods and nodes, with defaults for all but the point of a test."""
 
 import random
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
 
 
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
-    """`owner` is the name of its Job; `unschedulable_since` a moment, `said` in which words; `gpus` a number;
+    """`owner` is the name of its Job; `unschedulable_since` a moment, `said` the message; `gpus` a number;
     `given` devices of its node; `created` a moment."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
@@ -141,7 +141,7 @@ def refuses(wishes: Sequence[Request]) -> Refusal:
 
 
 def never(wishes: Sequence[Request]) -> Given | Refusal:
-    raise AssertionError("nobody should seek a place here")
+    raise AssertionError("no place should be asked for here")
 
 
 def plan_for(snapshot: WorkloadSnapshot, ask: Ask = never, *, at: datetime = NOW, seed: int = 1) -> Plan:
@@ -149,7 +149,7 @@ def plan_for(snapshot: WorkloadSnapshot, ask: Ask = never, *, at: datetime = NOW
 
 
 def after(snapshot: WorkloadSnapshot, plan: Plan) -> GPUWorkload:
-    """The workload as the API server has it when the plan's status was written."""
+    """Return the workload as it is after the plan's status was written."""
     old = snapshot.workload
     if plan.status is None:
         return old

@@ -1,4 +1,4 @@
-"""What is free and who waits for it, from what the watches say."""
+"""What is free and which workloads wait for it, from the events of the watches."""
 
 import random
 from collections import Counter
@@ -26,7 +26,7 @@ NVIDIA = "nvidia.com/gpu"
 
 
 class Stage:
-    """A capacity and those for whom it found a place while they waited."""
+    """A `Capacity`, and the workloads that it found a place for while they waited."""
 
     def __init__(self, *nodes: str, gpus: int = 4, seed: int = 1) -> None:
         self.found: list[str] = []
@@ -46,7 +46,7 @@ def wishes(name: str, **fields: Any) -> list[Request]:
     return place.wishes(snapshot, template.read(snapshot.workload))
 
 
-def test_a_decision_is_held_then_its_job_then_its_pod_and_never_twice() -> None:
+def test_place_is_counted_once_as_decision_job_and_pod() -> None:
     stage = Stage("a")
     assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
     assert stage.free("a") == 2
@@ -59,13 +59,13 @@ def test_a_decision_is_held_then_its_job_then_its_pod_and_never_twice() -> None:
     bound = pod(made.metadata.name, gpus=2, node="a")
     stage.capacity.see_pod(waiting, bound)
     assert stage.free("a") == 2
-    stage.capacity.see_pod(bound, None)  # ended; the Job does not say so yet
+    stage.capacity.see_pod(bound, None)  # ended; the Job does not show it yet
     assert stage.free("a") == 2
     stage.capacity.see_job(made, job(workload("x", gpuCount=2), "a", conditions={"Complete": ""}))
     assert stage.free("a") == 4
 
 
-def test_a_pod_that_lands_on_a_nearly_full_node_is_counted_once() -> None:
+def test_pod_on_a_nearly_full_node_is_counted_once() -> None:
     stage = Stage("a", gpus=8)
     stage.capacity.see_pod(None, pod(uid="other", node="a", gpus=5))
     assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
@@ -75,7 +75,7 @@ def test_a_pod_that_lands_on_a_nearly_full_node_is_counted_once() -> None:
     assert stage.free("a") == 1
 
 
-def test_a_pod_that_is_seen_before_the_answer_to_its_job() -> None:
+def test_pod_seen_before_its_job_is_counted_once() -> None:
     stage = Stage("a")
     assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
     made = job(workload("x", gpuCount=2), "a")
@@ -89,20 +89,20 @@ def test_a_pod_that_is_seen_before_the_answer_to_its_job() -> None:
     assert stage.capacity.engine.counts()["in flight"] == 0
 
 
-def test_a_job_found_after_a_restart_takes_its_place() -> None:
+def test_job_found_after_a_restart_is_counted() -> None:
     stage = Stage("a")
     stage.capacity.see_job(None, job(workload("x"), "a"))
     assert isinstance(stage.ask("y"), Refusal)
 
 
-def test_what_comes_before_its_node_is_counted_when_the_node_comes() -> None:
+def test_pod_seen_before_its_node_is_counted_with_the_node() -> None:
     stage = Stage()
     stage.capacity.see_pod(None, pod(uid="p", gpus=3, node="a"))
     stage.capacity.see_node(None, node("a", 4))
     assert stage.free("a") == 1
 
 
-def test_one_who_waits_is_found_a_place_when_another_ends() -> None:
+def test_waiting_workload_gets_the_place_of_one_that_ends() -> None:
     stage = Stage("a", "b")
     assert stage.ask("x") == Given("a", NVIDIA)
     assert stage.ask("y") == Given("b", NVIDIA)
@@ -114,7 +114,7 @@ def test_one_who_waits_is_found_a_place_when_another_ends() -> None:
     assert stage.ask("z") == Given("a", NVIDIA)
 
 
-def test_the_higher_priority_goes_first_then_the_older() -> None:
+def test_higher_priority_goes_first_then_older() -> None:
     stage = Stage("a")
     stage.ask("x")
     stage.ask("young", since=3.0)
@@ -125,7 +125,7 @@ def test_the_higher_priority_goes_first_then_the_older() -> None:
     assert stage.found == ["team/high", "team/old", "team/young"]
 
 
-def test_a_withdrawn_wish_is_not_served() -> None:
+def test_withdrawn_wish_gets_no_place() -> None:
     stage = Stage("a")
     stage.ask("x")
     stage.ask("y")
@@ -135,7 +135,7 @@ def test_a_withdrawn_wish_is_not_served() -> None:
     assert stage.free("a") == 4
 
 
-def test_an_edited_wish_replaces_the_old_one() -> None:
+def test_edited_wish_replaces_the_old_one() -> None:
     stage = Stage("a")
     assert stage.ask("x", gpuCount=2) == Given("a", NVIDIA)
     assert stage.ask("x", gpuCount=3) == Given("a", NVIDIA)
@@ -148,15 +148,15 @@ def test_asking_again_gives_the_same_place() -> None:
     assert stage.free("a") + stage.free("b") == 4
 
 
-def test_a_job_that_went_elsewhere_frees_what_was_set_aside() -> None:
-    """AlreadyExists: an earlier process had made it, for another node."""
+def test_job_on_another_node_frees_the_reserved_place() -> None:
+    """AlreadyExists: an earlier process created it for another node."""
     stage = Stage("a", "b")
     assert stage.ask("x") == Given("a", NVIDIA)
     stage.capacity.see_job(None, job(workload("x"), "b"))
     assert (stage.free("a"), stage.free("b")) == (4, 0)
 
 
-def test_another_node_is_tried_after_a_failure_where_there_is_one() -> None:
+def test_retry_prefers_another_node() -> None:
     stage = Stage("a", "b")
     owner = workload("x", status={"retryCount": 1})
     failed = WorkloadSnapshot(owner, (job(owner, "a", conditions={"Failed": "BackoffLimitExceeded"}),))
@@ -167,7 +167,7 @@ def test_another_node_is_tried_after_a_failure_where_there_is_one() -> None:
     assert stage.capacity.ask("team/x", wanted, 0.0) == Given("a", NVIDIA)
 
 
-def test_an_unknown_strategy_raises_and_leaves_nothing_behind() -> None:
+def test_unknown_strategy_raises_and_stores_nothing() -> None:
     capacity = Capacity(Registry(strategies={}), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
     with pytest.raises(UnknownPolicy):
         capacity.ask("team/x", wishes("x"), 0.0)
@@ -201,14 +201,14 @@ def test_cost_optimized_prefers_cheap_nodes_and_falls_back() -> None:
     assert chosen == [Given("cheap", NVIDIA), Given("a", NVIDIA)]
 
 
-def test_other_vendors_gpus_go_by_their_own_name() -> None:
+def test_place_names_the_vendors_resource() -> None:
     stage = Stage()
     stage.capacity.see_node(None, node("a", 4, resource="amd.com/gpu"))
     assert stage.ask("x") == Given("a", "amd.com/gpu")
 
 
-def test_a_thousand_waiting_cost_a_pod_event_nothing() -> None:
-    """A pod that ends where nobody fits calls for no decision for those who wait."""
+def test_pod_event_causes_no_decisions_for_a_thousand_waiting() -> None:
+    """The end of a pod on a node where no waiting workload fits decides nothing."""
     stage = Stage("a")
     stage.ask("x", gpuCount=2)
     for number in range(1000):
@@ -221,15 +221,15 @@ def test_a_thousand_waiting_cost_a_pod_event_nothing() -> None:
     assert stage.capacity.engine.cluster.changed.mark - before == 2
 
 
-def test_a_job_placement_counts_what_its_template_asks() -> None:
+def test_job_counts_what_its_template_requests() -> None:
     made = job(workload("x", gpuCount=3), "a")
     taken = translate.placement("team/x", made.node, made.spec.template.spec)
     assert (taken.key, taken.node, taken.unnamed, dict(taken.resources)) == ("team/x", "a", 3, {"pods": 1})
     assert jobs.key_of(workload("x"), 0) == "team/x-job-0a1b2c3d"
 
 
-def test_a_node_with_claimed_pods_takes_no_plain_ones() -> None:
-    """A device plugin knows nothing of claims, and would give a claimed device away once more."""
+def test_node_with_claimed_pods_takes_no_plain_workload() -> None:
+    """A device plugin does not know of claims and would assign a claimed device a second time."""
     stage = Stage("a")
     holder = pod(uid="p", node="a", given="0,1")
     stage.capacity.see_pod(None, holder)
@@ -254,8 +254,8 @@ def test_a_node_with_claimed_pods_takes_no_plain_ones() -> None:
         ),
     ],
 )
-def test_a_node_closed_under_a_decision_is_not_used(closed: Callable[[Capacity], None]) -> None:
-    """A place was found for one who waited; before it takes it, the node is closed."""
+def test_node_closed_after_the_decision_is_not_used(closed: Callable[[Capacity], None]) -> None:
+    """A waiting workload got a place, and the node is closed before it uses it."""
     stage = Stage("a")
     holder = pod(uid="h", node="a", gpus=4)
     stage.capacity.see_pod(None, holder)
@@ -268,8 +268,8 @@ def test_a_node_closed_under_a_decision_is_not_used(closed: Callable[[Capacity],
     assert stage.ask("x") == Given("b", NVIDIA)
 
 
-def test_a_policy_that_breaks_refuses_and_is_asked_again_at_the_next_look() -> None:
-    """Whoever waits on time is not lost: nothing happens in this cluster, and still it is decided."""
+def test_policy_that_raises_refuses_and_is_asked_again_in_the_next_pass() -> None:
+    """No event arrives after the backoff, and the next pass decides all the same."""
     now, broken = 0.0, True
 
     def opinion(offers: Offers) -> Floats:
@@ -293,7 +293,7 @@ def test_a_policy_that_breaks_refuses_and_is_asked_again_at_the_next_look() -> N
     assert capacity.ask("team/x", elsewhere_or_any[-1:], 0.0) == Given("a", NVIDIA)
 
 
-def test_a_node_that_did_not_take_the_pod_is_asked_last() -> None:
+def test_node_that_rejected_the_pod_is_chosen_last() -> None:
     stage = Stage("a", "b")
     snapshot = WorkloadSnapshot(workload("x"), shunned=frozenset("a"))
     assert stage.capacity.ask(

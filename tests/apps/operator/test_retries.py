@@ -1,4 +1,4 @@
-"""Waits between tries: double each time, within a tenth, never above five minutes."""
+"""Waits between tries double each time, with ten percent of jitter, up to five minutes."""
 
 import random
 from datetime import timedelta
@@ -12,15 +12,13 @@ from tests.apps.operator.builders import NOW
 
 
 @given(some.integers(1, 300), some.integers(0, 9), some.integers())
-def test_a_wait_is_the_doubled_base_within_a_tenth_and_never_above_five_minutes(
-    base: int, doublings: int, seed: int
-) -> None:
+def test_wait_doubles_within_ten_percent_up_to_five_minutes(base: int, doublings: int, seed: int) -> None:
     delay = retries.delay_s(base, doublings, random.Random(seed))
     exact = base * 2**doublings
     assert min(exact * 0.9, 300) <= delay <= min(exact * 1.1, 300)
 
 
-def test_chance_spreads_the_waits() -> None:
+def test_jitter_spreads_the_waits() -> None:
     rng = random.Random(1)
     waits = [retries.delay_s(100, 0, rng) for _ in range(1000)]
     assert min(waits) < 91
@@ -28,7 +26,7 @@ def test_chance_spreads_the_waits() -> None:
     assert 99 < sum(waits) / len(waits) < 101
 
 
-def test_the_last_try_has_no_next() -> None:
+def test_no_retry_after_the_last_try() -> None:
     policy = RetryPolicy(max_retries=3, backoff_seconds=10)
     first = retries.next_try(policy, 1, NOW, random.Random(1))
     assert first is not None

@@ -176,7 +176,7 @@ class Controller:
         try:
             with self.capacity.reserve(name, _created(snapshot.workload)) as reservation:
                 plan = reconcile(snapshot, self._now(), reservation.ask, self._rng)
-                reservation.drop_unused()  # before the writes, so that other workloads can use the place at once
+                reservation.drop_unused()  # before the writes: other workloads can use the place at once
                 result = await self._carry_out(name, snapshot, plan)
                 reservation.keep()
                 return result
