@@ -1,7 +1,6 @@
 """Find out from a Job's ended pods why they failed, and where a claimed pod ran.
 
-Called by `snapshot_reader` once per ended Job. Ended pods are not watched, since a cluster may keep very
-many.
+Called by `snapshot_reader` once per ended Job. Ended pods are not watched: a cluster may keep very many.
 """
 
 from dataclasses import dataclass

@@ -42,13 +42,12 @@ class SnapshotReader:
     _shunned: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._fresh_jobs = Fresh(self.watches.jobs.store, lambda: self.watches.jobs.resource_version)
-        self._fresh_workloads = Fresh(
-            self.watches.workloads.store, lambda: self.watches.workloads.resource_version
-        )
-        self.watches.pods.on_change(self._note_eviction)
-        self.watches.jobs.on_change(self._forget_job)
-        self.watches.workloads.on_change(self._forget_workload)
+        seen = self.watches
+        self._fresh_jobs = Fresh(seen.jobs.store, lambda: seen.jobs.resource_version)
+        self._fresh_workloads = Fresh(seen.workloads.store, lambda: seen.workloads.resource_version)
+        seen.pods.on_change(self._note_eviction)
+        seen.jobs.on_change(self._forget_job)
+        seen.workloads.on_change(self._forget_workload)
 
     def keep_workload(self, answer: GPUWorkload) -> None:
         self._fresh_workloads.keep(answer)
@@ -59,9 +58,8 @@ class SnapshotReader:
     def keep_deletion(self, job: Job) -> None:
         """Show the Job as deleting before the watch does, so that it is deleted only once."""
         known = self.watches.jobs.store.get(key(job))
-        if (
-            known and known.metadata.uid == job.metadata.uid
-        ):  # else it is gone, and the entry would stay forever
+        # Of a Job that is gone already, the entry would stay forever.
+        if known and known.metadata.uid == job.metadata.uid:
             self._leaving.add(job.metadata.uid)
 
     async def read(self, name: str) -> WorkloadSnapshot | None:

@@ -1,4 +1,4 @@
-"""The four watches that the operator decides by. Made by the controller, read by `reader`."""
+"""The four watches that the operator decides by. Made by the controller, read by `snapshot_reader`."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,4 @@
-"""The values of a plan. `reconcile` returns a `Plan`; `apply` performs its actions, then writes its
-status."""
+"""The values of a plan. `reconcile` returns a `Plan`; `apply` performs its actions and writes its status."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -82,19 +82,16 @@ def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
 def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """The kube-scheduler must accept the chosen node. If it refuses for `UNSCHEDULABLE_S`, that costs a try:
     the Job becomes stale and is deleted, and the next try chooses a node again."""
-    found = [
-        (since, said) for pod in snapshot.pods if (since := _refused_since(pod)) for said in _reasons(pod)
-    ]
+    found = [(since, why) for pod in snapshot.pods if (since := _refused_since(pod)) for why in _reasons(pod)]
     if not found:
         return Plan()
-    since, said = min(found)
+    since, why = min(found)
     limit = since + timedelta(seconds=UNSCHEDULABLE_S)
     if now < limit:
         return Plan(again_at=limit)
-    text = f"{job.node} did not take the pod for {UNSCHEDULABLE_S:.0f} s: {said}"
-    return retries.spend(
-        snapshot, now, rng, retries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
-    )
+    text = f"{job.node} did not take the pod for {UNSCHEDULABLE_S:.0f} s: {why}"
+    failure = retries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
+    return retries.spend(snapshot, now, rng, failure)
 
 
 def _refused_since(pod: Pod) -> datetime | None:
