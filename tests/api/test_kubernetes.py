@@ -8,12 +8,16 @@ import msgspec
 import pytest
 
 from controlplane.cluster import Cluster
+from gpu_orchestrator.api import job as wire_job
 from gpu_orchestrator.api import kubernetes
-from gpu_orchestrator.api.kubernetes import EVENTS, JOBS, LEASES, NODES, PODS, Job, Node, Pod
+from gpu_orchestrator.api.job import JOBS, Job
+from gpu_orchestrator.api.kubernetes import EVENTS, LEASES, NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import Resource, key
 
 Json = dict[str, Any]
-EVERY_RESOURCE = [each for each in vars(kubernetes).values() if isinstance(each, Resource)]
+EVERY_RESOURCE = [
+    each for module in (kubernetes, wire_job) for each in vars(module).values() if isinstance(each, Resource)
+]
 READABLE = [each for each in EVERY_RESOURCE if each.kind != "Binding"]  # bindings are only ever written
 
 MAIN = {
@@ -96,9 +100,15 @@ def test_a_node(cluster: Cluster, namespace: str) -> None:
 def test_a_job_that_ran(cluster: Cluster, namespace: str) -> None:
     nodes = cluster.gpu_nodes(1, prefix=namespace)
     spec = {"restartPolicy": "Never", "nodeName": nodes[0], "containers": [{"name": "main", "image": "i"}]}
-    body = {"metadata": {"name": "job"}, "spec": {"backoffLimit": 0, "template": {"spec": spec}}}
+    template = {"metadata": {"annotations": {"note": "x"}}, "spec": spec}
+    body = {
+        "metadata": {"name": "job"},
+        "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": 600, "template": template},
+    }
     created = create(cluster, JOBS, namespace, body, Job)
-    assert (created.spec.backoff_limit, created.spec.parallelism, created.spec.suspend) == (0, 1, False)
+    assert created.spec.ttl_seconds_after_finished == 600
+    assert created.spec.template.spec.node_name == nodes[0]
+    assert created.spec.template.metadata.annotations == {"note": "x"}
     cluster.kubectl("wait", "-n", namespace, "--for=condition=Complete", "--timeout=60s", "job/job")
     job = msgspec.convert(cluster.api.request("GET", JOBS.path(namespace, "job")), Job)
     assert (job.status.succeeded, job.status.active, job.status.failed) == (1, 0, 0)

@@ -20,9 +20,9 @@ from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen
-from gpu_orchestrator.apps.operator import world as operators
-from gpu_orchestrator.apps.operator.facts import Facts, Given
-from gpu_orchestrator.apps.operator.reconcile import reconcile
+from gpu_orchestrator.apps.operator.observe.capacity import Capacity
+from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
+from gpu_orchestrator.apps.operator.planning.snapshot import Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry
@@ -75,7 +75,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_operator_places_as_the_table_says(case: Case) -> None:
-    world = operators.World(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
+    world = Capacity(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
     for name, gpus in case.gpus.items():
         world.see_node(None, builders.node(name, gpus, labels=case.labels(name)))
     found: list[str] = []
@@ -91,7 +91,7 @@ def test_the_operator_places_as_the_table_says(case: Case) -> None:
             found.append(answer.node if isinstance(answer, Given) else NOWHERE)
             return answer
 
-        reconcile(Facts(wish), builders.NOW, ask, random.Random(1))
+        reconcile(WorkloadSnapshot(wish), builders.NOW, ask, random.Random(1))
     assert tuple(found) == case.places
 
 

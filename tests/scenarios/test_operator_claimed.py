@@ -169,7 +169,7 @@ def test_plain_and_claimed_workloads_keep_to_different_nodes(site: Site) -> None
     assert site.until("plain", "Running")["assignedNode"] == second
     site.create("late", gpus=3)
     message = site.until("late", "Pending")["message"]
-    assert "1 has pods with claimed devices, of which a device plugin knows nothing" in message
+    assert "1 has pods with claimed devices, which a device plugin does not know of" in message
     site.create("other", claim={"selector": {"matchLabels": {"kubernetes.io/hostname": second}}})
     assert "device plugin" in site.until("other", "Pending")["message"]
 
@@ -179,4 +179,4 @@ def test_what_contradicts_the_claim_is_told(site: Site) -> None:
     site.create("both", claim=PACKED, template={"spec": {"containers": [main]}})
     assert "asks for nvidia.com/gpu; leave it out" in site.until("both", "Failed")["message"]
     site.create("gang", claim=PACKED, replicas=2)
-    assert "gangs are not served yet" in site.until("gang", "Pending")["message"]
+    assert "gangs are not supported yet" in site.until("gang", "Pending")["message"]

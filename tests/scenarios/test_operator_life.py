@@ -262,7 +262,7 @@ def test_a_gang_waits_and_says_so(site: Site) -> None:
     site.nodes(1)
     site.create("gang", replicas=2)
     status = site.until("gang", "Pending")
-    assert "gangs are not served yet" in status["message"]
+    assert "gangs are not supported yet" in status["message"]
     assert status["retryCount"] == 0
 
 

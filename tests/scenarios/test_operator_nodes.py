@@ -101,5 +101,5 @@ def test_a_workload_that_must_make_room_is_told_so_and_tried_again(site: Site) -
         "POST", f"/api/v1/namespaces/{site.namespace}/pods", {"metadata": {"name": "vip"}, "spec": spec}
     )
     moved(site, "low", lost)
-    assert "had to make room" in site.told("low", "Preempted")
+    assert "was preempted" in site.told("low", "Preempted")
     assert site.status("low")["assignedNode"] == ({first, second} - {lost}).pop()

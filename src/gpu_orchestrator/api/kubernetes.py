@@ -12,7 +12,6 @@ __all__ = [
     "BINDINGS",
     "CONFIG_MAPS",
     "EVENTS",
-    "JOBS",
     "LEASES",
     "NAMESPACES",
     "NODES",
@@ -22,7 +21,6 @@ __all__ = [
     "Binding",
     "ConfigMap",
     "Event",
-    "Job",
     "Lease",
     "Namespace",
     "Node",
@@ -67,43 +65,6 @@ class Node(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
-
-
-class JobSpec(Wire, frozen=True, gc=False):
-    """Without the pod template, which is written but never read back."""
-
-    suspend: bool = False
-    parallelism: int = 1
-    completions: int | None = None
-    completion_mode: str = ""
-    backoff_limit: int = 6
-    active_deadline_seconds: int | None = None
-    ttl_seconds_after_finished: int | None = None
-
-
-class UncountedPods(Wire, frozen=True, gc=False):
-    """UIDs of pods that ended and are not yet in the Job's counts."""
-
-    succeeded: list[str] = []
-    failed: list[str] = []
-
-
-class JobStatus(Wire, frozen=True, gc=False):
-    active: int = 0
-    ready: int = 0
-    terminating: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    start_time: str = ""
-    completion_time: str = ""
-    conditions: list[StatusCondition] = []
-    uncounted_terminated_pods: UncountedPods = UncountedPods()
-
-
-class Job(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-    spec: JobSpec = JobSpec()
-    status: JobStatus = JobStatus()
 
 
 class LeaseSpec(Wire, frozen=True, gc=False):
@@ -186,7 +147,6 @@ class VolumeClaim(Wire, frozen=True, gc=False):
 
 
 NODES = Resource(Node, "Node", "nodes", namespaced=False)
-JOBS = Resource(Job, "Job", "jobs", "batch")
 LEASES = Resource(Lease, "Lease", "leases", "coordination.k8s.io")
 EVENTS = Resource(Event, "Event", "events", "events.k8s.io")
 PRIORITY_CLASSES = Resource(

@@ -6,6 +6,7 @@ So every field of a pod is declared here, each as something to be kept and compa
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -22,6 +23,14 @@ POD_FIELDS = """
     setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations
     topologySpreadConstraints volumes
 """
+
+
+MAIN = "main"
+
+
+def main_index(containers: Sequence[str | None]) -> int:
+    """Return which of the containers with these names gets the GPUs: the one named `main`, else the first."""
+    return containers.index(MAIN) if MAIN in containers else 0
 
 
 def _whole(name: str) -> Schema:
@@ -55,3 +64,13 @@ class PodTemplate(Wire, frozen=True, gc=False):
             extra_json_schema={"properties": {name: _whole(name) for name in POD_FIELDS.split()}},
         ),
     ] = {}
+
+
+class Variable(Wire, frozen=True, gc=False):
+    name: str
+
+
+class Environment(Wire, frozen=True, gc=False):
+    """A container's environment. Only the operator reads it; for capacity `pod.Container` is enough."""
+
+    env: list[Variable] = []

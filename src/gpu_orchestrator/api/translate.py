@@ -5,6 +5,7 @@ are devices, not amounts, so `nvidia.com/gpu` and its like never appear among th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -111,13 +112,19 @@ def held(pod: Pod) -> Placement | None:
     """What a pod takes from its node; None for one that has no node, or has ended."""
     if not pod.spec.node_name or pod.status.phase in TERMINAL:
         return None
-    wanted = _all_asked(pod.spec)
+    taken = placement(pod.metadata.uid, pod.spec.node_name, pod.spec)
+    return taken if taken.unnamed else replace(taken, unnamed=_gpus_given(pod))
+
+
+def placement(key: str, node_name: str, spec: PodSpec) -> Placement:
+    """What a pod with this spec takes from this node, under this key. Which GPUs it takes is not known."""
+    wanted = _all_asked(spec)
     return Placement(
-        pod.metadata.uid,
-        pod.spec.node_name,
-        unnamed=sum(wanted.get(name, 0) for name in names.GPU_RESOURCES) or _gpus_given(pod),
+        key,
+        node_name,
+        unnamed=_gpus(wanted),
         resources=pairs({**_without_gpus(wanted), "pods": 1}),
-        host_ports=host_ports(pod.spec),
+        host_ports=host_ports(spec),
     )
 
 
@@ -175,7 +182,10 @@ def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
 
 def gpus_asked(spec: PodSpec) -> int:
     """Whole GPUs of any vendor that a pod's containers request."""
-    wanted = _all_asked(spec)
+    return _gpus(_all_asked(spec))
+
+
+def _gpus(wanted: Amounts) -> int:
     return sum(wanted.get(name, 0) for name in names.GPU_RESOURCES)
 
 

@@ -1,4 +1,4 @@
-"""Workloads, Jobs and pods with defaults for all but the point of a test, and a world to play them in."""
+"""Builders of workloads, Jobs, pods and nodes, with defaults for all but the point of a test."""
 
 import random
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import msgspec
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.apps.operator import apply
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
-from gpu_orchestrator.apps.operator.job import Job
-from gpu_orchestrator.apps.operator.plan import Plan
-from gpu_orchestrator.apps.operator.reconcile import reconcile
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.planning.plan import Plan
+from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
+from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 
@@ -83,7 +83,7 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
 
 
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
-    """`owner` is the name of its Job; `unschedulable_since` a moment, `said` in which words; `gpus` a number;
+    """`owner` is the name of its Job; `unschedulable_since` a moment, `said` the message; `gpus` a number;
     `given` devices of its node; `created` a moment."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
@@ -141,16 +141,16 @@ def refuses(wishes: Sequence[Request]) -> Refusal:
 
 
 def never(wishes: Sequence[Request]) -> Given | Refusal:
-    raise AssertionError("nobody should seek a place here")
+    raise AssertionError("no place should be asked for here")
 
 
-def plan_for(facts: Facts, ask: Ask = never, *, at: datetime = NOW, seed: int = 1) -> Plan:
-    return reconcile(facts, at, ask, random.Random(seed))
+def plan_for(snapshot: WorkloadSnapshot, ask: Ask = never, *, at: datetime = NOW, seed: int = 1) -> Plan:
+    return reconcile(snapshot, at, ask, random.Random(seed))
 
 
-def after(facts: Facts, plan: Plan) -> GPUWorkload:
-    """The workload as the API server has it when the plan's status was written."""
-    old = facts.workload
+def after(snapshot: WorkloadSnapshot, plan: Plan) -> GPUWorkload:
+    """Return the workload as it is after the plan's status was written."""
+    old = snapshot.workload
     if plan.status is None:
         return old
     status = msgspec.to_builtins(old.status)

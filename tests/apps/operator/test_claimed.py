@@ -1,4 +1,4 @@
-"""Claimed workloads: the gpu-scheduler decides, and what it says is mirrored. No server, no clock."""
+"""Claimed workloads: the gpu-scheduler decides, the operator reports its answer. No server, no clock."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import pytest
 
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.apps.operator import job as jobs
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.apps.operator import moments
-from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.job import Job
-from gpu_orchestrator.apps.operator.plan import CreateClaim, CreateJob, DeleteJob, Plan
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.planning.plan import CreateClaim, CreateJob, DeleteJob, Plan
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from tests.apps.operator.builders import NOW, after, gives, job, later, plan_for, pod, workload
 
 CLAIM: dict[str, Any] = {
@@ -32,13 +32,13 @@ def made(owner: GPUWorkload, **state: Any) -> Job:
 
 def asked(**fields: Any) -> GPUWorkload:
     """A workload whose Job was created and is recorded."""
-    facts = Facts(claimed(**fields))
-    return after(facts, plan_for(facts))
+    snapshot = WorkloadSnapshot(claimed(**fields))
+    return after(snapshot, plan_for(snapshot))
 
 
-def refused(owner: GPUWorkload, *, at: float = 0, said: str = REFUSED, retry: int = 0) -> Facts:
+def refused(owner: GPUWorkload, *, at: float = 0, said: str = REFUSED, retry: int = 0) -> WorkloadSnapshot:
     waiting = pod(unschedulable_since=later(at), said=said)
-    return Facts(owner, (made(owner, retry=retry),), (waiting,))
+    return WorkloadSnapshot(owner, (made(owner, retry=retry),), (waiting,))
 
 
 def shown(plan: Plan) -> tuple[Any, ...]:
@@ -47,8 +47,8 @@ def shown(plan: Plan) -> tuple[Any, ...]:
     return status.phase, status.assigned_node, status.job_name, status.retry_count
 
 
-def test_a_claim_becomes_a_template_and_a_job_that_asks_by_it() -> None:
-    plan = plan_for(Facts(claimed(schedulingStrategy="binPack")))
+def test_claim_becomes_a_template_and_a_job_that_refers_to_it() -> None:
+    plan = plan_for(WorkloadSnapshot(claimed(schedulingStrategy="binPack")))
     claim, create = plan.actions
     assert isinstance(claim, CreateClaim)
     assert isinstance(create, CreateJob)
@@ -70,22 +70,22 @@ def test_a_claim_becomes_a_template_and_a_job_that_asks_by_it() -> None:
     assert msgspec.convert(create.manifest, Job).is_claimed
 
 
-def test_without_a_claim_bare_gpus_are_asked_for_where_that_is_the_default() -> None:
-    (create,) = plan_for(Facts(workload(), claims_by_default=True)).actions
+def test_workload_without_claim_requests_bare_gpus_when_claims_are_the_default() -> None:
+    (create,) = plan_for(WorkloadSnapshot(workload(), claims_by_default=True)).actions
     assert isinstance(create, CreateJob)
     assert create.manifest["spec"]["template"]["metadata"]["annotations"]["gpu.scheduling/gpus"] == "4"
-    (plain,) = plan_for(Facts(workload()), gives("a")).actions
+    (plain,) = plan_for(WorkloadSnapshot(workload()), gives("a")).actions
     assert isinstance(plain, CreateJob)
     assert "schedulerName" not in plain.manifest["spec"]["template"]["spec"]
 
 
-def test_every_container_learns_its_devices_from_the_answer() -> None:
+def test_every_container_gets_its_devices_from_the_annotation() -> None:
     mine = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "LR", "value": "0.1"}]
     containers = {
         "initContainers": [{"name": "init", "image": "x", "env": mine}],
         "containers": [{"name": "main", "image": "x", "env": mine}, {"name": "logs", "image": "x"}],
     }
-    (_, create) = plan_for(Facts(claimed(template={"spec": containers}))).actions
+    (_, create) = plan_for(WorkloadSnapshot(claimed(template={"spec": containers}))).actions
     assert isinstance(create, CreateJob)
     spec = create.manifest["spec"]["template"]["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
@@ -118,13 +118,13 @@ def test_every_container_learns_its_devices_from_the_answer() -> None:
         ),
         pytest.param(
             {"spec": {"containers": [{"name": "main"}, {"name": "x", "env": ["y"]}]}},
-            "is no pod template",
-            id="an environment that is none",
+            "is not a valid pod template",
+            id="invalid environment",
         ),
     ],
 )
-def test_a_template_that_contradicts_the_claim_is_refused(template: dict[str, Any], words: str) -> None:
-    plan = plan_for(Facts(claimed(template=template)))
+def test_template_that_contradicts_the_claim_fails(template: dict[str, Any], words: str) -> None:
+    plan = plan_for(WorkloadSnapshot(claimed(template=template)))
     assert plan.status
     assert plan.status.phase == "Failed"
     assert words in plan.status.message
@@ -150,9 +150,9 @@ def test_a_template_that_contradicts_the_claim_is_refused(template: dict[str, An
         pytest.param([pod(unschedulable_since=NOW)], ("Pending", "", JOB, 1), "0/1 nodes", id="refused"),
     ],
 )
-def test_the_outcome_is_mirrored(pods: list[Any], expected: tuple[Any, ...] | None, words: str) -> None:
+def test_status_follows_the_pod(pods: list[Any], expected: tuple[Any, ...] | None, words: str) -> None:
     known = asked()
-    plan = plan_for(Facts(known, (made(known),), tuple(pods)), at=later(5))
+    plan = plan_for(WorkloadSnapshot(known, (made(known),), tuple(pods)), at=later(5))
     assert plan.actions == ()
     if expected is None:
         assert plan.status is None
@@ -162,30 +162,32 @@ def test_the_outcome_is_mirrored(pods: list[Any], expected: tuple[Any, ...] | No
         assert words in plan.status.message
 
 
-def test_placed_it_is_told_once_and_then_left_alone() -> None:
+def test_placement_is_reported_once() -> None:
     known = asked()
-    facts = Facts(known, (made(known),), (pod(node="a", given="0"),))
-    plan = plan_for(facts)
-    assert [note.reason for note in plan.notes] == ["Scheduled"]  # that the Job was created was told before
-    placed = after(facts, plan)
-    assert plan_for(Facts(placed, facts.jobs, facts.pods)) == Plan()
-    assert plan_for(Facts(placed, facts.jobs)) == Plan()  # its pod ended, its Job does not say so yet
+    snapshot = WorkloadSnapshot(known, (made(known),), (pod(node="a", given="0"),))
+    plan = plan_for(snapshot)
+    assert [note.reason for note in plan.notes] == ["Scheduled"]  # the Job's creation was reported before
+    placed = after(snapshot, plan)
+    assert plan_for(WorkloadSnapshot(placed, snapshot.jobs, snapshot.pods)) == Plan()
+    assert (
+        plan_for(WorkloadSnapshot(placed, snapshot.jobs)) == Plan()
+    )  # its pod ended, its Job does not show it yet
 
 
-def test_a_job_that_the_status_does_not_know_yet_is_recorded_as_if_just_made() -> None:
+def test_unrecorded_job_is_recorded_like_a_new_one() -> None:
     new = claimed()
-    first = plan_for(Facts(new))
-    found = plan_for(Facts(new, (made(new),)))
+    first = plan_for(WorkloadSnapshot(new))
+    found = plan_for(WorkloadSnapshot(new, (made(new),)))
     assert (found.actions, found.status, found.notes) == ((), first.status, first.notes)
 
 
-def test_a_refusal_costs_a_try_at_arrival_and_after_each_wait_and_the_same_job_waits_on() -> None:
-    facts = refused(asked(retryPolicy={"maxRetries": 3, "backoffSeconds": 10}))
-    plan = plan_for(facts)
+def test_refusal_costs_a_try_now_and_after_each_wait_and_keeps_the_job() -> None:
+    snapshot = refused(asked(retryPolicy={"maxRetries": 3, "backoffSeconds": 10}))
+    plan = plan_for(snapshot)
     assert shown(plan) == ("Pending", "", JOB, 1)
     assert [(note.reason) for note in plan.notes] == ["FailedScheduling", "Retrying"]
     assert plan.notes[0].text == REFUSED
-    waiting = refused(after(facts, plan))
+    waiting = refused(after(snapshot, plan))
     assert plan.again_at
     assert plan_for(waiting, at=later(5)) == Plan(
         again_at=moments.read(waiting.workload.status.next_retry_time)
@@ -200,9 +202,9 @@ def test_a_refusal_costs_a_try_at_arrival_and_after_each_wait_and_the_same_job_w
     assert [type(action) for action in settled.actions] == [DeleteJob]
 
 
-def test_a_reason_that_changed_is_told_and_costs_nothing() -> None:
-    facts = refused(asked())
-    waiting = after(facts, plan_for(facts))
+def test_changed_reason_is_reported_and_costs_no_try() -> None:
+    snapshot = refused(asked())
+    waiting = after(snapshot, plan_for(snapshot))
     plan = plan_for(refused(waiting, said="0/3 nodes fit: 3 not ready"), at=later(5))
     assert shown(plan) == ("Pending", "", JOB, 1)
     assert plan.status
@@ -211,47 +213,47 @@ def test_a_reason_that_changed_is_told_and_costs_nothing() -> None:
     assert plan.notes == ()
 
 
-def test_tries_spent_waiting_and_running_count_together_and_no_name_is_used_twice() -> None:
-    facts = refused(asked())
-    waiting = after(facts, plan_for(facts))
-    bound = Facts(waiting, (made(waiting),), (pod(node="a", given="0"),))
+def test_tries_add_up_over_waiting_and_running_and_job_names_are_unique() -> None:
+    snapshot = refused(asked())
+    waiting = after(snapshot, plan_for(snapshot))
+    bound = WorkloadSnapshot(waiting, (made(waiting),), (pod(node="a", given="0"),))
     placed = plan_for(bound, at=later(1))
     assert shown(placed) == ("Scheduled", "a", JOB, 1)
     running = after(bound, placed)
-    failed = Facts(running, (made(running, conditions={"Failed": "BackoffLimitExceeded"}),))
+    failed = WorkloadSnapshot(running, (made(running, conditions={"Failed": "BackoffLimitExceeded"}),))
     again = plan_for(failed, at=later(2))
     assert shown(again) == ("Pending", "", "", 2)
     assert "failed on a" in again.notes[0].text
-    next_try = plan_for(Facts(after(failed, again), failed.jobs), at=later(120))
+    next_try = plan_for(WorkloadSnapshot(after(failed, again), failed.jobs), at=later(120))
     create = next_try.actions[-1]
     assert isinstance(create, CreateJob)
     assert create.manifest["metadata"]["name"] == f"{JOB}-r2"
 
 
-def test_a_job_made_after_tries_were_spent_is_known_after_a_crash() -> None:
-    """Somebody deleted the Job that waited; we made another, and were stopped before the status said so."""
-    facts = refused(asked())
-    waiting = after(facts, plan_for(facts))
-    create = plan_for(Facts(waiting)).actions[-1]
+def test_job_created_after_spent_tries_is_found_after_a_crash() -> None:
+    """A user deleted the waiting Job; the operator created another and stopped before it wrote the status."""
+    snapshot = refused(asked())
+    waiting = after(snapshot, plan_for(snapshot))
+    create = plan_for(WorkloadSnapshot(waiting)).actions[-1]
     assert isinstance(create, CreateJob)
     assert create.manifest["metadata"]["name"] == f"{JOB}-r1"
-    found = plan_for(Facts(waiting, (made(waiting, retry=1),)))
+    found = plan_for(WorkloadSnapshot(waiting, (made(waiting, retry=1),)))
     assert found.actions == ()
     assert shown(found) == ("Scheduling", "", f"{JOB}-r1", 1)
 
 
-def test_where_it_ran_is_told_by_the_pod_if_nobody_saw_it_run() -> None:
+def test_node_comes_from_the_ended_pod_if_the_run_was_missed() -> None:
     known = asked()
-    facts = Facts(known, (made(known, conditions={"Complete": ""}),), ended_on="b")
-    plan = plan_for(facts)
+    snapshot = WorkloadSnapshot(known, (made(known, conditions={"Complete": ""}),), ended_on="b")
+    plan = plan_for(snapshot)
     assert shown(plan) == ("Succeeded", "b", JOB, 0)
-    unknown = plan_for(Facts(known, facts.jobs))
+    unknown = plan_for(WorkloadSnapshot(known, snapshot.jobs))
     assert unknown.status
     assert unknown.status.message == f"Job {JOB} succeeded"
 
 
 @pytest.mark.parametrize(
-    ("change", "is_made_anew"),
+    ("change", "is_replaced"),
     [
         pytest.param({"claim": {"devices": {"policy": "spread"}}}, True, id="claim"),
         pytest.param({"gpuCount": 2}, True, id="count"),
@@ -261,58 +263,56 @@ def test_where_it_ran_is_told_by_the_pod_if_nobody_saw_it_run() -> None:
         pytest.param({"ttlSecondsAfterFinished": 9}, False, id="ttl"),
     ],
 )
-def test_a_wish_that_changes_while_it_waits_needs_another_job(
-    change: dict[str, Any], is_made_anew: bool
-) -> None:
+def test_changed_spec_replaces_the_waiting_job(change: dict[str, Any], is_replaced: bool) -> None:
     old = asked()
     status = msgspec.to_builtins(old.status)
     edited = workload(**{"claim": CLAIM, **change}, meta={"generation": 2}, status=status)
-    plan = plan_for(Facts(edited, (made(old),), (pod(created=NOW),)))
-    assert [type(action) for action in plan.actions] == ([DeleteJob] if is_made_anew else [])
+    plan = plan_for(WorkloadSnapshot(edited, (made(old),), (pod(created=NOW),)))
+    assert [type(action) for action in plan.actions] == ([DeleteJob] if is_replaced else [])
     placed = msgspec.structs.replace(edited.status, phase="Running", assigned_node="a")
     settled = msgspec.structs.replace(edited, status=placed)
-    assert plan_for(Facts(settled, (made(old),), (pod(node="a", phase="Running"),))) == Plan()
+    assert plan_for(WorkloadSnapshot(settled, (made(old),), (pod(node="a", phase="Running"),))) == Plan()
 
 
-def test_a_scheduler_that_does_not_answer_is_told_once_and_costs_no_try() -> None:
+def test_silent_scheduler_is_reported_once_and_costs_no_try() -> None:
     known = asked()
-    facts = Facts(known, (made(known),), (pod(created=NOW),))
-    assert plan_for(facts, at=later(29)) == Plan(again_at=later(30))
-    plan = plan_for(facts, at=later(31))
+    snapshot = WorkloadSnapshot(known, (made(known),), (pod(created=NOW),))
+    assert plan_for(snapshot, at=later(29)) == Plan(again_at=later(30))
+    plan = plan_for(snapshot, at=later(31))
     assert shown(plan) == ("Scheduling", "", JOB, 0)
     assert plan.status
     assert "the gpu-scheduler has not answered for 30 s" in plan.status.message
-    told = Facts(after(facts, plan), facts.jobs, facts.pods)
-    assert plan_for(told, at=later(60)) == Plan()
+    reported = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs, snapshot.pods)
+    assert plan_for(reported, at=later(60)) == Plan()
 
 
-def test_a_job_that_makes_no_pod_is_told() -> None:
+def test_job_without_pod_is_reported() -> None:
     known = asked()
-    plan = plan_for(Facts(known, (made(known, created=NOW),)), at=later(31))
+    plan = plan_for(WorkloadSnapshot(known, (made(known, created=NOW),)), at=later(31))
     assert plan.status
-    assert "makes no pod; see: kubectl describe job" in plan.status.message
+    assert "has created no pod; see: kubectl describe job" in plan.status.message
 
 
-def test_a_runtime_limit_counts_from_the_pods_start_and_not_while_it_waits() -> None:
-    create = plan_for(Facts(claimed(maxRuntimeSeconds=60))).actions[-1]
+def test_runtime_limit_counts_from_the_pods_start() -> None:
+    create = plan_for(WorkloadSnapshot(claimed(maxRuntimeSeconds=60))).actions[-1]
     assert isinstance(create, CreateJob)
     assert "activeDeadlineSeconds" not in create.manifest["spec"]
     assert create.manifest["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 60
     known = asked(maxRuntimeSeconds=60)
     failed = made(known, conditions={"Failed": "BackoffLimitExceeded"})
-    plan = plan_for(Facts(known, (failed,), ended_on="a", overran=True))
+    plan = plan_for(WorkloadSnapshot(known, (failed,), ended_on="a", overran=True))
     assert shown(plan) == ("Failed", "a", JOB, 0)
     assert plan.status
     assert "ran longer than maxRuntimeSeconds (60) on a" in plan.status.message
 
 
-def test_suspended_it_holds_nothing_and_loses_no_try() -> None:
-    facts = refused(asked())
-    waiting = after(facts, plan_for(facts))
+def test_suspended_workload_loses_its_job_but_no_try() -> None:
+    snapshot = refused(asked())
+    waiting = after(snapshot, plan_for(snapshot))
     status = msgspec.to_builtins(waiting.status)
     held = claimed(suspend=True, meta={"generation": 2}, status=status)
     plan = plan_for(refused(held), at=later(1))
     assert [type(action) for action in plan.actions] == [DeleteJob]
     assert shown(plan) == ("Pending", "", "", 1)
-    resumed = claimed(meta={"generation": 3}, status=msgspec.to_builtins(after(facts, plan).status))
-    assert shown(plan_for(Facts(resumed), at=later(2))) == ("Scheduling", "", f"{JOB}-r1", 1)
+    resumed = claimed(meta={"generation": 3}, status=msgspec.to_builtins(after(snapshot, plan).status))
+    assert shown(plan_for(WorkloadSnapshot(resumed), at=later(2))) == ("Scheduling", "", f"{JOB}-r1", 1)

@@ -1,4 +1,4 @@
-"""What is done about a workload, for every state it can be found in. No server, no clock."""
+"""The plan for a workload in every state it can be in. No server, no clock."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,8 +10,7 @@ import pytest
 
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.apps.operator import moments
-from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
-from gpu_orchestrator.apps.operator.plan import (
+from gpu_orchestrator.apps.operator.planning.plan import (
     AddFinalizer,
     CreateJob,
     DeleteJob,
@@ -19,6 +18,7 @@ from gpu_orchestrator.apps.operator.plan import (
     RemoveFinalizer,
     SetTtl,
 )
+from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry
@@ -55,12 +55,12 @@ def reasons(plan: Plan) -> list[str]:
 def scheduled(**fields: Any) -> GPUWorkload:
     """A workload whose first Job is recorded."""
     new = workload(**fields)
-    return after(Facts(new), plan_for(Facts(new), gives("a")))
+    return after(WorkloadSnapshot(new), plan_for(WorkloadSnapshot(new), gives("a")))
 
 
-def test_a_new_workload_gets_job_and_status_in_one_pass_and_its_finalizer_in_the_next() -> None:
-    facts = Facts(workload(meta={"finalizers": []}))
-    plan = plan_for(facts, gives("a"))
+def test_new_workload_gets_job_and_status_then_its_finalizer() -> None:
+    snapshot = WorkloadSnapshot(workload(meta={"finalizers": []}))
+    plan = plan_for(snapshot, gives("a"))
     (create,) = plan.actions
     assert isinstance(create, CreateJob)
     assert create.manifest["metadata"]["name"] == "bert-job-0a1b2c3d"
@@ -75,30 +75,30 @@ def test_a_new_workload_gets_job_and_status_in_one_pass_and_its_finalizer_in_the
     assert plan.status
     assert plan.status.assigned_node == "a"
     assert reasons(plan) == ["Scheduled", "JobCreated"]
-    placed = after(facts, plan)
-    assert plan_for(Facts(placed, (job(placed, "a"),))) == Plan((AddFinalizer(),))
+    placed = after(snapshot, plan)
+    assert plan_for(WorkloadSnapshot(placed, (job(placed, "a"),))) == Plan((AddFinalizer(),))
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_what_ended_before_it_had_its_finalizer_gets_it_all_the_same(phase: str) -> None:
-    """Or its Job would outlive it for a moment when it is deleted."""
+def test_ended_workload_without_finalizer_gets_it(phase: str) -> None:
+    """Otherwise its Job would outlive it for a moment when it is deleted."""
     ended = workload(meta={"finalizers": []}, status={"phase": phase})
-    assert plan_for(Facts(ended)) == Plan((AddFinalizer(),))
+    assert plan_for(WorkloadSnapshot(ended)) == Plan((AddFinalizer(),))
 
 
-def test_a_runtime_limit_becomes_the_jobs_deadline() -> None:
-    plan = plan_for(Facts(workload(maxRuntimeSeconds=60)), gives("a"))
+def test_runtime_limit_becomes_the_jobs_deadline() -> None:
+    plan = plan_for(WorkloadSnapshot(workload(maxRuntimeSeconds=60)), gives("a"))
     (create,) = plan.actions
     assert isinstance(create, CreateJob)
     assert create.manifest["spec"]["activeDeadlineSeconds"] == 60
     assert "ttlSecondsAfterFinished" not in create.manifest["spec"]
 
 
-def test_a_job_that_the_status_does_not_know_yet_is_recorded_as_if_just_made() -> None:
-    """We were stopped between the Job and the status."""
+def test_unrecorded_job_is_recorded_like_a_new_one() -> None:
+    """The operator stopped after it created the Job and before it wrote the status."""
     new = workload()
-    made = plan_for(Facts(new), gives("a"))
-    found = plan_for(Facts(new, (job(new, "a"),)))
+    made = plan_for(WorkloadSnapshot(new), gives("a"))
+    found = plan_for(WorkloadSnapshot(new, (job(new, "a"),)))
     assert (found.actions, found.status, found.notes) == ((), made.status, made.notes)
 
 
@@ -144,7 +144,7 @@ def test_a_job_that_the_status_does_not_know_yet_is_recorded_as_if_just_made() -
                 "Scheduled": ("False", "BackingOff"),
                 "Running": ("False", "BackingOff"),
             },
-            id="bound to fail",
+            id="about to fail",
         ),
         pytest.param(
             {"conditions": {"Failed": "DeadlineExceeded"}},
@@ -159,11 +159,11 @@ def test_a_job_that_the_status_does_not_know_yet_is_recorded_as_if_just_made() -
         ),
     ],
 )
-def test_a_job_is_mirrored(
+def test_status_follows_the_job(
     state: dict[str, Any], pods: Sequence[Any], expected: dict[str, Any] | None
 ) -> None:
     known = scheduled()
-    plan = plan_for(Facts(known, (job(known, "a", **state),), tuple(pods)))
+    plan = plan_for(WorkloadSnapshot(known, (job(known, "a", **state),), tuple(pods)))
     assert plan.actions == ()
     if expected is None:
         assert plan.status is None
@@ -171,23 +171,25 @@ def test_a_job_is_mirrored(
         assert status_of(plan) == {"retries": 0, **expected}
 
 
-def test_a_workload_that_runs_is_left_alone() -> None:
+def test_running_workload_needs_no_writes() -> None:
     known = scheduled()
-    facts = Facts(known, (job(known, "a"),), (pod(phase="Running"),))
-    again = Facts(after(facts, plan_for(facts)), facts.jobs, facts.pods)
+    snapshot = WorkloadSnapshot(known, (job(known, "a"),), (pod(phase="Running"),))
+    again = WorkloadSnapshot(after(snapshot, plan_for(snapshot)), snapshot.jobs, snapshot.pods)
     assert plan_for(again) == Plan()
-    ended = Facts(again.workload, again.jobs)  # its pod ended, its Job does not say so yet
+    ended = WorkloadSnapshot(again.workload, again.jobs)  # its pod ended, its Job does not show it yet
     assert plan_for(ended) == Plan()
 
 
-def test_a_failed_job_is_tried_again_elsewhere_after_its_wait() -> None:
+def test_failed_job_is_retried_on_another_node_after_its_backoff() -> None:
     known = scheduled(retryPolicy={"backoffSeconds": 10})
-    facts = Facts(known, (job(known, "a", **FAILED),), trouble="node a is gone")
-    plan = plan_for(facts)
+    snapshot = WorkloadSnapshot(known, (job(known, "a", **FAILED),), trouble="node a is gone")
+    plan = plan_for(snapshot)
     assert reasons(plan) == ["JobFailed", "Retrying"]
     assert "node a is gone" in plan.notes[0].text
-    waiting = Facts(after(facts, plan), facts.jobs)
-    assert plan_for(waiting, at=later(8)).again_at is not None  # nothing shortens this wait: nobody asks
+    waiting = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs)
+    assert (
+        plan_for(waiting, at=later(8)).again_at is not None
+    )  # nothing shortens this wait: no place is asked for
     asked: list[Request] = []
 
     def ask(wishes: Sequence[Request]) -> Given:
@@ -205,62 +207,66 @@ def test_a_failed_job_is_tried_again_elsewhere_after_its_wait() -> None:
     assert any_node.shape.affinity == ()
 
 
-def test_a_job_that_failed_before_it_was_recorded_ends_like_one_that_was() -> None:
-    """We were stopped after the Job was made, and it failed for the last time meanwhile."""
+def test_unrecorded_failed_job_ends_like_a_recorded_one() -> None:
+    """The operator stopped after it created the Job, and the Job's last try failed meanwhile."""
     fields: dict[str, Any] = {"retryPolicy": {"maxRetries": 1}}
     known, unknown = scheduled(**fields), workload(**fields)
-    ends = [plan_for(Facts(each, (job(each, "a", **FAILED),))).status for each in (known, unknown)]
+    ends = [plan_for(WorkloadSnapshot(each, (job(each, "a", **FAILED),))).status for each in (known, unknown)]
     assert [status and status.assigned_node for status in ends] == ["a", "a"]
     assert [status and status.job_name for status in ends] == ["bert-job-0a1b2c3d"] * 2
     states = [{c.type: (c.status, c.reason) for c in status.conditions} for status in ends if status]
     assert states[0] == states[1]
 
 
-def test_preemption_is_told_by_its_name() -> None:
+def test_preempted_job_is_reported_as_preempted() -> None:
     known = scheduled()
-    plan = plan_for(Facts(known, (job(known, "a", **FAILED),), preempted=True))
+    plan = plan_for(WorkloadSnapshot(known, (job(known, "a", **FAILED),), preempted=True))
     assert reasons(plan) == ["Preempted", "Retrying"]
 
 
-def test_a_pod_that_no_node_takes_costs_a_try_after_ten_seconds() -> None:
+def test_unschedulable_pod_costs_a_try_after_ten_seconds() -> None:
     known = scheduled()
     old = job(known, "a")
-    facts = Facts(known, (old,), (pod(unschedulable_since=NOW),))
-    assert plan_for(facts, at=later(9.9)) == Plan(again_at=later(10))
-    plan = plan_for(facts, at=later(10))
+    snapshot = WorkloadSnapshot(known, (old,), (pod(unschedulable_since=NOW),))
+    assert plan_for(snapshot, at=later(9.9)) == Plan(again_at=later(10))
+    plan = plan_for(snapshot, at=later(10))
     assert status_of(plan)["phase"] == "Pending"
     assert status_of(plan)["retries"] == 1
-    assert plan.actions == ()  # counted first: if we die here, the Job is stale and goes all the same
-    counted = after(facts, plan)
-    assert plan_for(Facts(counted, (old,))).actions == (DeleteJob(old),)
+    assert (
+        plan.actions == ()
+    )  # counted first: after a crash here the Job is stale and is deleted all the same
+    counted = after(snapshot, plan)
+    assert plan_for(WorkloadSnapshot(counted, (old,))).actions == (DeleteJob(old),)
     leaving = job(known, "a", deleting=True)
-    assert plan_for(Facts(counted, (leaving,))) == Plan()  # two tries never run at once
-    assert isinstance(plan_for(Facts(counted), gives("b")).actions[0], CreateJob)  # no need to wait longer
+    assert plan_for(WorkloadSnapshot(counted, (leaving,))) == Plan()  # two tries never run at once
+    assert isinstance(
+        plan_for(WorkloadSnapshot(counted), gives("b")).actions[0], CreateJob
+    )  # without a further wait
 
 
-def test_a_job_that_makes_no_pod_is_told_once() -> None:
+def test_job_without_pod_is_reported_once() -> None:
     known = scheduled()
     made = job(known, "a", created=NOW)
-    assert plan_for(Facts(known, (made,)), at=later(29)) == Plan(again_at=later(30))
-    plan = plan_for(Facts(known, (made,)), at=later(30))
+    assert plan_for(WorkloadSnapshot(known, (made,)), at=later(29)) == Plan(again_at=later(30))
+    plan = plan_for(WorkloadSnapshot(known, (made,)), at=later(30))
     assert plan.status
     assert plan.status.phase == "Scheduled"
-    assert "makes no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
-    assert plan_for(Facts(after(Facts(known), plan), (made,)), at=later(31)) == Plan()
+    assert "has created no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
+    assert plan_for(WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,)), at=later(31)) == Plan()
 
 
-def test_a_job_that_somebody_deleted_is_made_again_without_spending_a_try() -> None:
+def test_deleted_job_is_created_again_without_costing_a_try() -> None:
     known = scheduled()
-    assert plan_for(Facts(known, (job(known, "a", deleting=True),))) == Plan()
-    leaving = Facts(known, pods=(pod(phase="Running", node="a"),))
+    assert plan_for(WorkloadSnapshot(known, (job(known, "a", deleting=True),))) == Plan()
+    leaving = WorkloadSnapshot(known, pods=(pod(phase="Running", node="a"),))
     assert plan_for(leaving) == Plan(again_at=later(1))  # never beside a pod that still runs
-    plan = plan_for(Facts(known), gives("b"))
+    plan = plan_for(WorkloadSnapshot(known), gives("b"))
     assert isinstance(plan.actions[0], CreateJob)
     assert status_of(plan)["retries"] == 0
 
 
-def test_no_room_costs_a_try_and_says_why() -> None:
-    plan = plan_for(Facts(workload()), refuses)
+def test_refusal_costs_a_try_and_reports_why() -> None:
+    plan = plan_for(WorkloadSnapshot(workload()), refuses)
     assert status_of(plan) == {
         "phase": "Pending",
         "retries": 1,
@@ -272,33 +278,33 @@ def test_no_room_costs_a_try_and_says_why() -> None:
     assert reasons(plan) == ["FailedScheduling", "Retrying"]
 
 
-def test_what_can_never_fit_is_told_so() -> None:
+def test_refusal_that_can_never_fit_is_reported_as_such() -> None:
     plan = plan_for(
-        Facts(workload()), lambda _: Refusal(2, (("have fewer than 4 free GPUs", 2),), never=True)
+        WorkloadSnapshot(workload()), lambda _: Refusal(2, (("have fewer than 4 free GPUs", 2),), never=True)
     )
     assert plan.status
     assert plan.status.message.endswith("no node of this cluster can ever fit these 4 GPUs")
 
 
-def test_while_it_waits_a_refusal_costs_nothing_and_a_place_is_taken_at_once() -> None:
-    facts = Facts(workload())
-    waiting = Facts(after(facts, plan_for(facts, refuses)))
+def test_refusal_during_the_wait_is_free_and_a_place_is_used_at_once() -> None:
+    snapshot = WorkloadSnapshot(workload())
+    waiting = WorkloadSnapshot(after(snapshot, plan_for(snapshot, refuses)))
     woken = plan_for(waiting, refuses, at=later(1))
     assert (woken.status, woken.again_at) == (None, moments.read(waiting.workload.status.next_retry_time))
     placed = plan_for(waiting, gives("b"), at=later(1))
-    assert status_of(placed)["retries"] == 1  # what was spent stays spent, no more
+    assert status_of(placed)["retries"] == 1  # the try that was spent stays spent, and no other is
     assert isinstance(placed.actions[0], CreateJob)
 
 
-def play(facts: Facts, ask: Ask, *, tries: int, seed: int) -> list[tuple[datetime, Plan]]:
-    """Every pass that wrote a status, under a clock that jumps to when the plan wants to look again."""
+def play(snapshot: WorkloadSnapshot, ask: Ask, *, tries: int, seed: int) -> list[tuple[datetime, Plan]]:
+    """Return every pass that wrote a status, under a clock that jumps to the plan's `again_at`."""
     now = NOW
     written: list[tuple[datetime, Plan]] = []
     for _ in range(2 * tries):
-        plan = plan_for(facts, ask, at=now, seed=seed + len(written))
+        plan = plan_for(snapshot, ask, at=now, seed=seed + len(written))
         if plan.status is not None:
             written.append((now, plan))
-        facts = Facts(after(facts, plan), facts.jobs)
+        snapshot = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs)
         if plan.again_at is None:
             break
         now = plan.again_at
@@ -306,9 +312,9 @@ def play(facts: Facts, ask: Ask, *, tries: int, seed: int) -> list[tuple[datetim
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tries_are_spaced_by_doubling_waits_until_they_are_spent(seed: int) -> None:
-    facts = Facts(workload(retryPolicy={"maxRetries": 10, "backoffSeconds": 3}))
-    written = play(facts, refuses, tries=10, seed=seed)
+def test_tries_follow_doubling_waits_until_none_is_left(seed: int) -> None:
+    snapshot = WorkloadSnapshot(workload(retryPolicy={"maxRetries": 10, "backoffSeconds": 3}))
+    written = play(snapshot, refuses, tries=10, seed=seed)
     waits = [(b[0] - a[0]).total_seconds() for a, b in pairwise(written)]
     assert len(waits) == 9
     for number, wait in enumerate(waits):
@@ -321,20 +327,22 @@ def test_tries_are_spaced_by_doubling_waits_until_they_are_spent(seed: int) -> N
     assert [plan.status.retry_count for _, plan in written if plan.status] == list(range(1, 11))
 
 
-def test_a_restart_changes_nothing_about_the_tries() -> None:
-    """Looks between the writes, as a new process makes them, spend nothing and move nothing."""
-    facts = Facts(workload(retryPolicy={"maxRetries": 3, "backoffSeconds": 100}))
-    waiting = Facts(after(facts, plan_for(facts, refuses)))
+def test_restart_does_not_change_the_tries() -> None:
+    """Passes during the wait, as a new process makes them, write nothing."""
+    snapshot = WorkloadSnapshot(workload(retryPolicy={"maxRetries": 3, "backoffSeconds": 100}))
+    waiting = WorkloadSnapshot(after(snapshot, plan_for(snapshot, refuses)))
     for seconds in (0, 1, 50, 89):
         plan = plan_for(waiting, refuses, at=later(seconds), seed=seconds)
         assert (plan.status, plan.actions) == (None, ())
 
 
-def test_an_edited_wish_is_answered_anew_without_spending_a_try() -> None:
-    facts = Facts(workload())
-    waiting = after(facts, plan_for(facts, refuses))
+def test_edited_spec_is_answered_again_without_costing_a_try() -> None:
+    snapshot = WorkloadSnapshot(workload())
+    waiting = after(snapshot, plan_for(snapshot, refuses))
     edited = workload(gpuCount=8, meta={"generation": 2}, status=_plain(waiting))
-    plan = plan_for(Facts(edited), lambda _: Refusal(2, (("have fewer than 8 free GPUs", 2),)), at=later(1))
+    plan = plan_for(
+        WorkloadSnapshot(edited), lambda _: Refusal(2, (("have fewer than 8 free GPUs", 2),)), at=later(1)
+    )
     assert plan.status
     assert "8 free GPUs" in plan.status.message
     assert (plan.status.retry_count, plan.status.next_retry_time) == (1, waiting.status.next_retry_time)
@@ -344,20 +352,20 @@ def _plain(found: GPUWorkload) -> Any:
     return msgspec.to_builtins(found.status)
 
 
-def test_a_gang_waits_and_says_so_once() -> None:
-    facts = Facts(workload(replicas=3))
-    plan = plan_for(facts, never)
+def test_gang_waits_and_is_reported_once() -> None:
+    snapshot = WorkloadSnapshot(workload(replicas=3))
+    plan = plan_for(snapshot, never)
     assert plan.status
-    assert "gangs are not served yet; create 3 workloads" in plan.status.message
+    assert "gangs are not supported yet; create 3 workloads" in plan.status.message
     assert status_of(plan)["retries"] == 0
-    assert plan_for(Facts(after(facts, plan)), never) == Plan()
+    assert plan_for(WorkloadSnapshot(after(snapshot, plan)), never) == Plan()
 
 
-def test_an_unknown_strategy_waits_with_the_names_of_those_there_are() -> None:
+def test_unknown_strategy_waits_and_names_the_known_ones() -> None:
     def ask(wishes: Sequence[Request]) -> Given:
         raise AssertionError(Registry(strategies={}).policy_of(wishes[0]))
 
-    plan = plan_for(Facts(workload(schedulingStrategy="leastFragmenting")), ask)
+    plan = plan_for(WorkloadSnapshot(workload(schedulingStrategy="leastFragmenting")), ask)
     assert plan.status
     assert plan.status.message.startswith("unknown strategy 'leastFragmenting'")
     assert status_of(plan)["phase"] == "Pending"
@@ -367,15 +375,15 @@ def test_an_unknown_strategy_waits_with_the_names_of_those_there_are() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param({"nodeName": "x"}, id="not for the user to say"),
+        pytest.param({"nodeName": "x"}, id="field that the operator sets"),
         pytest.param(
             {"containers": [{"name": "main", "resources": {"requests": {"memory": "100E"}}}]},
-            id="more than can be counted",
+            id="quantity too large",
         ),
     ],
 )
-def test_a_bad_template_fails_at_once(spec: dict[str, Any]) -> None:
-    plan = plan_for(Facts(workload(template={"spec": spec})), never)
+def test_invalid_template_fails_at_once(spec: dict[str, Any]) -> None:
+    plan = plan_for(WorkloadSnapshot(workload(template={"spec": spec})), never)
     assert status_of(plan)["phase"] == "Failed"
     assert status_of(plan)["Scheduled"] == ("False", "InvalidTemplate")
 
@@ -385,47 +393,50 @@ def suspended() -> GPUWorkload:
 
 
 class TestSuspend:
-    def test_holds_nothing_and_loses_no_try(self) -> None:
+    def test_suspended_workload_loses_its_job_but_no_try(self) -> None:
         known = suspended()
         old = job(known, "a")
-        plan = plan_for(Facts(known, (old,)))
+        plan = plan_for(WorkloadSnapshot(known, (old,)))
         assert plan.actions == (DeleteJob(old),)
         assert status_of(plan)["phase"] == "Pending"
         assert status_of(plan)["Scheduled"] == ("False", "Suspended")
         assert status_of(plan)["retries"] == 0
-        resting = after(Facts(known), plan)
-        assert plan_for(Facts(resting)) == Plan()
+        resting = after(WorkloadSnapshot(known), plan)
+        assert plan_for(WorkloadSnapshot(resting)) == Plan()
 
-    def test_resumed_it_is_placed_anew(self) -> None:
+    def test_resumed_workload_is_placed_again(self) -> None:
         known = suspended()
-        resting = after(Facts(known), plan_for(Facts(known)))
+        resting = after(WorkloadSnapshot(known), plan_for(WorkloadSnapshot(known)))
         resumed = workload(meta={"generation": 3}, status=_plain(resting))
-        assert isinstance(plan_for(Facts(resumed), gives("b")).actions[0], CreateJob)
+        assert isinstance(plan_for(WorkloadSnapshot(resumed), gives("b")).actions[0], CreateJob)
 
-    def test_what_has_ended_stays_ended(self) -> None:
+    def test_ended_workload_stays_ended(self) -> None:
         known = suspended()
-        assert status_of(plan_for(Facts(known, (job(known, "a", **COMPLETE),))))["phase"] == "Succeeded"
+        assert (
+            status_of(plan_for(WorkloadSnapshot(known, (job(known, "a", **COMPLETE),))))["phase"]
+            == "Succeeded"
+        )
 
 
 class TestFinal:
     @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-    def test_nothing_is_started_again(self, phase: str) -> None:
-        assert plan_for(Facts(workload(status={"phase": phase})), never) == Plan()
+    def test_final_workload_is_not_started_again(self, phase: str) -> None:
+        assert plan_for(WorkloadSnapshot(workload(status={"phase": phase})), never) == Plan()
 
-    def test_only_then_may_the_cluster_remove_the_jobs(self) -> None:
+    def test_ttl_is_set_only_after_the_final_status(self) -> None:
         known = scheduled(ttlSecondsAfterFinished=5)
         done = job(known, "a", **COMPLETE)
-        plan = plan_for(Facts(known, (done,)))
+        plan = plan_for(WorkloadSnapshot(known, (done,)))
         assert plan.actions == ()
-        ended = after(Facts(known), plan)
-        assert plan_for(Facts(ended, (done,))).actions == (SetTtl(done, 5),)
-        assert plan_for(Facts(ended, (job(known, "a", ttl=5, **COMPLETE),))) == Plan()
-        assert plan_for(Facts(ended), never) == Plan()
+        ended = after(WorkloadSnapshot(known), plan)
+        assert plan_for(WorkloadSnapshot(ended, (done,))).actions == (SetTtl(done, 5),)
+        assert plan_for(WorkloadSnapshot(ended, (job(known, "a", ttl=5, **COMPLETE),))) == Plan()
+        assert plan_for(WorkloadSnapshot(ended), never) == Plan()
 
-    def test_a_job_left_over_goes(self) -> None:
+    def test_leftover_job_is_deleted(self) -> None:
         over = workload(status={"phase": "Failed", "retryCount": 1})
         left = job(over, "a")
-        assert plan_for(Facts(over, (left,))).actions == (DeleteJob(left),)
+        assert plan_for(WorkloadSnapshot(over, (left,))).actions == (DeleteJob(left),)
 
 
 LEAVING = {"deletionTimestamp": "2026-01-01T12:00:00Z"}
@@ -433,18 +444,18 @@ LEAVING = {"deletionTimestamp": "2026-01-01T12:00:00Z"}
 
 class TestDeletion:
     @pytest.mark.parametrize("phase", ["Pending", "Scheduled", "Running", "Succeeded", "Failed"])
-    def test_jobs_go_first_then_the_finalizer(self, phase: str) -> None:
+    def test_jobs_are_deleted_before_the_finalizer_is_removed(self, phase: str) -> None:
         leaving = workload(meta=LEAVING, status={"phase": phase})
         old = job(leaving, "a")
-        assert plan_for(Facts(leaving, (old,))).actions == (DeleteJob(old, as_seen=False),)
-        assert plan_for(Facts(leaving, (job(leaving, "a", deleting=True),))) == Plan()
-        assert plan_for(Facts(leaving)).actions == (RemoveFinalizer(),)
+        assert plan_for(WorkloadSnapshot(leaving, (old,))).actions == (DeleteJob(old, as_seen=False),)
+        assert plan_for(WorkloadSnapshot(leaving, (job(leaving, "a", deleting=True),))) == Plan()
+        assert plan_for(WorkloadSnapshot(leaving)).actions == (RemoveFinalizer(),)
 
-    def test_without_our_finalizer_it_is_none_of_our_business(self) -> None:
+    def test_workload_without_our_finalizer_is_left_alone(self) -> None:
         leaving = workload(meta={**LEAVING, "finalizers": ["other/one"]})
-        assert plan_for(Facts(leaving)) == Plan()
+        assert plan_for(WorkloadSnapshot(leaving)) == Plan()
 
 
-def test_the_same_facts_give_the_same_plan() -> None:
-    facts = Facts(workload(retryPolicy={"maxRetries": 2}))
-    assert plan_for(facts, refuses, seed=5) == plan_for(facts, refuses, seed=5)
+def test_same_snapshot_gives_the_same_plan() -> None:
+    snapshot = WorkloadSnapshot(workload(retryPolicy={"maxRetries": 2}))
+    assert plan_for(snapshot, refuses, seed=5) == plan_for(snapshot, refuses, seed=5)

@@ -1,4 +1,4 @@
-"""What the user wrote, under what we set; and what cannot be meant is refused with what to do."""
+"""The user's template completed by the operator, and the errors for templates that are invalid."""
 
 from contextlib import suppress
 from typing import Any
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gpu_orchestrator.api import translate
-from gpu_orchestrator.apps.operator import template
-from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
+from gpu_orchestrator.apps.operator.jobs import template
+from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 from tests.apps.operator.builders import workload
 
 MAIN: dict[str, Any] = {"name": "main", "image": "trainer"}
@@ -20,7 +20,7 @@ def filled(spec: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     return template.fill(owner, template.read(owner), node="a", resource="nvidia.com/gpu")
 
 
-def test_without_a_template_a_placeholder_tells_what_it_got() -> None:
+def test_workload_without_template_runs_a_placeholder() -> None:
     pod = filled()["spec"]
     (main,) = pod["containers"]
     assert main["image"] == template.IMAGE
@@ -42,7 +42,7 @@ def test_labels_are_on_the_pods() -> None:
     }
 
 
-def test_the_users_own_stays_and_ours_goes_above() -> None:
+def test_users_fields_stay_and_the_operators_are_added() -> None:
     main = {
         **MAIN,
         "env": [{"name": "GPU_COUNT", "value": "99"}, {"name": "LR", "value": "0.1"}],
@@ -59,8 +59,8 @@ def test_the_users_own_stays_and_ours_goes_above() -> None:
     assert pod["restartPolicy"] == "OnFailure"
 
 
-def test_every_term_of_the_users_affinity_is_pinned() -> None:
-    """Terms are alternatives: one without the node would let the pod go elsewhere."""
+def test_every_affinity_term_requires_the_node() -> None:
+    """Terms are alternatives: one without the node would allow another node."""
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [each]}]} for each in "xy"]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}
     made = filled({"containers": [MAIN], "affinity": {"nodeAffinity": required, "podAffinity": {}}})
@@ -71,7 +71,7 @@ def test_every_term_of_the_users_affinity_is_pinned() -> None:
     ]
 
 
-def test_the_named_gpu_resource_is_the_one_that_is_sought() -> None:
+def test_named_gpu_resource_is_the_one_asked_for() -> None:
     main = {**MAIN, "resources": {"limits": {"amd.com/gpu": "4"}}}
     assert template.read(workload(template={"spec": {"containers": [main]}})).resource == "amd.com/gpu"
 
@@ -123,26 +123,26 @@ def test_the_named_gpu_resource_is_the_one_that_is_sought() -> None:
         ),
         pytest.param(
             {"containers": [{**MAIN, "resources": {"requests": {"memory": "100E"}}}]},
-            "cannot be had: 9007199254740992 or more of memory was asked for, which no node can have",
+            "requests too much: 9007199254740992 or more of memory was asked for, which no node can have",
             id="more than can be counted",
         ),
         pytest.param(
             {"containers": [{**MAIN, "name": n, "resources": {"limits": {"cpu": "5000G"}}} for n in "ab"]},
-            "cannot be had: 9007199254740992 or more of cpu was asked for",
+            "requests too much: 9007199254740992 or more of cpu was asked for",
             id="more than can be counted when added up",
         ),
         pytest.param({"containers": [{**MAIN, "env": "x"}]}, "env`", id="environment"),
         pytest.param({"containers": "main"}, "`spec.template.spec.containers`", id="wrong type"),
     ],
 )
-def test_what_cannot_be_meant_is_told(spec: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidTemplate) as told:
+def test_invalid_template_is_reported_with_field_and_advice(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidTemplate) as raised:
         template.read(workload(template={"spec": {"containers": [MAIN], **spec}}))
-    assert words in str(told.value)
-    assert "spec.template" in str(told.value)
+    assert words in str(raised.value)
+    assert "spec.template" in str(raised.value)
 
 
-def test_filling_changes_nothing_that_was_read() -> None:
+def test_fill_does_not_change_the_template() -> None:
     owner = workload(template={"spec": {"containers": [MAIN]}})
     wanted = template.read(owner)
     assert template.fill(owner, wanted, node="a", resource="x") != template.fill(
@@ -172,8 +172,8 @@ CONTAINERS = some.lists(
 
 
 @given(some.dictionaries(FIELDS, VALUES, max_size=3), some.none() | CONTAINERS)
-def test_any_template_is_filled_or_refused_in_words(spec: dict[str, Any], containers: Any) -> None:
-    """Whatever somebody writes there: never an error that nobody can read."""
+def test_any_template_is_filled_or_raises_invalid_template(spec: dict[str, Any], containers: Any) -> None:
+    """Never another exception, whatever the user writes."""
     given_spec = spec if containers is None else {**spec, "containers": containers}
     owner = workload(template={"spec": given_spec})
     with suppress(InvalidTemplate):

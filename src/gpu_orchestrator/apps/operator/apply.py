@@ -1,7 +1,7 @@
-"""Does what a plan says, in an order in which a crash after any write leads to the same end.
+"""Carry out a plan, in an order in which a crash after any write leads to the same end.
 
-Every write is guarded by what was read (version or UID) or can be repeated without harm. The server's answer
-is handed to `keep_*`, so that nobody decides by a cache that has not seen it yet.
+Called by the controller. Every write is guarded by what was read (version or UID) or is safe to repeat. The
+server's answer goes to `keep_*`, so that the next pass does not decide from a watch that lags behind.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.api.job import JOBS, Job
 from gpu_orchestrator.api.wire import Json, Object, Resource
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.job import JOBS, Job
-from gpu_orchestrator.apps.operator.plan import (
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.planning.plan import (
     Action,
     AddFinalizer,
     CreateClaim,
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=Object)
 
 
 class JobRefused(Exception):
-    """The API server does not accept the Job or its claim. `for_good`: nor will it later."""
+    """The API server rejected the Job or its claim. `for_good`: a retry cannot succeed."""
 
     def __init__(self, why: str, *, for_good: bool) -> None:
         super().__init__(why)
@@ -42,12 +42,12 @@ class JobRefused(Exception):
 
 
 class Overtaken(Exception):
-    """Things are not as the plan took them to be: look again."""
+    """The cluster changed since the plan was made: reconcile again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
-    """What is needed to perform a plan."""
+class Applier:
+    """What it takes to perform a plan: the client, the event recorder, and where to keep answers."""
 
     client: Client
     recorder: Recorder
@@ -56,7 +56,7 @@ class Hands:
     keep_deletion: Callable[[Job], None]
 
     async def perform(self, workload: GPUWorkload, plan: Plan) -> GPUWorkload:
-        """The workload as it is afterwards."""
+        """Perform the actions, write the status, record the events; return the workload as written."""
         for action in plan.actions:
             workload = await self._act(workload, action)
         if plan.status is not None:
@@ -84,7 +84,7 @@ class Hands:
         return workload
 
     async def _set_finalizers(self, workload: GPUWorkload, finalizers: list[str]) -> GPUWorkload:
-        """Guarded by the version: the list is written whole, and others may have theirs in it."""
+        """Guard the patch with the version: it replaces the whole list, which may hold others' finalizers."""
         return await self._patch(workload, {"metadata": {"finalizers": finalizers}})
 
     async def _write_status(self, workload: GPUWorkload, status: GPUWorkloadStatus) -> GPUWorkload:
@@ -103,19 +103,19 @@ class Hands:
         return answer
 
     async def _create_claim(self, workload: GPUWorkload, manifest: Json) -> None:
-        """One that is there already was made for an earlier try, or before a crash: its name says what it
-        asks for."""
+        """Accept one that exists: an earlier try made it, or this one before a crash. Its name contains a
+        hash of its spec."""
         try:
             await self._create(GPU_CLAIMS, manifest)
         except errors.AlreadyExists as error:
             await self._find(GPU_CLAIMS, workload, manifest, error)
         except errors.NotFound as error:
-            why = f"GpuClaims are not known here: {error}; install them: kubectl apply -k config/crd"
+            why = f"GpuClaims are not installed: {error}; install them: kubectl apply -k config/crd"
             raise JobRefused(why, for_good=False) from error
 
     async def _create_job(self, workload: GPUWorkload, manifest: Json) -> None:
-        """Already there is good news: it was made before a crash, or our cache is behind. Where it goes, it
-        says itself."""
+        """If the Job exists, it was made before a crash, or the watch lags behind. Keep it and reconcile
+        again: its own manifest shows on which node it runs."""
         try:
             self.keep_job(await self._create(JOBS, manifest))
         except errors.AlreadyExists as error:
@@ -139,7 +139,7 @@ class Hands:
         except errors.NotFound:
             raise Overtaken(str(error)) from error
         if jobs.owner_uid(found) != workload.metadata.uid:
-            why = f"a {kind.kind} {name} is there already and belongs to somebody else; delete or rename it"
+            why = f"a {kind.kind} {name} exists already and has another owner; delete or rename it"
             raise JobRefused(why, for_good=False) from error
         return found
 
@@ -172,8 +172,8 @@ class Hands:
 
 
 def difference(old: GPUWorkloadStatus, new: GPUWorkloadStatus) -> dict[str, Any]:
-    """A merge patch from one status to the other: what is not said any more becomes null."""
+    """Return the merge patch from one status to the other. Fields that are no longer set become null."""
     before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    after["retryCount"] = new.retry_count  # a column: people should see 0, not nothing
+    after["retryCount"] = new.retry_count  # kubectl shows it as a column: print 0, not an empty cell
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     return {**changed, **dict.fromkeys(name for name in before if name not in after)}

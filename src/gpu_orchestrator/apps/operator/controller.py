@@ -1,14 +1,18 @@
-"""Brings news to `reconcile` and its plans to `apply`: watches, queue, and the passes between them.
+"""The control loop: watches fill a queue of workload keys, and each pass takes one from it to a plan.
 
-watches ──► world (what is free) ──found──┐
-   └──────► queue of workload keys ◄──────┴── again_at
-               └──► facts ──► reconcile ──► plan ──► apply ──► our own writes, seen at once
+Made by `run`. Calls `reconcile` for the plan and `apply` to carry it out.
+
+watches ──► capacity (what is free) ──found──┐
+   └──────► queue of workload keys ◄─────────┴── again_at
+               └──► snapshot ──► reconcile ──► plan ──► apply ──► its writes are kept for the next snapshot
 """
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
@@ -19,27 +23,26 @@ from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.lull import CALM, Lull
 from gpu_orchestrator.api import names
-from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
-from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
+from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import apply, moments, seek, tries
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.eyes import Eyes
-from gpu_orchestrator.apps.operator.facts import Facts, Given
-from gpu_orchestrator.apps.operator.job import JOBS, SELECTOR, Job
+from gpu_orchestrator.apps.operator import apply, moments
+from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.metrics import Metrics
-from gpu_orchestrator.apps.operator.plan import Plan
-from gpu_orchestrator.apps.operator.reconcile import reconcile
-from gpu_orchestrator.apps.operator.world import World, job_key
-from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.apps.operator.observe.capacity import Capacity
+from gpu_orchestrator.apps.operator.observe.snapshot_reader import SnapshotReader
+from gpu_orchestrator.apps.operator.observe.watches import watch
+from gpu_orchestrator.apps.operator.planning import place, retries
+from gpu_orchestrator.apps.operator.planning.plan import Plan
+from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
-from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry
 
-NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 WORKERS = 32
-LEISURE_S = 60.0
-"""How long a finalizer may wait for a lull. Meanwhile Kubernetes cleans up what is deleted."""
+DEFER_S = 60.0
+"""How long adding a finalizer may wait for a lull. Until then owner references clean up after a deletion."""
 
 log = structlog.get_logger()
 
@@ -48,62 +51,55 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Controller:
-    """`namespace`: serve only workloads there; nodes and pods are counted everywhere. `claims_by_default`:
-    the gpu-scheduler places also those workloads that have no claim."""
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What the controller works with. The defaults are those of a real process."""
 
-    def __init__(
-        self,
-        client: Client,
-        recorder: Recorder,
-        metrics: Metrics,
-        lull: Lull,
-        *,
-        namespace: str = "",
-        claims_by_default: bool = False,
-        registry: Registry | None = None,
-        rng: Rng | None = None,
-        now: Callable[[], datetime] = utc_now,
-    ) -> None:
-        self._metrics, self._lull, self._now = metrics, lull, now
-        self._rng = rng or random.SystemRandom()
+    client: Client
+    recorder: Recorder
+    metrics: Metrics
+    lull: Lull
+    registry: Registry = field(default_factory=Registry)
+    rng: Rng = field(default_factory=random.SystemRandom)
+    now: Callable[[], datetime] = utc_now
+
+
+class Controller:
+    """`namespace`: serve only the workloads in it; nodes and pods are counted everywhere.
+    `claims_by_default`: the gpu-scheduler places workloads without a claim, too."""
+
+    def __init__(self, uses: Dependencies, *, namespace: str = "", claims_by_default: bool = False) -> None:
+        self._metrics, self._lull, self._now, self._rng = uses.metrics, uses.lull, uses.now, uses.rng
         self.queue: WorkQueue[str] = WorkQueue()
-        self.workloads = Watch(client, GPU_WORKLOADS, namespace=namespace)
-        self.jobs = Watch(
-            client,
-            JOBS,
-            namespace=namespace,
-            labels=SELECTOR,
-            indices={"owner": lambda job: [jobs.owner_uid(job)]},
+        self._watches = watch(uses.client, namespace)
+        self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
+        self._reader = reader = SnapshotReader(uses.client, self._watches, claims_by_default)
+        self._applier = apply.Applier(
+            uses.client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
         )
-        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices={"job": lambda pod: [job_key(pod)]})
-        self.nodes = Watch(client, NODES)
-        self.world = World(registry or Registry(), self._rng, clock=time.monotonic, found=self.queue.add)
-        self._eyes = Eyes(client, self.nodes, self.pods, self.jobs, self.workloads, claims_by_default)
-        eyes = self._eyes
-        self._hands = apply.Hands(client, recorder, eyes.keep_workload, self._keep_job, eyes.keep_deletion)
         self._working = self._stopping = False
-        self._in_hand = 0
-        self._at_leisure: dict[str, float] = {}
+        self._passes = 0
+        self._deferred: dict[str, float] = {}
         self._listen()
 
     def _listen(self) -> None:
-        self.nodes.on_change(self.world.see_node)
-        self.pods.on_change(self.world.see_pod)
-        self.pods.on_change(self._pod_changed)
-        self.jobs.on_change(self.world.see_job)
-        self.jobs.on_change(self._job_changed)
-        self.workloads.on_change(self._metrics.count_phases)
-        self.workloads.on_change(self._workload_changed)
+        seen = self._watches
+        seen.nodes.on_change(self.capacity.see_node)
+        seen.pods.on_change(self.capacity.see_pod)
+        seen.pods.on_change(self._pod_changed)
+        seen.jobs.on_change(self.capacity.see_job)
+        seen.jobs.on_change(self._job_changed)
+        seen.workloads.on_change(self._metrics.count_phases)
+        seen.workloads.on_change(self._workload_changed)
 
     @property
-    def watches(self) -> tuple[Watch[Node], Watch[Pod], Watch[Job], Watch[GPUWorkload]]:
-        return self.nodes, self.pods, self.jobs, self.workloads
+    def watches(self) -> tuple[Watch[Any], ...]:
+        return self._watches.in_order
 
     async def work(self) -> None:
-        """Reconcile until `stop` is called; then finish what is in hand."""
+        """Reconcile until `stop` is called; then finish the passes that have begun."""
         self._working = True
-        for workload in sorted(self.workloads.store, key=_order):
+        for workload in sorted(self._watches.workloads.store, key=_order):
             self.queue.add(key(workload))
         await self.queue.run(self._pass, workers=WORKERS)
 
@@ -111,29 +107,29 @@ class Controller:
         self._stopping = True
         self.queue.close()
 
-    def _look_at(self, name: str) -> None:
-        """A standby looks at nothing; when it takes over, it begins with those that come first."""
+    def _enqueue(self, name: str) -> None:
+        """Queue a workload, unless this replica is on standby: when it takes over, it queues all of them."""
         if self._working:
             self.queue.add(name)
 
     def _workload_changed(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
         if workload := new or old:
-            self._look_at(key(workload))
+            self._enqueue(key(workload))
 
     def _job_changed(self, old: Job | None, new: Job | None) -> None:
         if (job := new or old) and (name := jobs.workload_of(job)):
-            self._look_at(name)
+            self._enqueue(name)
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
-        if pod and (job := self.jobs.store.get(job_key(pod))):
+        if pod and (job := self._watches.jobs.store.get(jobs.job_key(pod))):
             self._job_changed(None, job)
         elif pod and (name := pod.metadata.labels.get(names.WORKLOAD)):
-            self._look_at(f"{pod.metadata.namespace}/{name}")  # its Job was deleted before it
+            self._enqueue(f"{pod.metadata.namespace}/{name}")  # its Job was deleted first
 
     def _keep_job(self, job: Job) -> None:
-        self._eyes.keep_job(job)
-        self.world.see_job(None, job)
+        self._reader.keep_job(job)
+        self.capacity.see_job(None, job)
 
     async def _pass(self, name: str) -> None:
         if self._stopping:
@@ -147,72 +143,62 @@ class Controller:
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started)
 
     def _busy(self, step: int) -> None:
-        self._in_hand += step
-        to_do = self._in_hand + len(self.queue)
+        self._passes += step
+        to_do = self._passes + len(self.queue)
         self._lull.set(to_do)
-        if to_do < CALM and self._at_leisure:  # one by one, so that whoever comes now finds us free
-            name = next(iter(self._at_leisure))
-            del self._at_leisure[name]
+        if to_do < CALM and self._deferred:  # one at a time, so that new work need not wait
+            name = next(iter(self._deferred))
+            del self._deferred[name]
             self.queue.add(name)
 
-    def _has_leisure(self, name: str) -> bool:
-        """Whether it may wait (longer) until little else is to be done."""
+    def _can_defer(self, name: str) -> bool:
+        """Return True if the workload may wait (longer) for a lull, and queue it for the end of that wait."""
         now = time.monotonic()
-        if now - self._at_leisure.setdefault(name, now) >= LEISURE_S:
-            del self._at_leisure[name]
+        if now - self._deferred.setdefault(name, now) >= DEFER_S:
+            del self._deferred[name]
             return False
-        self.queue.add_after(name, LEISURE_S)
+        self.queue.add_after(name, DEFER_S)
         return True
 
     async def _reconcile(self, name: str) -> str:
-        facts = await self._eyes.look(name)
-        if facts is None:
-            self.world.withdraw(name)
+        snapshot = await self._reader.read(name)
+        if snapshot is None:
+            self.capacity.withdraw(name)
             return "gone"
-        plan, asked = self._plan(name, facts)
-        if not asked:
-            self.world.withdraw(name)
-        if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
-            self._look_again(name, plan.again_at)
-            return "later"
         try:
-            return await self._attempt(name, facts, plan)
+            return await self._attempt(name, snapshot)
         except (apply.Overtaken, NotFound) as error:
-            self.world.withdraw(name)
-            self.queue.retry(name)  # not at once: the news that overtook us may still be on its way
+            self.queue.retry(name)  # not at once: the watch may not have received the newer object yet
             log.debug("looking again", workload=name, why=str(error))
             return "again"
-        except BaseException:
-            self.world.withdraw(name)
-            raise
 
-    async def _attempt(self, name: str, facts: Facts, plan: Plan) -> str:
+    async def _attempt(self, name: str, snapshot: WorkloadSnapshot) -> str:
         try:
-            await self._perform(name, facts, plan)
+            with self.capacity.reserve(name, _created(snapshot.workload)) as reservation:
+                plan = reconcile(snapshot, self._now(), reservation.ask, self._rng)
+                reservation.drop_unused()  # before the writes: other workloads can use the place at once
+                result = await self._carry_out(name, snapshot, plan)
+                reservation.keep()
+                return result
         except apply.JobRefused as error:
-            self.world.withdraw(name)
-            facts = self._eyes.glance(name) or facts  # it may have its finalizer by now
-            told = tries.refused_by_server(facts, self._now(), self._rng, str(error), for_good=error.for_good)
-            await self._perform(name, facts, told)
+            snapshot = self._reader.peek(name) or snapshot  # it may have its finalizer by now
+            refused = retries.refused_by_server(
+                snapshot, self._now(), self._rng, str(error), for_good=error.for_good
+            )
+            await self._perform(name, snapshot, refused)
             return "refused"
+
+    async def _carry_out(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> str:
+        if plan.can_wait and self._lull.is_busy and self._can_defer(name):
+            self._enqueue_at(name, plan.again_at)
+            return "later"
+        await self._perform(name, snapshot, plan)
         return "idle" if plan.is_empty else "done"
 
-    def _plan(self, name: str, facts: Facts) -> tuple[Plan, bool]:
-        """The plan, and whether a place was asked for on the way."""
-        created = moments.read(facts.workload.metadata.creation_timestamp)
-        since = created.timestamp() if created else 0.0
-        asked: list[bool] = []
-
-        def ask(wishes: Sequence[Request]) -> Given | Refusal:
-            asked.append(True)
-            return self.world.ask(name, wishes, since)
-
-        return reconcile(facts, self._now(), ask, self._rng), bool(asked)
-
-    async def _perform(self, name: str, facts: Facts, plan: Plan) -> None:
-        await self._hands.perform(facts.workload, plan)
+    async def _perform(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> None:
+        await self._applier.perform(snapshot.workload, plan)
         if plan.status is not None:
-            self._metrics.tell(facts.workload, plan.status)
+            self._metrics.count_status(snapshot.workload, plan.status)
             log.info(
                 "status written",
                 workload=name,
@@ -220,13 +206,19 @@ class Controller:
                 node=plan.status.assigned_node,
                 why=plan.status.message,
             )
-        self._look_again(name, plan.again_at)
+        self._enqueue_at(name, plan.again_at)
 
-    def _look_again(self, name: str, at: datetime | None) -> None:
+    def _enqueue_at(self, name: str, at: datetime | None) -> None:
         if at is not None:
             self.queue.add_after(name, max(0.0, (at - self._now()).total_seconds()))
 
 
+def _created(workload: GPUWorkload) -> float:
+    """Return the creation time in Unix seconds, or 0 if it is missing."""
+    created = moments.read(workload.metadata.creation_timestamp)
+    return created.timestamp() if created else 0.0
+
+
 def _order(workload: GPUWorkload) -> tuple[int, str]:
-    """After a restart those are looked at first that come first: by priority, then by age."""
-    return -seek.PRIORITIES[workload.spec.priority], workload.metadata.creation_timestamp
+    """The order after a restart: by priority, then by age."""
+    return -place.PRIORITIES[workload.spec.priority], workload.metadata.creation_timestamp

@@ -1,4 +1,4 @@
-"""The operator's metrics, in a registry of their own."""
+"""The operator's Prometheus metrics, in their own registry. The controller updates them."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -15,13 +15,13 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         name = "warp_gpuworkload_"
         self.scheduled = Counter(
-            f"{name}scheduled", "Workloads that were given a node.", ["strategy"], registry=registry
+            f"{name}scheduled", "Workloads placed on a node.", ["strategy"], registry=registry
         )
-        self.failed = Counter(f"{name}failed", "Tries that failed.", ["reason"], registry=registry)
-        self.retries = Counter(f"{name}retries", "Further tries that were planned.", registry=registry)
+        self.failed = Counter(f"{name}failed", "Failed tries.", ["reason"], registry=registry)
+        self.retries = Counter(f"{name}retries", "Retries planned.", registry=registry)
         self.reconcile = Histogram(
             f"{name}reconcile_duration_seconds",
-            "How long one pass took, with its writes.",
+            "Duration of one reconcile pass, including its writes.",
             ["result"],
             registry=registry,
             buckets=RECONCILE_BUCKETS,
@@ -29,7 +29,7 @@ class Metrics:
         self.phase = Gauge(f"{name}phase", "Workloads in each phase.", ["phase"], registry=registry)
         self.pending = Histogram(
             f"{name}pending_seconds",
-            "From a workload's creation until it had a node.",
+            "Time from the creation of a workload until it was placed.",
             registry=registry,
             buckets=PENDING_BUCKETS,
         )
@@ -37,13 +37,13 @@ class Metrics:
             self.phase.labels(phase)
 
     def count_phases(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
-        """A handler of the watch."""
+        """Handle a change from the watch."""
         for workload, step in ((old, -1), (new, 1)):
             if workload is not None:
                 self.phase.labels(workload.status.phase or "Pending").inc(step)
 
-    def tell(self, workload: GPUWorkload, new: GPUWorkloadStatus) -> None:
-        """A new status was written."""
+    def count_status(self, workload: GPUWorkload, new: GPUWorkloadStatus) -> None:
+        """Count what a newly written status reports."""
         old = workload.status
         placed = new.job_name, new.assigned_node
         if new.phase in ("Scheduled", "Running") and placed != (old.job_name, old.assigned_node):
@@ -62,5 +62,5 @@ class Metrics:
 
 
 def _reason(status: GPUWorkloadStatus) -> str:
-    """The reason of the condition that tells why it does not run."""
+    """Return the reason of the condition Running."""
     return next((each.reason for each in status.conditions if each.type == "Running"), "")

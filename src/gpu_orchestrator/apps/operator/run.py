@@ -1,4 +1,4 @@
-"""The operator as a process."""
+"""The operator as a process: called by the command line, runs a `Controller` under leader election."""
 
 import time
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.process import Process
 from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import names
-from gpu_orchestrator.apps.operator.controller import Controller
+from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
 
-# How long events stand back in a burst of workloads that wait for their place, and how slowly they come then.
+# In a burst of workloads, events wait this long before they are sent, and then come this far apart.
 EVENTS_WAIT_S, EVENTS_TRICKLE_S = 10.0, 0.02
 
 log = structlog.get_logger()
@@ -33,7 +33,7 @@ class Options:
 
 
 async def run(options: Options) -> None:
-    """Until it is told to end; see `process.run`."""
+    """Run until SIGTERM or SIGINT; see `process.run`."""
     log.info("operator started", namespace=options.namespace or "all namespaces")
     await process.run(
         lambda client: make(client, options),
@@ -47,10 +47,7 @@ def make(client: Client, options: Options) -> Process:
     metrics, lull = Metrics(), Lull(time.monotonic, EVENTS_WAIT_S, EVENTS_TRICKLE_S)
     recorder = Recorder(client, names.OPERATOR, pace=lull.wait)
     controller = Controller(
-        client,
-        recorder,
-        metrics,
-        lull,
+        Dependencies(client, recorder, metrics, lull),
         namespace=options.namespace,
         claims_by_default=options.claims_by_default,
     )

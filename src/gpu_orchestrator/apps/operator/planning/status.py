@@ -1,4 +1,4 @@
-"""A workload's next status from its last. Each function is one step of its life; none changes anything.
+"""A workload's next status from its last. Each function returns the status after one step of its life.
 
     ┌──────────────◄── retry, resume ───────────────┐
     ▼                                               │
@@ -7,7 +7,8 @@ pending ──► scheduled ──► running ──► succeeded     │
   scheduling ───┘  │                                │
     └──────────────┴──── tries left ────────────────┘
 
-`scheduling` is for claimed workloads alone: the gpu-scheduler has been asked and has not answered.
+Only claimed workloads are `scheduling`: their pod waits for the gpu-scheduler. Called by the other modules of
+`planning`.
 """
 
 from datetime import datetime
@@ -20,8 +21,8 @@ from gpu_orchestrator.api.conditions import Condition, Truth
 from gpu_orchestrator.api.gpuworkload import COMPLETE, RUNNING, SCHEDULED, GPUWorkload, GPUWorkloadStatus
 from gpu_orchestrator.apps.operator import moments
 
-# Reasons of the condition Scheduled while a workload is Pending. The first two tell what it waits for: room,
-# which any change may bring, or time, which nothing shortens.
+# Reasons of the condition Scheduled while a workload is Pending. The first two differ in what it waits for:
+# room, which any event may bring, or the end of its backoff.
 UNSCHEDULABLE = "Unschedulable"
 BACKING_OFF = "BackingOff"
 SUSPENDED = "Suspended"
@@ -30,13 +31,13 @@ UNKNOWN_STRATEGY = "UnknownStrategy"
 ENTRUSTED = "AskedGpuScheduler"
 
 LONGEST = 1024
-"""Characters of a message."""
+"""The most characters of a message."""
 
 
 def pending(
     workload: GPUWorkload, now: datetime, reason: str, message: str, **changed: Any
 ) -> GPUWorkloadStatus:
-    """It has no node. `changed` are further fields, such as the count of tries."""
+    """Without a node. `changed` are further fields, such as the number of tries."""
     return _next(
         workload,
         now,
@@ -49,13 +50,13 @@ def pending(
 
 
 def scheduling(workload: GPUWorkload, now: datetime, *, job_name: str) -> GPUWorkloadStatus:
-    """Its pod asks the gpu-scheduler."""
+    """Its pod waits for the gpu-scheduler."""
     return _next(
         workload,
         now,
         {SCHEDULED: ("False", ENTRUSTED), RUNNING: ("False", ENTRUSTED)},
         phase="Scheduling",
-        message=f"its pod waits for an answer of the {names.SCHEDULER}",
+        message=f"its pod waits for the {names.SCHEDULER} to place it",
         assigned_node="",
         job_name=job_name,
         next_retry_time="",
@@ -65,7 +66,7 @@ def scheduling(workload: GPUWorkload, now: datetime, *, job_name: str) -> GPUWor
 def scheduled(
     workload: GPUWorkload, now: datetime, *, node: str, job_name: str, where: str = ""
 ) -> GPUWorkloadStatus:
-    """`where`: the node in words, if its name alone does not tell all."""
+    """`where`: the text for the node, if the message needs more than its name."""
     return _next(
         workload,
         now,
@@ -146,12 +147,12 @@ def _next(
 
 
 def shortened(message: str) -> str:
-    """The API server's own words may be long; a status must not be refused for them."""
+    """Cut a message that would make the API server reject the status; its own error texts may be long."""
     return message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…"
 
 
 def _since(old: Condition | None, new: Condition) -> Condition:
-    """A condition keeps the time at which its truth last changed."""
+    """Keep the time at which the condition's status last changed."""
     if old is None or old.status != new.status:
         return new
     return replace(new, last_transition_time=old.last_transition_time or new.last_transition_time)

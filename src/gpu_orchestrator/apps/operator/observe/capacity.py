@@ -1,26 +1,28 @@
-"""What is free and who waits for it: the engine, fed from the watches, asked by workloads.
+"""What is free and who waits for it: an engine that the watches feed and that passes reserve places from.
 
-What a Job takes counts from the moment its place is decided: first as the engine's own assumption, then as
-the Job that the API server has, and once its pod is bound as that pod, always under the Job's name. So
-nothing is forgotten between a decision and its pod, and after a restart the Jobs themselves say it all.
+A Job's capacity counts from the moment its place is decided: first as the engine's own assumption, then as
+the Job, and once its pod is bound as that pod, always under the Job's key. So nothing is lost between
+decision and pod, and after a restart the Jobs alone restore it. Made and asked by the controller.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 import structlog
 
-from gpu_orchestrator.api import claims, names, translate
+from gpu_orchestrator.api import claims, translate
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator.facts import Given
-from gpu_orchestrator.apps.operator.job import Job
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.planning.snapshot import Given
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.node import Node as CoreNode
 from gpu_orchestrator.core.policy import Rng
-from gpu_orchestrator.core.request import Request, pairs
+from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Asked,
@@ -36,21 +38,21 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.policies.registry import Registry
 
-CLAIMED = "have pods with claimed devices, of which a device plugin knows nothing"
+CLAIMED = "have pods with claimed devices, which a device plugin does not know of"
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Wish:
-    """What a workload asked for, and what it was given and has not yet made a Job of."""
+    """What a workload asks for, and the place that is reserved for it until its Job exists."""
 
     request: Request
     given: Placement | None = None
 
 
-class World:
-    """`found` is called with a workload's key when a place was found for it while it waited."""
+class Capacity:
+    """`found` receives a workload's key when a place is found for it while it waits."""
 
     def __init__(
         self, registry: Registry, rng: Rng, *, clock: Callable[[], float], found: Callable[[str], None]
@@ -64,47 +66,55 @@ class World:
         self._bound: dict[str, tuple[str, Placement]] = {}
         self._jobs: dict[str, Job] = {}
 
+    def reserve(self, asker: str, since: float) -> "Reservation":
+        """Open the reservation of one pass over a workload. `since` is the time its place in the queue counts
+        from."""
+        return Reservation(self, asker, since)
+
     def ask(self, asker: str, wishes: Sequence[Request], since: float) -> Given | Refusal:
-        """A place for the first wish that fits now; else the last one goes on waiting."""
+        """Reserve a place for the first wish that fits now. If none does, the last one waits in the queue.
+        Raises `UnknownPolicy`."""
         mine = self._wishes.get(asker)
         if mine and mine.given:
             if mine.request in wishes and self._is_open(mine.given.node):
                 return self._given(mine.given)
-            self.withdraw(asker)  # it wants something else by now, or its node was closed under the decision
+            self.withdraw(asker)  # its wish changed, or its node was closed meanwhile
             mine = None
         chosen = next((each for each in wishes[:-1] if self._fits(each)), wishes[-1])
         if mine is None or mine.request != chosen:
             self.withdraw(asker)
-            self._registry.policy_of(chosen)  # raises before anything is remembered
+            self._registry.policy_of(chosen)  # raises before anything is stored
             mine = self._wishes[asker] = Wish(chosen)
             self._asker[chosen.key] = asker
-            self._hear(Asked(chosen, since), told=asker)
+            self._feed(Asked(chosen, since), asking=asker)
         else:
-            self._hear(Tick(), told=asker)  # it may rest after its policy broke, and nothing else wakes it
+            self._feed(
+                Tick(), asking=asker
+            )  # it may back off after its policy raised, and only a tick ends that
         if mine.given:
             return self._given(mine.given)
         return self.engine.why(chosen.key) or self._unanswered()
 
     def _unanswered(self) -> Refusal:
-        """The engine still holds something under this key, or the policy itself failed."""
+        """Refuse without reasons: the engine still holds something under this key, or the policy raised."""
         nodes = len(self.engine.cluster)
         return Refusal(nodes, (("were not asked: its former place is still held", nodes),))
 
     def withdraw(self, asker: str) -> None:
-        """The workload wants no place any more, or could not use the one it got."""
+        """Drop the workload's wish, and free the place that was reserved for it."""
         mine = self._wishes.pop(asker, None)
         if mine is None:
             return
         self._asker.pop(mine.request.key, None)
         if mine.given:
-            self._hear(PlaceFailed(mine.request.key))
+            self._feed(PlaceFailed(mine.request.key))
         self._count_job(mine.request.key)
 
     def see_node(self, old: Node | None, new: Node | None) -> None:
         if new is None:
             if old is not None:
                 self._resources.pop(old.metadata.name, None)
-                self._hear(NodeGone(old.metadata.name))
+                self._feed(NodeGone(old.metadata.name))
             return
         try:
             seen = translate.node_of(new)
@@ -112,7 +122,7 @@ class World:
             log.error("node cannot be counted", node=new.metadata.name, error=str(error))
             return
         self._resources[seen.name] = translate.gpu_resource(new)
-        self._hear(NodeSeen(self._as_barred(seen)))
+        self._feed(NodeSeen(self._as_barred(seen)))
 
     def _as_barred(self, node: CoreNode) -> CoreNode:
         return replace(node, barred=CLAIMED if self._claimed.get(node.name) else "")
@@ -121,11 +131,11 @@ class World:
         pod = new or old
         if pod is None:
             return
-        uid, name = pod.metadata.uid, our_job(pod)
+        uid, name = pod.metadata.uid, jobs.our_job(pod)
         placement = self._held_by(new) if new else None
         self._bar(pod, is_there=placement is not None)
         if not name or self._bound.get(name, (uid, None))[0] != uid:
-            self._hear(Held(placement) if placement else Gone(uid))
+            self._feed(Held(placement) if placement else Gone(uid))
             return
         if placement:
             self._bound[name] = (uid, placement)
@@ -134,8 +144,8 @@ class World:
         self._count_job(name)
 
     def _bar(self, pod: Pod, *, is_there: bool) -> None:
-        """A device plugin knows nothing of claims: it could give a claimed device away once more. So a node
-        with claimed pods takes none of our plain ones."""
+        """Bar a node from plain workloads while it has claimed pods. A device plugin does not know of claims
+        and could assign a claimed device a second time."""
         name = pod.spec.node_name
         if not claims.given(pod):
             return
@@ -143,7 +153,7 @@ class World:
         was_barred = bool(claimed)
         claimed.add(pod.metadata.uid) if is_there else claimed.discard(pod.metadata.uid)
         if bool(claimed) != was_barred and name in self.engine.cluster:
-            self._hear(NodeSeen(self._as_barred(self.engine.cluster.node(name))))
+            self._feed(NodeSeen(self._as_barred(self.engine.cluster.node(name))))
         if not claimed:
             del self._claimed[name]
 
@@ -156,26 +166,26 @@ class World:
             self._jobs.pop(name, None)
         else:
             self._jobs[name] = new
-            self._keep(name)
+            self._use(name)
         self._count_job(name)
 
-    def _keep(self, name: str) -> None:
-        """The Job is there, so what was given for it is used."""
+    def _use(self, name: str) -> None:
+        """The Job exists, so its reservation is used up."""
         asker = self._asker.pop(name, None)
         if asker is not None:
             self._wishes.pop(asker, None)
 
     def _count_job(self, name: str) -> None:
-        """What a Job takes is what its bound pod takes or, before and after, what its template asks for, all
-        under one key: a Job and its pod counted side by side would seem to oversell a node that is nearly
-        full, and whose devices are then whose could not be told apart again."""
+        """Count what the bound pod takes or, before and after it, what the Job's template requests, under one
+        key. Counted separately, a Job and its pod would seem to oversell a node that is nearly full, and its
+        devices could not be attributed again."""
         job = self._jobs.get(name)
         if name in self._bound:
-            self._hear(Held(replace(self._bound[name][1], key=name)))
+            self._feed(Held(replace(self._bound[name][1], key=name)))
         elif job is not None and job.node:
-            self._hear(Held(_placement(name, job)))
+            self._feed(Held(translate.placement(name, job.node, job.spec.template.spec)))
         elif name not in self._asker:
-            self._hear(Gone(name))
+            self._feed(Gone(name))
 
     def _held_by(self, pod: Pod) -> Placement | None:
         try:
@@ -188,48 +198,66 @@ class World:
         try:
             policy = self._registry.policy_of(request)
             return why_not(request.shape, self.engine.cluster, policy) is None
-        except Exception:  # a policy need not be ours; the engine says in words what broke, of the last wish
+        except Exception:  # a plugin policy may raise; the engine reports that for the last wish
             return False
 
     def _is_open(self, name: str) -> bool:
-        """Whether a node takes new pods, be it full or not."""
+        """Return True if a node accepts new pods, whether or not it has room."""
         node = self.engine.cluster.node(name) if name in self.engine.cluster else None
         return node is not None and node.ready and node.schedulable and not node.barred
 
     def _given(self, placement: Placement) -> Given:
         return Given(placement.node, self._resources.get(placement.node, ""))
 
-    def _hear(self, event: Event, *, told: str = "") -> None:
-        """`told`: who asks just now and needs no call."""
+    def _feed(self, event: Event, *, asking: str = "") -> None:
+        """Feed the engine and store the places it gives. `asking` is not called back: it reads the answer."""
         for action in self.engine.handle(event, self._clock()):
             match action:
                 case Place(request, placement):
                     asker = self._asker[request.key]
                     self._wishes[asker].given = placement
-                    if asker != told:
+                    if asker != asking:
                         self._found(asker)
                 case Refuse():
-                    pass  # whoever asked learns it by `why`; who waits, waits on
+                    pass  # `ask` reads the reason by `why`; a waiting wish stays in the queue
 
 
-def job_key(pod: Pod) -> str:
-    """The Job that a pod belongs to; empty if to none."""
-    owner = next((each for each in pod.metadata.owner_references if each.kind == "Job"), None)
-    return f"{pod.metadata.namespace}/{owner.name}" if owner else ""
+@dataclass(slots=True)
+class Reservation:
+    """The capacity that one pass reserves for a workload, or waits for. Withdrawn when the block ends, by an
+    exception or a cancellation too, unless the pass calls `keep`.
 
+        with capacity.reserve(name, since) as reservation:
+            plan = reconcile(snapshot, now, reservation.ask, rng)
+            ...
+            reservation.keep()
+    """
 
-def our_job(pod: Pod) -> str:
-    """The same, if that is one of ours."""
-    is_ours = pod.metadata.labels.get(names.CONTROLLER) == names.CONTROLLER_NAME
-    return job_key(pod) if is_ours else ""
+    capacity: Capacity
+    asker: str
+    since: float
+    is_used: bool = False
+    is_kept: bool = False
 
+    def __enter__(self) -> "Reservation":
+        return self
 
-def _placement(name: str, job: Job) -> Placement:
-    spec = job.spec.template.spec
-    return Placement(
-        name,
-        job.node,
-        unnamed=translate.gpus_asked(spec),
-        resources=pairs(translate.asked(spec)),
-        host_ports=translate.host_ports(spec),
-    )
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_kept:
+            self.capacity.withdraw(self.asker)
+
+    def ask(self, wishes: Sequence[Request]) -> Given | Refusal:
+        """Reserve a place for the first wish that fits; see `Capacity.ask`."""
+        self.is_used = True
+        return self.capacity.ask(self.asker, wishes, self.since)
+
+    def drop_unused(self) -> None:
+        """Withdraw what an earlier pass reserved or waits for, if this pass did not ask for it again."""
+        if not self.is_used:
+            self.capacity.withdraw(self.asker)
+
+    def keep(self) -> None:
+        """Leave the place reserved, or the wish waiting, when the block ends."""
+        self.is_kept = True

@@ -1,4 +1,4 @@
-"""Whatever order the watches bring their news in, what is free is what nobody holds."""
+"""In whatever order events arrive, free capacity is what no workload, Job or pod holds."""
 
 import random
 
@@ -8,11 +8,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator import seek, template
-from gpu_orchestrator.apps.operator.facts import Facts, Given
-from gpu_orchestrator.apps.operator.job import Job
-from gpu_orchestrator.apps.operator.world import World
+from gpu_orchestrator.apps.operator.jobs import template
+from gpu_orchestrator.apps.operator.observe.capacity import Capacity
+from gpu_orchestrator.apps.operator.planning import place
+from gpu_orchestrator.apps.operator.planning.snapshot import Given, WorkloadSnapshot
 from gpu_orchestrator.policies.registry import Registry
 from tests.apps.operator.builders import job, node, pod, workload
 
@@ -21,13 +22,13 @@ GPUS = 8
 
 
 class Life(RuleBasedStateMachine):
-    """Workloads are asked for, made Jobs and pods, and end; pods of others come and go."""
+    """Workloads ask, become Jobs and pods, and end; pods of other owners come and go."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
+        self.capacity = Capacity(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
         for name in NODES:
-            self.world.see_node(None, node(name, GPUS))
+            self.capacity.see_node(None, node(name, GPUS))
         self.number = 0
         self.given: dict[str, tuple[GPUWorkload, str]] = {}
         self.waiting: dict[str, GPUWorkload] = {}
@@ -42,8 +43,8 @@ class Life(RuleBasedStateMachine):
 
     def _ask(self, asker: GPUWorkload) -> None:
         name = asker.metadata.name
-        wishes = seek.wishes(Facts(asker), template.read(asker))
-        answer = self.world.ask(f"team/{name}", wishes, float(self.number))
+        wishes = place.wishes(WorkloadSnapshot(asker), template.read(asker))
+        answer = self.capacity.ask(f"team/{name}", wishes, float(self.number))
         self.waiting.pop(name, None)
         if isinstance(answer, Given):
             assert self.takes_plain(answer.node)
@@ -62,7 +63,7 @@ class Life(RuleBasedStateMachine):
         name = pick.choice(sorted({**self.waiting, **self.given}))
         self.waiting.pop(name, None)
         self.given.pop(name, None)
-        self.world.withdraw(f"team/{name}")
+        self.capacity.withdraw(f"team/{name}")
 
     @precondition(lambda self: self.given)
     @rule(pick=some.randoms(), pod_first=some.booleans())
@@ -73,7 +74,7 @@ class Life(RuleBasedStateMachine):
         self.jobs[name] = (asker, made)
         if pod_first:
             self.bind(name)
-        self.world.see_job(None, made)
+        self.capacity.see_job(None, made)
 
     @precondition(lambda self: bool(set(self.jobs) - set(self.pods)))
     @rule(pick=some.randoms())
@@ -84,7 +85,7 @@ class Life(RuleBasedStateMachine):
         asker, made = self.jobs[name]
         bound = pod(made.metadata.name, uid=f"pod-{name}", gpus=asker.spec.gpu_count, node=made.node)
         self.pods[name] = bound
-        self.world.see_pod(None, bound)
+        self.capacity.see_pod(None, bound)
 
     @precondition(lambda self: self.jobs)
     @rule(pick=some.randoms(), pod_first=some.booleans())
@@ -93,29 +94,29 @@ class Life(RuleBasedStateMachine):
         asker, made = self.jobs.pop(name)
         ended = self.pods.pop(name, None)
         if pod_first:
-            self.world.see_pod(ended, None)
-        self.world.see_job(made, job(asker, made.node, conditions={"Complete": ""}))
+            self.capacity.see_pod(ended, None)
+        self.capacity.see_job(made, job(asker, made.node, conditions={"Complete": ""}))
         if not pod_first:
-            self.world.see_pod(ended, None)
+            self.capacity.see_pod(ended, None)
 
     @rule(where=some.sampled_from(NODES), gpus=some.integers(0, 8), claimed=some.booleans())
     def other_pod(self, where: str, gpus: int, claimed: bool) -> None:
         if gpus > GPUS - self.held(where):
-            return  # a scheduler of others does not oversell either
+            return  # other schedulers do not oversell either
         self.number += 1
         uid, ids = f"other-{self.number}", ",".join(map(str, range(gpus)))
         made = pod(uid=uid, node=where, given=ids) if claimed else pod(uid=uid, node=where, gpus=gpus)
         self.others[made.metadata.uid] = (made, gpus)
-        self.world.see_pod(None, made)
+        self.capacity.see_pod(None, made)
 
     @precondition(lambda self: self.others)
     @rule(pick=some.randoms())
     def other_pod_ends(self, pick: random.Random) -> None:
         made, _ = self.others.pop(pick.choice(sorted(self.others)))
-        self.world.see_pod(made, None)
+        self.capacity.see_pod(made, None)
 
     def takes_plain(self, where: str) -> bool:
-        """Nobody there holds devices that a device plugin knows nothing of."""
+        """Return True if no pod on the node holds claimed devices."""
         there = [made for made, _ in self.others.values() if made.spec.node_name == where]
         return not any(names.ALLOCATED in made.metadata.annotations for made in there)
 
@@ -126,17 +127,17 @@ class Life(RuleBasedStateMachine):
         return mine + sum(gpus for made, gpus in self.others.values() if made.spec.node_name == where)
 
     def _found(self) -> list[tuple[GPUWorkload, str]]:
-        """Those who waited and were found a place, which they do not know yet."""
-        wishes = {name: self.world._wishes[f"team/{name}"] for name in self.waiting}
+        """Return the waiting workloads that got a place and have not asked again yet."""
+        wishes = {name: self.capacity._wishes[f"team/{name}"] for name in self.waiting}
         return [(self.waiting[name], wish.given.node) for name, wish in wishes.items() if wish.given]
 
     @invariant()
-    def free_is_what_nobody_holds(self) -> None:
+    def free_capacity_is_what_is_not_held(self) -> None:
         for name in NODES:
-            assert self.world.engine.cluster.free_gpus(name) == GPUS - self.held(name), name
+            assert self.capacity.engine.cluster.free_gpus(name) == GPUS - self.held(name), name
 
     @invariant()
-    def nobody_waits_for_what_is_free(self) -> None:
+    def no_workload_waits_for_free_capacity(self) -> None:
         found = {asker.metadata.name for asker, _ in self._found()}
         largest = max((GPUS - self.held(name) for name in NODES if self.takes_plain(name)), default=0)
         for name, asker in self.waiting.items():

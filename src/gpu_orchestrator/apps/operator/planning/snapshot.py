@@ -1,4 +1,7 @@
-"""What `reconcile` is told: the workload with its Jobs and pods, and a way to ask for a place."""
+"""What `reconcile` decides from: a workload with its Jobs and pods, and the type of its question for a place.
+
+Made by `snapshot_reader`, once per pass.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,33 +9,39 @@ from typing import TypeAlias
 
 from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuworkload import SETTLED, GPUWorkload
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.job import Job
+from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A node was found; it gives out its GPUs under this resource name."""
+    """A place: the node, and the resource name that its device plugin offers its GPUs under."""
 
     node: str
     resource: str
 
 
 Ask: TypeAlias = Callable[[Sequence[Request]], Given | Refusal]
-"""Seeks a place for the first of these wishes that fits. If none does, the last one waits: its place is told
-by another pass. Raises `UnknownPolicy`."""
+"""Reserves a place for the first of these wishes that fits. If none does, the last one waits, and a later
+pass gets its place. Raises `UnknownPolicy`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a workload. `jobs` are all of its Jobs, `pods` those of the current one that have not
-    ended. `trouble` is what befell the node or the pod of the current Job, in words; `preempted`: that it had
-    to make room. Of a pod that ended, `ended_on` is its node, where only it can tell, and `overran`: that its
-    time was over. `shunned` are nodes that did not take an earlier pod.
-    `claims_by_default`: workloads that do not say how ask the gpu-scheduler, too."""
+class WorkloadSnapshot:
+    """What is known about a workload.
+
+    jobs      all of its Jobs
+    pods      the pods of the current Job that have not ended
+    trouble   what happened to the node or the pod of the current Job, as a sentence
+    preempted the pod was preempted
+    ended_on  the node of an ended pod, if only that pod shows it
+    overran   an ended pod ran into its deadline
+    shunned   nodes that rejected an earlier pod
+    claims_by_default   the gpu-scheduler places workloads without a claim, too
+    """
 
     workload: GPUWorkload
     jobs: tuple[Job, ...] = ()
@@ -46,7 +55,7 @@ class Facts:
 
     @property
     def is_claimed(self) -> bool:
-        """The gpu-scheduler decides where it goes."""
+        """True if the gpu-scheduler chooses the node."""
         return self.claims_by_default or self.workload.spec.claim is not None
 
     @property
@@ -56,8 +65,7 @@ class Facts:
 
     @property
     def stale(self) -> list[Job]:
-        """Jobs that have not ended and shall not go on: of earlier tries, or made from what the spec no
-        longer says."""
+        """Return the unfinished Jobs to delete: of earlier tries, or made from an older spec."""
         return [
             job
             for job in self.jobs
@@ -65,19 +73,19 @@ class Facts:
         ]
 
     def _is_outdated(self, job: Job) -> bool:
-        """A spec may change as long as the workload has no place; a claimed Job is there before it has."""
+        """A spec may change until the workload has a place, and a claimed Job exists before that."""
         made_from = job.metadata.annotations.get(names.MADE_FROM, "")
         is_open = self.workload.status.phase not in SETTLED
         return job.is_claimed and is_open and made_from != jobs.made_from(self.workload)
 
     @property
     def bound(self) -> Pod | None:
-        """The pod of the current Job that has a node."""
+        """Return the pod of the current Job that has a node."""
         return next((pod for pod in self.pods if pod.spec.node_name), None)
 
     @property
     def node(self) -> str:
-        """Where the current Job runs, will run or ran; empty when that is not known (yet)."""
+        """Return where the current Job runs, will run or ran; empty if that is not known (yet)."""
         job, old = self.current, self.workload.status
         if job is None:
             return ""
@@ -87,7 +95,7 @@ class Facts:
 
     @property
     def where(self) -> str:
-        """The same in words, with the devices that a claimed pod was given."""
+        """Return the node as text, with the devices of a claimed pod."""
         ids = claims.given(self.bound) if self.bound else ()
         devices = f"device{'s' if len(ids) > 1 else ''} {','.join(map(str, ids))}"
         return f"{self.node} ({devices})" if ids else self.node

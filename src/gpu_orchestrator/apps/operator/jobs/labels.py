@@ -1,4 +1,4 @@
-"""Any text as a label value: what does not fit is replaced, what was lost is hashed."""
+"""Turn any text into a valid label value. Called by `job` for model and workload names."""
 
 import hashlib
 import re
@@ -7,8 +7,8 @@ LONGEST = 63
 
 
 def safe(text: str) -> str:
-    """A valid label value that reads like the text. One that had to be cut, or has nothing left to read, ends
-    in a hash, so that different texts stay different."""
+    """Replace the characters that a label may not have. If the result is too long or empty, append a hash, so
+    that different texts get different labels."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
     if readable and len(readable) <= LONGEST:
         return readable

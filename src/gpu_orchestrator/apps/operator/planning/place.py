@@ -1,15 +1,20 @@
-"""No Job is there: seek a place, and plan the Job for it."""
+"""A workload without a Job: reserve a place and plan the Job for it.
+
+Called by `reconcile`; hands claimed workloads on to `claimed`.
+"""
 
 from datetime import datetime
 
 from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.apps.operator import claimed, mirror, moments, status, template, tries
-from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
-from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
-from gpu_orchestrator.apps.operator.plan import CreateJob, Plan
-from gpu_orchestrator.apps.operator.template import Template
+from gpu_orchestrator.apps.operator import moments
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.jobs import template
+from gpu_orchestrator.apps.operator.jobs.template import Template
+from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
+from gpu_orchestrator.apps.operator.planning import claimed, notes, retries, status
+from gpu_orchestrator.apps.operator.planning.plan import CreateJob, Plan
+from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request
@@ -18,41 +23,43 @@ from gpu_orchestrator.policies.registry import UnknownPolicy
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
 
-def seek(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
-    workload = facts.workload
+def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan:
+    workload = snapshot.workload
     if workload.spec.replicas > 1:
-        return Plan(status=tries.held(workload, now, status.NO_GANGS, _no_gangs(workload)))
+        return Plan(status=retries.blocked(workload, now, status.NO_GANGS, _no_gangs(workload)))
     try:
-        wanted = template.read(workload, claimed=facts.is_claimed)
+        wanted = template.read(workload, claimed=snapshot.is_claimed)
     except InvalidTemplate as error:
-        return tries.fail(facts, now, "InvalidTemplate", tries.Failure(str(error), names.FAILED_SCHEDULING))
+        return retries.fail(
+            snapshot, now, "InvalidTemplate", retries.Failure(str(error), names.FAILED_SCHEDULING)
+        )
     again_at = moments.read(workload.status.next_retry_time)
     if status.backs_off(workload.status) and again_at and now < again_at:
         return Plan(again_at=again_at)
-    if facts.is_claimed:
+    if snapshot.is_claimed:
         return claimed.entrust(workload, wanted, now)
     try:
-        answer = ask(wishes(facts, wanted))
+        answer = ask(wishes(snapshot, wanted))
     except UnknownPolicy as error:
-        return Plan(status=tries.held(workload, now, status.UNKNOWN_STRATEGY, str(error)))
+        return Plan(status=retries.blocked(workload, now, status.UNKNOWN_STRATEGY, str(error)))
     if isinstance(answer, Refusal):
-        return tries.refused(facts, now, rng, _refusal_text(workload, answer))
+        return retries.refused(snapshot, now, rng, _refusal_text(workload, answer))
     return _place(workload, wanted, answer, now)
 
 
 def _no_gangs(workload: GPUWorkload) -> str:
     asked = workload.spec.replicas
     return (
-        f"spec.replicas is {asked}: a gang, which starts whole or not at all, and gangs are not served yet; "
+        f"spec.replicas is {asked}, but gangs are not supported yet; "
         f"create {asked} workloads with replicas 1 if each may start by itself"
     )
 
 
-def wishes(facts: Facts, wanted: Template) -> list[Request]:
-    """What is asked for: first a node on which no earlier try failed or found no room, then any."""
-    workload, spec = facts.workload, facts.workload.spec
+def wishes(snapshot: WorkloadSnapshot, wanted: Template) -> list[Request]:
+    """Return what to ask for: first a node on which no earlier try failed or was rejected, then any node."""
+    workload, spec = snapshot.workload, snapshot.workload.spec
     vendor = names.VENDOR_OF.get(wanted.resource, "")
-    failed_on = {job.node for job in facts.jobs if job.failure and job.node} | facts.shunned
+    failed_on = {job.node for job in snapshot.jobs if job.failure and job.node} | snapshot.shunned
     return [
         Request(
             jobs.key_of(workload, workload.status.retry_count),
@@ -73,7 +80,7 @@ def _place(workload: GPUWorkload, wanted: Template, given: Given, now: datetime)
     return Plan(
         (CreateJob(manifest),),
         status.scheduled(workload, now, node=given.node, job_name=name),
-        (mirror.placed_note(workload, given.node), mirror.created_note(name)),
+        (notes.placed(workload, given.node), notes.created(name)),
     )
 
 

@@ -1,8 +1,7 @@
-"""The pods of a workload: what the user wrote, under what we set.
+"""The pod template of a workload: what the user wrote, completed by the operator.
 
-`read` checks the user's template and says what it asks for; `fill` completes it once a node is chosen,
-`entrusted` where the gpu-scheduler is to choose.
-Raises `InvalidTemplate` with a sentence that names the field, what it says and what to do.
+`read` checks the user's template, or raises `InvalidTemplate`. `fill` completes it for a chosen node,
+`entrusted` for the gpu-scheduler to choose. Called by `place` and `claimed`.
 """
 
 from copy import deepcopy
@@ -11,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from gpu_orchestrator.api import deviceenv, names
+from gpu_orchestrator.api import deviceenv, names, podtemplate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import NODE_FIELD, PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
-from gpu_orchestrator.api.wire import Json, Wire
-from gpu_orchestrator.apps.operator import conflicts, job
-from gpu_orchestrator.apps.operator.conflicts import MAIN, InvalidTemplate
-from gpu_orchestrator.apps.operator.job import PodTemplate
+from gpu_orchestrator.api.wire import Json
+from gpu_orchestrator.apps.operator.jobs import job, template_checks
+from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 
 IMAGE = "busybox:1.37"
 PLACEHOLDER: Json = {
-    "name": MAIN,
+    "name": podtemplate.MAIN,
     "image": IMAGE,
     "command": ["sh", "-c", 'echo "model $MODEL_NAME got $GPU_COUNT GPU(s) on $(hostname)"'],
 }
@@ -29,19 +28,10 @@ QUANTITIES = ("requests", "limits", "overhead")
 CONTAINERS = ("initContainers", "containers")
 
 
-class Variable(Wire, frozen=True, gc=False):
-    name: str
-
-
-class Environment(Wire, frozen=True, gc=False):
-    """Of a container, what is not of interest where it only asks for room."""
-
-    env: list[Variable] = []  # noqa: RUF012 - msgspec copies it
-
-
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`pod` is what asks for room; `resource` the GPU resource that the user named, if any."""
+    """`plain` is the template as JSON, `pod` its typed spec, `resource` the GPU resource that the user named,
+    if any."""
 
     plain: Json
     pod: PodSpec
@@ -51,34 +41,34 @@ class Template:
 def read(workload: GPUWorkload, *, claimed: bool = False) -> Template:
     plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
     typed = _typed(plain)
-    conflicts.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
+    template_checks.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
     if claimed:
-        conflicts.check_claimed(typed)
+        template_checks.check_claimed(typed)
         return Template(plain, typed.spec)
-    conflicts.check_plain(typed)
-    return Template(plain, typed.spec, conflicts.gpu_resource(workload, typed.spec))
+    template_checks.check_plain(typed)
+    return Template(plain, typed.spec, template_checks.gpu_resource(workload, typed.spec))
 
 
 def fill(workload: GPUWorkload, template: Template, *, node: str, resource: str) -> Json:
-    """The pod template for this node, whose GPUs are given out under this resource name."""
-    plain = _ours(workload, template, tolerated=(resource,))
+    """Return the pod template for this node, whose device plugin offers its GPUs as `resource`."""
+    plain = _completed(workload, template, tolerated=(resource,))
     spec = plain["spec"]
     spec["affinity"] = _pinned(spec.get("affinity") or {}, node)
-    resources = main_of(spec).setdefault("resources", {})
+    resources = _main_of(spec).setdefault("resources", {})
     for kind in ("requests", "limits"):
         resources[kind] = {**(resources.get(kind) or {}), resource: str(workload.spec.gpu_count)}
     return plain
 
 
 def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str]) -> Json:
-    """The pod template for the gpu-scheduler, which is asked by these annotations. Every container learns
-    its devices; without that it would see all of the node's."""
-    plain = _ours(workload, template, tolerated=names.GPU_RESOURCES)
+    """Return the pod template for the gpu-scheduler, with its request in the annotations `asks`. Every
+    container gets its device IDs in the environment; without them it would see all GPUs of the node."""
+    plain = _completed(workload, template, tolerated=names.GPU_RESOURCES)
     metadata, spec = plain["metadata"], plain["spec"]
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **asks}
     spec["schedulerName"] = names.SCHEDULER
     if workload.spec.max_runtime_seconds is not None:
-        # Of the pod, where it counts from its start on a node; of the Job, its wait for one would count.
+        # On the pod it counts from its start on a node. On the Job it would count the wait for a node, too.
         spec["activeDeadlineSeconds"] = workload.spec.max_runtime_seconds
     for kind in CONTAINERS:
         if kind in spec:
@@ -86,8 +76,8 @@ def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str]) -
     return plain
 
 
-def _ours(workload: GPUWorkload, template: Template, *, tolerated: tuple[str, ...]) -> Json:
-    """What we set wherever the pods go. A node may be tainted with the name of its GPU resource."""
+def _completed(workload: GPUWorkload, template: Template, *, tolerated: tuple[str, ...]) -> Json:
+    """Set what every pod gets. A node may be tainted with the name of its GPU resource, so tolerate that."""
     plain = deepcopy(template.plain)
     metadata, spec = plain.setdefault("metadata", {}), plain["spec"]
     metadata["labels"] = {**(metadata.get("labels") or {}), **job.labels_of(workload)}
@@ -95,30 +85,28 @@ def _ours(workload: GPUWorkload, template: Template, *, tolerated: tuple[str, ..
     spec["priorityClassName"] = names.PRIORITY_CLASSES[workload.spec.priority]
     taints = [{"key": resource, "operator": "Exists"} for resource in tolerated]
     spec["tolerations"] = [*(spec.get("tolerations") or []), *taints]
-    _introduce(main_of(spec), workload)
+    _set_env(_main_of(spec), workload)
     return plain
 
 
-def _introduce(main: Json, workload: GPUWorkload) -> None:
+def _set_env(main: Json, workload: GPUWorkload) -> None:
     ours = {
         names.MODEL_NAME_ENV: workload.spec.model_name,
         names.GPU_COUNT_ENV: str(workload.spec.gpu_count),
     }
     kept = [each for each in main.get("env") or [] if each.get("name") not in ours]
-    # Ours go first, so that the user's own variables can refer to them.
+    # The operator's variables go first, so that the user's own can refer to them.
     main["env"] = [*({"name": name, "value": value} for name, value in ours.items()), *kept]
 
 
-def main_of(spec: Json) -> Json:
-    """The container that gets the GPUs: the one called `main`, else the first."""
+def _main_of(spec: Json) -> Json:
     containers: list[Json] = spec["containers"]
-    return next((each for each in containers if each.get("name") == MAIN), containers[0])
+    return containers[podtemplate.main_index([each.get("name") for each in containers])]
 
 
 def _pinned(affinity: Json, node: str) -> Json:
-    """Required affinity to one node, within whatever terms the user gave: terms are alternatives, so each
-    must say it."""
-    here = {"key": job.NODE_FIELD, "operator": "In", "values": [node]}
+    """Require this node in addition to the user's terms. Terms are alternatives, so each must contain it."""
+    here = {"key": NODE_FIELD, "operator": "In", "values": [node]}
     node_affinity = affinity.get("nodeAffinity") or {}
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = [
@@ -137,13 +125,13 @@ def _with_containers(template: Json) -> Json:
 
 
 def _cleaned(value: Any, *, amounts: bool = False) -> Any:
-    """As the API server reads it: nothing said is nothing (null), and a quantity may be written as a number
-    (`nvidia.com/gpu: 2`)."""
+    """Read the value as the API server does: null is the same as absent, and a quantity may be written as a
+    number (`nvidia.com/gpu: 2`)."""
     match value:
         case dict():
-            said = {name: each for name, each in value.items() if each is not None}
-            return {name: _cleaned(each, amounts=name in QUANTITIES) for name, each in said.items()} | (
-                {name: str(each) for name, each in said.items() if _is_number(each)} if amounts else {}
+            present = {name: each for name, each in value.items() if each is not None}
+            return {name: _cleaned(each, amounts=name in QUANTITIES) for name, each in present.items()} | (
+                {name: str(each) for name, each in present.items() if _is_number(each)} if amounts else {}
             )
         case list():
             return [_cleaned(each) for each in value]
@@ -158,8 +146,8 @@ def _typed(plain: Json) -> PodTemplate:
     try:
         found = msgspec.convert(plain, PodTemplate)
         for kind in CONTAINERS:
-            msgspec.convert(plain["spec"].get(kind, []), list[Environment])
+            msgspec.convert(plain["spec"].get(kind, []), list[podtemplate.Environment])
         return found
     except msgspec.ValidationError as error:
         where = str(error).replace("`$", "`spec.template")
-        raise InvalidTemplate(f"spec.template is no pod template: {where}") from error
+        raise InvalidTemplate(f"spec.template is not a valid pod template: {where}") from error

@@ -1,12 +1,12 @@
-"""What a pass of `reconcile` wants done. `apply` does it in this order: the actions, then the status."""
+"""The values of a plan. `reconcile` returns a `Plan`; `apply` performs its actions and writes its status."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
 from gpu_orchestrator.api.gpuworkload import GPUWorkloadStatus
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RemoveFinalizer:
 
 @dataclass(frozen=True, slots=True)
 class CreateClaim:
-    """The template from which each pod of a claimed Job gets a claim of its own."""
+    """Create the template from which each pod of a claimed Job gets its own claim."""
 
     manifest: Json
 
@@ -33,7 +33,7 @@ class CreateJob:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """With its pods. `as_seen`: only if it has not changed since, for it may have finished meanwhile."""
+    """Delete a Job and its pods. `as_seen`: only if it is unchanged, since it may have finished meanwhile."""
 
     job: Job
     as_seen: bool = True
@@ -41,7 +41,7 @@ class DeleteJob:
 
 @dataclass(frozen=True, slots=True)
 class SetTtl:
-    """Let the cluster remove a finished Job after a while."""
+    """Let Kubernetes remove a finished Job after this time."""
 
     job: Job
     seconds: int
@@ -52,7 +52,7 @@ Action: TypeAlias = AddFinalizer | RemoveFinalizer | CreateClaim | CreateJob | D
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An event to tell about the workload, once its status says the same."""
+    """An event about the workload, recorded after its status is written."""
 
     kind: Literal["Normal", "Warning"]
     reason: str
@@ -61,8 +61,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`status` is the whole new status, or None for no change; `again_at` is when to look again although
-    nothing happened."""
+    """`status` is the whole new status, or None for no change. `again_at` is when to reconcile again even if
+    no event arrives."""
 
     actions: tuple[Action, ...] = ()
     status: GPUWorkloadStatus | None = None
@@ -75,5 +75,5 @@ class Plan:
 
     @property
     def can_wait(self) -> bool:
-        """Nobody waits for what it does."""
+        """True if the plan only adds the finalizer and can be deferred."""
         return self.actions == (AddFinalizer(),) and self.status is None

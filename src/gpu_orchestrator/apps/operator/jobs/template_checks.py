@@ -1,27 +1,26 @@
-"""What in a pod template cannot be meant, or contradicts the rest of the workload; and the GPUs it names.
+"""Checks of a user's pod template: invalid fields, contradictions to the workload, and the GPUs it names.
 
-Each refusal names the field, what it says and what to do. Called by `template`.
+Called by `template`. Each error names the field, its value and what to do.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gpu_orchestrator.api import names, quantity, translate
+from gpu_orchestrator.api import names, podtemplate, quantity, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.job import PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
-from gpu_orchestrator.apps.operator.job import PodTemplate
 from gpu_orchestrator.core.errors import InvalidRequest
 
-MAIN = "main"
 SCHEDULERS = ("", "default-scheduler")
 RESTARTS = ("Never", "OnFailure")
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
 class InvalidTemplate(ValueError):
-    """The pod template cannot be meant, or contradicts the rest of the spec."""
+    """The pod template is invalid, or contradicts the rest of the spec."""
 
 
 def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
@@ -43,16 +42,16 @@ def check_plain(template: PodTemplate) -> None:
 
 
 def check_claimed(template: PodTemplate) -> None:
-    """What the operator itself says to the gpu-scheduler, nobody else may say."""
-    scheduler, said = template.spec.scheduler_name, template.metadata.annotations
+    """Reject fields that the operator itself sets for the gpu-scheduler."""
+    scheduler, annotations = template.spec.scheduler_name, template.metadata.annotations
     if scheduler not in ("", names.SCHEDULER):
         _refuse("schedulerName", f"is {scheduler!r}", "leave it out; the gpu-scheduler serves claims")
     for name in (*names.ASKING_ANNOTATIONS, names.STRATEGY, names.GANG, *names.ANSWERING_ANNOTATIONS):
-        if name in said:
-            _refuse("metadata.annotations", f"has {name}", "leave it out; spec.claim and the spec say it")
+        if name in annotations:
+            _refuse("metadata.annotations", f"has {name}", "leave it out; the operator sets it from the spec")
     for container in (*template.spec.init_containers, *template.spec.containers):
         for resource, _ in _gpus_of(container):
-            advice = "leave it out; a device plugin would give it other devices than the claim"
+            advice = "leave it out; a device plugin would assign other devices than the claim"
             _refuse(f"container {container.name!r}", f"asks for {resource}", advice)
 
 
@@ -77,24 +76,24 @@ def _check_quantities(pod: PodSpec, gpus: int) -> None:
     try:
         translate.shape(pod, gpus)
     except quantity.BadQuantity as error:
-        raise InvalidTemplate(f"spec.template asks for what cannot be read: {error}") from error
+        raise InvalidTemplate(f"spec.template has an invalid quantity: {error}") from error
     except InvalidRequest as error:
-        raise InvalidTemplate(f"spec.template asks for what cannot be had: {error}") from error
+        raise InvalidTemplate(f"spec.template requests too much: {error}") from error
 
 
 def gpu_resource(workload: GPUWorkload, pod: PodSpec) -> str:
-    """The GPU resource that the user named, if any. Only the main container may ask for GPUs, and only for as
-    many as the workload."""
-    main = next((each for each in pod.containers if each.name == MAIN), pod.containers[0])
+    """Return the GPU resource that the user named, if any. Only the main container may request GPUs, and only
+    `spec.gpuCount` of them."""
+    main = pod.containers[podtemplate.main_index([each.name for each in pod.containers])]
     wanted, named = workload.spec.gpu_count, ""
     for container in (*pod.init_containers, *pod.containers):
         for resource, text in _gpus_of(container):
-            who = f"container {container.name!r}"
+            where = f"container {container.name!r}"
             if container is not main:
-                _refuse(who, f"asks for {resource}", "only the main container may")
+                _refuse(where, f"asks for {resource}", "only the main container may do that")
             if quantity.whole(text) != wanted or named not in ("", resource):
                 asked = f"asks for {text} {resource}, spec.gpuCount is {wanted}"
-                _refuse(who, asked, "leave it out; the operator sets it")
+                _refuse(where, asked, "leave it out; the operator sets it")
             named = resource
     return named
 

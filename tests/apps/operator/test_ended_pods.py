@@ -1,11 +1,12 @@
-"""Why a pod failed, from what is left of it."""
+"""Why a pod failed, from its status."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpu_orchestrator.apps.operator.autopsy import EndedPod, cause_of
+from gpu_orchestrator.api.job import EndedPod
+from gpu_orchestrator.apps.operator.observe.ended_pods import cause_of
 
 
 def ended(code: int, reason: str = "", name: str = "main") -> dict[str, Any]:
@@ -37,6 +38,6 @@ def ended(code: int, reason: str = "", name: str = "main") -> dict[str, Any]:
         ),
     ],
 )
-def test_the_cause(status: dict[str, Any], cause: str) -> None:
+def test_cause_comes_from_the_pods_status(status: dict[str, Any], cause: str) -> None:
     pod = msgspec.convert({"metadata": {"name": "p"}, "status": status}, EndedPod)
     assert cause_of(pod) == cause

@@ -1,0 +1,1 @@
+"""The Jobs that run workloads: names, manifests, pod templates and their checks."""

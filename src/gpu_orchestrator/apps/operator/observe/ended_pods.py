@@ -1,0 +1,45 @@
+"""Find out from a Job's ended pods why they failed, and where a claimed pod ran.
+
+Called by `snapshot_reader` once per ended Job. Ended pods are not watched: a cluster may keep very many.
+"""
+
+from dataclasses import dataclass
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import KubeError
+from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, ENDED_PODS, JOB_NAME_LABEL, EndedPod, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Empty if the pods are gone or the API server does not answer; the Job's own conditions are used then.
+    `overran`: a pod ran into its deadline."""
+
+    cause: str = ""
+    node: str = ""
+    overran: bool = False
+
+
+async def examine(client: Client, job: Job) -> Findings:
+    try:
+        found = await client.list(
+            ENDED_PODS, job.metadata.namespace, labels=f"{JOB_NAME_LABEL}={job.metadata.name}"
+        )
+    except KubeError:
+        return Findings()
+    return Findings(
+        next((cause for pod in found.items if (cause := cause_of(pod))), ""),
+        next((pod.spec.node_name for pod in found.items if pod.spec.node_name), ""),
+        any(pod.status.reason == DEADLINE_EXCEEDED for pod in found.items),
+    )
+
+
+def cause_of(pod: EndedPod) -> str:
+    if pod.status.phase != "Failed":
+        return ""
+    for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        ended = container.state.terminated
+        if ended and ended.exit_code:
+            reason = f" ({ended.reason})" if ended.reason else ""
+            return f"container {container.name} ended with exit code {ended.exit_code}{reason}"
+    return pod.status.message

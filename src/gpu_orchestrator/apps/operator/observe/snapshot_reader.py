@@ -1,0 +1,143 @@
+"""Reads the snapshot of one workload from the watches, the operator's own writes, and remembered evictions.
+
+Called by the controller at the start of a pass. An evicted pod shows why before it is deleted, its Job never
+does, so the reader remembers the reason until the Job is gone, and the nodes that rejected a workload's pods
+until the workload is gone. Both are lost at a restart: messages and choices get worse, nothing breaks.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.api import translate
+from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
+from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.operator.fresh import Fresh
+from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.observe import ended_pods
+from gpu_orchestrator.apps.operator.observe.watches import Watches
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
+
+PREEMPTED = "PreemptionByScheduler"
+EVICTIONS = {
+    PREEMPTED: "its pod was preempted on {} by a pod of higher priority",
+    "DeletionByTaintManager": "its pod was evicted from {} because of a taint",
+    "EvictionByEvictionAPI": "its pod was evicted from {}",
+    "TerminationByKubelet": "its pod was terminated by the kubelet of {}",
+}
+
+
+@dataclass(slots=True)
+class SnapshotReader:
+    client: Client
+    watches: Watches
+    claims_by_default: bool = False
+    _fresh_jobs: Fresh[Job] = field(init=False)
+    _fresh_workloads: Fresh[GPUWorkload] = field(init=False)
+    _evicted: dict[str, str] = field(default_factory=dict)
+    _leaving: set[str] = field(default_factory=set)
+    _shunned: dict[str, set[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        seen = self.watches
+        self._fresh_jobs = Fresh(seen.jobs.store, lambda: seen.jobs.resource_version)
+        self._fresh_workloads = Fresh(seen.workloads.store, lambda: seen.workloads.resource_version)
+        seen.pods.on_change(self._note_eviction)
+        seen.jobs.on_change(self._forget_job)
+        seen.workloads.on_change(self._forget_workload)
+
+    def keep_workload(self, answer: GPUWorkload) -> None:
+        self._fresh_workloads.keep(answer)
+
+    def keep_job(self, answer: Job) -> None:
+        self._fresh_jobs.keep(answer)
+
+    def keep_deletion(self, job: Job) -> None:
+        """Show the Job as deleting before the watch does, so that it is deleted only once."""
+        known = self.watches.jobs.store.get(key(job))
+        # Of a Job that is gone already, the entry would stay forever.
+        if known and known.metadata.uid == job.metadata.uid:
+            self._leaving.add(job.metadata.uid)
+
+    async def read(self, name: str) -> WorkloadSnapshot | None:
+        """Return the snapshot of a workload, or None if it is gone. If its Job has ended, ask the API server
+        for its pods."""
+        snapshot = self.peek(name)
+        job = snapshot.current if snapshot else None
+        if not snapshot or not job or not _needs_ended_pods(snapshot, job):
+            return snapshot
+        found = await ended_pods.examine(self.client, job)
+        snapshot = self.peek(name)  # again: the watches went on during the request
+        if snapshot is None:
+            return None
+        cause = snapshot.trouble or found.cause
+        return replace(snapshot, trouble=cause, ended_on=found.node, overran=found.overran)
+
+    def peek(self, name: str) -> WorkloadSnapshot | None:
+        """Return the snapshot from memory alone, without a request."""
+        workload = self._fresh_workloads.get(name)
+        if workload is None:
+            return None
+        space = workload.metadata.namespace
+        current = [f"{space}/{each}" for each in jobs.current_names(workload)]
+        found = self._fresh_jobs.by("owner", workload.metadata.uid, current)
+        own = tuple(self._with_deletion(job) for job in found if jobs.owner_uid(job) == workload.metadata.uid)
+        pods = tuple(pod for each in current for pod in self.watches.pods.store.by("job", each))
+        shunned = frozenset(self._shunned.get(workload.metadata.uid, ()))
+        snapshot = WorkloadSnapshot(
+            workload, own, pods, shunned=shunned, claims_by_default=self.claims_by_default
+        )
+        job = snapshot.current
+        if job is None:
+            return snapshot
+        eviction = self._evicted.get(job.metadata.uid, "")
+        trouble = self._trouble(snapshot.node, eviction)
+        return replace(snapshot, trouble=trouble, preempted=eviction == PREEMPTED)
+
+    def _with_deletion(self, job: Job) -> Job:
+        if job.metadata.uid not in self._leaving or job.is_deleting:
+            return job
+        leaving = structs.replace(job.metadata, deletion_timestamp=job.metadata.creation_timestamp)
+        return structs.replace(job, metadata=leaving)
+
+    def _trouble(self, name: str, eviction: str) -> str:
+        """Return what went wrong on the Job's node or with its pod, from outside the Job; empty if
+        nothing."""
+        node = self.watches.nodes.store.get(name)
+        if name and node is None:
+            return f"node {name} is gone"
+        if node and not translate.is_ready(node):
+            return f"node {name} is not ready"
+        return EVICTIONS.get(eviction, "").format(name or "its node")
+
+    def _note_eviction(self, _: Pod | None, new: Pod | None) -> None:
+        job = self.watches.jobs.store.get(jobs.job_key(new)) if new else None
+        for each in new.status.conditions if new and job else ():
+            if job and each.type == "DisruptionTarget" and each.status == "True":
+                self._evicted[job.metadata.uid] = each.reason
+
+    def _forget_job(self, old: Job | None, new: Job | None) -> None:
+        if old and not new:
+            self._evicted.pop(old.metadata.uid, None)
+            self._leaving.discard(old.metadata.uid)
+            self._shun(old)
+
+    def _shun(self, job: Job) -> None:
+        """Avoid the node of a deleted Job of an earlier try: it rejected the pod for a reason that only the
+        kube-scheduler knows. Without this, the operator would choose the same node again and again."""
+        workload = self._fresh_workloads.get(jobs.workload_of(job))
+        if workload and job.node and job.metadata.name not in jobs.current_names(workload):
+            self._shunned.setdefault(workload.metadata.uid, set()).add(job.node)
+
+    def _forget_workload(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
+        if old and not new:
+            self._shunned.pop(old.metadata.uid, None)
+
+
+def _needs_ended_pods(snapshot: WorkloadSnapshot, job: Job) -> bool:
+    if snapshot.workload.status.phase in FINAL or not job.is_finished:
+        return False
+    return not snapshot.node or (job.failure is not None and not snapshot.trouble)

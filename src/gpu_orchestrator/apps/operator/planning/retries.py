@@ -1,0 +1,145 @@
+"""A try failed: wait before the next one, give up, or block for a reason that costs no try.
+
+Called by `place`, `claimed`, `running`, and by the controller when the API server rejects a Job.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpu_orchestrator.api import conditions, names
+from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus, RetryPolicy
+from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.apps.operator import moments
+from gpu_orchestrator.apps.operator.planning import status
+from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
+from gpu_orchestrator.core.policy import Rng
+
+CAP_S = 300.0
+JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a try failed: the message, the event's reason, and what the next try waits for. `job` is the Job
+    that ran, `waiting_job` the name of a Job that keeps waiting."""
+
+    text: str
+    event: str
+    waits_for: str = ""
+    job: Job | None = None
+    waiting_job: str = ""
+
+
+def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure) -> Plan:
+    """Count a failed try. Plan the next one, or give up."""
+    workload = snapshot.workload
+    policy, spent = workload.spec.retry_policy, workload.status.retry_count + 1
+    again_at = next_try(policy, spent, now, rng)
+    failed = Note("Warning", failure.event, failure.text)
+    if again_at is None:
+        text = f"{failure.text}; gave up after {spent} tries"
+        last = replace(failure, text=text, event=names.MAX_RETRIES_EXCEEDED)
+        plan = fail(snapshot, now, names.MAX_RETRIES_EXCEEDED, last, retry_count=spent)
+        return replace(plan, notes=(failed, *plan.notes))
+    wait_s = (again_at - now).total_seconds()
+    new = status.pending(
+        workload,
+        now,
+        failure.waits_for,
+        failure.text,
+        retry_count=spent,
+        job_name=failure.waiting_job,
+        next_retry_time=moments.text(again_at),
+        last_schedule_time=moments.text(now),
+    )
+    again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
+    return Plan(status=new, notes=(failed, again), again_at=again_at)
+
+
+def refused(
+    snapshot: WorkloadSnapshot, now: datetime, rng: Rng, message: str, *, waiting_job: str = ""
+) -> Plan:
+    """No node fits. That costs a try the first time and whenever the wait is over, but not in between."""
+    workload, old = snapshot.workload, snapshot.workload.status
+    again_at = moments.read(old.next_retry_time)
+    if not status.waits_for_room(old) or again_at is None or now >= again_at:
+        failure = Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE, waiting_job=waiting_job)
+        return spend(snapshot, now, rng, failure)
+    written = (old.message, old.job_name, old.observed_generation)
+    if written == (status.shortened(message), waiting_job, workload.metadata.generation):
+        return Plan(again_at=again_at)
+    # The spec or the reason changed during the wait: update the message without counting a try.
+    new = status.pending(
+        workload,
+        now,
+        status.UNSCHEDULABLE,
+        message,
+        job_name=waiting_job,
+        next_retry_time=old.next_retry_time,
+    )
+    return Plan(status=new, again_at=again_at)
+
+
+def fail(
+    snapshot: WorkloadSnapshot,
+    now: datetime,
+    reason: str,
+    failure: Failure,
+    *,
+    retry_count: int | None = None,
+) -> Plan:
+    """Fail the workload, even if tries are left."""
+    old, job, changed = snapshot.workload.status, failure.job, dict[str, Any]()
+    if job is not None:
+        started = old.start_time or job.status.start_time
+        changed = {"assigned_node": snapshot.node, "job_name": job.metadata.name, "start_time": started}
+    new = status.failed(
+        snapshot.workload,
+        now,
+        reason,
+        failure.text,
+        placed=job is not None,
+        retry_count=old.retry_count if retry_count is None else retry_count,
+        **changed,
+    )
+    return Plan(status=new, notes=(Note("Warning", failure.event, failure.text),))
+
+
+def refused_by_server(
+    snapshot: WorkloadSnapshot, now: datetime, rng: Rng, why: str, *, for_good: bool
+) -> Plan:
+    """The API server rejected the Job: its template is invalid for good, or a quota may admit it later."""
+    if for_good:
+        return fail(snapshot, now, "InvalidTemplate", Failure(why, names.FAILED_SCHEDULING))
+    return spend(snapshot, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
+
+
+def blocked(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPUWorkloadStatus | None:
+    """Return the status of a workload that waits for something other than room; None if it is written
+    already."""
+    old = workload.status
+    known = conditions.find(old.conditions, SCHEDULED)
+    if (
+        old.phase == "Pending"
+        and known
+        and known.reason == reason
+        and old.observed_generation == workload.metadata.generation
+    ):
+        return None
+    return status.pending(workload, now, reason, message)
+
+
+def delay_s(base_s: float, retry: int, rng: Rng) -> float:
+    """Return the wait after `retry` doublings. Jitter is applied before the cap, so it never exceeds the
+    cap."""
+    jitter = 1.0 + JITTER * (2.0 * rng.random() - 1.0)
+    return min(base_s * 2.0**retry * jitter, CAP_S)
+
+
+def next_try(policy: RetryPolicy, spent: int, now: datetime, rng: Rng) -> datetime | None:
+    """Return when to try again after `spent` failed tries; None after the last."""
+    if spent >= policy.max_retries:
+        return None
+    return now + timedelta(seconds=delay_s(policy.backoff_seconds, spent - 1, rng))
