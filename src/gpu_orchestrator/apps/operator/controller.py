@@ -17,7 +17,7 @@ from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
-from gpu_orchestrator.adapters.lull import CALM, Lull
+from gpu_orchestrator.adapters.pacer import CALM, Pacer
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
@@ -57,7 +57,7 @@ class Controller:
         client: Client,
         recorder: Recorder,
         metrics: Metrics,
-        lull: Lull,
+        pacer: Pacer,
         *,
         namespace: str = "",
         claims_by_default: bool = False,
@@ -65,7 +65,7 @@ class Controller:
         rng: Rng | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._metrics, self._lull, self._now = metrics, lull, now
+        self._metrics, self._pacer, self._now = metrics, pacer, now
         self._rng = rng or random.SystemRandom()
         self.queue: WorkQueue[str] = WorkQueue()
         self.workloads = Watch(client, GPU_WORKLOADS, namespace=namespace)
@@ -149,7 +149,7 @@ class Controller:
     def _busy(self, step: int) -> None:
         self._in_hand += step
         to_do = self._in_hand + len(self.queue)
-        self._lull.set(to_do)
+        self._pacer.set(to_do)
         if to_do < CALM and self._at_leisure:  # one by one, so that whoever comes now finds us free
             name = next(iter(self._at_leisure))
             del self._at_leisure[name]
@@ -172,7 +172,7 @@ class Controller:
         plan, asked = self._plan(name, facts)
         if not asked:
             self.world.withdraw(name)
-        if plan.can_wait and self._lull.is_busy and self._has_leisure(name):
+        if plan.can_wait and self._pacer.is_busy and self._has_leisure(name):
             self._look_again(name, plan.again_at)
             return "later"
         try:

@@ -13,7 +13,7 @@ BUSY, CALM = 16, 4
 MOST_S = 5.0
 
 
-class Lull:
+class Pacer:
     def __init__(self, clock: Callable[[], float], most_s: float = MOST_S, trickle_s: float = 0.0) -> None:
         self._clock, self._most_s, self._trickle_s = clock, most_s, trickle_s
         self._turn = asyncio.Lock()
