@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.core import memory
+from gpu_orchestrator.core import standing_cache
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
@@ -186,9 +186,9 @@ def test_the_number_of_remembered_states_is_bounded() -> None:
 
 def test_the_number_of_remembered_shapes_is_bounded() -> None:
     one = cluster(node("a", 1, resources={"cpu": 1_000_000}))
-    for cpu in range(1, 3 * memory.KEEP):
+    for cpu in range(1, 3 * standing_cache.KEEP):
         decide(request("pod", resources={"cpu": cpu}), one, POLICY, random.Random(1))
-    assert len(one.memory) == memory.KEEP
+    assert len(one.standings) == standing_cache.KEEP
 
 
 def test_the_number_of_remembered_labels_is_bounded_and_answers_stay_right() -> None:

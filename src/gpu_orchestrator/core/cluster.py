@@ -12,8 +12,8 @@ from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import Oversold, Unknown
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.journal import Journal
-from gpu_orchestrator.core.memory import Memory
 from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.standing_cache import StandingCache
 from gpu_orchestrator.core.usage import Usage
 
 
@@ -21,7 +21,7 @@ class Cluster:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.inventory, self.usage = Inventory(), Usage()
         self.observed, self.changed = Journal(), Journal()
-        self.memory = Memory()
+        self.standings = StandingCache()
         self._shares_inventory = False
         for node in nodes:
             self.set_node(node)
@@ -31,7 +31,7 @@ class Cluster:
         twin = Cluster.__new__(Cluster)
         twin.inventory, twin.usage = self.inventory, self.usage.copy()
         twin.observed, twin.changed = self.observed.copy(), self.changed.copy()
-        twin.memory = self.memory.copy()
+        twin.standings = self.standings.copy()
         twin._shares_inventory = self._shares_inventory = True
         return twin
 

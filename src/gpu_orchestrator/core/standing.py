@@ -121,15 +121,15 @@ class Standing:
 def current(shape: Shape, cluster: "Cluster", policy: Policy) -> Standing:
     """The standing of all nodes now, remembered if possible."""
     key = (shape, policy)
-    standing = cluster.memory.recall(key)
+    standing = cluster.standings.recall(key)
     if standing is None:
         filters = compile_filters(shape, cluster.inventory)
         standing = Standing(Kind(shape, cluster.inventory), policy, filters)
-        cluster.memory.keep(key, standing)
+        cluster.standings.keep(key, standing)
     try:
         standing.mend(cluster)
     except Exception:  # an opinion broke: what is half mended would be taken for the truth the next time
-        cluster.memory.forget(key)
+        cluster.standings.forget(key)
         raise
     return standing
 

@@ -16,14 +16,14 @@ nodes that it has seen."""
 Key = tuple[Shape, Policy]
 
 
-class Memory:
+class StandingCache:
     def __init__(self) -> None:
         self._kept: dict[Key, Standing] = {}
         self._owner = object()
 
-    def copy(self) -> "Memory":
+    def copy(self) -> "StandingCache":
         """After this neither side owns what both see, so each copies a standing before it mends it."""
-        twin = Memory()
+        twin = StandingCache()
         twin._kept = self._kept.copy()
         self._owner = object()
         return twin
