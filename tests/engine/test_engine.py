@@ -13,16 +13,16 @@ from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Action,
-    Asked,
     Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
+    NodeRemoved,
+    NodeUpdated,
     Place,
     Placed,
     PlaceFailed,
+    PlacementObserved,
     Refuse,
+    RequestAdded,
+    RequestRemoved,
     Tick,
 )
 from gpu_orchestrator.engine.order import PriorityThenTime
@@ -39,14 +39,14 @@ class World:
         self.engine = Engine(options.pop("policy_of", REGISTRY.policy_of), random.Random(1), **options)
         self.now = 0.0
         for each in nodes:
-            self.tell(NodeSeen(each))
+            self.tell(NodeUpdated(each))
 
     def tell(self, event: Event, after_s: float = 0.0) -> list[Action]:
         self.now += after_s
         return self.engine.handle(event, self.now)
 
     def ask(self, *requests: Request) -> list[Action]:
-        return [action for each in requests for action in self.tell(Asked(each))]
+        return [action for each in requests for action in self.tell(RequestAdded(each))]
 
 
 def placed(actions: list[Action]) -> list[str]:
@@ -78,9 +78,9 @@ def test_what_is_set_aside_is_not_given_to_the_next() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(Gone("p"), id="somebody ended"),
-        pytest.param(NodeSeen(node("b", 1)), id="a node came"),
-        pytest.param(NodeSeen(node("a", 2)), id="a node grew"),
+        pytest.param(RequestRemoved("p"), id="somebody ended"),
+        pytest.param(NodeUpdated(node("b", 1)), id="a node came"),
+        pytest.param(NodeUpdated(node("a", 2)), id="a node grew"),
     ],
 )
 def test_what_could_help_wakes_the_parked_at_once(event: Event) -> None:
@@ -96,11 +96,11 @@ def test_what_could_help_wakes_the_parked_at_once(event: Event) -> None:
     "event",
     [
         pytest.param(Tick(), id="time"),
-        pytest.param(NodeSeen(node("b", 1)), id="too small a node"),
-        pytest.param(NodeSeen(node("b", 8, ready=False)), id="a node that is not ready"),
-        pytest.param(Gone("small"), id="too little became free"),
-        pytest.param(Gone("nobody"), id="nobody ended"),
-        pytest.param(NodeGone("a"), id="a node left"),
+        pytest.param(NodeUpdated(node("b", 1)), id="too small a node"),
+        pytest.param(NodeUpdated(node("b", 8, ready=False)), id="a node that is not ready"),
+        pytest.param(RequestRemoved("small"), id="too little became free"),
+        pytest.param(RequestRemoved("nobody"), id="nobody ended"),
+        pytest.param(NodeRemoved("a"), id="a node left"),
     ],
 )
 def test_what_cannot_help_wakes_nobody(event: Event) -> None:
@@ -116,10 +116,10 @@ def test_what_cannot_help_wakes_nobody(event: Event) -> None:
 def test_a_node_that_became_ready_without_room_is_remembered_for_later() -> None:
     """It could not help when it was seen, but a release on it can."""
     world = World(node("a", 1, ready=False))
-    world.tell(Held(whole("p", "a", 0)))
+    world.tell(PlacementObserved(whole("p", "a", 0)))
     world.ask(request("q"))
-    assert world.tell(NodeSeen(node("a", 1))) == []
-    assert placed(world.tell(Gone("p"))) == ["q"]
+    assert world.tell(NodeUpdated(node("a", 1))) == []
+    assert placed(world.tell(RequestRemoved("p"))) == ["q"]
 
 
 def test_a_failed_placing_rests_one_second_then_two_then_at_most_ten() -> None:
@@ -158,7 +158,7 @@ def test_higher_priority_first_then_who_came_first() -> None:
     world.ask(request("late"), request("later"), request("urgent", priority=9))
     assert world.engine.counts()["parked"] == 3
     order = []
-    actions = world.tell(NodeSeen(node("a", 8)))
+    actions = world.tell(NodeUpdated(node("a", 8)))
     while placed(actions):
         order += placed(actions)
         actions = world.tell(Placed(order[-1]))
@@ -176,7 +176,7 @@ def test_no_more_is_in_flight_than_allowed_so_that_the_urgent_can_pass() -> None
 def test_one_call_decides_no_more_than_allowed_and_asks_to_be_called_again() -> None:
     world = World(max_decisions=1)
     world.ask(request("p"), request("q", 2))
-    assert placed(world.tell(NodeSeen(node("a", 8)))) == ["p"]
+    assert placed(world.tell(NodeUpdated(node("a", 8)))) == ["p"]
     assert world.engine.deadline(world.now) == world.now
     assert placed(world.tell(Tick())) == ["q"]
     assert world.engine.deadline(world.now) is None
@@ -202,7 +202,7 @@ def test_of_many_that_ask_the_same_only_as_many_are_woken_as_fit() -> None:
     decided = 0
     assert placed(world.tell(PlaceFailed("p0000"))) == ["p0001"]
     world.tell(Placed("p0001"))
-    assert placed(world.tell(Gone("p0001"))) == ["p0002"]
+    assert placed(world.tell(RequestRemoved("p0001"))) == ["p0002"]
     assert decided <= 4
 
 
@@ -210,16 +210,16 @@ def test_one_that_leaves_the_queue_calls_the_next_like_it() -> None:
     """q was woken for both and is held up by the limit; when it leaves, r must not sleep on."""
     world = World(node("a", 1), max_in_flight=2)
     world.ask(request("p"), request("q"), request("r"), request("no-gpu", 0))
-    world.tell(NodeSeen(node("b", 1)))
+    world.tell(NodeUpdated(node("b", 1)))
     assert (world.engine.state_of("q"), world.engine.state_of("r")) == ("active", "parked")
-    world.tell(Gone("q"))
+    world.tell(RequestRemoved("q"))
     assert placed(world.tell(Placed("p"))) == ["r"]
 
 
 def test_leaving_while_placing_is_under_way_gives_everything_back() -> None:
     world = World(node("a", 1))
     world.ask(request("p"), request("q"))
-    assert world.tell(Gone("p")) == []
+    assert world.tell(RequestRemoved("p")) == []
     assert placed(world.tell(Placed("p"))) == ["q"]
     assert world.engine.state_of("p") is None
 
@@ -228,7 +228,7 @@ def test_leaving_while_placing_is_under_way_gives_everything_back() -> None:
 def test_coming_back_while_placing_is_under_way_is_a_new_request(outcome: Event) -> None:
     world = World(node("a", 1), node("b", 2))
     world.ask(request("p"))
-    world.tell(Gone("p"))
+    world.tell(RequestRemoved("p"))
     assert world.ask(request("p", 2)) == []
     actions = world.tell(outcome)
     assert placed(actions) == ["p"]
@@ -241,7 +241,7 @@ def test_truth_from_outside_wins() -> None:
     """We wanted p on device 0; in truth it is on device 1, and so it is not ours to place any more."""
     world = World(node("a", 2))
     world.ask(request("p"))
-    world.tell(Held(whole("p", "a", 1)))
+    world.tell(PlacementObserved(whole("p", "a", 1)))
     assert world.engine.cluster.held_on("a") == {"p": whole("p", "a", 1)}
     assert world.tell(PlaceFailed("p")) == []
     assert world.engine.state_of("p") == "held"
@@ -252,25 +252,25 @@ def test_truth_from_outside_wins() -> None:
 def test_a_waiting_request_that_somebody_else_placed_waits_no_longer() -> None:
     world = World(node("a", 1))
     world.ask(request("p"), request("q"))
-    assert world.tell(Held(whole("q", "b", 0))) == []
+    assert world.tell(PlacementObserved(whole("q", "b", 0))) == []
     assert world.engine.state_of("q") == "held"
 
 
 def test_a_node_that_comes_back_finds_its_holders_again() -> None:
     world = World(node("a", 2))
-    world.tell(Held(whole("p", "a", 0)))
-    world.tell(NodeGone("a"))
-    world.tell(NodeSeen(node("a", 2)))
+    world.tell(PlacementObserved(whole("p", "a", 0)))
+    world.tell(NodeRemoved("a"))
+    world.tell(NodeUpdated(node("a", 2)))
     assert world.engine.cluster.held_on("a") == {"p": whole("p", "a", 0)}
 
 
 def test_holders_may_be_told_before_their_node() -> None:
     world = World()
-    world.tell(Held(whole("p", "a", 0)))
-    world.tell(NodeSeen(node("a", 1)))
+    world.tell(PlacementObserved(whole("p", "a", 0)))
+    world.tell(NodeUpdated(node("a", 1)))
     assert world.engine.cluster.free_gpus("a") == 0
-    world.tell(Held(Placement("p", "a", unnamed=1)))
-    world.tell(Gone("p"))
+    world.tell(PlacementObserved(Placement("p", "a", unnamed=1)))
+    world.tell(RequestRemoved("p"))
     assert world.engine.cluster.free_gpus("a") == 1
 
 
@@ -284,7 +284,7 @@ def test_asking_again_changes_nothing_and_asking_differently_replaces() -> None:
 def test_a_waiting_request_can_be_explained_as_things_are_now() -> None:
     world = World(node("a", 1))
     world.ask(request("p", 2))
-    world.tell(NodeSeen(node("b", 1, ready=False)))
+    world.tell(NodeUpdated(node("b", 1, ready=False)))
     why = world.engine.why("p")
     assert why is not None
     assert why.message == "0/2 nodes fit: 1 has fewer than 2 free GPUs, 1 not ready"
@@ -319,7 +319,8 @@ BREAKS_FOR_TWO = Policy(Strategy("fragile", ((1.0, _breaks_for_two),)), REGISTRY
 def test_whatever_a_policy_raises_is_a_refusal_and_costs_nobody_else_anything() -> None:
     world = World(node("a", 8), policy_of=lambda _: BREAKS_FOR_TWO)
     actions = world.engine.handle_all(
-        [Asked(request("one")), Asked(request("two", 2)), Asked(request("three"))], now=0.0
+        [RequestAdded(request("one")), RequestAdded(request("two", 2)), RequestAdded(request("three"))],
+        now=0.0,
     )
     assert (placed(actions), refused(actions)) == (["one", "three"], ["two"])
     assert isinstance(actions[1], Refuse)
@@ -354,7 +355,7 @@ def test_a_policy_that_recovers_is_believed_for_all_nodes() -> None:
     world = World(*(node(f"n{i}", 1) for i in range(16)), policy_of=lambda _: policy)
     world.ask(*(request(f"p{i}") for i in range(15)))
     broken = True
-    world.tell(NodeSeen(node("more", 1, ready=False)))
+    world.tell(NodeUpdated(node("more", 1, ready=False)))
     assert refused(world.ask(request("q"))) == ["q"]
     broken = False
     assert placed(world.tell(Tick(), after_s=1)) == ["q"]
@@ -362,9 +363,10 @@ def test_a_policy_that_recovers_is_believed_for_all_nodes() -> None:
 
 def test_one_bad_event_of_many_is_refused_and_the_others_count() -> None:
     world = World(node("a", 1))
-    world.tell(Held(whole("h", "a", 0)))
+    world.tell(PlacementObserved(whole("h", "a", 0)))
     actions = world.engine.handle_all(
-        [Asked(request("bad", strategy="best")), Asked(request("good")), Gone("h")], now=0.0
+        [RequestAdded(request("bad", strategy="best")), RequestAdded(request("good")), RequestRemoved("h")],
+        now=0.0,
     )
     assert (refused(actions), placed(actions)) == (["bad"], ["good"])
     assert isinstance(actions[0], Refuse)
@@ -374,10 +376,12 @@ def test_one_bad_event_of_many_is_refused_and_the_others_count() -> None:
 
 def test_an_event_that_cannot_be_is_told_after_the_others_were_heard() -> None:
     world = World(node("a", 1))
-    world.tell(Held(whole("h", "a", 0)))
+    world.tell(PlacementObserved(whole("h", "a", 0)))
     nothing: Any = None
     with pytest.raises(AttributeError):
-        world.engine.handle_all([NodeSeen(nothing), Asked(request("p")), Gone("h")], now=0.0)
+        world.engine.handle_all(
+            [NodeUpdated(nothing), RequestAdded(request("p")), RequestRemoved("h")], now=0.0
+        )
     assert world.engine.state_of("h") is None
     assert placed(world.tell(Tick())) == ["p"]
 
@@ -385,7 +389,7 @@ def test_an_event_that_cannot_be_is_told_after_the_others_were_heard() -> None:
 def test_who_asks_for_what_no_node_has_wakes_when_one_comes_that_has_it() -> None:
     world = World(node("a", 1))
     world.ask(request("p", resources={"nic": 2}), request("q", resources={"nic": 1, "other": 1}))
-    assert world.tell(NodeSeen(node("b", 1, resources={"other": 1}))) == []
-    assert world.tell(NodeSeen(node("c", 1, resources={"nic": 1}))) == []
-    assert placed(world.tell(NodeSeen(node("d", 1, resources={"nic": 2})))) == ["p"]
-    assert placed(world.tell(NodeSeen(node("b", 1, resources={"nic": 1, "other": 1})))) == ["q"]
+    assert world.tell(NodeUpdated(node("b", 1, resources={"other": 1}))) == []
+    assert world.tell(NodeUpdated(node("c", 1, resources={"nic": 1}))) == []
+    assert placed(world.tell(NodeUpdated(node("d", 1, resources={"nic": 2})))) == ["p"]
+    assert placed(world.tell(NodeUpdated(node("b", 1, resources={"nic": 1, "other": 1})))) == ["q"]

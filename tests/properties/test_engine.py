@@ -17,17 +17,17 @@ from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
-    Allowed,
-    Asked,
     Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
+    LimitChanged,
+    NodeRemoved,
+    NodeUpdated,
     Place,
     Placed,
     PlaceFailed,
+    PlacementObserved,
     Refuse,
+    RequestAdded,
+    RequestRemoved,
     Tick,
 )
 from gpu_orchestrator.engine.order import FairBands, Order, PriorityThenTime
@@ -54,8 +54,8 @@ def with_fragile() -> Registry:
 # What each event makes of a request in each phase; nothing if it is not named. "left": gone while its placing
 # is under way; "back": asked for again after that.
 PHASES: dict[type[Event], dict[str, str]] = {
-    Asked: {"none": "waiting", "left": "back"},
-    Gone: {"waiting": "none", "held": "none", "flying": "left", "back": "left"},
+    RequestAdded: {"none": "waiting", "left": "back"},
+    RequestRemoved: {"waiting": "none", "held": "none", "flying": "left", "back": "left"},
     Placed: {"flying": "held", "left": "none", "back": "waiting"},
     PlaceFailed: {"flying": "waiting", "left": "none", "back": "waiting"},
 }
@@ -82,15 +82,15 @@ class Model:
 
     def expect(self, event: Event) -> None:
         match event:
-            case Held(placement):
+            case PlacementObserved(placement):
                 self.phases[placement.key] = "held"
-            case Asked(request) if request.strategy != "unheard":
+            case RequestAdded(request) if request.strategy != "unheard":
                 if self.phases.get(request.key) != "held":
                     self.wanted[request.key] = request
                 self._move(request.key, event)
-            case Gone(key) | Placed(key) | PlaceFailed(key):
+            case RequestRemoved(key) | Placed(key) | PlaceFailed(key):
                 self._move(key, event)
-            case Allowed(flow, most):
+            case LimitChanged(flow, most):
                 self.most[flow] = most
             case _:
                 pass
@@ -127,7 +127,7 @@ def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
     for number in range(length):
         events = [_some_event(rng, model, shapes, number)]
         if rng.random() < 0.2:
-            events.append(Asked(_request(rng, f"s{number}", shapes)))
+            events.append(RequestAdded(_request(rng, f"s{number}", shapes)))
         _tell(engine, model, *events)
     _finish(engine, model)
 
@@ -137,24 +137,24 @@ def _some_event(rng: Random, model: Model, shapes: list[Shape], number: int) -> 
     flying = model.keys("flying", "left", "back") or known
     match rng.choice("nnnxaaaaaagghppppfftl"):
         case "n":
-            return NodeSeen(a_node(rng, rng.choice(NAMES)))
+            return NodeUpdated(a_node(rng, rng.choice(NAMES)))
         case "x":
-            return NodeGone(rng.choice(NAMES))
+            return NodeRemoved(rng.choice(NAMES))
         case "a":
             key = rng.choice(known) if rng.random() < 0.2 else f"r{number}"
-            return Asked(_request(rng, key, shapes))
+            return RequestAdded(_request(rng, key, shapes))
         case "g":
-            return Gone(rng.choice(known))
+            return RequestRemoved(rng.choice(known))
         case "h":
             key = rng.choice([f"other{rng.randrange(3)}", rng.choice(known)])
             taken = {"resources": (("cpu", 1),), "unnamed": rng.randint(0, 2)}
-            return Held(Placement(key, rng.choice(NAMES), **taken))  # type: ignore[arg-type]
+            return PlacementObserved(Placement(key, rng.choice(NAMES), **taken))  # type: ignore[arg-type]
         case "p":
             return Placed(rng.choice(flying))
         case "f":
             return PlaceFailed(rng.choice(flying))
         case "l":
-            return Allowed(rng.choice("uv"), rng.choice([None, 0, 1, 2]))
+            return LimitChanged(rng.choice("uv"), rng.choice([None, 0, 1, 2]))
         case _:
             return Tick()
 
@@ -222,7 +222,7 @@ def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
 
 def _finish(engine: Engine, model: Model) -> None:
     """Once everything under way succeeds and time passes, nothing is left to do but wait for room."""
-    _tell(engine, model, *(Allowed(flow, None) for flow in model.most))
+    _tell(engine, model, *(LimitChanged(flow, None) for flow in model.most))
     for _ in range(400):
         flying = model.keys("flying", "left", "back")
         if flying:

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import Allowed, Asked, Event, Gone, NodeSeen, Place, Placed
+from gpu_orchestrator.engine.events import (
+    Event,
+    LimitChanged,
+    NodeUpdated,
+    Place,
+    Placed,
+    RequestAdded,
+    RequestRemoved,
+)
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
 from tests.builders import node, request
@@ -36,7 +44,7 @@ class Shop:
     def __post_init__(self) -> None:
         order = FairBands(weight_of=lambda tenant: self.weights.get(tenant, 1.0))
         self.engine = Engine(Registry().policy_of, Random(1), order=order)
-        self.tell(NodeSeen(node("a", DEVICES)))
+        self.tell(NodeUpdated(node("a", DEVICES)))
 
     def tell(self, *events: Event) -> None:
         for action in self.engine.handle_all(events, self.now):
@@ -49,14 +57,14 @@ class Shop:
             self.most_at_once[tenant] = max(count, self.most_at_once[tenant])
 
     def submit(self, tenant: str, count: int) -> None:
-        self.tell(*(Asked(request(f"{tenant}{self.now}-{i}", 1, tenant=tenant)) for i in range(count)))
+        self.tell(*(RequestAdded(request(f"{tenant}{self.now}-{i}", 1, tenant=tenant)) for i in range(count)))
 
     def work(self) -> Iterator[None]:
         """Until nothing runs; a step for every end."""
         while self.running:
             self.now, key, tenant = heappop(self.running)
             self.used[tenant] += self.lengths[tenant]  # type: ignore[assignment]
-            self.tell(Gone(key))
+            self.tell(RequestRemoved(key))
             yield
 
 
@@ -116,7 +124,7 @@ def test_who_may_hold_so_many_holds_no_more_and_keeps_nobody_else_waiting(
     most: int, counts: tuple[int, int]
 ) -> None:
     shop = Shop({"u": 1.0, "v": 1.0})
-    shop.tell(Allowed("u", most))
+    shop.tell(LimitChanged("u", most))
     shop.submit("u", counts[0])
     shop.submit("v", counts[1])
     for _ in shop.work():

@@ -1,12 +1,12 @@
-"""The engine: hears an event, remembers it, decides what can be decided, and says what is to be done.
+"""Turn events into actions: keep the cluster's state and the queue, decide what can be decided.
 
-                       ┌────────────── woken ◀── parked ◀──┐ refused
-    Asked ──▶ active ──┴─▶ decide ─────────────────────────┤
-                ▲                                          ▼ Place
-                └── rested ◀── resting ◀── PlaceFailed ── in flight ── Placed ──▶ held ── Gone
+                              ┌────────────── woken ◀── parked ◀──┐ refused
+    RequestAdded ──▶ active ──┴─▶ decide ─────────────────────────┤
+                       ▲                                          ▼ Place
+                       └── rested ◀── resting ◀── PlaceFailed ── in flight ── Placed ──▶ held ──▶ removed
 
-A request is in exactly one of these places until it is held or gone. Used by the scheduler, the task
-dispatcher and the simulator: they differ in where events come from and who performs the actions.
+A request is in exactly one of these states until it is held or removed. The scheduler, the operator and the
+task dispatcher each run one: they differ in where events come from and who performs the actions.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,23 +24,23 @@ from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.events import (
     Action,
-    Allowed,
-    Asked,
     Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
+    LimitChanged,
+    NodeRemoved,
+    NodeUpdated,
     Place,
     Placed,
     PlaceFailed,
+    PlacementObserved,
     Refuse,
+    RequestAdded,
+    RequestRemoved,
     Tick,
 )
-from gpu_orchestrator.engine.line import Line, Waiting
+from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
-from gpu_orchestrator.engine.parking import Parking
-from gpu_orchestrator.engine.turns import Turns
+from gpu_orchestrator.engine.queue import Queue, Waiting
+from gpu_orchestrator.engine.unschedulable import Unschedulable
 
 State = Literal["active", "parked", "resting", "in flight", "held"]
 
@@ -67,13 +67,13 @@ class Engine:
         self._backoff = backoff or Backoff()
         self._max_in_flight, self._max_decisions = max_in_flight, max_decisions
         self._cache = Cache()
-        self._turns = Turns()
-        self._active = Line(self._turns)
-        self._parking = Parking(self._turns)
+        self._fair_share = FairShare()
+        self._active = Queue(self._fair_share)
+        self._unschedulable = Unschedulable(self._fair_share)
         self._resting: list[tuple[float, int, Waiting]] = []
         self._waiting: dict[str, Waiting] = {}
         self._in_flight: dict[str, Waiting] = {}
-        self._left: dict[str, Asked | None] = {}
+        self._left: dict[str, RequestAdded | None] = {}
         self._last: Waiting | None = None
         self._numbers = count()
 
@@ -101,7 +101,7 @@ class Engine:
         """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come.
         Raises what `policy_of` raises, before anything has changed."""
         actions: list[Action] = []
-        self._turns.pass_time(now)
+        self._fair_share.pass_time(now)
         self._hear(event, now, actions)
         return self._act(now, actions)
 
@@ -112,12 +112,12 @@ class Engine:
         were heard, and before anything is decided."""
         actions: list[Action] = []
         failed: Exception | None = None
-        self._turns.pass_time(now)
+        self._fair_share.pass_time(now)
         for event in events:
             try:
                 self._hear(event, now, actions)
             except Exception as error:  # `policy_of` is not ours; whatever it raises is about this one alone
-                if isinstance(event, Asked):
+                if isinstance(event, RequestAdded):
                     actions.append(Refuse(event.request, self._broken(error)))
                 else:
                     failed = failed or error
@@ -154,7 +154,7 @@ class Engine:
             return "held" if self._cache.holds(key) else None
         if waiting.rests_until is not None:
             return "resting"
-        return "active" if waiting.line is self._active else "parked"
+        return "active" if waiting.queue is self._active else "parked"
 
     def waiting(self, key: str) -> Request | None:
         """The request that waits under this key, in whatever state."""
@@ -163,10 +163,10 @@ class Engine:
 
     def counts(self) -> dict[State, int]:
         """How many requests are in each place."""
-        resting = len(self._waiting) - len(self._active) - len(self._parking)
+        resting = len(self._waiting) - len(self._active) - len(self._unschedulable)
         return {
             "active": len(self._active),
-            "parked": len(self._parking),
+            "parked": len(self._unschedulable),
             "resting": resting,
             "in flight": len(self._in_flight),
             "held": len(self._cache) - len(self._cache.assumed),
@@ -174,27 +174,27 @@ class Engine:
 
     def _hear(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
-            case NodeSeen(node):
+            case NodeUpdated(node):
                 if self._cache.set_node(node):
                     self._helped(node.name, observed=True)
-            case NodeGone(name):
+            case NodeRemoved(name):
                 self._cache.remove_node(name)
-            case Asked():
+            case RequestAdded():
                 self._ask(event, now, actions)
-            case Gone(key):
+            case RequestRemoved(key):
                 self._leave(key)
-            case Held(placement, request):
+            case PlacementObserved(placement, request):
                 self._hold(placement, request)
             case Placed(key):
                 self._placed(key, now, actions)
             case PlaceFailed(key):
                 self._place_failed(key, now, actions)
-            case Allowed(flow, most):
-                self._turned(self._turns.allow(flow, most))
+            case LimitChanged(flow, most):
+                self._turned(self._fair_share.allow(flow, most))
             case Tick():
                 pass
 
-    def _ask(self, event: Asked, now: float, actions: list[Action]) -> None:
+    def _ask(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
         if key in self._in_flight:
             self._ask_in_flight(event, self._in_flight[key])
@@ -209,7 +209,7 @@ class Engine:
         if not self._join_sleepers(waiting, actions):
             self._active.push(waiting)
 
-    def _ask_in_flight(self, event: Asked, flying: Waiting) -> None:
+    def _ask_in_flight(self, event: RequestAdded, flying: Waiting) -> None:
         """Its placing is under way. If it had left, it comes back after that; else what it wants now counts
         if the placing fails."""
         newer = self._enter(event.request, flying.since)
@@ -233,9 +233,9 @@ class Engine:
 
     def _join_sleepers(self, waiting: Waiting, actions: list[Action]) -> bool:
         """Who asks for what is known not to fit needs no decision of its own."""
-        if (group := self._parking.asleep(waiting)) is None:
+        if (group := self._unschedulable.asleep(waiting)) is None:
             return False
-        self._parking.join(group, waiting)
+        self._unschedulable.join(group, waiting)
         actions.append(Refuse(waiting.request, group.refusal))
         return True
 
@@ -248,7 +248,7 @@ class Engine:
             self._release(key)
 
     def _release(self, key: str) -> None:
-        self._turned(self._turns.let_go(key))
+        self._turned(self._fair_share.let_go(key))
         self._helped(self._cache.release(key))
 
     def _hold(self, placement: Placement, request: Request | None) -> None:
@@ -258,7 +258,7 @@ class Engine:
         if (waiting := self._waiting.get(key)) is not None:
             self._dequeue(waiting)
         if request is not None:
-            self._turned(self._turns.take(key, self._order.flow(request), self._order.cost(request)))
+            self._turned(self._fair_share.take(key, self._order.flow(request), self._order.cost(request)))
         self._helped(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
@@ -274,7 +274,7 @@ class Engine:
         if waiting is None:
             return
         freed = self._cache.forget(key)
-        self._turned(self._turns.let_go(key))
+        self._turned(self._fair_share.let_go(key))
         if key in self._left:
             self._come_back(key, now, actions)
         else:
@@ -289,35 +289,35 @@ class Engine:
 
     def _wait(self, waiting: Waiting) -> None:
         self._waiting[waiting.request.key] = waiting
-        self._turns.joins(waiting.flow)
+        self._fair_share.joins(waiting.flow)
 
     def _wait_no_more(self, waiting: Waiting) -> None:
         del self._waiting[waiting.request.key]
-        self._turns.leaves(waiting.flow)
+        self._fair_share.leaves(waiting.flow)
 
     def _dequeue(self, waiting: Waiting) -> None:
         self._wait_no_more(waiting)
         waiting.rests_until = None
-        if waiting.line is self._active:
+        if waiting.queue is self._active:
             self._active.remove(waiting)
             self._call_next(waiting)
-        elif waiting.line is not None:
-            self._parking.leave(waiting)
+        elif waiting.queue is not None:
+            self._unschedulable.leave(waiting)
 
     def _helped(self, node: str | None, *, observed: bool = False) -> None:
         """Something became free on a node: wake whoever fits there now."""
         if node is not None:
-            for group in self._parking.helped_by(self.cluster, node, observed=observed):
-                self._activate(self._parking.wake(group))
+            for group in self._unschedulable.helped_by(self.cluster, node, observed=observed):
+                self._activate(self._unschedulable.wake(group))
 
     def _turned(self, changed: bool) -> None:
         """A flow became full or ceased to be: others are first now."""
         if changed:
-            for waiting in self._parking.wake_all():
+            for waiting in self._unschedulable.wake_all():
                 self._active.push(waiting)
 
     def _call_next(self, waiting: Waiting) -> None:
-        self._activate(self._parking.next_like(waiting))
+        self._activate(self._unschedulable.next_like(waiting))
 
     def _activate(self, waiting: Waiting | None) -> None:
         if waiting is not None:
@@ -356,12 +356,12 @@ class Engine:
             self._call_next(waiting)
             return Refuse(request, self._broken(error))
         if isinstance(answer, Refusal):
-            self._parking.sleep(waiting, answer, self.cluster)
+            self._unschedulable.sleep(waiting, answer, self.cluster)
             return Refuse(request, answer)
         self._wait_no_more(waiting)
         self._in_flight[request.key] = waiting
-        self._turns.charge(waiting.flow, cost)
-        self._turned(self._turns.take(request.key, waiting.flow, cost))
+        self._fair_share.charge(waiting.flow, cost)
+        self._turned(self._fair_share.take(request.key, waiting.flow, cost))
         self._call_next(waiting)
         return Place(request, answer)
 

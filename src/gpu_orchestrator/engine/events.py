@@ -12,19 +12,19 @@ from gpu_orchestrator.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeUpdated:
     """A node as it is now, new or changed or neither."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeRemoved:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestAdded:
     """Somebody wants something. `since` is when they began to wait, if that was before now."""
 
     request: Request
@@ -32,14 +32,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class RequestRemoved:
     """Whoever that was: it waits no longer, and what it held is free."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PlacementObserved:
     """The truth about what a key holds, whoever gave it. With the `request` it came from, it counts against
     the flow of that."""
 
@@ -60,7 +60,7 @@ class PlaceFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class LimitChanged:
     """A flow may hold at most so many things at once; None for any number. What it has it keeps."""
 
     flow: str
@@ -72,7 +72,17 @@ class Tick:
     """Nothing happened but time."""
 
 
-Event = NodeSeen | NodeGone | Asked | Gone | Held | Placed | PlaceFailed | Allowed | Tick
+Event = (
+    NodeUpdated
+    | NodeRemoved
+    | RequestAdded
+    | RequestRemoved
+    | PlacementObserved
+    | Placed
+    | PlaceFailed
+    | LimitChanged
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,15 @@ from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request, pairs
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
-    Asked,
     Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
+    NodeRemoved,
+    NodeUpdated,
     Place,
     PlaceFailed,
+    PlacementObserved,
     Refuse,
+    RequestAdded,
+    RequestRemoved,
     Tick,
 )
 from gpu_orchestrator.policies.registry import Registry
@@ -78,7 +78,7 @@ class World:
             self._registry.policy_of(chosen)  # raises before anything is remembered
             mine = self._wishes[asker] = Wish(chosen)
             self._asker[chosen.key] = asker
-            self._hear(Asked(chosen, since), told=asker)
+            self._hear(RequestAdded(chosen, since), told=asker)
         else:
             self._hear(Tick(), told=asker)  # it may rest after its policy broke, and nothing else wakes it
         if mine.given:
@@ -104,7 +104,7 @@ class World:
         if new is None:
             if old is not None:
                 self._resources.pop(old.metadata.name, None)
-                self._hear(NodeGone(old.metadata.name))
+                self._hear(NodeRemoved(old.metadata.name))
             return
         try:
             seen = translate.node_of(new)
@@ -112,7 +112,7 @@ class World:
             log.error("node cannot be counted", node=new.metadata.name, error=str(error))
             return
         self._resources[seen.name] = translate.gpu_resource(new)
-        self._hear(NodeSeen(self._as_barred(seen)))
+        self._hear(NodeUpdated(self._as_barred(seen)))
 
     def _as_barred(self, node: CoreNode) -> CoreNode:
         return replace(node, barred=CLAIMED if self._claimed.get(node.name) else "")
@@ -125,7 +125,7 @@ class World:
         placement = self._held_by(new) if new else None
         self._bar(pod, is_there=placement is not None)
         if not name or self._bound.get(name, (uid, None))[0] != uid:
-            self._hear(Held(placement) if placement else Gone(uid))
+            self._hear(PlacementObserved(placement) if placement else RequestRemoved(uid))
             return
         if placement:
             self._bound[name] = (uid, placement)
@@ -143,7 +143,7 @@ class World:
         was_barred = bool(claimed)
         claimed.add(pod.metadata.uid) if is_there else claimed.discard(pod.metadata.uid)
         if bool(claimed) != was_barred and name in self.engine.cluster:
-            self._hear(NodeSeen(self._as_barred(self.engine.cluster.node(name))))
+            self._hear(NodeUpdated(self._as_barred(self.engine.cluster.node(name))))
         if not claimed:
             del self._claimed[name]
 
@@ -171,11 +171,11 @@ class World:
         full, and whose devices are then whose could not be told apart again."""
         job = self._jobs.get(name)
         if name in self._bound:
-            self._hear(Held(replace(self._bound[name][1], key=name)))
+            self._hear(PlacementObserved(replace(self._bound[name][1], key=name)))
         elif job is not None and job.node:
-            self._hear(Held(_placement(name, job)))
+            self._hear(PlacementObserved(_placement(name, job)))
         elif name not in self._asker:
-            self._hear(Gone(name))
+            self._hear(RequestRemoved(name))
 
     def _held_by(self, pod: Pod) -> Placement | None:
         try:

@@ -13,9 +13,9 @@ from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, first_obstacle
-from gpu_orchestrator.engine.line import Line, Waiting
-from gpu_orchestrator.engine.needs import Needs
-from gpu_orchestrator.engine.turns import Turns
+from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.queue import Queue, Waiting
+from gpu_orchestrator.engine.wakeup_index import WakeupIndex
 
 FEW = 256
 """A group that only so many nodes could ever take is looked up by node; the others are compared with every
@@ -27,7 +27,7 @@ Key = tuple[Shape, Policy]
 @dataclass(slots=True, eq=False)
 class Group:
     key: Key
-    line: Line
+    queue: Queue
     refusal: Refusal
     slot: int
     filters: tuple[Filter, ...] = ()
@@ -35,18 +35,18 @@ class Group:
     asleep: bool = True
 
 
-class Parking:
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+class Unschedulable:
+    def __init__(self, fair_share: FairShare) -> None:
+        self._fair_share = fair_share
         self._groups: dict[Key, Group] = {}
-        self._needs = Needs()
+        self._wakeup = WakeupIndex()
         self._slots: list[Group | None] = []
         self._unused: list[int] = []
         self._few: set[int] = set()
         self._by_row: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        return sum(len(group.line) for group in self._groups.values())
+        return sum(len(group.queue) for group in self._groups.values())
 
     def asleep(self, waiting: Waiting) -> Group | None:
         """The group this request belongs to, if it is known not to fit now."""
@@ -59,15 +59,15 @@ class Parking:
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(key, Line(self._turns), refusal, self._new_slot())
+            group = self._groups[key] = Group(key, Queue(self._fair_share), refusal, self._new_slot())
             self._slots[group.slot] = group
         group.refusal, group.asleep = refusal, True
-        group.line.push(waiting)
+        group.queue.push(waiting)
         self._unwatch(group)
         self._watch(group, cluster)
 
     def join(self, group: Group, waiting: Waiting) -> None:
-        group.line.push(waiting)
+        group.queue.push(waiting)
 
     def helped_by(self, cluster: Cluster, name: str, *, observed: bool) -> list[Group]:
         """Sleeping groups that this node could take now. `observed`: the node itself changed, not only its
@@ -77,7 +77,7 @@ class Parking:
         row = cluster.row(name)
         if observed:
             self._notice(row)
-        met = self._needs.met_by(cluster, row)
+        met = self._wakeup.met_by(cluster, row)
         near = self._by_row.get(row, set())
         slots = [slot for slot in met if slot not in self._few or slot in near]
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
@@ -88,8 +88,8 @@ class Parking:
         if group.asleep:
             group.asleep = False
             self._unwatch(group)
-        first = group.line.pop()
-        if not group.line:
+        first = group.queue.pop()
+        if not group.queue:
             self._drop(group)
         return first
 
@@ -107,8 +107,8 @@ class Parking:
     def leave(self, waiting: Waiting) -> None:
         """A parked request waits no longer."""
         group = self._groups[waiting.request.shape, waiting.policy]
-        group.line.remove(waiting)
-        if not group.line:
+        group.queue.remove(waiting)
+        if not group.queue:
             self._drop(group)
 
     def _fits(self, group: Group, cluster: Cluster, row: int) -> bool:
@@ -122,7 +122,7 @@ class Parking:
         shape, policy = group.key
         standing = current(shape, cluster, policy)
         group.filters = standing.filters
-        self._needs.set(group.slot, shape, cluster)
+        self._wakeup.set(group.slot, shape, cluster)
         rows = standing.eligible()
         if len(rows) <= FEW:
             self._few.add(group.slot)
@@ -130,7 +130,7 @@ class Parking:
                 self._look_at(group, row)
 
     def _unwatch(self, group: Group) -> None:
-        self._needs.clear(group.slot)
+        self._wakeup.clear(group.slot)
         self._few.discard(group.slot)
         for row in list(group.rows):
             self._look_away(group, row)

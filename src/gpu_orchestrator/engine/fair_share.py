@@ -30,7 +30,7 @@ class _Flow:
         return self.most is not None and self.holds >= self.most
 
 
-class Turns:
+class FairShare:
     """A flow that was away does not save up turns."""
 
     def __init__(self) -> None:

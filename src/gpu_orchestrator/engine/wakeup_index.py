@@ -16,7 +16,7 @@ IMPOSSIBLE = np.iinfo(np.int64).max
 WHOLE_DEVICES, MILLI, FIRST_RESOURCE = 0, 1, 2
 
 
-class Needs:
+class WakeupIndex:
     def __init__(self) -> None:
         self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
         self._least: tuple[int, int] | None = None
