@@ -52,7 +52,7 @@ def _ask(request: Request, cluster: Cluster, world: Known, seed: int) -> None:
     policy = REGISTRY.policy_of(request)
     answer = decide(request, cluster, policy, random.Random(seed))
     anew = cluster.copy()
-    anew.memory.clear()
+    anew.standings.clear()
     assert decide(request, anew, policy, random.Random(seed)) == answer, (
         "a remembered answer differs from a new one"
     )

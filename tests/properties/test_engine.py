@@ -211,7 +211,7 @@ def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
     waiting = {key: r for key, r in waiting.items() if not model.is_full(model.order.flow(r))}
     awake = {(r.shape, r.strategy, r.allocator) for k, r in waiting.items() if engine.state_of(k) == "active"}
     cluster = engine.cluster.copy()
-    cluster.memory.clear()
+    cluster.standings.clear()
     for key, request in waiting.items():
         parked = engine.state_of(key) == "parked"
         if parked and (request.shape, request.strategy, request.allocator) not in awake:
