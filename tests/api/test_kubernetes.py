@@ -14,7 +14,6 @@ from gpu_orchestrator.api.wire import Resource, key
 
 Json = dict[str, Any]
 EVERY_RESOURCE = [each for each in vars(kubernetes).values() if isinstance(each, Resource)]
-READABLE = [each for each in EVERY_RESOURCE if each.kind != "Binding"]  # bindings are only ever written
 
 MAIN = {
     "name": "main",
@@ -111,7 +110,7 @@ def test_a_job_that_ran(cluster: Cluster, namespace: str) -> None:
     cluster.api.request("DELETE", NODES.path(name=nodes[0]))
 
 
-@pytest.mark.parametrize("resource", READABLE, ids=lambda resource: resource.kind)
+@pytest.mark.parametrize("resource", EVERY_RESOURCE, ids=lambda resource: resource.kind)
 def test_all_there_is(cluster: Cluster, resource: Resource[Any]) -> None:
     """Nothing that a running cluster holds, of whatever writer, fails to decode."""
     listed(cluster, resource, "")

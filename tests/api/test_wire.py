@@ -34,4 +34,3 @@ def test_a_jobs_name_can_be_computed_again() -> None:
 
 def test_lease_names() -> None:
     assert names.device_lease("node-a", 3) == "gpu-node-a-3"
-    assert names.agent_lease("node-a") == "gpu-agent-node-a"

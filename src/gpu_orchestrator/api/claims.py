@@ -33,7 +33,7 @@ def child_name(pod: Pod) -> str:
     return f"{pod.metadata.name[:240]}-{pod.metadata.uid[:8]}"
 
 
-def gpus_asked(pod: Pod) -> int:
+def _annotated_gpus(pod: Pod) -> int:
     """The number in `gpu.scheduling/gpus`."""
     text = pod.metadata.annotations[names.GPUS]
     if not text.isdecimal() or not 1 <= int(text) <= MOST_GPUS:
@@ -44,7 +44,7 @@ def gpus_asked(pod: Pod) -> int:
 def request(pod: Pod, spec: GpuClaimSpec | None) -> Request:
     """What the pod asks for. `spec` is that of its claim or template; None when it names neither."""
     meta = pod.metadata
-    shape = translate.shape(pod.spec, gpus_asked(pod) if spec is None else spec.devices.count)
+    shape = translate.shape(pod.spec, _annotated_gpus(pod) if spec is None else spec.devices.count)
     return Request(
         meta.uid,
         shape if spec is None else _claimed(shape, spec),
@@ -103,7 +103,7 @@ def given(pod: Pod) -> tuple[int, ...]:
 def held(pod: Pod, spec: GpuClaimSpec | None) -> Placement | None:
     """What a bound pod takes from its node, with the very devices it was given. None for a pod that has
     ended or has no node."""
-    taken, devices = translate.held(pod), given(pod)
+    taken, devices = translate.counted_placement(pod), given(pod)
     if taken is None:
         return None
     if not devices:  # an annotation that speaks of another node is nobody's word

@@ -9,29 +9,21 @@ from gpu_orchestrator.api.pod import PODS, Pod, PodCondition, PodSpec, PodStatus
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 __all__ = [
-    "BINDINGS",
-    "CONFIG_MAPS",
     "EVENTS",
     "JOBS",
     "LEASES",
-    "NAMESPACES",
     "NODES",
     "PODS",
-    "PRIORITY_CLASSES",
     "VOLUME_CLAIMS",
-    "Binding",
-    "ConfigMap",
     "Event",
     "Job",
     "Lease",
-    "Namespace",
     "Node",
     "ObjectReference",
     "Pod",
     "PodCondition",
     "PodSpec",
     "PodStatus",
-    "PriorityClass",
     "Taint",
     "VolumeClaim",
 ]
@@ -148,29 +140,6 @@ class Event(Wire, frozen=True, gc=False):
     series: EventSeries | None = None
 
 
-class PriorityClass(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-    value: int
-    global_default: bool = False
-    preemption_policy: str = ""
-
-
-class Binding(Wire, frozen=True, gc=False):
-    """Its metadata carries annotations onto the pod, and a UID and resourceVersion as preconditions."""
-
-    metadata: ObjectMeta
-    target: ObjectReference
-
-
-class ConfigMap(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-    data: dict[str, str] = {}
-
-
-class Namespace(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-
-
 class VolumeClaimSpec(Wire, frozen=True, gc=False):
     volume_name: str = ""
 
@@ -189,10 +158,4 @@ NODES = Resource(Node, "Node", "nodes", namespaced=False)
 JOBS = Resource(Job, "Job", "jobs", "batch")
 LEASES = Resource(Lease, "Lease", "leases", "coordination.k8s.io")
 EVENTS = Resource(Event, "Event", "events", "events.k8s.io")
-PRIORITY_CLASSES = Resource(
-    PriorityClass, "PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False
-)
-BINDINGS = Resource(Binding, "Binding", "bindings")
-CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "configmaps")
-NAMESPACES = Resource(Namespace, "Namespace", "namespaces", namespaced=False)
 VOLUME_CLAIMS = Resource(VolumeClaim, "PersistentVolumeClaim", "persistentvolumeclaims")

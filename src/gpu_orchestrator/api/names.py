@@ -14,7 +14,6 @@ CLAIM = "gpu.scheduling/claim"
 CLAIM_TEMPLATE = "gpu.scheduling/claim-template"
 GPUS = "gpu.scheduling/gpus"
 GANG = "gpu.scheduling/gang"
-GANG_SIZE = "gpu.scheduling/gang-size"
 STRATEGY = "gpu.scheduling/strategy"
 ASKING_ANNOTATIONS = (CLAIM, CLAIM_TEMPLATE, GPUS)
 
@@ -36,7 +35,6 @@ DEVICE_ENV = {
 }
 MODEL_NAME_ENV = "MODEL_NAME"
 GPU_COUNT_ENV = "GPU_COUNT"
-NODE_NAME_ENV = "NODE_NAME"
 
 # Labels.
 APP = "app"
@@ -45,8 +43,6 @@ CONTROLLER = "gpu.warp.dev/controller"
 CONTROLLER_NAME = "gpu-orchestrator"
 MANAGED = "gpu.scheduling/managed"
 POD_UID = "gpu.scheduling/pod-uid"
-CHEAP_NODE = "gpu-orchestrator/cheap-node"
-HOSTNAME = "kubernetes.io/hostname"
 
 LONGEST_LABEL = 63
 
@@ -79,10 +75,7 @@ PRIORITY_CLASSES = {"low": "gpu-low", "normal": "gpu-normal", "high": "gpu-high"
 # Processes, where they live, and how they are called.
 NAMESPACE = "gpu-orchestrator-system"
 SCHEDULER = "gpu-scheduler"
-WEBHOOK = "gpu-scheduler-webhook"
-AGENT = "gpu-scheduler-agent"
 OPERATOR = "gpu-orchestrator-controller-manager"
-FIELD_MANAGER = "gpu-orchestrator"
 
 # Leases: leader election, the devices, the agents' signs of life.
 OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"
@@ -103,10 +96,6 @@ PREEMPTED = "Preempted"
 
 def device_lease(node: str, device: int) -> str:
     return f"{DEVICE_LEASE_PREFIX}{node}-{device}"
-
-
-def agent_lease(node: str) -> str:
-    return f"{AGENT_LEASE_PREFIX}{node}"
 
 
 def job(workload: str, uid: str, retry: int = 0) -> str:

@@ -5,7 +5,7 @@ are devices, not amounts, so `nvidia.com/gpu` and its like never appear among th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -28,15 +28,36 @@ TERMINAL = ("Succeeded", "Failed")
 GPU_TAINTS = tuple(Toleration(resource, "Exists") for resource in names.GPU_RESOURCES)
 
 
-class Described(
+class DeviceEntry(
     msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB", "bandwidth_gbps": "bandwidthGBps"}
 ):
-    """A node's devices in the words of the annotation `gpu.scheduling/devices`."""
+    """The annotation `gpu.scheduling/devices` of a node. `count` and `vendor` matter only where no device
+    plugin counts the GPUs."""
 
+    count: int = 0
+    vendor: str = "nvidia"
     model: str = ""
-    memory_mib: Annotated[int, msgspec.Meta(ge=0, le=MOST_MIB)] = 0
-    bandwidth_gbps: Annotated[int, msgspec.Meta(ge=0, le=MOST_NUMBER)] = 0
+    memory_mib: int = 0
+    bandwidth_gbps: int = 0
     islands: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def island_of(self) -> dict[int, int]:
+        return {device: at for at, island in enumerate(self.islands) for device in island}
+
+    @property
+    def can_be_counted(self) -> bool:
+        return 0 <= self.memory_mib <= MOST_MIB and 0 <= self.bandwidth_gbps <= MOST_NUMBER
+
+
+def device_entry(seen: WireNode) -> DeviceEntry | None:
+    """Return what a person wrote about the node's devices; None if nothing, or nothing readable."""
+    if (text := seen.metadata.annotations.get(names.NODE_DEVICES)) is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=DeviceEntry)
+    except msgspec.DecodeError:
+        return None
 
 
 def gpu_resource(seen: WireNode) -> str:
@@ -50,8 +71,8 @@ def is_ready(seen: WireNode) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in seen.status.conditions)
 
 
-def node_of(seen: WireNode) -> Node:
-    """A node as the core sees it."""
+def counted_node(seen: WireNode) -> Node:
+    """Return the node for the core, with as many GPUs as its device plugin counts."""
     return node(
         seen.metadata.name,
         **_devices(seen),
@@ -64,20 +85,24 @@ def node_of(seen: WireNode) -> Node:
 
 
 def _devices(seen: WireNode) -> dict[str, Any]:
-    resource, told, labels = gpu_resource(seen), _described(seen), seen.metadata.labels
-    count = _count(seen, resource)
-    island_of = {device: at for at, island in enumerate(told.islands) for device in island}
+    resource, labels = gpu_resource(seen), seen.metadata.labels
+    count, entry = _count(seen, resource), device_entry(seen)
+    if (
+        entry is None or not entry.can_be_counted
+    ):  # the count is known, so only model, memory and links are not
+        entry = DeviceEntry()
+    island_of = entry.island_of
     devices = [
         Device(
             number,
             vendor=names.VENDOR_OF[resource],
-            model=told.model or _first(labels, MODEL_LABELS),
-            memory_mib=told.memory_mib or _mib(_first(labels, MEMORY_LABELS)),
+            model=entry.model or _first(labels, MODEL_LABELS),
+            memory_mib=entry.memory_mib or _mib(_first(labels, MEMORY_LABELS)),
             island=island_of.get(number, -1),
         )
         for number in range(count)
     ]
-    return {"gpus": devices, "gbps": dict.fromkeys(island_of, told.bandwidth_gbps)}
+    return {"gpus": devices, "gbps": dict.fromkeys(island_of, entry.bandwidth_gbps)}
 
 
 def _count(seen: WireNode, resource: str) -> int:
@@ -85,16 +110,6 @@ def _count(seen: WireNode, resource: str) -> int:
     if count > MOST_DEVICES:
         raise quantity.BadQuantity(f"{count} {resource} on one node; at most {MOST_DEVICES} can be counted")
     return count
-
-
-def _described(seen: WireNode) -> Described:
-    """What a person wrote about the devices. What cannot be read counts as not written: the number of devices
-    comes from the node itself, so only the links between them stay unknown."""
-    text = seen.metadata.annotations.get(names.NODE_DEVICES, "{}")
-    try:
-        return msgspec.json.decode(text, type=Described)
-    except msgspec.DecodeError:
-        return Described()
 
 
 def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
@@ -107,8 +122,8 @@ def _mib(text: str) -> int:
     return mib if mib <= MOST_MIB else 0
 
 
-def held(pod: Pod) -> Placement | None:
-    """What a pod takes from its node; None for one that has no node, or has ended."""
+def counted_placement(pod: Pod) -> Placement | None:
+    """Return what a pod takes from its node, its GPUs by number only; None if it has no node or has ended."""
     if not pod.spec.node_name or pod.status.phase in TERMINAL:
         return None
     wanted = _all_asked(pod.spec)

@@ -107,7 +107,7 @@ class World:
                 self._hear(NodeRemoved(old.metadata.name))
             return
         try:
-            seen = translate.node_of(new)
+            seen = translate.counted_node(new)
         except BadQuantity as error:
             log.error("node cannot be counted", node=new.metadata.name, error=str(error))
             return
@@ -179,7 +179,7 @@ class World:
 
     def _held_by(self, pod: Pod) -> Placement | None:
         try:
-            return translate.held(pod)
+            return translate.counted_placement(pod)
         except BadQuantity as error:
             log.error("pod cannot be counted", pod=key(pod), error=str(error))
             return None
