@@ -11,9 +11,10 @@ from gpu_orchestrator.adapters import logs
 from gpu_orchestrator.adapters.kube.election import Lost
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.adapters.serving import BadAddress
+from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.scheduler import settings
 from gpu_orchestrator.apps.scheduler.run import run
-from gpu_orchestrator.apps.scheduler.settings import BadSettings, Lock
+from gpu_orchestrator.apps.scheduler.settings import Lock
 from gpu_orchestrator.policies.registry import BadPlugin, UnknownPolicy
 
 
