@@ -1,4 +1,4 @@
-"""In what order requests are looked at, and how long they rest."""
+"""In which order the engine tries requests, and how long they rest."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_priority_then_time() -> None:
     assert served(PriorityThenTime(), *asked) == ["c", "a", "d", "b"]
 
 
-def test_bands_are_strict_however_long_one_waited() -> None:
+def test_bands_are_strict_however_long_a_request_waited() -> None:
     old, new = (0.0, request("old", priority=74)), (1e9, request("new", priority=75))
     assert served(FairBands(), old, new) == ["new", "old"]
 
@@ -53,11 +53,11 @@ def test_tenants_take_turns() -> None:
     assert served(FairBands(), *of("u", 4), *of("v", 2)) == ["u0", "v0", "u1", "v1", "u2", "u3"]
 
 
-def test_a_turn_costs_what_it_takes() -> None:
+def test_larger_requests_cost_larger_turns() -> None:
     assert served(FairBands(), *of("u", 2, gpus=4), *of("v", 5)) == ["u0", "v0", "v1", "v2", "v3", "u1", "v4"]
 
 
-def test_a_tenant_of_twice_the_weight_gets_twice_as_many_turns() -> None:
+def test_tenant_with_twice_the_weight_gets_twice_as_many_turns() -> None:
     weighted = FairBands(weight_of=lambda tenant: 2.0 if tenant == "v" else 1.0)
     first = served(weighted, *of("u", 30), *of("v", 30))[:30]
     assert sum(key.startswith("v") for key in first) == 20
@@ -74,11 +74,11 @@ def test_a_tenant_of_twice_the_weight_gets_twice_as_many_turns() -> None:
         pytest.param(request("r", 0), 0.01, id="no device counts a little"),
     ],
 )
-def test_what_holding_costs(asked: Request, cost: float) -> None:
+def test_cost_of_holding(asked: Request, cost: float) -> None:
     assert FairBands().cost(asked) == pytest.approx(cost)
 
 
-def test_holding_counts_as_time_passes_while_others_wait() -> None:
+def test_holding_is_charged_over_time_while_others_wait() -> None:
     fair_share = FairShare()
     fair_share.pass_time(100.0)
     fair_share.take("a", "u", 2.0)
@@ -93,7 +93,7 @@ def test_holding_counts_as_time_passes_while_others_wait() -> None:
 
 
 @pytest.mark.parametrize(("most", "counted"), [(None, True), (1, False)])
-def test_what_nobody_else_could_have_is_free(most: int | None, counted: bool) -> None:
+def test_holding_is_free_while_no_other_flow_could_use_it(most: int | None, counted: bool) -> None:
     fair_share = FairShare()
     fair_share.pass_time(0.0)
     fair_share.take("a", "u", 1.0)
@@ -110,7 +110,7 @@ def test_what_nobody_else_could_have_is_free(most: int | None, counted: bool) ->
     assert fair_share.start("u") == (5.0 if counted else 0.0)
 
 
-def test_a_full_flow_is_passed_over_until_it_lets_go() -> None:
+def test_flow_at_its_limit_is_skipped_until_it_releases() -> None:
     fair_share = FairShare()
     queue = Queue(fair_share)
     order = FairBands()
@@ -129,7 +129,7 @@ def test_a_full_flow_is_passed_over_until_it_lets_go() -> None:
     assert second.request.key == "u0"
 
 
-def test_an_empty_line_remembers_nobody() -> None:
+def test_empty_queue_keeps_no_lanes() -> None:
     fair_share = FairShare()
     queue, order = Queue(fair_share), FairBands()
     for number in range(100):
@@ -141,14 +141,14 @@ def test_an_empty_line_remembers_nobody() -> None:
         assert not queue.lanes
 
 
-def test_a_tenant_that_was_away_saved_nothing_up() -> None:
+def test_tenant_that_was_away_has_saved_up_no_turns() -> None:
     fair_share = FairShare()
     for _ in range(100):
         fair_share.charge("busy", 1.0)
     assert fair_share.start("away") == pytest.approx(fair_share.start("busy") - BEGINNING_S)
 
 
-def test_who_left_a_line_is_passed_over() -> None:
+def test_removed_request_is_skipped() -> None:
     fair_share = FairShare()
     queue = Queue(fair_share)
     crowd = [

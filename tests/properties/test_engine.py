@@ -117,7 +117,7 @@ class Model:
     per_call=st.sampled_from([1, 1000]),
     order=st.sampled_from([PriorityThenTime(), FairBands()]),
 )
-def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
+def test_no_request_is_lost_or_placed_twice_or_parked_while_it_fits(
     seed: int, length: int, at_once: int, per_call: int, order: Order
 ) -> None:
     rng, model = Random(seed), Model(order)

@@ -1,4 +1,4 @@
-"""Tenants share devices evenly, whatever they ask for, in whatever order, however long it takes."""
+"""Tenants share devices evenly, whatever they request, in whatever order, however long it takes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -120,9 +120,7 @@ def test_devices_are_shared_by_time_and_weight_not_by_number(
 
 @cases(25)
 @given(most=st.integers(1, 3), counts=st.tuples(st.integers(1, 40), st.integers(1, 40)))
-def test_who_may_hold_so_many_holds_no_more_and_keeps_nobody_else_waiting(
-    most: int, counts: tuple[int, int]
-) -> None:
+def test_flow_stays_within_its_limit_and_does_not_block_others(most: int, counts: tuple[int, int]) -> None:
     shop = Shop({"u": 1.0, "v": 1.0})
     shop.tell(LimitChanged("u", most))
     shop.submit("u", counts[0])

@@ -1,4 +1,4 @@
-"""Whatever order the watches bring their news in, what is free is what nobody holds."""
+"""In whatever order the watches deliver their events, what is free is what no pod or Job holds."""
 
 import random
 

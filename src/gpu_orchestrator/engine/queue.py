@@ -1,7 +1,7 @@
-"""A line of waiting requests in their order: by lane, by flow in turn, by rank.
+"""Waiting requests in order: by lane, by flow in turn, by rank.
 
-The active queue is one such queue, and so are the parked requests of each shape; they share one account of
-what each flow has had and holds. A flow that holds the most it may is passed over.
+The active queue is one such queue, and so are the parked requests of each shape; they share one `FairShare`.
+A flow at its limit is skipped.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from gpu_orchestrator.engine.fair_share import FairShare
 
 @dataclass(slots=True)
 class Waiting:
-    """One request in the engine's care. `number` settles equal ranks; `line` is where it stands now."""
+    """One request in the engine. `number` breaks ties between equal ranks; `queue` is the queue it is in
+    now."""
 
     request: Request
     policy: Policy
@@ -38,7 +39,7 @@ class Queue:
         return self._size
 
     def has_turn(self) -> bool:
-        """Whether somebody waits whose flow is not full."""
+        """Return True if a request waits whose flow is below its limit."""
         return self._size > 0 and any(lane.has_turn(self._fair_share) for lane in self.lanes.values())
 
     def push(self, waiting: Waiting) -> None:
@@ -50,7 +51,7 @@ class Queue:
         self._size += 1
 
     def pop(self) -> Waiting | None:
-        """Take the first one out; None when all who wait are of full flows."""
+        """Remove and return the first request; None if all that wait belong to flows at their limit."""
         if not self._size:
             self.lanes.clear()
             return None
@@ -64,14 +65,15 @@ class Queue:
         return None
 
     def remove(self, waiting: Waiting) -> None:
-        """It stays in its heap and is passed over when its turn comes."""
+        """Mark the request as removed; it stays in its heap and is skipped later."""
         waiting.queue = None
         self._size -= 1
         self.lanes[waiting.lane].tidy(waiting.flow)
 
 
 class _Lane:
-    """Flows of one lane. `_flows` may say too early a turn for a flow, never too late: turns only move on."""
+    """The flows of one lane. `_flows` may hold too early a turn for a flow, never too late: turns only move
+    forward."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -124,7 +126,7 @@ class _Lane:
         return None
 
     def tidy(self, flow: str) -> None:
-        """Throw out the removed once they are the larger part, so that a queue is never mostly ghosts."""
+        """Drop removed requests once they are most of the heap."""
         heap = self._heaps[flow]
         self._dead[flow] = self._dead.get(flow, 0) + 1
         if self._dead[flow] > 32 and self._dead[flow] * 2 > len(heap):

@@ -1,7 +1,7 @@
-"""Requests that do not fit now, grouped by what they ask for: who asks the same gets the same answer.
+"""Requests that do not fit now, grouped by shape and policy: equal requests get the same answer.
 
-A group sleeps until a node could take its shape. Then its first request alone becomes active; each that is
-placed calls the next, and the first that is refused sends the group back to sleep. So ten thousand equal
+A group sleeps until a node could take its shape. Then only its first request becomes active; each one that is
+placed activates the next, and the first that is refused puts the group back to sleep. So ten thousand equal
 requests cost one decision per event that could help them, and an event that cannot help costs one comparison.
 """
 
@@ -18,8 +18,8 @@ from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.engine.wakeup_index import WakeupIndex
 
 FEW = 256
-"""A group that only so many nodes could ever take is looked up by node; the others are compared with every
-node."""
+"""A group that at most this many nodes could ever take is looked up by node; the others are compared with
+every node."""
 
 Key = tuple[Shape, Policy]
 
@@ -49,12 +49,12 @@ class Unschedulable:
         return sum(len(group.queue) for group in self._groups.values())
 
     def asleep(self, waiting: Waiting) -> Group | None:
-        """The group this request belongs to, if it is known not to fit now."""
+        """Return the group of this request if it is known not to fit now."""
         group = self._groups.get((waiting.request.shape, waiting.policy))
         return group if group is not None and group.asleep else None
 
     def sleep(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
-        """This request was refused just now: it and all that ask the same wait until a node could take
+        """Park a request that was refused just now; it and all equal ones wait until a node could take
         them."""
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
@@ -70,8 +70,8 @@ class Unschedulable:
         group.queue.push(waiting)
 
     def helped_by(self, cluster: Cluster, name: str, *, observed: bool) -> list[Group]:
-        """Sleeping groups that this node could take now. `observed`: the node itself changed, not only its
-        room."""
+        """Return the sleeping groups that fit on this node now. `observed`: the node itself changed, not only
+        what is free on it."""
         if not self._groups:
             return []
         row = cluster.row(name)
@@ -83,8 +83,8 @@ class Unschedulable:
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
 
     def wake(self, group: Group) -> Waiting | None:
-        """The next request of a group that may fit; None when there is none whose flow may go on. With its
-        last request the group is forgotten."""
+        """Return the next request of a group that may fit; None if all of its flows are at their limit. A
+        group without requests is dropped."""
         if group.asleep:
             group.asleep = False
             self._unwatch(group)
@@ -94,18 +94,17 @@ class Unschedulable:
         return first
 
     def wake_all(self) -> list[Waiting]:
-        """The next of every group that is awake: whose turn it is changed, as a flow became full or ceased
-        to be."""
+        """Return the next request of every awake group, after a flow's at-limit state changed."""
         awake = [group for group in self._groups.values() if not group.asleep]
         return [first for group in awake if (first := self.wake(group)) is not None]
 
     def next_like(self, waiting: Waiting) -> Waiting | None:
-        """The next of the same group, if that is awake."""
+        """Return the next request of the same group, if the group is awake."""
         group = self._groups.get((waiting.request.shape, waiting.policy))
         return self.wake(group) if group is not None and not group.asleep else None
 
     def leave(self, waiting: Waiting) -> None:
-        """A parked request waits no longer."""
+        """Remove a parked request."""
         group = self._groups[waiting.request.shape, waiting.policy]
         group.queue.remove(waiting)
         if not group.queue:
@@ -114,11 +113,11 @@ class Unschedulable:
     def _fits(self, group: Group, cluster: Cluster, row: int) -> bool:
         obstacle = first_obstacle(group.filters, cluster, row)
         if obstacle is not None and obstacle.fact and group.slot in self._few:
-            self._look_away(group, row)  # not this node, as long as it stays what it is
+            self._look_away(group, row)  # this node cannot take the group until the node itself changes
         return obstacle is None
 
     def _watch(self, group: Group, cluster: Cluster) -> None:
-        """See to it that the group is found when a node could help it."""
+        """Register the group, so that `helped_by` finds it when a node could take it."""
         shape, policy = group.key
         standing = current(shape, cluster, policy)
         group.filters = standing.filters
@@ -136,7 +135,7 @@ class Unschedulable:
             self._look_away(group, row)
 
     def _notice(self, row: int) -> None:
-        """A node changed: it may have become one of the few for any group."""
+        """A node changed: for a group that watches few nodes, it may have become one of them."""
         for slot in self._few:
             if (group := self._slots[slot]) is not None:
                 self._look_at(group, row)
