@@ -8,13 +8,13 @@ from tests.apps.scheduler.objects import node, report
 ISLANDS = {"islands": [[0, 1], [2, 3]], "bandwidthGBps": 600, "model": "A100", "memoryMiB": 81_920}
 
 
-def test_by_its_count() -> None:
+def test_devices_from_the_nodes_count() -> None:
     found = inventory.node_of(node("a", 2))
     assert [device.id for device in found.devices] == [0, 1]
     assert {device.vendor for device in found.devices} == {"nvidia"}
 
 
-def test_by_its_annotation_where_no_plugin_counts() -> None:
+def test_devices_from_the_annotation_without_a_plugin() -> None:
     told = {"gpu.scheduling/devices": json.dumps({**ISLANDS, "count": 5, "vendor": "amd"})}
     found = inventory.node_of(node("a", 0, annotations=told))
     assert [(device.id, device.island) for device in found.devices] == [
@@ -28,11 +28,11 @@ def test_by_its_annotation_where_no_plugin_counts() -> None:
     assert found.topology.bandwidth[0][:3] == (0, 600, 0)
 
 
-def test_an_annotation_that_cannot_be_read_offers_nothing() -> None:
+def test_unreadable_annotation_gives_no_devices() -> None:
     assert inventory.node_of(node("a", 0, annotations={"gpu.scheduling/devices": "{"})).devices == ()
 
 
-def test_a_report_wins() -> None:
+def test_report_wins_over_count() -> None:
     told = report(
         "a",
         {"id": 0, "uuid": "GPU-0", "model": "H100", "memoryMiB": 100},
@@ -49,7 +49,7 @@ def test_a_report_wins() -> None:
     assert (found.rdma_ports, found.cufile, found.barred) == (4, True, "have a reason")
 
 
-def test_a_sliced_gpu_and_its_slices_are_not_given_whole() -> None:
+def test_sliced_gpu_and_its_slices_are_not_given_whole() -> None:
     told = report(
         "a",
         {"id": 0, "uuid": "GPU-0"},
@@ -60,7 +60,7 @@ def test_a_sliced_gpu_and_its_slices_are_not_given_whole() -> None:
     assert [(device.id, device.healthy) for device in found.devices] == [(0, False), (2, True)]
 
 
-def test_who_uses_what() -> None:
+def test_devices_used_by_each_pod() -> None:
     told = report("a", {"id": 0, "inUseBy": ["p", "q"]}, {"id": 1, "inUseBy": ["p"]})
     assert inventory.used_by(told) == {"p": (0, 1), "q": (0,)}
     assert inventory.used_by(None) == {}

@@ -45,7 +45,7 @@ POD_SPEC: Json = {
 }
 
 
-def test_a_pod_with_everything(cluster: Cluster, namespace: str) -> None:
+def test_pod_with_every_field(cluster: Cluster, namespace: str) -> None:
     body = {"metadata": {"name": "all", "annotations": {"gpu.scheduling/gpus": "2"}}, "spec": POD_SPEC}
     pod = create(cluster, PODS, namespace, body, Pod)
     spec = pod.spec
@@ -72,7 +72,7 @@ def test_a_pod_with_everything(cluster: Cluster, namespace: str) -> None:
     assert [condition.reason for condition in pod.status.conditions] == ["SchedulingGated"]
 
 
-def test_a_node(cluster: Cluster, namespace: str) -> None:
+def test_node_fields(cluster: Cluster, namespace: str) -> None:
     name = f"{namespace}-node"
     body = {
         "metadata": {"name": name, "labels": {"zone": "a"}},
@@ -92,7 +92,7 @@ def test_a_node(cluster: Cluster, namespace: str) -> None:
     assert [(each.type, each.status) for each in node.status.conditions] == [("Ready", "True")]
 
 
-def test_a_job_that_ran(cluster: Cluster, namespace: str) -> None:
+def test_finished_job(cluster: Cluster, namespace: str) -> None:
     nodes = cluster.gpu_nodes(1, prefix=namespace)
     spec = {"restartPolicy": "Never", "nodeName": nodes[0], "containers": [{"name": "main", "image": "i"}]}
     body = {"metadata": {"name": "job"}, "spec": {"backoffLimit": 0, "template": {"spec": spec}}}
@@ -111,12 +111,12 @@ def test_a_job_that_ran(cluster: Cluster, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("resource", EVERY_RESOURCE, ids=lambda resource: resource.kind)
-def test_all_there_is(cluster: Cluster, resource: Resource[Any]) -> None:
+def test_every_listed_object_decodes(cluster: Cluster, resource: Resource[Any]) -> None:
     """Nothing that a running cluster holds, of whatever writer, fails to decode."""
     listed(cluster, resource, "")
 
 
-def test_a_lease_keeps_its_fields(cluster: Cluster, namespace: str) -> None:
+def test_lease_keeps_its_fields(cluster: Cluster, namespace: str) -> None:
     spec = kubernetes.LeaseSpec(
         holder_identity="me", lease_duration_seconds=15, renew_time="2025-01-01T00:00:00.000000Z"
     )

@@ -1,7 +1,7 @@
 """A node with its devices: what its agent reports, else what a person wrote on it, else how many it counts.
 
-The scheduler asks `node_of` whenever a node or its report changed. A report wins over everything else, also
-over the node's own count; device slices are left out until somebody can ask for them.
+The scheduler calls `node_of` whenever a node or its report changed. A report wins over everything else, also
+over the node's own count. Device slices are left out: no request can ask for them yet.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ PLUGIN_UNTOLD = "have pods of a device plugin and no agent that tells which devi
 
 
 def node_of(seen: WireNode, report: GpuNodeStatus | None = None, *, barred: str = "") -> Node:
-    """`barred`: why none of its devices may be given now."""
+    """Return the node for the core. `barred`: why none of its devices may be given now."""
     known = translate.counted_node(seen)
     if report is not None:
         known = _reported(known, report)
@@ -40,7 +40,7 @@ def _reported(known: Node, report: GpuNodeStatus) -> Node:
 
 
 def _device(seen: NodeDevice, *, sliced: bool) -> Device:
-    """A GPU that is cut into slices is not there to be given whole."""
+    """A GPU that is cut into slices cannot be given whole."""
     return Device(
         seen.id,
         uuid=seen.uuid,
@@ -80,7 +80,7 @@ def _with(
 
 
 def used_by(report: GpuNodeStatus | None) -> dict[str, tuple[int, ...]]:
-    """Which devices each pod UID uses, as the agent sees it."""
+    """Return which devices each pod UID uses, as the agent reports it."""
     used: dict[str, tuple[int, ...]] = {}
     for device in report.status.devices if report else ():
         for uid in device.in_use_by:

@@ -1,6 +1,6 @@
 """The Kubernetes objects we read and write, with only the fields we use; the API server keeps the others.
 
-Values of the server's own enums stay plain strings: a newer server may know more of them than we do.
+The server's own enums stay plain strings: a newer server may have more values than we know.
 """
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default

@@ -1,7 +1,7 @@
-"""From what the API server says to what the core decides over: nodes, what pods hold, what a pod asks for.
+"""Turn API objects into what the core decides over: nodes, what pods hold, what a pod requests.
 
-Amounts are whole numbers: cpu in thousandths, everything else in its own unit (bytes, pods, pieces). GPUs
-are devices, not amounts, so `nvidia.com/gpu` and its like never appear among the resources here.
+Amounts are whole numbers: cpu in thousandths, everything else in its own unit (bytes, pods, pieces). GPUs are
+devices, not amounts, so `nvidia.com/gpu` and the like never appear among the resources here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ Amounts = dict[str, int]
 MODEL_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
 MEMORY_LABELS = ("nvidia.com/gpu.memory",)
 TERMINAL = ("Succeeded", "Failed")
-# A node may be tainted with the name of its GPU resource, to keep everybody else away.
+# A node may be tainted with the name of its GPU resource, to keep other pods away.
 GPU_TAINTS = tuple(Toleration(resource, "Exists") for resource in names.GPU_RESOURCES)
 
 
@@ -61,8 +61,8 @@ def device_entry(seen: WireNode) -> DeviceEntry | None:
 
 
 def gpu_resource(seen: WireNode) -> str:
-    """The extended resource by which a node gives out its GPUs; empty where it has none. A node with devices
-    of two vendors is used for those of the vendor that we know first."""
+    """Return the extended resource that counts the node's GPUs; empty if it has none. On a node with GPUs of
+    two vendors, only those of the vendor listed first are used."""
     given = seen.status.allocatable
     return next((name for name in names.GPU_RESOURCES if quantity.whole(given.get(name, "0"))), "")
 
@@ -117,7 +117,7 @@ def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
 
 
 def _mib(text: str) -> int:
-    """What no device can have counts as not told."""
+    """Return the number; 0 for a value that no device can have."""
     mib = int(text) if text.isdecimal() and len(text) < 20 else 0
     return mib if mib <= MOST_MIB else 0
 
@@ -137,13 +137,14 @@ def counted_placement(pod: Pod) -> Placement | None:
 
 
 def _gpus_given(pod: Pod) -> int:
-    """Devices that the gpu-scheduler gave the pod, which asks for none by name: `node-a:0,1`."""
+    """Return how many devices the gpu-scheduler gave the pod, which requests none by name: `node-a:0,1`."""
     _, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
     return len(ids.split(",")) if ids else 0
 
 
 def shape(spec: PodSpec, gpus: int, *, vendor: str = "", avoid: Iterable[str] = ()) -> Shape:
-    """What decides where a pod with so many GPUs fits. `avoid` names nodes that it shall not go to."""
+    """Return what decides where a pod with this many GPUs fits. `avoid` names nodes that it must not go
+    to."""
     return Shape(
         gpus=gpus,
         vendor=vendor,
@@ -189,13 +190,13 @@ def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
 
 
 def gpus_asked(spec: PodSpec) -> int:
-    """Whole GPUs of any vendor that a pod's containers request."""
+    """Return how many whole GPUs of any vendor a pod's containers request."""
     wanted = _all_asked(spec)
     return sum(wanted.get(name, 0) for name in names.GPU_RESOURCES)
 
 
 def asked(spec: PodSpec) -> Amounts:
-    """What a pod takes from its node besides GPUs, itself included (`pods`)."""
+    """Return what a pod takes from its node besides GPUs, itself included (`pods`)."""
     return {**_without_gpus(_all_asked(spec)), "pods": 1}
 
 
@@ -204,8 +205,8 @@ def _without_gpus(all_of: Amounts) -> Amounts:
 
 
 def _all_asked(spec: PodSpec) -> Amounts:
-    """As the kubelet counts: containers and sidecars together, or an init container beside the sidecars that
-    run before it, whichever is more; what the pod says as a whole goes first; overhead on top."""
+    """Count as the kubelet does: containers and sidecars together, or an init container beside the sidecars
+    that run before it, whichever is more. Pod-level requests go first; overhead is added."""
     running, peak = _sum(map(_of_container, spec.containers)), Amounts()
     started = Amounts()
     for container in spec.init_containers:
