@@ -1,4 +1,4 @@
-"""Who may stand back, and for how long."""
+"""Which writes wait, and for how long."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from gpu_orchestrator.adapters.pacer import BUSY, CALM, Pacer
 pytestmark = pytest.mark.looptime
 
 
-async def test_words_wait_while_there_is_much_to_do() -> None:
+async def test_writes_wait_while_busy() -> None:
     pacer = Pacer(asyncio.get_running_loop().time)
     await asyncio.wait_for(pacer.wait(), 1)
     pacer.set(BUSY)
@@ -23,7 +23,7 @@ async def test_words_wait_while_there_is_much_to_do() -> None:
     assert not pacer.is_busy
 
 
-async def test_a_burst_that_goes_on_has_to_share() -> None:
+async def test_long_burst_lets_writes_through() -> None:
     loop = asyncio.get_running_loop()
     pacer = Pacer(loop.time, most_s=10.0)
     pacer.set(BUSY)
@@ -32,7 +32,7 @@ async def test_a_burst_that_goes_on_has_to_share() -> None:
     assert 9.9 <= loop.time() - began <= 10.1
 
 
-async def test_what_stood_back_comes_one_by_one() -> None:
+async def test_waiting_writes_come_one_by_one() -> None:
     loop = asyncio.get_running_loop()
     pacer = Pacer(loop.time, most_s=10.0, trickle_s=0.5)
     pacer.set(BUSY)
