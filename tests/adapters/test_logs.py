@@ -26,7 +26,7 @@ def test_line_is_an_object_with_a_constant_sentence() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream)
     structlog.get_logger().info("claim bound", node="a")
-    structlog.get_logger().debug("not told")
+    structlog.get_logger().debug("not logged")
     (line,) = stream.getvalue().splitlines()
     said = json.loads(line)
     assert (said["message"], said["level"], said["node"]) == ("claim bound", "info", "a")
@@ -76,7 +76,7 @@ def test_only_file_leaves_the_terminal_alone(tmp_path: Path) -> None:
 
 def test_file_is_rotated_and_no_line_is_cut_or_lost(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
-    for part in (range(30), range(30, 60)):  # the second is a process that was started anew
+    for part in (range(30), range(30, 60)):  # the second is a restarted process
         file = LogFile(path, most_bytes=1000, kept=3)
         for number in part:
             file.write(json.dumps({"number": number, "text": "x" * 60}))

@@ -208,7 +208,7 @@ async def test_one_private_address_among_others_is_refused() -> None:
 
 
 async def test_last_check_is_where_the_socket_is_made() -> None:
-    """Also for whoever forgot to check the URL: a literal is asked of no resolver."""
+    """Also if the caller forgot to check the URL: no resolver is asked for a literal address."""
     async with (
         receiving("127.0.0.1") as (victim, port),
         requests.session(ALLOWED, timeout_s=10) as http,

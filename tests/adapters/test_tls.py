@@ -12,7 +12,7 @@ from tests.adapters.kube.certificates import Authority
 
 
 class Files:
-    """PEM files for 127.0.0.1, and who signed them."""
+    """PEM files for 127.0.0.1, and their issuer."""
 
     def __init__(self, folder: Path, *, ends: datetime | None = None) -> None:
         authority = Authority()

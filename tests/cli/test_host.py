@@ -40,7 +40,7 @@ def test_configured_keys_replace_generated_ones(tmp_path: Path) -> None:
     _, made = begin(tmp_path)
     keys, _ = begin(tmp_path, api_key=OWN)
     assert admits(keys, OWN)
-    assert not admits(keys, made.api_key), "whoever has the old one is out"
+    assert not admits(keys, made.api_key), "the old key is no longer accepted"
     assert admits(keys, made.worker_token)
     keys, _ = begin(tmp_path, worker_token=TOKEN)
     assert admits(keys, TOKEN)

@@ -98,7 +98,7 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
     # as ann, over a connection that is verified
     ann = {"GPU_ORCHESTRATOR_URL": up.url, "API_KEY": made["key"], "DATA_DIR": str(up.folder / "elsewhere")}
     done = up.command("task", "submit", "echo", '{"a": 1}', "--gpus", "0", "--wait", "--json", **ann)
-    assert "certificate" in done.stderr, "who does not know the authority does not connect"
+    assert "certificate" in done.stderr, "a client without the CA does not connect"
     assert "--ca FILE" in done.stderr
     trust = ("--ca", up.files.ca)
     done = up.command(*trust, "task", "submit", "echo", '{"a": 1}', "--gpus", "0", "--wait", "--json", **ann)

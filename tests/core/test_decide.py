@@ -32,7 +32,7 @@ def refused(asked: Request, to: Cluster) -> Refusal:
     [
         pytest.param({}, {"ready": False}, {}, "1 not ready", id="not ready"),
         pytest.param({}, {"schedulable": False}, {}, "1 is cordoned", id="cordoned"),
-        pytest.param({}, {"barred": "are draining"}, {}, "1 is draining", id="barred by somebody"),
+        pytest.param({}, {"barred": "are draining"}, {}, "1 is draining", id="barred"),
         pytest.param(
             {}, {"taints": [Taint("gpu", "no")]}, {}, "1 has the taint gpu=no:NoSchedule", id="tainted"
         ),
@@ -196,7 +196,7 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             {},
             {"resources": {"vendor.example/nic": 1}},
             "1 has no vendor.example/nic",
-            id="extended resource that nobody else has",
+            id="extended resource that no other node has",
         ),
     ],
 )
@@ -346,7 +346,7 @@ def test_nearest_miss_can_be_a_slow_node_or_one_of_the_wrong_kind() -> None:
         pytest.param(
             [node("a", 1, resources={"cpu": 1})], {"resources": {"cpu": 2}}, True, id="too much cpu"
         ),
-        pytest.param([node("a", 1)], {"resources": {"odd": 1}}, True, id="a resource nobody has"),
+        pytest.param([node("a", 1)], {"resources": {"odd": 1}}, True, id="a resource no node has"),
         pytest.param(
             [node("a", 4, links=two_islands(2))],
             {"gpus": 3, "mode": "Required", "min_bandwidth_gbps": 1},

@@ -78,7 +78,7 @@ def test_capacity_in_flight_is_not_given_again() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(RequestRemoved("p"), id="somebody ended"),
+        pytest.param(RequestRemoved("p"), id="a holder ended"),
         pytest.param(NodeUpdated(node("b", 1)), id="a node came"),
         pytest.param(NodeUpdated(node("a", 2)), id="a node grew"),
     ],
@@ -99,7 +99,7 @@ def test_helpful_event_wakes_parked_requests_at_once(event: Event) -> None:
         pytest.param(NodeUpdated(node("b", 1)), id="too small a node"),
         pytest.param(NodeUpdated(node("b", 8, ready=False)), id="a node that is not ready"),
         pytest.param(RequestRemoved("small"), id="too little became free"),
-        pytest.param(RequestRemoved("nobody"), id="nobody ended"),
+        pytest.param(RequestRemoved("unknown"), id="an unknown request ended"),
         pytest.param(NodeRemoved("a"), id="a node left"),
     ],
 )
@@ -288,7 +288,7 @@ def test_why_explains_a_waiting_request_as_of_now() -> None:
     why = world.engine.why("p")
     assert why is not None
     assert why.message == "0/2 nodes fit: 1 has fewer than 2 free GPUs, 1 not ready"
-    assert world.engine.why("nobody") is None
+    assert world.engine.why("unknown") is None
 
 
 def test_unknown_strategy_raises_and_changes_nothing() -> None:

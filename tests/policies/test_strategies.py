@@ -105,13 +105,13 @@ def test_least_loaded_takes_the_node_with_the_most_free(where: Cluster, asked: R
             cluster(node("a", 8, labels=CHEAP), node("b", 2, labels=costs("3"))),
             request("pod"),
             "b",
-            id="a told price before none",
+            id="a labelled price before none",
         ),
         pytest.param(
             cluster(node("a", 2, labels=costs("much")), node("b", 4, labels=costs("-"))),
             request("pod"),
             "b",
-            id="what is no number is no price",
+            id="a label that is not a number is not a price",
         ),
         pytest.param(
             cluster(node("a", 2, labels=costs("1")), node("b", 4, labels=costs("1"))),

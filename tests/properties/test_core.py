@@ -51,9 +51,9 @@ def test_every_answer_is_right_and_nothing_is_held_twice(made: World) -> None:
 def _ask(request: Request, cluster: Cluster, world: Known, seed: int) -> None:
     policy = REGISTRY.policy_of(request)
     answer = decide(request, cluster, policy, random.Random(seed))
-    anew = cluster.copy()
-    anew.standings.clear()
-    assert decide(request, anew, policy, random.Random(seed)) == answer, (
+    uncached = cluster.copy()
+    uncached.standings.clear()
+    assert decide(request, uncached, policy, random.Random(seed)) == answer, (
         "a remembered answer differs from a new one"
     )
     if isinstance(answer, Placement):

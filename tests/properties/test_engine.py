@@ -71,7 +71,7 @@ IN_FLIGHT: set[str | None] = {"in flight"}
 
 @dataclass
 class Model:
-    """The phase every request must be in, told from events and actions alone."""
+    """The phase every request must be in, derived from events and actions alone."""
 
     order: Order
     phases: dict[str, str] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def test_no_request_is_lost_or_placed_twice_or_parked_while_it_fits(
 
 
 def _some_event(rng: Random, model: Model, shapes: list[Shape], number: int) -> Event:
-    known = sorted(model.phases) or ["nobody"]
+    known = sorted(model.phases) or ["unknown"]
     flying = model.keys("flying", "left", "back") or known
     match rng.choice("nnnxaaaaaagghppppfftl"):
         case "n":
@@ -179,7 +179,9 @@ def _tell(engine: Engine, model: Model, *events: Event) -> None:
         if action.request.strategy == "unheard":
             assert isinstance(action, Refuse)
             continue
-        assert model.phases[key] == "waiting", "placed twice, or placed or refused what nobody wants"
+        assert model.phases[key] == "waiting", (
+            "placed twice, or decided a request that does not wait"
+        )
         match action:
             case Place(_, placement):
                 assert placement.key == key
@@ -195,7 +197,7 @@ def _tell(engine: Engine, model: Model, *events: Event) -> None:
 
 def _check_nobody_is_lost(engine: Engine, model: Model) -> None:
     for key in model.keys("waiting"):
-        assert engine.waiting(key) == model.wanted[key], "an older wish is still followed"
+        assert engine.waiting(key) == model.wanted[key], "an older version of the request is still used"
     counted = Counter(engine.state_of(key) for key in model.phases)
     for key, phase in model.phases.items():
         assert engine.state_of(key) in STATES.get(phase, IN_FLIGHT), (key, phase)
@@ -216,7 +218,7 @@ def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
         parked = engine.state_of(key) == "parked"
         if parked and (request.shape, request.strategy, request.allocator) not in awake:
             answer = decide(request, cluster, REGISTRY.policy("", request.allocator), Random(1))
-            assert isinstance(answer, Refusal), f"{key} sleeps though it would fit: {answer}"
+            assert isinstance(answer, Refusal), f"{key} is parked though it would fit: {answer}"
             assert engine.why(key) == answer
 
 

@@ -130,6 +130,6 @@ def test_flow_stays_within_its_limit_and_does_not_block_others(most: int, counts
         waits = {"u": counts[0] - begun["u"], "v": counts[1] - begun["v"]}
         idle = DEVICES - len(shop.running)
         may = waits["v"] or (waits["u"] and sum(t == "u" for _, _, t in shop.running) < most)
-        assert not (idle and may), "a device idles though somebody may have it"
+        assert not (idle and may), "a device idles though a request may have it"
     assert shop.most_at_once["u"] <= most
     assert len(shop.served) == sum(counts)
