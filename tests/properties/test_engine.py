@@ -179,9 +179,7 @@ def _tell(engine: Engine, model: Model, *events: Event) -> None:
         if action.request.strategy == "unheard":
             assert isinstance(action, Refuse)
             continue
-        assert model.phases[key] == "waiting", (
-            "placed twice, or decided a request that does not wait"
-        )
+        assert model.phases[key] == "waiting", "placed twice, or decided a request that does not wait"
         match action:
             case Place(_, placement):
                 assert placement.key == key
