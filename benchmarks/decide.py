@@ -27,7 +27,7 @@ from gpu_orchestrator.core.node import Node, node
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Expression, Request, Term, request
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import Asked, Gone, NodeSeen, Place, Placed
+from gpu_orchestrator.engine.events import NodeUpdated, Place, Placed, RequestAdded, RequestRemoved
 from gpu_orchestrator.policies.registry import STRATEGIES, Registry
 
 SIZES = (500, 1213, 5000, 20_000)
@@ -105,7 +105,7 @@ def engine_rates(nodes: int, *, backlog: int, slices: int = 20) -> tuple[float, 
     of as many that never fit. Both in turns, slice by slice, so that what disturbs one disturbs the other."""
     plain, laden = _Run(nodes), _Run(nodes)
     for i in range(backlog):
-        laden.engine.handle(Asked(request(f"never-{i}", 16 + i % 100)), 0.0)
+        laden.engine.handle(RequestAdded(request(f"never-{i}", 16 + i % 100)), 0.0)
     rates = [(plain.rate(), laden.rate()) for _ in range(slices)]
     return median(each[0] for each in rates), median(each[1] for each in rates)
 
@@ -118,7 +118,7 @@ class _Run:
         self.stream, self.rng, self.nodes = numbered(ten_shapes()), random.Random(2), nodes
         self.held: list[str] = []
         for i in range(nodes):
-            self.engine.handle(NodeSeen(_node(i)), 0.0)
+            self.engine.handle(NodeUpdated(_node(i)), 0.0)
         self.rate(2 * nodes)
 
     def rate(self, requests: int = 1000) -> float:
@@ -128,12 +128,12 @@ class _Run:
         return requests / (perf_counter() - start)
 
     def _one(self) -> None:
-        for action in self.engine.handle(Asked(next(self.stream)), 0.0):
+        for action in self.engine.handle(RequestAdded(next(self.stream)), 0.0):
             if isinstance(action, Place):
                 self.engine.handle(Placed(action.request.key), 0.0)
                 self.held.append(action.request.key)
         if len(self.held) > self.nodes:
-            self.engine.handle(Gone(self.held.pop(self.rng.randrange(len(self.held)))), 0.0)
+            self.engine.handle(RequestRemoved(self.held.pop(self.rng.randrange(len(self.held)))), 0.0)
 
 
 def copy_time(nodes: int) -> float:

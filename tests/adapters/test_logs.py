@@ -22,11 +22,11 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_is_an_object_with_a_constant_sentence() -> None:
+def test_line_is_an_object_with_a_constant_sentence() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream)
     structlog.get_logger().info("claim bound", node="a")
-    structlog.get_logger().debug("not told")
+    structlog.get_logger().debug("not logged")
     (line,) = stream.getvalue().splitlines()
     said = json.loads(line)
     assert (said["message"], said["level"], said["node"]) == ("claim bound", "info", "a")
@@ -50,7 +50,7 @@ def test_text_for_people_and_json_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_a_traceback_tells_no_variables(style: logs.Format) -> None:
+def test_traceback_contains_no_variables(style: logs.Format) -> None:
     stream = io.StringIO()
     logs.configure(stream=stream, style=style)
 
@@ -65,7 +65,7 @@ def test_a_traceback_tells_no_variables(style: logs.Format) -> None:
     assert "gpo_123" not in stream.getvalue()
 
 
-def test_the_terminal_can_be_for_something_else(tmp_path: Path) -> None:
+def test_only_file_leaves_the_terminal_alone(tmp_path: Path) -> None:
     stream, path = io.StringIO(), tmp_path / "manager.log"
     file = LogFile(path)
     logs.configure(stream=stream, file=file, only_file=True)
@@ -74,9 +74,9 @@ def test_the_terminal_can_be_for_something_else(tmp_path: Path) -> None:
     assert (stream.getvalue(), lines(path)[0]["message"]) == ("", "said")
 
 
-def test_the_file_is_rotated_and_no_line_is_cut_or_lost(tmp_path: Path) -> None:
+def test_file_is_rotated_and_no_line_is_cut_or_lost(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
-    for part in (range(30), range(30, 60)):  # the second is a process that was started anew
+    for part in (range(30), range(30, 60)):  # the second is a restarted process
         file = LogFile(path, most_bytes=1000, kept=3)
         for number in part:
             file.write(json.dumps({"number": number, "text": "x" * 60}))
@@ -89,7 +89,7 @@ def test_the_file_is_rotated_and_no_line_is_cut_or_lost(tmp_path: Path) -> None:
     assert not (tmp_path / "manager.log.4").exists()
 
 
-def test_a_file_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+def test_unwritable_file_does_not_stop_the_process(tmp_path: Path) -> None:
     path, taken = tmp_path / "m.log", tmp_path / "m.log.1"
     file = LogFile(path, most_bytes=10, kept=1)
     taken.mkdir()  # nothing can be renamed to this

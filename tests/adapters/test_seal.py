@@ -20,7 +20,7 @@ def chosen(tmp_path: Path, text: str | None = None) -> Settings:
     return settings.load({}, tmp_path / "none", data_dir=str(tmp_path / "data"), **given)
 
 
-def test_what_is_sealed_shows_nothing_and_opens_in_its_place(tmp_path: Path) -> None:
+def test_sealed_secret_shows_nothing_and_opens_in_its_place(tmp_path: Path) -> None:
     seal = Seal.of(chosen(tmp_path, OLD))
     sealed = seal.close("hush", place="callback:1")
     assert "hush" not in sealed
@@ -30,7 +30,7 @@ def test_what_is_sealed_shows_nothing_and_opens_in_its_place(tmp_path: Path) -> 
         seal.open(sealed, place="callback:2")
 
 
-def test_a_seal_that_was_changed_does_not_open(tmp_path: Path) -> None:
+def test_changed_seal_does_not_open(tmp_path: Path) -> None:
     seal = Seal.of(chosen(tmp_path, OLD))
     head, _, text = seal.close("hush", place="p").rpartition(":")
     changed = ("A" if text[20] != "A" else "B").join((text[:20], text[21:]))
@@ -39,12 +39,12 @@ def test_a_seal_that_was_changed_does_not_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sealed", ["", "hush", "sealed:x", "sealed:00000000:!!", "sealed:a:b:c"])
-def test_what_is_no_seal_does_not_open(tmp_path: Path, sealed: str) -> None:
+def test_text_that_is_not_a_seal_does_not_open(tmp_path: Path, sealed: str) -> None:
     with pytest.raises(CannotOpen):
         Seal.of(chosen(tmp_path, OLD)).open(sealed, place="p")
 
 
-def test_a_new_key_seals_and_the_old_one_still_opens(tmp_path: Path) -> None:
+def test_new_key_seals_and_the_old_one_still_opens(tmp_path: Path) -> None:
     before = Seal.of(chosen(tmp_path, OLD)).close("hush", place="p")
     seal = Seal.of(chosen(tmp_path, f"{NEW}\n{OLD}\n"))
     assert seal.open(before, place="p") == "hush"
@@ -53,7 +53,7 @@ def test_a_new_key_seals_and_the_old_one_still_opens(tmp_path: Path) -> None:
         Seal.of(chosen(tmp_path, OLD)).open(after, place="p")
 
 
-def test_without_a_setting_a_private_key_is_made_and_kept(tmp_path: Path) -> None:
+def test_private_key_is_made_and_kept_without_a_setting(tmp_path: Path) -> None:
     sealed = Seal.of(chosen(tmp_path)).close("hush", place="p")
     assert Seal.of(chosen(tmp_path)).open(sealed, place="p") == "hush"
     (made,) = (tmp_path / "data").iterdir()
@@ -61,12 +61,12 @@ def test_without_a_setting_a_private_key_is_made_and_kept(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "short", "0" * 63, f"{OLD}\nshort"])
-def test_a_bad_key_file_is_said(tmp_path: Path, text: str) -> None:
+def test_bad_key_file_is_reported(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadSettings, match=r"SECRETS_KEY_FILE=.* is not allowed: it does not hold keys of 64"):
         Seal.of(chosen(tmp_path, text))
 
 
-def test_a_missing_key_file_is_said(tmp_path: Path) -> None:
+def test_missing_key_file_is_reported(tmp_path: Path) -> None:
     missing = settings.load({"SECRETS_KEY_FILE": str(tmp_path / "x")}, tmp_path / "none")
     with pytest.raises(BadSettings, match="is not allowed: No such file"):
         Seal.of(missing)

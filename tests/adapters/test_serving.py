@@ -1,4 +1,4 @@
-"""Metrics, probes and profile, asked over real sockets."""
+"""Metrics, probes and profile, requested over real sockets."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ async def test_metrics_show_what_was_counted() -> None:
     assert "things_total 3.0" in text
 
 
-async def test_probes_say_what_is_wrong() -> None:
+async def test_probe_reports_what_is_wrong() -> None:
     trouble = {"ready": "caches not synced"}
     routes = serving.probe_routes(live=lambda: "", ready=lambda: trouble["ready"])
     async with serving.serve("127.0.0.1:0", routes) as port:
@@ -34,7 +34,7 @@ async def test_probes_say_what_is_wrong() -> None:
         assert await get(port, "/readyz") == (200, "ok")
 
 
-async def test_a_profile_names_the_busy_function() -> None:
+async def test_profile_names_the_busy_function() -> None:
     async with serving.serve("127.0.0.1:0", serving.metrics_routes(CollectorRegistry())) as port:
         asked = asyncio.create_task(get(port, "/debug/profile?seconds=0.3"))
         while not asked.done():
@@ -50,7 +50,7 @@ def burn_a_little() -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "61", "nan", "soon"])
-async def test_a_nonsense_profile_is_refused(seconds: str) -> None:
+async def test_bad_profile_duration_is_refused(seconds: str) -> None:
     async with serving.serve("127.0.0.1:0", serving.metrics_routes(CollectorRegistry())) as port:
         status, text = await get(port, f"/debug/profile?seconds={seconds}")
     assert (status, text) == (400, f"seconds={seconds}: give a number above 0 and up to 60\n")
@@ -61,7 +61,7 @@ async def test_zero_means_no_server() -> None:
         assert port == 0
 
 
-async def test_a_taken_port_is_explained() -> None:
+async def test_port_in_use_is_explained() -> None:
     async with serving.serve("127.0.0.1:0", {}) as port:
         with pytest.raises(
             serving.BadAddress, match=f"cannot listen on 127.0.0.1 port {port}: .*; give another"
@@ -84,6 +84,6 @@ def test_addresses(address: str, parsed: Any) -> None:
 
 
 @pytest.mark.parametrize("address", ["8080", "localhost", "host:http", "host:99999", ""])
-def test_a_bad_address_is_explained(address: str) -> None:
-    with pytest.raises(serving.BadAddress, match=f"'{address}' is no address; write host:port"):
+def test_bad_address_is_explained(address: str) -> None:
+    with pytest.raises(serving.BadAddress, match=f"'{address}' is not an address; write host:port"):
         serving.parse_address(address)

@@ -1,4 +1,4 @@
-"""Settings: where they come from, and what is said of bad ones."""
+"""Settings: where they come from, and the errors for bad values."""
 
 import re
 from dataclasses import fields
@@ -17,7 +17,7 @@ def load(**environ: str) -> Settings:
     return settings.load(environ, Path("/nowhere"))
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("# ports\nAPI_PORT=1\nMAX_WORKERS='2'\nexport TASK_TIMEOUT=3\nUNKNOWN=4\n")
     chosen = settings.load({"API_PORT": "10", "MAX_WORKERS": "20"}, file, api_port=100)
@@ -43,20 +43,18 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ({"API_KEY_FILE": "/nowhere"}, "API_KEY_FILE=/nowhere is not allowed: No such file"),
     ],
 )
-def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(
-    environ: dict[str, str], said: str
-) -> None:
+def test_bad_value_error_names_variable_value_and_what_is_allowed(environ: dict[str, str], said: str) -> None:
     with pytest.raises(BadSettings, match=re.escape(said)):
         settings.load(environ, Path("/nowhere"))
 
 
-def test_all_bad_values_are_told_at_once() -> None:
+def test_one_error_lists_all_bad_values() -> None:
     with pytest.raises(BadSettings) as caught:
         load(API_PORT="x", MAX_WORKERS="y")
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_every_secret_may_come_from_a_file(tmp_path: Path) -> None:
+def test_every_secret_can_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"redis://{KEY}\n")
     names = [each.name for each in fields(Settings) if each.metadata.get("secret")]
@@ -66,23 +64,23 @@ def test_every_secret_may_come_from_a_file(tmp_path: Path) -> None:
     assert KEY not in repr(chosen)
 
 
-def test_a_password_is_part_of_the_address(tmp_path: Path) -> None:
+def test_password_is_part_of_the_store_address(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("p@ss\n")
     chosen = load(REDIS_HOST="db", REDIS_PASSWORD_FILE=str(tmp_path / "password"))
     assert chosen.external_store == "redis://:p%40ss@db:6379/0"
 
 
-def test_what_is_said_of_a_bad_secret_does_not_show_it() -> None:
+def test_error_for_a_bad_secret_does_not_show_it() -> None:
     with pytest.raises(BadSettings) as caught:
         load(REDIS_URL="http://:hidden@x")
     assert "hidden" not in str(caught.value)
 
 
-def test_without_a_store_there_is_none() -> None:
+def test_store_address_is_empty_without_a_store() -> None:
     assert load().external_store == ""
 
 
-def test_the_example_shows_every_setting_with_its_default() -> None:
+def test_env_example_shows_every_setting_with_its_default() -> None:
     lines = (ROOT / ".env.example").read_text().splitlines()
     shown = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert sorted(shown) == sorted(settings.defaults())

@@ -1,4 +1,4 @@
-"""TLS: what is wrong with the files is said in words, and clients check what servers show."""
+"""TLS: errors name what is wrong with the files, and clients check what servers show."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ from tests.handshake import shake, strict
 
 
 class Files:
-    """PEM files for 127.0.0.1, and who signed them."""
+    """PEM files for 127.0.0.1, and their issuer."""
 
     def __init__(self, folder: Path, *, ends: datetime | None = None, is_bare: bool = False) -> None:
         authority = Authority()
@@ -33,26 +33,26 @@ def test_good_files_serve_tls_1_2_or_newer(files: Files) -> None:
     assert tls.server(files.cert, files.key).minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_file_that_is_not_there_is_named(files: Files) -> None:
+def test_missing_file_is_named(files: Files) -> None:
     with pytest.raises(tls.BadCertificate, match=r"SSL_CERT_PATH=/nowhere is not allowed: No such file"):
         tls.server("/nowhere", files.key)
     with pytest.raises(tls.BadCertificate, match=r"SSL_KEY_PATH=/nowhere is not allowed: No such file"):
         tls.server(files.cert, "/nowhere")
 
 
-def test_a_key_of_another_certificate_is_said(files: Files) -> None:
+def test_key_of_another_certificate_is_reported(files: Files) -> None:
     Path(files.key).write_bytes(Authority().pair("other").key_pem)
     with pytest.raises(tls.BadCertificate, match="the key does not belong to the certificate"):
         tls.server(files.cert, files.key)
 
 
-def test_what_is_no_pem_is_said(files: Files) -> None:
+def test_file_without_pem_is_reported(files: Files) -> None:
     Path(files.cert).write_text("rubbish")
-    with pytest.raises(tls.BadCertificate, match="no PEM certificate with its key is in there"):
+    with pytest.raises(tls.BadCertificate, match="the files hold no PEM certificate with its key"):
         tls.server(files.cert, files.key)
 
 
-def test_a_passphrase_is_not_asked_for(files: Files) -> None:
+def test_key_with_passphrase_is_refused_without_a_prompt(files: Files) -> None:
     key = serialization.load_pem_private_key(files.pair.key_pem, None)
     locked = serialization.BestAvailableEncryption(b"x")
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
@@ -62,7 +62,7 @@ def test_a_passphrase_is_not_asked_for(files: Files) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "rubbish"])
-def test_a_bad_authority_is_said(tmp_path: Path, content: str | None) -> None:
+def test_bad_ca_file_is_reported(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "ca.pem"
     if content is not None:
         path.write_text(content)
@@ -70,13 +70,13 @@ def test_a_bad_authority_is_said(tmp_path: Path, content: str | None) -> None:
         tls.client(str(path))
 
 
-def test_who_signed_it_and_the_certificate_itself_are_trusted(files: Files) -> None:
+def test_issuer_and_the_certificate_itself_are_trusted(files: Files) -> None:
     serving = tls.server(files.cert, files.key)
     assert tls.complaint(serving, files.ca, "127.0.0.1") == ""
     assert tls.complaint(serving, files.cert, "127.0.0.1") == ""
 
 
-def test_clients_complain_of_another_name_another_signer_and_the_past(tmp_path: Path, files: Files) -> None:
+def test_wrong_name_issuer_or_date_is_reported(tmp_path: Path, files: Files) -> None:
     serving = tls.server(files.cert, files.key)
     assert "mismatch" in tls.complaint(serving, files.ca, "gpu.example")
     (tmp_path / "other").mkdir()
@@ -95,7 +95,7 @@ def test_strict_client_takes_a_certificate_of_older_tools_only_by_itself(tmp_pat
     shake(strict(tls.client(old.cert)), serving, "127.0.0.1")
 
 
-def test_a_renewed_certificate_is_taken_up_by_a_context_at_work(tmp_path: Path, files: Files) -> None:
+def test_renewed_certificate_is_loaded_into_a_context_in_use(tmp_path: Path, files: Files) -> None:
     serving = tls.server(files.cert, files.key)
     (tmp_path / "new").mkdir()
     new = Files(tmp_path / "new")

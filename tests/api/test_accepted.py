@@ -24,7 +24,7 @@ SMALLEST = {"GPUWorkload": {"modelName": "m", "gpuCount": 1}, "GpuNodeStatus": {
 
 
 @each_kind
-def test_any_spec(kinds: Cluster, namespace: str, scale: Scale, kind: Kind) -> None:
+def test_any_valid_spec_is_accepted(kinds: Cluster, namespace: str, scale: Scale, kind: Kind) -> None:
     resource = kind.resource
     path = collection(resource, namespace)
 
@@ -36,7 +36,7 @@ def test_any_spec(kinds: Cluster, namespace: str, scale: Scale, kind: Kind) -> N
 
 
 @each_kind
-def test_any_status(kinds: Cluster, namespace: str, scale: Scale, kind: Kind) -> None:
+def test_any_valid_status_is_accepted(kinds: Cluster, namespace: str, scale: Scale, kind: Kind) -> None:
     resource = kind.resource
     path, name = collection(resource, namespace), f"{namespace}-status"
     made = kinds.api.request("POST", path, server.manifest(resource, name, SMALLEST.get(resource.kind, {})))
@@ -50,7 +50,7 @@ def test_any_status(kinds: Cluster, namespace: str, scale: Scale, kind: Kind) ->
 
 
 @each_kind
-def test_the_smallest_object_gets_the_same_defaults_on_both_sides(
+def test_smallest_object_gets_the_same_defaults_on_both_sides(
     kinds: Cluster, namespace: str, kind: Kind
 ) -> None:
     body = server.manifest(kind.resource, f"{namespace}-small", SMALLEST.get(kind.resource.kind, {}))
@@ -61,7 +61,7 @@ def test_the_smallest_object_gets_the_same_defaults_on_both_sides(
     assert theirs.status == ours.status
 
 
-def test_a_whole_number_written_as_a_float_comes_back_as_an_integer(kinds: Cluster, namespace: str) -> None:
+def test_whole_number_written_as_float_returns_as_integer(kinds: Cluster, namespace: str) -> None:
     """Our decoder is stricter than the server, which takes 2.0 for an integer."""
     body = server.manifest(GPU_WORKLOADS, "float", {"modelName": "m", "gpuCount": 2.0})
     stored = kinds.api.request("POST", f"{GPU_WORKLOADS.path(namespace)}?dryRun=All", body)

@@ -1,4 +1,4 @@
-"""The definitions are made from the types, are those in config/crd, and say something about every field."""
+"""The CRDs are made from the types, equal those in config/crd, and describe every field."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.test_house import ROOT
 each_kind = pytest.mark.parametrize("kind", crds.KINDS, ids=lambda kind: kind.resource.kind)
 
 
-def test_the_files_are_what_the_types_say() -> None:
+def test_files_match_the_types() -> None:
     """If this fails, run `make crds`."""
     written = {path.name: path.read_text() for path in (ROOT / "config/crd").glob("*.yaml")}
     assert written == crds.files()
@@ -43,7 +43,7 @@ def rules(part: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any
     return here + [found for each in below for found in each]
 
 
-def test_a_default_that_means_absence_is_not_written() -> None:
+def test_default_that_means_absence_is_not_written() -> None:
     spec = schema.of(GPUWorkload)["properties"]["spec"]["properties"]
     assert "default" not in spec["suspend"]
     assert "default" not in spec["claim"]
@@ -51,7 +51,7 @@ def test_a_default_that_means_absence_is_not_written() -> None:
     assert spec["retryPolicy"]["default"] == {"maxRetries": 3, "backoffSeconds": 30}
 
 
-def test_a_type_without_a_schema_is_an_error() -> None:
+def test_type_without_a_schema_is_an_error() -> None:
     class Odd(msgspec.Struct):
         odd: complex | None = None
         when: bytes = b""

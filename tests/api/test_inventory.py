@@ -8,15 +8,15 @@ from tests.apps.scheduler.objects import node, report
 ISLANDS = {"islands": [[0, 1], [2, 3]], "bandwidthGBps": 600, "model": "A100", "memoryMiB": 81_920}
 
 
-def test_by_its_count() -> None:
+def test_devices_from_the_nodes_count() -> None:
     found = inventory.node_of(node("a", 2))
     assert [device.id for device in found.devices] == [0, 1]
     assert {device.vendor for device in found.devices} == {"nvidia"}
 
 
-def test_by_its_annotation_where_no_plugin_counts() -> None:
-    told = {"gpu.scheduling/devices": json.dumps({**ISLANDS, "count": 5, "vendor": "amd"})}
-    found = inventory.node_of(node("a", 0, annotations=told))
+def test_devices_from_the_annotation_without_a_plugin() -> None:
+    written = {"gpu.scheduling/devices": json.dumps({**ISLANDS, "count": 5, "vendor": "amd"})}
+    found = inventory.node_of(node("a", 0, annotations=written))
     assert [(device.id, device.island) for device in found.devices] == [
         (0, 0),
         (1, 0),
@@ -28,19 +28,19 @@ def test_by_its_annotation_where_no_plugin_counts() -> None:
     assert found.topology.bandwidth[0][:3] == (0, 600, 0)
 
 
-def test_an_annotation_that_cannot_be_read_offers_nothing() -> None:
+def test_unreadable_annotation_gives_no_devices() -> None:
     assert inventory.node_of(node("a", 0, annotations={"gpu.scheduling/devices": "{"})).devices == ()
 
 
-def test_a_report_wins() -> None:
-    told = report(
+def test_report_wins_over_count() -> None:
+    reported = report(
         "a",
         {"id": 0, "uuid": "GPU-0", "model": "H100", "memoryMiB": 100},
         {"id": 3, "uuid": "GPU-3", "health": "Unhealthy"},
         links=[{"pair": [0, 3], "type": "NVLink", "bandwidthGBps": 900}],
         fabric={"ports": 4, "gpuDirectRDMA": True, "cuFile": True},
     )
-    found = inventory.node_of(node("a", 8), told, barred="have a reason")
+    found = inventory.node_of(node("a", 8), reported, barred="have a reason")
     assert [(device.id, device.uuid, device.healthy) for device in found.devices] == [
         (0, "GPU-0", True),
         (3, "GPU-3", False),
@@ -49,18 +49,18 @@ def test_a_report_wins() -> None:
     assert (found.rdma_ports, found.cufile, found.barred) == (4, True, "have a reason")
 
 
-def test_a_sliced_gpu_and_its_slices_are_not_given_whole() -> None:
-    told = report(
+def test_sliced_gpu_and_its_slices_are_not_given_whole() -> None:
+    reported = report(
         "a",
         {"id": 0, "uuid": "GPU-0"},
         {"id": 1, "uuid": "MIG-1", "mig": {"profile": "1g.10gb", "parent": "GPU-0"}},
         {"id": 2, "uuid": "GPU-2"},
     )
-    found = inventory.node_of(node("a", 8), told)
+    found = inventory.node_of(node("a", 8), reported)
     assert [(device.id, device.healthy) for device in found.devices] == [(0, False), (2, True)]
 
 
-def test_who_uses_what() -> None:
-    told = report("a", {"id": 0, "inUseBy": ["p", "q"]}, {"id": 1, "inUseBy": ["p"]})
-    assert inventory.used_by(told) == {"p": (0, 1), "q": (0,)}
+def test_devices_used_by_each_pod() -> None:
+    reported = report("a", {"id": 0, "inUseBy": ["p", "q"]}, {"id": 1, "inUseBy": ["p"]})
+    assert inventory.used_by(reported) == {"p": (0, 1), "q": (0,)}
     assert inventory.used_by(None) == {}

@@ -66,7 +66,7 @@ def test_explain(kinds: Cluster) -> None:
     assert "backoffSeconds\t<integer>\n    Wait before the first new try" in said
 
 
-def test_a_refusal_names_the_field(kinds: Cluster, applied: str) -> None:
+def test_refusal_names_the_field(kinds: Cluster, applied: str) -> None:
     with pytest.raises(ClusterError, match=r"spec\.gpuCount: Invalid value: 9: .* less than or equal to 8"):
         kinds.kubectl(
             "patch", "gpuw/my-model", "-n", applied, "--type=merge", "-p", '{"spec": {"gpuCount": 9}}'
@@ -78,7 +78,7 @@ def test_a_refusal_names_the_field(kinds: Cluster, applied: str) -> None:
         )  # fmt: skip
 
 
-def test_a_mistyped_field_is_refused(kinds: Cluster, namespace: str) -> None:
+def test_mistyped_field_is_refused(kinds: Cluster, namespace: str) -> None:
     wrong = (ROOT / "examples/gpuworkload-sample.yaml").read_text().replace("gpuCount", "gpucount")
     with pytest.raises(ClusterError, match=r'unknown field "spec\.gpucount"'):
         kinds.kubectl("apply", "-n", namespace, "-f", "-", stdin=wrong)

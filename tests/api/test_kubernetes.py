@@ -18,7 +18,6 @@ Json = dict[str, Any]
 EVERY_RESOURCE = [
     each for module in (kubernetes, wire_job) for each in vars(module).values() if isinstance(each, Resource)
 ]
-READABLE = [each for each in EVERY_RESOURCE if each.kind != "Binding"]  # bindings are only ever written
 
 MAIN = {
     "name": "main",
@@ -50,7 +49,7 @@ POD_SPEC: Json = {
 }
 
 
-def test_a_pod_with_everything(cluster: Cluster, namespace: str) -> None:
+def test_pod_with_every_field(cluster: Cluster, namespace: str) -> None:
     body = {"metadata": {"name": "all", "annotations": {"gpu.scheduling/gpus": "2"}}, "spec": POD_SPEC}
     pod = create(cluster, PODS, namespace, body, Pod)
     spec = pod.spec
@@ -77,7 +76,7 @@ def test_a_pod_with_everything(cluster: Cluster, namespace: str) -> None:
     assert [condition.reason for condition in pod.status.conditions] == ["SchedulingGated"]
 
 
-def test_a_node(cluster: Cluster, namespace: str) -> None:
+def test_node_fields(cluster: Cluster, namespace: str) -> None:
     name = f"{namespace}-node"
     body = {
         "metadata": {"name": name, "labels": {"zone": "a"}},
@@ -97,7 +96,7 @@ def test_a_node(cluster: Cluster, namespace: str) -> None:
     assert [(each.type, each.status) for each in node.status.conditions] == [("Ready", "True")]
 
 
-def test_a_job_that_ran(cluster: Cluster, namespace: str) -> None:
+def test_finished_job(cluster: Cluster, namespace: str) -> None:
     nodes = cluster.gpu_nodes(1, prefix=namespace)
     spec = {"restartPolicy": "Never", "nodeName": nodes[0], "containers": [{"name": "main", "image": "i"}]}
     template = {"metadata": {"annotations": {"note": "x"}}, "spec": spec}
@@ -121,13 +120,13 @@ def test_a_job_that_ran(cluster: Cluster, namespace: str) -> None:
     cluster.api.request("DELETE", NODES.path(name=nodes[0]))
 
 
-@pytest.mark.parametrize("resource", READABLE, ids=lambda resource: resource.kind)
-def test_all_there_is(cluster: Cluster, resource: Resource[Any]) -> None:
+@pytest.mark.parametrize("resource", EVERY_RESOURCE, ids=lambda resource: resource.kind)
+def test_every_listed_object_decodes(cluster: Cluster, resource: Resource[Any]) -> None:
     """Nothing that a running cluster holds, of whatever writer, fails to decode."""
     listed(cluster, resource, "")
 
 
-def test_a_lease_keeps_its_fields(cluster: Cluster, namespace: str) -> None:
+def test_lease_keeps_its_fields(cluster: Cluster, namespace: str) -> None:
     spec = kubernetes.LeaseSpec(
         holder_identity="me", lease_duration_seconds=15, renew_time="2025-01-01T00:00:00.000000Z"
     )

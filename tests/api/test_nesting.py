@@ -28,7 +28,7 @@ def test_depth(text: bytes, is_so: bool) -> None:
 
 
 @given(st.recursive(st.text(), st.lists, max_leaves=5), st.integers(0, 2 * DEEPEST))
-def test_what_is_wrapped_so_often_is_so_deep(value: object, times: int) -> None:
+def test_depth_equals_number_of_wrappers(value: object, times: int) -> None:
     own = _depth(value)
     text = b"[" * times + msgspec.json.encode(value) + b"]" * times
     assert is_too_deep(text) is (times + own > DEEPEST)

@@ -43,21 +43,21 @@ def test_parses(text: str, expected: Fraction) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is no quantity"),
-        (".", "is no quantity"),
-        ("Gi", "is no quantity"),
-        (" 1", "is no quantity"),
-        ("1 Gi", "is no quantity"),
-        ("1Gi\n", "is no quantity"),
-        ("1,5", "is no quantity"),
-        ("0x10", "is no quantity"),
+        ("", "is not a quantity"),
+        (".", "is not a quantity"),
+        ("Gi", "is not a quantity"),
+        (" 1", "is not a quantity"),
+        ("1 Gi", "is not a quantity"),
+        ("1Gi\n", "is not a quantity"),
+        ("1,5", "is not a quantity"),
+        ("0x10", "is not a quantity"),
         ("1K", "unknown unit 'K'"),
         ("1gi", "unknown unit 'gi'"),
         ("1e", "unknown unit 'e'"),
         ("-1", "is negative"),
         ("-1Gi", "is negative"),
         ("1e99999999", "beyond what can be counted"),
-        ("١", "is no quantity"),
+        ("١", "is not a quantity"),
     ],
 )
 def test_refuses(text: str, why: str) -> None:
@@ -78,7 +78,7 @@ def test_refuses(text: str, why: str) -> None:
         (str(MOST_AMOUNT - 1), MOST_AMOUNT - 1, MOST_AMOUNT),
     ],
 )
-def test_rounds_up_and_ends_at_what_can_be_counted(text: str, whole: int, milli: int) -> None:
+def test_rounds_up_and_caps_at_most_amount(text: str, whole: int, milli: int) -> None:
     assert (quantity.whole(text), quantity.milli(text)) == (whole, milli)
 
 

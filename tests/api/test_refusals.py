@@ -46,7 +46,7 @@ VALID: Json = {"modelName": "llama2", "gpuCount": 2}
         ({"claim": {"topology": {"mode": "Maybe"}}}, "spec.claim.topology.mode"),
     ],
 )
-def test_a_wrong_workload(kinds: Cluster, wrong: Json, field: str) -> None:
+def test_wrong_workload_is_refused(kinds: Cluster, wrong: Json, field: str) -> None:
     assert_refused(kinds, GPU_WORKLOADS.path("default"), GPU_WORKLOADS, {**VALID, **wrong}, field)
 
 
@@ -81,16 +81,16 @@ def test_a_wrong_workload(kinds: Cluster, wrong: Json, field: str) -> None:
         ({"storage": {"cuFile": "yes"}}, "spec.storage.cuFile"),
     ],
 )
-def test_a_wrong_claim(kinds: Cluster, wrong: Json, field: str) -> None:
+def test_wrong_claim_is_refused(kinds: Cluster, wrong: Json, field: str) -> None:
     assert_refused(kinds, GPU_CLAIMS.path("default"), GPU_CLAIMS, wrong, field)
 
 
-def test_a_node_status_of_no_node(kinds: Cluster) -> None:
+def test_node_status_without_a_node_is_refused(kinds: Cluster) -> None:
     assert_refused(kinds, GPU_NODE_STATUSES.path(), GPU_NODE_STATUSES, {}, "spec.nodeName")
 
 
 @pytest.mark.parametrize("pair", [[], [0], [0, 1, 2]])
-def test_a_link_that_is_no_pair(kinds: Cluster, namespace: str, pair: list[int]) -> None:
+def test_link_that_is_not_a_pair_is_refused(kinds: Cluster, namespace: str, pair: list[int]) -> None:
     path = GPU_NODE_STATUSES.path()
     made = kinds.api.request("POST", path, server.manifest(GPU_NODE_STATUSES, namespace, {"nodeName": "n"}))
     links = [{"pair": pair, "type": "NVLink"}]
@@ -102,14 +102,14 @@ def test_a_link_that_is_no_pair(kinds: Cluster, namespace: str, pair: list[int])
 @pytest.mark.parametrize(
     "resource", [GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES], ids=lambda resource: resource.kind
 )
-def test_no_spec_at_all(kinds: Cluster, resource: Any) -> None:
+def test_missing_spec_is_refused(kinds: Cluster, resource: Any) -> None:
     body = server.manifest(resource, "wrong", {})
     del body["spec"]
     path = resource.path("default" if resource.namespaced else "")
     assert "spec: Required value" in server.refusal(kinds, "POST", path, body)
 
 
-def test_what_is_valid_is_not_refused(kinds: Cluster) -> None:
+def test_valid_object_is_accepted(kinds: Cluster) -> None:
     """The tables above prove nothing if everything is refused."""
     shared: tuple[Json, ...] = ({"share": 500}, {"memoryMiB": 4096}, {"share": 500, "memoryMiB": 4096})
     claims = [{"devices": {"exclusivity": "Shared", **held}} for held in shared]

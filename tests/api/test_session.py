@@ -1,4 +1,4 @@
-"""Messages of the worker's session survive the wire, and what nobody says is refused."""
+"""Messages of the worker's session survive encoding, and unknown ones are refused."""
 
 import msgspec
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from gpu_orchestrator.api import session
 
 
-def test_a_frame_carries_many_messages_and_parameters_untouched() -> None:
+def test_frame_carries_many_messages_and_raw_parameters() -> None:
     parameters = b'{"prompt": "a  b", "n": 1.50}'
     sent = [
         session.Assign("t1", 2, "echo", msgspec.Raw(parameters), devices=(session.Given(0, "GPU-0"),)),
@@ -39,6 +39,6 @@ def test_hello_round_trip() -> None:
         pytest.param(b"[", id="no JSON"),
     ],
 )
-def test_what_no_worker_says_is_refused(said: bytes) -> None:
+def test_message_that_no_worker_sends_is_refused(said: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         session.read_by_server(said)

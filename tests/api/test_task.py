@@ -10,11 +10,11 @@ LABELLED = TaskSpec("echo", labels={"note": "x" * SHORT})
 
 
 @pytest.mark.parametrize("spec", [PLAIN, LABELLED])
-def test_what_was_written_is_read(spec: TaskSpec) -> None:
+def test_spec_survives_encoding(spec: TaskSpec) -> None:
     assert task.decode(task.encode(spec)) == spec
 
 
-def test_only_short_specs_are_remembered() -> None:
+def test_only_short_specs_are_cached() -> None:
     assert task.decode(task.encode(PLAIN)) is task.decode(task.encode(PLAIN))
     assert task.decode(task.encode(LABELLED)) is not task.decode(task.encode(LABELLED))
 

@@ -1,4 +1,4 @@
-"""From the API server's words to the core's values."""
+"""API objects become the core's values."""
 
 from typing import Any
 
@@ -41,13 +41,13 @@ def container(
     }
 
 
-def test_a_node_with_gpus() -> None:
+def test_node_with_gpus() -> None:
     seen = node(
         gives={"nvidia.com/gpu": "2"},
         labels={"nvidia.com/gpu.product": "A100", "nvidia.com/gpu.memory": "81920"},
         conditions=[{"type": "Ready", "status": "True"}],
     )
-    made = translate.node_of(seen)
+    made = translate.counted_node(seen)
     assert [(d.id, d.vendor, d.model, d.memory_mib) for d in made.devices] == [
         (0, "nvidia", "A100", 81920),
         (1, "nvidia", "A100", 81920),
@@ -69,27 +69,27 @@ def test_a_node_with_gpus() -> None:
         ),
     ],
 )
-def test_the_gpus_of_each_vendor(gives: dict[str, str], resource: str, count: int) -> None:
+def test_gpus_of_each_vendor(gives: dict[str, str], resource: str, count: int) -> None:
     assert translate.gpu_resource(node(gives=gives)) == resource
-    assert len(translate.node_of(node(gives=gives)).devices) == count
+    assert len(translate.counted_node(node(gives=gives)).devices) == count
 
 
 @pytest.mark.parametrize("told", ["16777217", "2147483648", "9" * 400, "much", "-1"])
-def test_memory_that_no_device_can_have_counts_as_not_told(told: str) -> None:
+def test_impossible_memory_counts_as_unknown(told: str) -> None:
     seen = node(gives={"nvidia.com/gpu": "1"}, labels={"nvidia.com/gpu.memory": told})
-    assert [device.memory_mib for device in translate.node_of(seen).devices] == [0]
+    assert [device.memory_mib for device in translate.counted_node(seen).devices] == [0]
     described = {names.NODE_DEVICES: f'{{"model": "A", "memoryMiB": {told}}}'}
     seen = node(gives={"nvidia.com/gpu": "1"}, annotations=described)
-    assert [device.memory_mib for device in translate.node_of(seen).devices] == [0]
+    assert [device.memory_mib for device in translate.counted_node(seen).devices] == [0]
 
 
-def test_more_devices_than_can_be_counted_are_refused_before_any_is_made() -> None:
+def test_too_many_devices_are_refused_before_any_is_made() -> None:
     with pytest.raises(BadQuantity, match="on one node; at most 1024 can be counted"):
-        translate.node_of(node(gives={"nvidia.com/gpu": "9223372036854775807"}))
+        translate.counted_node(node(gives={"nvidia.com/gpu": "9223372036854775807"}))
 
 
-def test_what_is_beyond_counting_is_still_offered_and_held() -> None:
-    made = translate.node_of(node(gives={"memory": "9223372036854775807"}))
+def test_too_large_amounts_are_capped() -> None:
+    made = translate.counted_node(node(gives={"memory": "9223372036854775807"}))
     assert dict(made.resources)["memory"] == MOST_AMOUNT
     pod = msgspec.convert(
         {
@@ -98,13 +98,13 @@ def test_what_is_beyond_counting_is_still_offered_and_held() -> None:
         },
         Pod,
     )
-    held = translate.held(pod)
+    held = translate.counted_placement(pod)
     assert held is not None
     assert dict(held.resources) == {"memory": MOST_AMOUNT, "pods": 1}
 
 
-def test_a_node_that_is_not_ready_cordoned_and_tainted() -> None:
-    made = translate.node_of(
+def test_node_not_ready_cordoned_and_tainted() -> None:
+    made = translate.counted_node(
         node(spec={"unschedulable": True, "taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]})
     )
     assert not made.ready
@@ -112,9 +112,9 @@ def test_a_node_that_is_not_ready_cordoned_and_tainted() -> None:
     assert [str(taint) for taint in made.taints] == ["k=v:NoExecute"]
 
 
-def test_islands_as_a_person_described_them() -> None:
+def test_islands_from_the_annotation() -> None:
     told = '{"model": "H100", "bandwidthGBps": 900, "islands": [[0, 1], [2, 3]]}'
-    made = translate.node_of(
+    made = translate.counted_node(
         node(gives={"nvidia.com/gpu": "4"}, annotations={"gpu.scheduling/devices": told})
     )
     assert made.topology.islands == (0, 0, 1, 1)
@@ -122,8 +122,10 @@ def test_islands_as_a_person_described_them() -> None:
     assert made.topology.bandwidth[1][2] == 0
 
 
-def test_a_description_that_cannot_be_read_leaves_the_devices() -> None:
-    made = translate.node_of(node(gives={"nvidia.com/gpu": "4"}, annotations={"gpu.scheduling/devices": "{"}))
+def test_unreadable_annotation_keeps_the_counted_devices() -> None:
+    made = translate.counted_node(
+        node(gives={"nvidia.com/gpu": "4"}, annotations={"gpu.scheduling/devices": "{"})
+    )
     assert len(made.devices) == 4
 
 
@@ -164,11 +166,11 @@ def test_a_description_that_cannot_be_read_leaves_the_devices() -> None:
         ),
     ],
 )
-def test_what_a_pod_asks_for(pod: PodSpec, expected: dict[str, int]) -> None:
+def test_pod_requests(pod: PodSpec, expected: dict[str, int]) -> None:
     assert translate.asked(pod) == expected
 
 
-def test_gpus_are_counted_apart() -> None:
+def test_gpus_are_counted_separately() -> None:
     pod = spec(containers=[container(limits={"nvidia.com/gpu": "2", "example.com/fpga": "1"})])
     assert translate.gpus_asked(pod) == 2
     assert translate.asked(pod) == {"example.com/fpga": 1, "pods": 1}
@@ -204,11 +206,11 @@ def bound(*, phase: str = "Running", node_name: str = "a", allocated: str = "", 
         ),
     ],
 )
-def test_what_a_pod_holds(pod: Pod, expected: Placement | None) -> None:
-    assert translate.held(pod) == expected
+def test_pod_placement(pod: Pod, expected: Placement | None) -> None:
+    assert translate.counted_placement(pod) == expected
 
 
-def test_where_a_pod_may_go() -> None:
+def test_pod_node_constraints() -> None:
     affinity = {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {

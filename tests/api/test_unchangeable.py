@@ -1,4 +1,4 @@
-"""What was decided by cannot be changed afterwards, on the real API server; everything else can."""
+"""Fields that a decision relied on cannot be changed afterwards, on the real API server; all others can."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,7 +56,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "field"), CHANGES)
-def test_a_scheduled_workload(kinds: Cluster, workload: str, change: Json, field: str) -> None:
+def test_scheduled_workload_cannot_change(kinds: Cluster, workload: str, change: Json, field: str) -> None:
     assert server.refusal(kinds, "PATCH", workload, {"spec": change}) == ""
     set_phase(kinds, workload, "Scheduled")
     message = server.refusal(kinds, "PATCH", workload, {"spec": change})
@@ -75,19 +75,19 @@ def test_a_scheduled_workload(kinds: Cluster, workload: str, change: Json, field
         ("Succeeded", True),
     ],
 )
-def test_from_which_phase_on(kinds: Cluster, workload: str, phase: str, settled: bool) -> None:
+def test_phases_in_which_the_spec_is_fixed(kinds: Cluster, workload: str, phase: str, settled: bool) -> None:
     set_phase(kinds, workload, phase)
     message = server.refusal(kinds, "PATCH", workload, {"spec": {"gpuCount": 3}})
     assert ("spec.gpuCount" in message) is settled
 
 
-def test_the_rest_of_a_running_workload(kinds: Cluster, workload: str) -> None:
+def test_other_fields_of_a_running_workload_can_change(kinds: Cluster, workload: str) -> None:
     set_phase(kinds, workload, "Running")
     change = {"suspend": True, "priority": "high", "retryPolicy": {"maxRetries": 9}, "maxRuntimeSeconds": 60}
     assert server.refusal(kinds, "PATCH", workload, {"spec": change}) == ""
 
 
-def test_the_template_knows_every_field_of_a_pod(kinds: Cluster) -> None:
+def test_template_declares_every_pod_field(kinds: Cluster) -> None:
     """A field it does not know could be swapped for another one after scheduling."""
     schemas = kinds.api.request("GET", "/openapi/v3/api/v1")["components"]["schemas"]
     assert set(schemas["io.k8s.api.core.v1.PodSpec"]["properties"]) == set(POD_FIELDS.split())
@@ -107,7 +107,7 @@ def test_the_template_knows_every_field_of_a_pod(kinds: Cluster) -> None:
         ({"gangSize": 3}, "gangSize"),
     ],
 )
-def test_a_claim(kinds: Cluster, namespace: str, change: Json, field: str) -> None:
+def test_claim_spec_cannot_change(kinds: Cluster, namespace: str, change: Json, field: str) -> None:
     spec = {"selector": {"matchLabels": {"zone": "a"}}, "gangRef": "gang"}
     kinds.api.request("POST", GPU_CLAIMS.path(namespace), server.manifest(GPU_CLAIMS, "c", spec))
     message = server.refusal(kinds, "PATCH", GPU_CLAIMS.path(namespace, "c"), {"spec": change})
@@ -123,12 +123,12 @@ def node_status(kinds: Cluster, namespace: str) -> Iterator[str]:
     kinds.api.request("DELETE", GPU_NODE_STATUSES.path(name=namespace))
 
 
-def test_the_node_of_a_node_status(kinds: Cluster, node_status: str) -> None:
+def test_node_of_a_node_status_cannot_change(kinds: Cluster, node_status: str) -> None:
     message = server.refusal(kinds, "PATCH", node_status, {"spec": {"nodeName": "other"}})
     assert "spec.nodeName cannot be changed" in message
 
 
-def test_status_and_spec_are_written_apart(kinds: Cluster, workload: str) -> None:
+def test_status_and_spec_are_written_separately(kinds: Cluster, workload: str) -> None:
     both = {"spec": {"suspend": True}, "status": {"message": "hello"}}
     by_spec = kinds.api.request("PATCH", workload, both, content_type=MERGE)
     assert by_spec["spec"]["suspend"] is True

@@ -21,11 +21,11 @@ def test_paths(path: str, expected: str) -> None:
     assert path == expected
 
 
-def test_the_key_of_what_has_no_namespace_is_its_name() -> None:
+def test_key_without_namespace_is_the_name() -> None:
     assert key(Node(ObjectMeta(name="n"))) == "n"
 
 
-def test_a_jobs_name_can_be_computed_again() -> None:
+def test_job_name_can_be_computed_again() -> None:
     uid = "0f9a8b7c-2222-4c1d-9e0f-000000000001"
     assert names.job("bert", uid) == "bert-job-0f9a8b7c"
     assert names.job("bert", uid, retry=2) == "bert-job-0f9a8b7c-r2"
@@ -34,4 +34,3 @@ def test_a_jobs_name_can_be_computed_again() -> None:
 
 def test_lease_names() -> None:
     assert names.device_lease("node-a", 3) == "gpu-node-a-3"
-    assert names.agent_lease("node-a") == "gpu-agent-node-a"

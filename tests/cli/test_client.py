@@ -1,4 +1,4 @@
-"""What a command shows and to whom it shows a key."""
+"""What a command prints, and to which server it sends a key."""
 
 import io
 import json
@@ -17,7 +17,7 @@ HERE = "http://127.0.0.1:8000"
     "words",
     ["[/x]", "[red]not red[/red]", "\x1b[2J\x1b]0;a title\x07", "two\r\nlines", "\u202eturned round"],
 )
-def test_words_of_others_are_only_shown(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_text_is_shown_without_markup(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(client, "console", Console(file=written, color_system=None, width=200))
     client.show([], as_json=False, columns={"OBJECT": "object"}, rows=[{"object": words}])
@@ -25,7 +25,7 @@ def test_words_of_others_are_only_shown(words: str, monkeypatch: pytest.MonkeyPa
     assert shown.strip() == words.encode("unicode_escape").decode()
 
 
-def test_a_message_keeps_its_lines() -> None:
+def test_message_keeps_its_lines() -> None:
     assert lines("one\n\x1b[2Jtwo") == "one\n\\x1b[2Jtwo"
 
 
@@ -38,7 +38,7 @@ def test_a_message_keeps_its_lines() -> None:
         pytest.param("http://elsewhere.example:8000", "", id="another"),
     ],
 )
-def test_the_key_of_this_machine_is_for_its_own_server(
+def test_local_key_is_sent_to_the_local_server_only(
     url: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What `doctor` asks for is what the shipped role grants, right by right."""
+"""`doctor` checks exactly the permissions that the shipped role grants."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def granted(role: dict[str, Any]) -> Iterator[Access]:
 
 
 @pytest.mark.parametrize(("component", "folder"), [("operator", "rbac"), ("scheduler", "scheduler")])
-def test_the_rights_are_those_that_are_shipped(component: Component, folder: str) -> None:
+def test_checked_permissions_match_the_shipped_role(component: Component, folder: str) -> None:
     roles = yaml.safe_load_all((CONFIG / folder / "role.yaml").read_text())
     shipped = {access for role in roles for access in granted(role)}
     asked = {access for right in RIGHTS[component] for access in right.each()}

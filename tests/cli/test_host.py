@@ -1,4 +1,4 @@
-"""The keys a server begins with: made once, kept as hashes, replaced by what is configured."""
+"""The keys a server starts with: made once, kept as hashes, replaced by configured ones."""
 
 import json
 from pathlib import Path
@@ -36,18 +36,18 @@ def test_keys_are_made_once_and_kept_as_hashes(tmp_path: Path) -> None:
     assert made.api_key not in (tmp_path / "keys.json").read_text()
 
 
-def test_what_is_configured_takes_the_place_of_what_was_made(tmp_path: Path) -> None:
+def test_configured_keys_replace_generated_ones(tmp_path: Path) -> None:
     _, made = begin(tmp_path)
     keys, _ = begin(tmp_path, api_key=OWN)
     assert admits(keys, OWN)
-    assert not admits(keys, made.api_key), "whoever has the old one is out"
+    assert not admits(keys, made.api_key), "the old key is no longer accepted"
     assert admits(keys, made.worker_token)
     keys, _ = begin(tmp_path, worker_token=TOKEN)
     assert admits(keys, TOKEN)
     assert not admits(keys, made.worker_token)
 
 
-def test_what_was_configured_ends_with_its_setting(tmp_path: Path) -> None:
+def test_configured_key_is_dropped_with_its_setting(tmp_path: Path) -> None:
     begin(tmp_path, api_key=OWN)
     keys, secrets = begin(tmp_path)
     assert not admits(keys, OWN), "though this machine's client still remembers it"
@@ -55,7 +55,7 @@ def test_what_was_configured_ends_with_its_setting(tmp_path: Path) -> None:
     assert admits(keys, secrets.api_key)
 
 
-def test_a_lost_token_file_does_not_lock_out_the_worker_of_this_machine(tmp_path: Path) -> None:
+def test_lost_token_file_does_not_lock_out_the_local_worker(tmp_path: Path) -> None:
     _, made = begin(tmp_path)
     (tmp_path / host.TOKEN).unlink()
     keys, secrets = begin(tmp_path)
@@ -63,7 +63,7 @@ def test_a_lost_token_file_does_not_lock_out_the_worker_of_this_machine(tmp_path
     assert admits(keys, secrets.worker_token)
 
 
-def test_with_both_configured_nothing_is_made(tmp_path: Path) -> None:
+def test_no_key_is_generated_if_both_are_configured(tmp_path: Path) -> None:
     keys, secrets = begin(tmp_path, api_key=OWN, worker_token=TOKEN)
     assert admits(keys, OWN)
     assert admits(keys, TOKEN)

@@ -52,7 +52,7 @@ class Up:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.said = lines_until(self.process, "Ctrl-C ends all of it")
+        self.said = lines_until(self.process, "Ctrl-C stops everything")
 
     @property
     def url(self) -> str:
@@ -83,7 +83,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         running.process.communicate()
 
 
-def test_a_run_with_tls_shows_no_secret_anywhere(up: Up) -> None:
+def test_run_with_tls_leaks_no_secret(up: Up) -> None:
     assert up.url.startswith("https://127.0.0.1:")
     made = up.json("key", "create", "ann", "--expires", "90d")
     worker = up.json("key", "create", "box", "--scope", "worker", "--owner", "lab")
@@ -98,7 +98,7 @@ def test_a_run_with_tls_shows_no_secret_anywhere(up: Up) -> None:
     # as ann, over a connection that is verified
     ann = {"GPU_ORCHESTRATOR_URL": up.url, "API_KEY": made["key"], "DATA_DIR": str(up.folder / "elsewhere")}
     done = up.command("task", "submit", "echo", '{"a": 1}', "--gpus", "0", "--wait", "--json", **ann)
-    assert "certificate" in done.stderr, "who does not know the authority does not connect"
+    assert "certificate" in done.stderr, "a client without the CA does not connect"
     assert "--ca FILE" in done.stderr
     trust = ("--ca", up.files.ca)
     done = up.command(*trust, "task", "submit", "echo", '{"a": 1}', "--gpus", "0", "--wait", "--json", **ann)
@@ -183,11 +183,11 @@ async def everything(socket: Path) -> str:
     return repr(found)
 
 
-def test_a_certificate_for_another_address_is_said_at_once(tmp_path: Path) -> None:
+def test_certificate_for_another_address_is_reported_at_once(tmp_path: Path) -> None:
     files = Files(tmp_path)
     words = f"up --simulate 1 --port 0 --host 127.0.0.2 --data {tmp_path / 'data'}".split()
     line = only_line(start(tmp_path, *words, SSL_CERT_PATH=files.cert, SSL_KEY_PATH=files.key))
-    assert f"SSL_CERT_PATH={files.cert} does not serve for 127.0.0.2" in line
+    assert f"SSL_CERT_PATH={files.cert} is not valid for 127.0.0.2" in line
     assert "set API_HOST to a name or address of this machine that the certificate is for" in line
 
 
@@ -196,15 +196,15 @@ def test_a_certificate_for_another_address_is_said_at_once(tmp_path: Path) -> No
     [
         (
             ("key", "create", "ann", "--expires", "soon"),
-            "--expires soon is no time; write such as 30m, 12h or 90d",
+            "--expires soon is not a duration; write for example 30m, 12h or 90d",
         ),
         (
             ("key", "create", "ann", "--limit", "many"),
-            "--limit many is no limit; write such as running_tasks=4",
+            "--limit many is not a limit; write for example running_tasks=4",
         ),
         (("--ca", "/nowhere", "key", "list"), "--ca /nowhere cannot be used: No such file"),
     ],
 )
-def test_bad_words_are_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_bad_options_are_reported(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     done = start(tmp_path, *words, GPU_ORCHESTRATOR_URL="https://127.0.0.1:1", API_KEY="k" * 32)
     assert said in only_line(done)

@@ -1,4 +1,4 @@
-"""Starting the manager from the command line: what is wrong is one line, and nothing is half-started."""
+"""Start the manager from the command line: an error is one line, and nothing is left half-started."""
 
 import os
 import signal
@@ -48,13 +48,13 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         pytest.param({"PLACEMENT_POLICY": "best"}, "unknown strategy 'best'", id="unknown policy"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, environ: dict[str, str], said: str) -> None:
+def test_error_is_one_line(tmp_path: Path, environ: dict[str, str], said: str) -> None:
     asked = {"API_PORT": "0", **environ}
     assert said in only_line(start(tmp_path, "server", "--data", str(tmp_path / "data"), **asked))
     assert not (tmp_path / "data" / "client.json").exists(), "half started"
 
 
-def test_a_taken_port_is_said_before_anything_is_started(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -64,7 +64,7 @@ def test_a_taken_port_is_said_before_anything_is_started(tmp_path: Path) -> None
     assert not (tmp_path / "data" / "store").exists()
 
 
-def test_a_data_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_unwritable_data_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     line = only_line(start(tmp_path, "server", "--port", "0", "--data", str(tmp_path / "file" / "data")))
     assert "cannot be written" in line
@@ -105,7 +105,7 @@ def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
     raise AssertionError(f"no {wanted!r} in {''.join(lines)}")
 
 
-def test_up_shows_tasks_at_work_ends_cleanly_and_remembers(tmp_path: Path) -> None:
+def test_up_shows_running_tasks_ends_cleanly_and_keeps_them(tmp_path: Path) -> None:
     port = str(free_port())
     with up(tmp_path, "--port", port) as first:
         greeting = "".join(lines_until(first, "sample-7 completed"))

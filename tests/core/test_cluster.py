@@ -1,4 +1,4 @@
-"""The cluster as a value: what is taken is taken once, comes back whole, and a copy is its own."""
+"""The cluster as a value: nothing is taken twice, everything comes back, and a copy is independent."""
 
 import random
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.core import memory
+from gpu_orchestrator.core import standing_cache
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
@@ -61,7 +61,7 @@ def test_nothing_is_given_twice(second: Placement, message: str) -> None:
     assert set(busy.held_on("a")) == {"w", "s"}
 
 
-def test_what_is_released_can_be_given_again() -> None:
+def test_released_capacity_can_be_placed_again() -> None:
     one = cluster(node("a", 1), held=[whole("p", "a", 0)])
     assert isinstance(ask(one), Refusal)
     assert one.release(whole("p", "a", 0)) == whole("p", "a", 0)
@@ -72,7 +72,7 @@ def test_what_is_released_can_be_given_again() -> None:
         one.place(whole("p", "b", 0))
 
 
-def test_a_node_seen_again_keeps_what_is_held() -> None:
+def test_node_update_keeps_placements() -> None:
     seen = cluster(node("a", 2), held=[whole("p", "a", 0)])
     assert not seen.set_node(node("a", 2)), "nothing changed"
     assert seen.set_node(node("a", 3))
@@ -80,7 +80,7 @@ def test_a_node_seen_again_keeps_what_is_held() -> None:
     assert placed(ask(seen, 2)) == ("a", (1, 2))
 
 
-def test_a_device_that_drops_out_comes_back_with_its_holder() -> None:
+def test_device_that_disappears_returns_with_its_holder() -> None:
     seen = cluster(node("a", 2), held=[whole("p", "a", 1)])
     seen.set_node(node("a", 1))
     assert seen.free_gpus("a") == 1
@@ -94,7 +94,7 @@ def test_ids_may_have_gaps() -> None:
     assert placed(ask(gaps)) == ("a", (7,))
 
 
-def test_a_node_that_left_offers_nothing_and_its_row_is_used_again() -> None:
+def test_removed_node_offers_nothing_and_its_row_is_reused() -> None:
     moving = cluster(node("a", 2), node("b", 1), held=[whole("p", "a", 0)])
     moving.remove_node("a")
     assert len(moving) == 1
@@ -105,7 +105,7 @@ def test_a_node_that_left_offers_nothing_and_its_row_is_used_again() -> None:
     assert moving.held_on("c") == {}
 
 
-def test_a_copy_is_its_own() -> None:
+def test_copy_is_independent() -> None:
     original = cluster(node("a", 2), node("b", 1))
     assert placed(ask(original, 2)) == ("a", (0, 1))
     copy = original.copy()
@@ -119,7 +119,7 @@ def test_a_copy_is_its_own() -> None:
     assert copy.held_on("a") == {"p": whole("p", "a", 0)}
 
 
-def test_what_is_so_already_is_counted_even_if_it_oversells() -> None:
+def test_existing_placement_is_counted_even_if_it_oversells() -> None:
     """Two pods of a device plugin, three GPUs, two devices: nothing is free until both are gone."""
     real = cluster(node("a", 2))
     first, second = Placement("p", "a", unnamed=2), Placement("q", "a", unnamed=1)
@@ -133,7 +133,7 @@ def test_what_is_so_already_is_counted_even_if_it_oversells() -> None:
     assert real.free_gpus("a") == 2
 
 
-def test_gpus_known_by_number_are_counted_on_a_node_that_shows_its_devices_late() -> None:
+def test_unnamed_gpus_are_counted_when_the_node_reports_devices_later() -> None:
     late = cluster(node("a", 0))
     late.account(Placement("p", "a", unnamed=2))
     late.account(whole("q", "a", 0))
@@ -143,7 +143,7 @@ def test_gpus_known_by_number_are_counted_on_a_node_that_shows_its_devices_late(
     assert late.free_gpus("a") == 3
 
 
-def test_answers_stay_right_when_more_changed_than_the_journal_remembers() -> None:
+def test_answers_stay_right_after_the_journal_overflows() -> None:
     many = cluster(node("a", 1), node("b", 1))
     assert placed(ask(many))[0] == "a"
     for _ in range(KEEP + 1):
@@ -153,7 +153,7 @@ def test_answers_stay_right_when_more_changed_than_the_journal_remembers() -> No
     assert placed(ask(many))[0] == "b"
 
 
-def test_a_node_in_a_state_it_was_in_before_is_judged_as_it_was_then_unless_it_changed_itself() -> None:
+def test_known_node_state_is_reused_unless_the_node_changed() -> None:
     two = cluster(node("a", 2), node("b", 1))
     for _ in range(3):
         assert placed(ask(two, gpus=2))[0] == "a"
@@ -164,7 +164,7 @@ def test_a_node_in_a_state_it_was_in_before_is_judged_as_it_was_then_unless_it_c
     assert isinstance(ask(two, gpus=2), Refusal)
 
 
-def test_who_holds_a_port_counts_though_equally_much_is_free() -> None:
+def test_port_holder_matters_even_if_free_amounts_are_equal() -> None:
     one, port = cluster(node("a", 1)), (HostPort(80),)
     wanted = request("pod", gpus=0, host_ports=port)
     for _ in range(2):
@@ -175,7 +175,7 @@ def test_who_holds_a_port_counts_though_equally_much_is_free() -> None:
             assert isinstance(decide(wanted, one, POLICY, random.Random(1)), Placement)
 
 
-def test_the_number_of_remembered_states_is_bounded() -> None:
+def test_cached_states_are_bounded() -> None:
     one = cluster(node("a", 1, resources={"cpu": 1_000_000}))
     for number in range(2 * MOST_SEEN):
         one.place(Placement(f"p{number}", "a", resources=(("cpu", 1),)))
@@ -184,14 +184,14 @@ def test_the_number_of_remembered_states_is_bounded() -> None:
     assert 0 < len(standing.seen) <= MOST_SEEN
 
 
-def test_the_number_of_remembered_shapes_is_bounded() -> None:
+def test_cached_shapes_are_bounded() -> None:
     one = cluster(node("a", 1, resources={"cpu": 1_000_000}))
-    for cpu in range(1, 3 * memory.KEEP):
+    for cpu in range(1, 3 * standing_cache.KEEP):
         decide(request("pod", resources={"cpu": cpu}), one, POLICY, random.Random(1))
-    assert len(one.memory) == memory.KEEP
+    assert len(one.standings) == standing_cache.KEEP
 
 
-def test_the_number_of_remembered_labels_is_bounded_and_answers_stay_right() -> None:
+def test_cached_labels_are_bounded_and_answers_stay_right() -> None:
     labels = {f"key-{i}": "1" for i in range(0, MOST_LABELS + 50, 2)}
     many = cluster(node("a", 1, labels=labels))
     for i in [*range(MOST_LABELS + 50), *range(MOST_LABELS + 50)]:
@@ -218,13 +218,13 @@ def test_the_number_of_remembered_labels_is_bounded_and_answers_stay_right() -> 
         pytest.param(lambda: Node("a", (Device(0),)), "its topology speaks of", id="topology of another"),
     ],
 )
-def test_what_contradicts_itself_is_refused_with_a_reason(make: object, message: str) -> None:
+def test_contradictory_request_is_refused_with_a_reason(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(InvalidRequest, match=message):
         make()
 
 
-def test_asking_for_ever_new_resources_fills_no_memory() -> None:
+def test_requests_for_ever_new_resources_do_not_grow_memory() -> None:
     small = cluster(*(node(f"n{i}", 1, resources={"cpu": 4}) for i in range(4)))
     kinds = len(small.inventory.kinds_of)
     for number in range(200):
@@ -240,7 +240,7 @@ def test_asking_for_ever_new_resources_fills_no_memory() -> None:
     assert small.usage.kinds == small.inventory.kinds == kinds
 
 
-def test_a_resource_that_comes_later_is_found_by_who_asked_before() -> None:
+def test_resource_offered_later_is_found_by_an_earlier_request() -> None:
     small = cluster(node("a", 1))
     wish = request("pod", resources={"nic": 1})
     assert isinstance(decide(wish, small, POLICY, random.Random(1)), Refusal)
@@ -264,7 +264,7 @@ def test_a_resource_that_comes_later_is_found_by_who_asked_before() -> None:
         pytest.param({"fabric": Fabric(min_ports=2**31)}, "2147483648 ports were asked for", id="ports"),
     ],
 )
-def test_a_wish_beyond_counting_is_refused_in_words(wish: dict[str, Any], message: str) -> None:
+def test_too_large_request_is_refused_with_a_reason(wish: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         request("pod", **wish)
 
@@ -283,7 +283,7 @@ def test_a_wish_beyond_counting_is_refused_in_words(wish: dict[str, Any], messag
         pytest.param(1025, {}, "a has 1025 devices; it can be 0 to 1024", id="devices"),
     ],
 )
-def test_a_node_beyond_counting_is_refused_before_anything_is_registered(
+def test_too_large_node_is_refused_before_anything_changes(
     gpus: Any, facts: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):

@@ -1,4 +1,4 @@
-"""Where a request goes, and why not: one case for each rule. Reads as the list of what is looked at."""
+"""Where a request goes, and why not: one case for each rule."""
 
 import random
 from typing import Any
@@ -32,7 +32,7 @@ def refused(asked: Request, to: Cluster) -> Refusal:
     [
         pytest.param({}, {"ready": False}, {}, "1 not ready", id="not ready"),
         pytest.param({}, {"schedulable": False}, {}, "1 is cordoned", id="cordoned"),
-        pytest.param({}, {"barred": "are draining"}, {}, "1 is draining", id="barred by somebody"),
+        pytest.param({}, {"barred": "are draining"}, {}, "1 is draining", id="barred"),
         pytest.param(
             {}, {"taints": [Taint("gpu", "no")]}, {}, "1 has the taint gpu=no:NoSchedule", id="tainted"
         ),
@@ -196,11 +196,11 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             {},
             {"resources": {"vendor.example/nic": 1}},
             "1 has no vendor.example/nic",
-            id="extended resource that nobody else has",
+            id="extended resource that no other node has",
         ),
     ],
 )
-def test_a_node_is_passed_over(
+def test_node_is_refused_with_a_reason(
     wish: dict[str, Any], bad: dict[str, Any], good: dict[str, Any], reason: str
 ) -> None:
     """The bad node alone is a refusal that says why; the good one beside it is taken."""
@@ -216,7 +216,7 @@ def _node(name: str, wish: dict[str, Any]) -> Node:
     return node(name, **{"gpus": 4, **wish})
 
 
-def test_a_preference_not_to_be_scheduled_refuses_nobody() -> None:
+def test_prefer_no_schedule_taint_refuses_no_request() -> None:
     soft = node("a", 1, taints=[Taint("x", effect="PreferNoSchedule")])
     assert placed(answer(request("pod"), cluster(soft))) == ("a", (0,))
 
@@ -259,7 +259,7 @@ def test_shares_are_never_oversold_and_never_mixed_with_whole_devices(
     assert placed(answer(request("pod", share=500, memory_mib=60), busy)) == ("a", (1,))
 
 
-def test_memory_taken_by_strangers_is_not_given() -> None:
+def test_memory_of_foreign_processes_is_not_given() -> None:
     """24 in all, 10 used by others, 10 reserved: 4 are left."""
     card = cluster(
         node("a", [Device(0, memory_mib=24, taken_mib=10)]), held=[shared("m", "a", 0, memory_mib=10)]
@@ -268,7 +268,7 @@ def test_memory_taken_by_strangers_is_not_given() -> None:
     refused(request("pod", shared=True, memory_mib=5), card)
 
 
-def test_devices_of_different_makers_are_never_given_together() -> None:
+def test_devices_of_different_vendors_are_never_given_together() -> None:
     makers = [Device(0, vendor="amd"), Device(1, vendor="nvidia"), Device(2, vendor="nvidia")]
     both = cluster(node("a", makers))
     assert placed(answer(request("pod", 2), both)) == ("a", (1, 2))
@@ -277,7 +277,7 @@ def test_devices_of_different_makers_are_never_given_together() -> None:
     assert said.never
 
 
-def test_requests_without_gpus_need_only_room() -> None:
+def test_request_without_gpus_needs_only_other_resources() -> None:
     small = cluster(node("a", 0, resources={"cpu": 8}), held=[takes("other", "a", {"cpu": 6})])
     assert placed(answer(request("pod", 0, resources={"cpu": 2}), small)) == ("a", ())
     refused(request("pod", 0, resources={"cpu": 3}), small)
@@ -314,19 +314,19 @@ def test_requests_without_gpus_need_only_room() -> None:
         ),
     ],
 )
-def test_a_refusal_counts_its_reasons(nodes: list[Node], wish: dict[str, Any], message: str) -> None:
+def test_refusal_counts_nodes_by_reason(nodes: list[Node], wish: dict[str, Any], message: str) -> None:
     said = refused(request("pod", **wish), Cluster(nodes))
     assert said.message == str(said) == message
 
 
-def test_the_nearest_miss_is_the_node_that_lacks_least() -> None:
+def test_nearest_miss_is_the_node_that_lacks_least() -> None:
     held = [whole("p", "a", 0, 1, 2), whole("q", "b", 0)]
     nodes = [node("a", 4, resources={"cpu": 8}), node("b", 4, resources={"cpu": 3})]
     said = refused(request("pod", 4, resources={"cpu": 4}), cluster(*nodes, held=held))
     assert str(said.nearest) == "b lacks 1 free GPU (3 of 4) and lacks 1 cpu (3 of 4)"
 
 
-def test_the_nearest_miss_may_be_a_slow_node_or_one_of_the_wrong_kind() -> None:
+def test_nearest_miss_can_be_a_slow_node_or_one_of_the_wrong_kind() -> None:
     slow = cluster(node("a", 4, links={(0, 1): 300}), node("b", 2))
     said = refused(request("pod", 2, mode="Required", min_bandwidth_gbps=600), slow)
     assert str(said.nearest) == "a offers 300 GB/s (600 asked)"
@@ -346,7 +346,7 @@ def test_the_nearest_miss_may_be_a_slow_node_or_one_of_the_wrong_kind() -> None:
         pytest.param(
             [node("a", 1, resources={"cpu": 1})], {"resources": {"cpu": 2}}, True, id="too much cpu"
         ),
-        pytest.param([node("a", 1)], {"resources": {"odd": 1}}, True, id="a resource nobody has"),
+        pytest.param([node("a", 1)], {"resources": {"odd": 1}}, True, id="a resource no node has"),
         pytest.param(
             [node("a", 4, links=two_islands(2))],
             {"gpus": 3, "mode": "Required", "min_bandwidth_gbps": 1},
@@ -355,13 +355,11 @@ def test_the_nearest_miss_may_be_a_slow_node_or_one_of_the_wrong_kind() -> None:
         ),
     ],
 )
-def test_a_refusal_says_whether_waiting_can_help(
-    nodes: list[Node], wish: dict[str, Any], never: bool
-) -> None:
+def test_refusal_tells_whether_waiting_can_help(nodes: list[Node], wish: dict[str, Any], never: bool) -> None:
     assert refused(request("pod", **wish), Cluster(nodes)).never is never
 
 
-def test_one_node_or_all_can_be_asked_without_deciding() -> None:
+def test_fits_and_why_not_answer_without_deciding() -> None:
     both = cluster(node("a", 1), node("b", 2))
     assert not fits(request("pod", 2).shape, both, "a")
     assert fits(request("pod", 2).shape, both, "b")

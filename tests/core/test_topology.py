@@ -1,4 +1,4 @@
-"""Links between devices: what a set of them is worth, and which set is worth most."""
+"""Links between devices: how fast a set of them is, and which set is fastest."""
 
 from math import inf
 
@@ -22,7 +22,7 @@ RING = topology.from_links(range(4), {(0, 1): 100, (1, 2): 100, (2, 3): 100, (3,
         pytest.param(EIGHT, (), inf, id="nothing has no slow pair"),
     ],
 )
-def test_a_set_is_as_fast_as_its_slowest_pair(where: Topology, devices: tuple[int, ...], gbps: float) -> None:
+def test_set_is_as_fast_as_its_slowest_pair(where: Topology, devices: tuple[int, ...], gbps: float) -> None:
     assert weakest_link(where, devices) == gbps
 
 
@@ -37,29 +37,29 @@ def test_a_set_is_as_fast_as_its_slowest_pair(where: Topology, devices: tuple[in
         pytest.param(EIGHT, (0,), 2, -1, id="too few"),
     ],
 )
-def test_the_best_a_node_can_offer(where: Topology, free: tuple[int, ...], count: int, gbps: float) -> None:
+def test_best_link_of_a_node(where: Topology, free: tuple[int, ...], count: int, gbps: float) -> None:
     assert best_link(where, mask_of(free), count) == gbps
 
 
-def test_a_set_keeps_the_order_of_preference_where_the_floor_allows() -> None:
+def test_first_set_follows_preference_where_the_floor_allows() -> None:
     assert first_set(EIGHT, (7, 0, 6, 1), 2, 0) == (0, 7)
     assert first_set(EIGHT, (7, 0, 6, 1), 2, 600) == (6, 7)
     assert first_set(EIGHT, (7, 0), 2, 600) is None
 
 
-def test_islands_that_are_not_told_are_found_from_links() -> None:
+def test_islands_are_derived_from_links_if_not_given() -> None:
     assert EIGHT.islands == (0, 0, 0, 0, 1, 1, 1, 1)
     assert RING.islands == (0, 0, 0, 0)
     assert topology.from_links((4, 9), {}).islands == (0, 1)
     assert topology.from_links((4, 9), {}, islands={4: 5, 9: 5}).islands == (5, 5)
 
 
-def test_islands_with_their_best_bandwidth_are_enough_to_know_the_pairs() -> None:
+def test_pair_bandwidths_are_derived_from_islands() -> None:
     told = topology.from_islands((0, 1, 2), islands={0: 0, 1: 0, 2: 1}, gbps={0: 600, 1: 300, 2: 600})
     assert told.bandwidth == ((0, 300, 0), (300, 0, 0), (0, 0, 0))
 
 
-def test_a_large_irregular_node_is_answered_in_bounded_time() -> None:
+def test_large_irregular_node_is_answered_in_bounded_time() -> None:
     """Forty devices in a wiring with many near-cliques: perhaps not the best set, but one that is what it
     says."""
     pairs = {(a, b): 100 + (a * b) % 7 * 100 for a in range(40) for b in range(40) if a < b and (a + b) % 3}
@@ -70,5 +70,5 @@ def test_a_large_irregular_node_is_answered_in_bounded_time() -> None:
     assert weakest_link(large, found) >= best
 
 
-def test_links_may_be_named_in_either_order() -> None:
+def test_links_can_be_given_in_either_order() -> None:
     assert topology.from_links((0, 1), {(1, 0): 9}) == topology.from_links((0, 1), links((0, 1), gbps=9))

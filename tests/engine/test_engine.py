@@ -1,4 +1,4 @@
-"""What the engine does with events, one story each. Time is a number we give it."""
+"""What the engine does with events, one scenario each. Time is an argument."""
 
 import random
 from typing import Any
@@ -13,16 +13,16 @@ from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Action,
-    Asked,
     Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
+    NodeRemoved,
+    NodeUpdated,
     Place,
     Placed,
     PlaceFailed,
+    PlacementObserved,
     Refuse,
+    RequestAdded,
+    RequestRemoved,
     Tick,
 )
 from gpu_orchestrator.engine.order import PriorityThenTime
@@ -39,14 +39,14 @@ class World:
         self.engine = Engine(options.pop("policy_of", REGISTRY.policy_of), random.Random(1), **options)
         self.now = 0.0
         for each in nodes:
-            self.tell(NodeSeen(each))
+            self.tell(NodeUpdated(each))
 
     def tell(self, event: Event, after_s: float = 0.0) -> list[Action]:
         self.now += after_s
         return self.engine.handle(event, self.now)
 
     def ask(self, *requests: Request) -> list[Action]:
-        return [action for each in requests for action in self.tell(Asked(each))]
+        return [action for each in requests for action in self.tell(RequestAdded(each))]
 
 
 def placed(actions: list[Action]) -> list[str]:
@@ -58,7 +58,7 @@ def refused(actions: list[Action]) -> list[str]:
     return [action.request.key for action in actions if isinstance(action, Refuse)]
 
 
-def test_a_request_that_fits_is_placed_at_once_and_held_once_that_is_done() -> None:
+def test_request_that_fits_is_placed_at_once_and_held_after_placed() -> None:
     world = World(node("a", 2))
     assert world.ask(request("p")) == [Place(request("p"), whole("p", "a", 0))]
     assert world.engine.state_of("p") == "in flight"
@@ -67,7 +67,7 @@ def test_a_request_that_fits_is_placed_at_once_and_held_once_that_is_done() -> N
     assert world.engine.deadline(world.now) is None
 
 
-def test_what_is_set_aside_is_not_given_to_the_next() -> None:
+def test_capacity_in_flight_is_not_given_again() -> None:
     world = World(node("a", 1))
     actions = world.ask(request("p"), request("q"))
     assert (placed(actions), refused(actions)) == (["p"], ["q"])
@@ -78,12 +78,12 @@ def test_what_is_set_aside_is_not_given_to_the_next() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(Gone("p"), id="somebody ended"),
-        pytest.param(NodeSeen(node("b", 1)), id="a node came"),
-        pytest.param(NodeSeen(node("a", 2)), id="a node grew"),
+        pytest.param(RequestRemoved("p"), id="a holder ended"),
+        pytest.param(NodeUpdated(node("b", 1)), id="a node came"),
+        pytest.param(NodeUpdated(node("a", 2)), id="a node grew"),
     ],
 )
-def test_what_could_help_wakes_the_parked_at_once(event: Event) -> None:
+def test_helpful_event_wakes_parked_requests_at_once(event: Event) -> None:
     world = World(node("a", 1))
     world.ask(request("p"))
     world.tell(Placed("p"))
@@ -96,14 +96,14 @@ def test_what_could_help_wakes_the_parked_at_once(event: Event) -> None:
     "event",
     [
         pytest.param(Tick(), id="time"),
-        pytest.param(NodeSeen(node("b", 1)), id="too small a node"),
-        pytest.param(NodeSeen(node("b", 8, ready=False)), id="a node that is not ready"),
-        pytest.param(Gone("small"), id="too little became free"),
-        pytest.param(Gone("nobody"), id="nobody ended"),
-        pytest.param(NodeGone("a"), id="a node left"),
+        pytest.param(NodeUpdated(node("b", 1)), id="too small a node"),
+        pytest.param(NodeUpdated(node("b", 8, ready=False)), id="a node that is not ready"),
+        pytest.param(RequestRemoved("small"), id="too little became free"),
+        pytest.param(RequestRemoved("unknown"), id="an unknown request ended"),
+        pytest.param(NodeRemoved("a"), id="a node left"),
     ],
 )
-def test_what_cannot_help_wakes_nobody(event: Event) -> None:
+def test_event_that_cannot_help_wakes_no_request(event: Event) -> None:
     world = World(node("a", 2))
     world.ask(request("small"), request("large", 2))
     world.tell(Placed("small"))
@@ -113,16 +113,16 @@ def test_what_cannot_help_wakes_nobody(event: Event) -> None:
     assert world.engine.state_of("large") == "parked"
 
 
-def test_a_node_that_became_ready_without_room_is_remembered_for_later() -> None:
+def test_node_that_becomes_ready_while_full_helps_once_it_has_room() -> None:
     """It could not help when it was seen, but a release on it can."""
     world = World(node("a", 1, ready=False))
-    world.tell(Held(whole("p", "a", 0)))
+    world.tell(PlacementObserved(whole("p", "a", 0)))
     world.ask(request("q"))
-    assert world.tell(NodeSeen(node("a", 1))) == []
-    assert placed(world.tell(Gone("p"))) == ["q"]
+    assert world.tell(NodeUpdated(node("a", 1))) == []
+    assert placed(world.tell(RequestRemoved("p"))) == ["q"]
 
 
-def test_a_failed_placing_rests_one_second_then_two_then_at_most_ten() -> None:
+def test_failed_placing_rests_one_second_then_two_then_at_most_ten() -> None:
     world = World(node("a", 1))
     world.ask(request("p"))
     for delay in (1, 2, 4, 8, 10, 10):
@@ -132,7 +132,7 @@ def test_a_failed_placing_rests_one_second_then_two_then_at_most_ten() -> None:
         assert placed(world.tell(Tick(), after_s=0.01)) == ["p"]
 
 
-def test_what_a_failed_placing_gave_back_goes_to_the_next() -> None:
+def test_capacity_of_a_failed_placing_goes_to_the_next_request() -> None:
     world = World(node("a", 1))
     world.ask(request("p"), request("q", resources={}))
     assert placed(world.tell(PlaceFailed("p"))) == ["q"]
@@ -140,7 +140,7 @@ def test_what_a_failed_placing_gave_back_goes_to_the_next() -> None:
     assert refused(world.tell(Tick(), after_s=1)) == ["p"]
 
 
-def test_what_was_asked_last_counts_when_a_placing_fails() -> None:
+def test_latest_version_of_a_request_counts_when_its_placing_fails() -> None:
     world = World(node("a", 8))
     world.ask(request("p", 1))
     assert world.ask(request("p", 4)) == []
@@ -153,19 +153,19 @@ def test_what_was_asked_last_counts_when_a_placing_fails() -> None:
     assert world.engine.deadline(world.now) == world.now + 2, "its failures are remembered"
 
 
-def test_higher_priority_first_then_who_came_first() -> None:
+def test_higher_priority_first_then_the_earliest() -> None:
     world = World(max_in_flight=1)
     world.ask(request("late"), request("later"), request("urgent", priority=9))
     assert world.engine.counts()["parked"] == 3
     order = []
-    actions = world.tell(NodeSeen(node("a", 8)))
+    actions = world.tell(NodeUpdated(node("a", 8)))
     while placed(actions):
         order += placed(actions)
         actions = world.tell(Placed(order[-1]))
     assert order == ["urgent", "late", "later"]
 
 
-def test_no_more_is_in_flight_than_allowed_so_that_the_urgent_can_pass() -> None:
+def test_max_in_flight_lets_urgent_requests_go_first() -> None:
     world = World(node("a", 8), max_in_flight=2)
     assert placed(world.ask(request("p"), request("q"), request("r"))) == ["p", "q"]
     assert world.ask(request("urgent", priority=1)) == []
@@ -173,16 +173,16 @@ def test_no_more_is_in_flight_than_allowed_so_that_the_urgent_can_pass() -> None
     assert placed(world.tell(PlaceFailed("q"))) == ["r"]
 
 
-def test_one_call_decides_no_more_than_allowed_and_asks_to_be_called_again() -> None:
+def test_max_decisions_bounds_one_call_and_sets_deadline_to_now() -> None:
     world = World(max_decisions=1)
     world.ask(request("p"), request("q", 2))
-    assert placed(world.tell(NodeSeen(node("a", 8)))) == ["p"]
+    assert placed(world.tell(NodeUpdated(node("a", 8)))) == ["p"]
     assert world.engine.deadline(world.now) == world.now
     assert placed(world.tell(Tick())) == ["q"]
     assert world.engine.deadline(world.now) is None
 
 
-def test_of_many_that_ask_the_same_only_as_many_are_woken_as_fit() -> None:
+def test_only_as_many_equal_requests_wake_as_fit() -> None:
     """A thousand wait for one GPU each. One decision finds that out, and each release costs two, not a
     thousand."""
     decided = 0
@@ -202,33 +202,33 @@ def test_of_many_that_ask_the_same_only_as_many_are_woken_as_fit() -> None:
     decided = 0
     assert placed(world.tell(PlaceFailed("p0000"))) == ["p0001"]
     world.tell(Placed("p0001"))
-    assert placed(world.tell(Gone("p0001"))) == ["p0002"]
+    assert placed(world.tell(RequestRemoved("p0001"))) == ["p0002"]
     assert decided <= 4
 
 
-def test_one_that_leaves_the_queue_calls_the_next_like_it() -> None:
+def test_removed_active_request_activates_the_next_equal_one() -> None:
     """q was woken for both and is held up by the limit; when it leaves, r must not sleep on."""
     world = World(node("a", 1), max_in_flight=2)
     world.ask(request("p"), request("q"), request("r"), request("no-gpu", 0))
-    world.tell(NodeSeen(node("b", 1)))
+    world.tell(NodeUpdated(node("b", 1)))
     assert (world.engine.state_of("q"), world.engine.state_of("r")) == ("active", "parked")
-    world.tell(Gone("q"))
+    world.tell(RequestRemoved("q"))
     assert placed(world.tell(Placed("p"))) == ["r"]
 
 
-def test_leaving_while_placing_is_under_way_gives_everything_back() -> None:
+def test_request_removed_in_flight_is_released_after_placing() -> None:
     world = World(node("a", 1))
     world.ask(request("p"), request("q"))
-    assert world.tell(Gone("p")) == []
+    assert world.tell(RequestRemoved("p")) == []
     assert placed(world.tell(Placed("p"))) == ["q"]
     assert world.engine.state_of("p") is None
 
 
 @pytest.mark.parametrize("outcome", [Placed("p"), PlaceFailed("p")])
-def test_coming_back_while_placing_is_under_way_is_a_new_request(outcome: Event) -> None:
+def test_request_removed_and_added_in_flight_is_a_new_request(outcome: Event) -> None:
     world = World(node("a", 1), node("b", 2))
     world.ask(request("p"))
-    world.tell(Gone("p"))
+    world.tell(RequestRemoved("p"))
     assert world.ask(request("p", 2)) == []
     actions = world.tell(outcome)
     assert placed(actions) == ["p"]
@@ -237,11 +237,11 @@ def test_coming_back_while_placing_is_under_way_is_a_new_request(outcome: Event)
     assert len(actions[0].placement.devices) == 2
 
 
-def test_truth_from_outside_wins() -> None:
+def test_observed_placement_replaces_the_assumed_one() -> None:
     """We wanted p on device 0; in truth it is on device 1, and so it is not ours to place any more."""
     world = World(node("a", 2))
     world.ask(request("p"))
-    world.tell(Held(whole("p", "a", 1)))
+    world.tell(PlacementObserved(whole("p", "a", 1)))
     assert world.engine.cluster.held_on("a") == {"p": whole("p", "a", 1)}
     assert world.tell(PlaceFailed("p")) == []
     assert world.engine.state_of("p") == "held"
@@ -249,56 +249,56 @@ def test_truth_from_outside_wins() -> None:
     assert world.engine.counts()["held"] == 1
 
 
-def test_a_waiting_request_that_somebody_else_placed_waits_no_longer() -> None:
+def test_waiting_request_placed_by_another_scheduler_leaves_the_queue() -> None:
     world = World(node("a", 1))
     world.ask(request("p"), request("q"))
-    assert world.tell(Held(whole("q", "b", 0))) == []
+    assert world.tell(PlacementObserved(whole("q", "b", 0))) == []
     assert world.engine.state_of("q") == "held"
 
 
-def test_a_node_that_comes_back_finds_its_holders_again() -> None:
+def test_node_that_comes_back_has_its_placements_again() -> None:
     world = World(node("a", 2))
-    world.tell(Held(whole("p", "a", 0)))
-    world.tell(NodeGone("a"))
-    world.tell(NodeSeen(node("a", 2)))
+    world.tell(PlacementObserved(whole("p", "a", 0)))
+    world.tell(NodeRemoved("a"))
+    world.tell(NodeUpdated(node("a", 2)))
     assert world.engine.cluster.held_on("a") == {"p": whole("p", "a", 0)}
 
 
-def test_holders_may_be_told_before_their_node() -> None:
+def test_placements_can_be_observed_before_their_node() -> None:
     world = World()
-    world.tell(Held(whole("p", "a", 0)))
-    world.tell(NodeSeen(node("a", 1)))
+    world.tell(PlacementObserved(whole("p", "a", 0)))
+    world.tell(NodeUpdated(node("a", 1)))
     assert world.engine.cluster.free_gpus("a") == 0
-    world.tell(Held(Placement("p", "a", unnamed=1)))
-    world.tell(Gone("p"))
+    world.tell(PlacementObserved(Placement("p", "a", unnamed=1)))
+    world.tell(RequestRemoved("p"))
     assert world.engine.cluster.free_gpus("a") == 1
 
 
-def test_asking_again_changes_nothing_and_asking_differently_replaces() -> None:
+def test_equal_request_changes_nothing_and_a_different_one_replaces_it() -> None:
     world = World(node("a", 1))
     world.ask(request("p", 4))
     assert world.ask(request("p", 4)) == []
     assert placed(world.ask(request("p", 1))) == ["p"]
 
 
-def test_a_waiting_request_can_be_explained_as_things_are_now() -> None:
+def test_why_explains_a_waiting_request_as_of_now() -> None:
     world = World(node("a", 1))
     world.ask(request("p", 2))
-    world.tell(NodeSeen(node("b", 1, ready=False)))
+    world.tell(NodeUpdated(node("b", 1, ready=False)))
     why = world.engine.why("p")
     assert why is not None
     assert why.message == "0/2 nodes fit: 1 has fewer than 2 free GPUs, 1 not ready"
-    assert world.engine.why("nobody") is None
+    assert world.engine.why("unknown") is None
 
 
-def test_an_unknown_strategy_is_an_error_and_nothing_is_taken_in() -> None:
+def test_unknown_strategy_raises_and_changes_nothing() -> None:
     world = World(node("a", 1))
     with pytest.raises(UnknownPolicy, match="unknown strategy 'best'"):
         world.ask(request("p", strategy="best"))
     assert world.engine.state_of("p") is None
 
 
-def test_a_strategy_that_breaks_keeps_nobody_else_waiting() -> None:
+def test_strategy_that_raises_does_not_delay_other_requests() -> None:
     broken = Strategy("broken", ((1.0, lambda offers: np.full(len(offers), np.nan)),))
     registry = Registry().with_plugins([("broken", lambda: broken)])
     world = World(node("a", 1), policy_of=registry.policy_of)
@@ -316,10 +316,11 @@ def _breaks_for_two(offers: Any) -> Any:
 BREAKS_FOR_TWO = Policy(Strategy("fragile", ((1.0, _breaks_for_two),)), REGISTRY.policy().allocate)
 
 
-def test_whatever_a_policy_raises_is_a_refusal_and_costs_nobody_else_anything() -> None:
+def test_any_policy_exception_refuses_only_its_request() -> None:
     world = World(node("a", 8), policy_of=lambda _: BREAKS_FOR_TWO)
     actions = world.engine.handle_all(
-        [Asked(request("one")), Asked(request("two", 2)), Asked(request("three"))], now=0.0
+        [RequestAdded(request("one")), RequestAdded(request("two", 2)), RequestAdded(request("three"))],
+        now=0.0,
     )
     assert (placed(actions), refused(actions)) == (["one", "three"], ["two"])
     assert isinstance(actions[1], Refuse)
@@ -330,7 +331,7 @@ def test_whatever_a_policy_raises_is_a_refusal_and_costs_nobody_else_anything() 
     assert refused(world.tell(Tick(), after_s=1)) == ["two"], "it is tried again"
 
 
-def test_an_order_that_breaks_sets_nothing_aside() -> None:
+def test_order_that_raises_sets_nothing_aside() -> None:
     class Priceless(PriorityThenTime):
         def cost(self, request: Request) -> float:
             raise ZeroDivisionError
@@ -341,7 +342,7 @@ def test_an_order_that_breaks_sets_nothing_aside() -> None:
     assert world.engine.cluster.free_gpus("a") == 1
 
 
-def test_a_policy_that_recovers_is_believed_for_all_nodes() -> None:
+def test_policy_that_recovers_is_asked_about_all_nodes_again() -> None:
     """It broke while all nodes were looked at, because there had come more than there was room for."""
     broken = False
 
@@ -354,17 +355,18 @@ def test_a_policy_that_recovers_is_believed_for_all_nodes() -> None:
     world = World(*(node(f"n{i}", 1) for i in range(16)), policy_of=lambda _: policy)
     world.ask(*(request(f"p{i}") for i in range(15)))
     broken = True
-    world.tell(NodeSeen(node("more", 1, ready=False)))
+    world.tell(NodeUpdated(node("more", 1, ready=False)))
     assert refused(world.ask(request("q"))) == ["q"]
     broken = False
     assert placed(world.tell(Tick(), after_s=1)) == ["q"]
 
 
-def test_one_bad_event_of_many_is_refused_and_the_others_count() -> None:
+def test_handle_all_refuses_a_bad_request_and_takes_in_the_rest() -> None:
     world = World(node("a", 1))
-    world.tell(Held(whole("h", "a", 0)))
+    world.tell(PlacementObserved(whole("h", "a", 0)))
     actions = world.engine.handle_all(
-        [Asked(request("bad", strategy="best")), Asked(request("good")), Gone("h")], now=0.0
+        [RequestAdded(request("bad", strategy="best")), RequestAdded(request("good")), RequestRemoved("h")],
+        now=0.0,
     )
     assert (refused(actions), placed(actions)) == (["bad"], ["good"])
     assert isinstance(actions[0], Refuse)
@@ -372,20 +374,22 @@ def test_one_bad_event_of_many_is_refused_and_the_others_count() -> None:
     assert world.engine.state_of("bad") is None
 
 
-def test_an_event_that_cannot_be_is_told_after_the_others_were_heard() -> None:
+def test_handle_all_raises_for_a_broken_event_after_taking_in_the_rest() -> None:
     world = World(node("a", 1))
-    world.tell(Held(whole("h", "a", 0)))
+    world.tell(PlacementObserved(whole("h", "a", 0)))
     nothing: Any = None
     with pytest.raises(AttributeError):
-        world.engine.handle_all([NodeSeen(nothing), Asked(request("p")), Gone("h")], now=0.0)
+        world.engine.handle_all(
+            [NodeUpdated(nothing), RequestAdded(request("p")), RequestRemoved("h")], now=0.0
+        )
     assert world.engine.state_of("h") is None
     assert placed(world.tell(Tick())) == ["p"]
 
 
-def test_who_asks_for_what_no_node_has_wakes_when_one_comes_that_has_it() -> None:
+def test_request_for_an_unknown_resource_wakes_when_a_node_offers_it() -> None:
     world = World(node("a", 1))
     world.ask(request("p", resources={"nic": 2}), request("q", resources={"nic": 1, "other": 1}))
-    assert world.tell(NodeSeen(node("b", 1, resources={"other": 1}))) == []
-    assert world.tell(NodeSeen(node("c", 1, resources={"nic": 1}))) == []
-    assert placed(world.tell(NodeSeen(node("d", 1, resources={"nic": 2})))) == ["p"]
-    assert placed(world.tell(NodeSeen(node("b", 1, resources={"nic": 1, "other": 1})))) == ["q"]
+    assert world.tell(NodeUpdated(node("b", 1, resources={"other": 1}))) == []
+    assert world.tell(NodeUpdated(node("c", 1, resources={"nic": 1}))) == []
+    assert placed(world.tell(NodeUpdated(node("d", 1, resources={"nic": 2})))) == ["p"]
+    assert placed(world.tell(NodeUpdated(node("b", 1, resources={"nic": 1, "other": 1})))) == ["q"]

@@ -1,12 +1,12 @@
-"""In what order requests are looked at, and how long they rest."""
+"""In which order the engine tries requests, and how long they rest."""
 
 import pytest
 
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.backoff import Backoff
-from gpu_orchestrator.engine.line import Line, Waiting
+from gpu_orchestrator.engine.fair_share import BEGINNING_S, FairShare
 from gpu_orchestrator.engine.order import LARGE_MIB, FairBands, Order, PriorityThenTime
-from gpu_orchestrator.engine.turns import BEGINNING_S, Turns
+from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.policies.registry import Registry
 from tests.builders import request
 
@@ -15,16 +15,16 @@ POLICY = Registry().policy()
 
 def served(order: Order, *arrivals: tuple[float, Request]) -> list[str]:
     """Keys in the order in which they are served if all wait."""
-    turns = Turns()
-    line = Line(turns)
+    fair_share = FairShare()
+    queue = Queue(fair_share)
     for number, (since, asked) in enumerate(arrivals):
         place = order.lane(asked), order.flow(asked), order.rank(asked, since)
-        line.push(Waiting(asked, POLICY, since, number, *place))
+        queue.push(Waiting(asked, POLICY, since, number, *place))
     keys = []
-    while (waiting := line.pop()) is not None:
-        turns.charge(waiting.flow, order.cost(waiting.request))
+    while (waiting := queue.pop()) is not None:
+        fair_share.charge(waiting.flow, order.cost(waiting.request))
         keys.append(waiting.request.key)
-    assert len(line) == 0
+    assert len(queue) == 0
     return keys
 
 
@@ -37,7 +37,7 @@ def test_priority_then_time() -> None:
     assert served(PriorityThenTime(), *asked) == ["c", "a", "d", "b"]
 
 
-def test_bands_are_strict_however_long_one_waited() -> None:
+def test_bands_are_strict_however_long_a_request_waited() -> None:
     old, new = (0.0, request("old", priority=74)), (1e9, request("new", priority=75))
     assert served(FairBands(), old, new) == ["new", "old"]
 
@@ -53,11 +53,11 @@ def test_tenants_take_turns() -> None:
     assert served(FairBands(), *of("u", 4), *of("v", 2)) == ["u0", "v0", "u1", "v1", "u2", "u3"]
 
 
-def test_a_turn_costs_what_it_takes() -> None:
+def test_larger_requests_cost_larger_turns() -> None:
     assert served(FairBands(), *of("u", 2, gpus=4), *of("v", 5)) == ["u0", "v0", "v1", "v2", "v3", "u1", "v4"]
 
 
-def test_a_tenant_of_twice_the_weight_gets_twice_as_many_turns() -> None:
+def test_tenant_with_twice_the_weight_gets_twice_as_many_turns() -> None:
     weighted = FairBands(weight_of=lambda tenant: 2.0 if tenant == "v" else 1.0)
     first = served(weighted, *of("u", 30), *of("v", 30))[:30]
     assert sum(key.startswith("v") for key in first) == 20
@@ -74,92 +74,92 @@ def test_a_tenant_of_twice_the_weight_gets_twice_as_many_turns() -> None:
         pytest.param(request("r", 0), 0.01, id="no device counts a little"),
     ],
 )
-def test_what_holding_costs(asked: Request, cost: float) -> None:
+def test_cost_of_holding(asked: Request, cost: float) -> None:
     assert FairBands().cost(asked) == pytest.approx(cost)
 
 
-def test_holding_counts_as_time_passes_while_others_wait() -> None:
-    turns = Turns()
-    turns.pass_time(100.0)
-    turns.take("a", "u", 2.0)
-    turns.joins("v")
-    turns.pass_time(103.0)
-    assert (turns.start("u"), turns.start("v")) == (6.0, 0.0)
-    turns.let_go("a")
-    turns.pass_time(110.0)
-    assert turns.start("u") == 6.0, "what it let go of counts no longer"
-    turns.pass_time(90.0)
-    assert turns.start("u") == 6.0, "a clock that goes back counts nothing"
+def test_holding_is_charged_over_time_while_others_wait() -> None:
+    fair_share = FairShare()
+    fair_share.pass_time(100.0)
+    fair_share.take("a", "u", 2.0)
+    fair_share.joins("v")
+    fair_share.pass_time(103.0)
+    assert (fair_share.start("u"), fair_share.start("v")) == (6.0, 0.0)
+    fair_share.let_go("a")
+    fair_share.pass_time(110.0)
+    assert fair_share.start("u") == 6.0, "what it let go of counts no longer"
+    fair_share.pass_time(90.0)
+    assert fair_share.start("u") == 6.0, "a clock that goes back counts nothing"
 
 
 @pytest.mark.parametrize(("most", "counted"), [(None, True), (1, False)])
-def test_what_nobody_else_could_have_is_free(most: int | None, counted: bool) -> None:
-    turns = Turns()
-    turns.pass_time(0.0)
-    turns.take("a", "u", 1.0)
-    turns.joins("u")
-    turns.pass_time(365 * 86_400.0)
-    assert turns.start("u") == 0.0, "only it waits itself"
-    turns.take("b", "v", 1.0)
-    turns.allow("v", most)
-    turns.joins("v")
-    turns.pass_time(365 * 86_400.0 + 5)
-    assert turns.start("u") == (5.0 if counted else 0.0), "a full flow wants nothing"
-    turns.leaves("v")
-    turns.pass_time(366 * 86_400.0)
-    assert turns.start("u") == (5.0 if counted else 0.0)
+def test_holding_is_free_while_no_other_flow_could_use_it(most: int | None, counted: bool) -> None:
+    fair_share = FairShare()
+    fair_share.pass_time(0.0)
+    fair_share.take("a", "u", 1.0)
+    fair_share.joins("u")
+    fair_share.pass_time(365 * 86_400.0)
+    assert fair_share.start("u") == 0.0, "only it waits itself"
+    fair_share.take("b", "v", 1.0)
+    fair_share.allow("v", most)
+    fair_share.joins("v")
+    fair_share.pass_time(365 * 86_400.0 + 5)
+    assert fair_share.start("u") == (5.0 if counted else 0.0), "a full flow wants nothing"
+    fair_share.leaves("v")
+    fair_share.pass_time(366 * 86_400.0)
+    assert fair_share.start("u") == (5.0 if counted else 0.0)
 
 
-def test_a_full_flow_is_passed_over_until_it_lets_go() -> None:
-    turns = Turns()
-    line = Line(turns)
+def test_flow_at_its_limit_is_skipped_until_it_releases() -> None:
+    fair_share = FairShare()
+    queue = Queue(fair_share)
     order = FairBands()
     for number, (since, asked) in enumerate([*of("u", 2), *of("v", 1)]):
-        line.push(Waiting(asked, POLICY, since, number, 0, order.flow(asked), order.rank(asked, since)))
-    assert turns.allow("u", 1) is False
-    assert turns.take("held", "u", 1.0) is True
-    first = line.pop()
+        queue.push(Waiting(asked, POLICY, since, number, 0, order.flow(asked), order.rank(asked, since)))
+    assert fair_share.allow("u", 1) is False
+    assert fair_share.take("held", "u", 1.0) is True
+    first = queue.pop()
     assert first is not None
     assert first.request.key == "v0"
-    assert line.pop() is None
-    assert (len(line), line.has_turn()) == (2, False)
-    assert turns.let_go("held") is True
-    second = line.pop()
+    assert queue.pop() is None
+    assert (len(queue), queue.has_turn()) == (2, False)
+    assert fair_share.let_go("held") is True
+    second = queue.pop()
     assert second is not None
     assert second.request.key == "u0"
 
 
-def test_an_empty_line_remembers_nobody() -> None:
-    turns = Turns()
-    line, order = Line(turns), FairBands()
+def test_empty_queue_keeps_no_lanes() -> None:
+    fair_share = FairShare()
+    queue, order = Queue(fair_share), FairBands()
     for number in range(100):
         asked = request(f"p{number}", tenant=f"tenant-{number}")
-        line.push(Waiting(asked, POLICY, 0.0, number, 0, order.flow(asked), order.rank(asked, 0.0)))
-        assert line.pop() is not None
-        turns.charge(order.flow(asked), 1.0)
-        assert line.pop() is None
-        assert not line.lanes
+        queue.push(Waiting(asked, POLICY, 0.0, number, 0, order.flow(asked), order.rank(asked, 0.0)))
+        assert queue.pop() is not None
+        fair_share.charge(order.flow(asked), 1.0)
+        assert queue.pop() is None
+        assert not queue.lanes
 
 
-def test_a_tenant_that_was_away_saved_nothing_up() -> None:
-    turns = Turns()
+def test_tenant_that_was_away_has_saved_up_no_turns() -> None:
+    fair_share = FairShare()
     for _ in range(100):
-        turns.charge("busy", 1.0)
-    assert turns.start("away") == pytest.approx(turns.start("busy") - BEGINNING_S)
+        fair_share.charge("busy", 1.0)
+    assert fair_share.start("away") == pytest.approx(fair_share.start("busy") - BEGINNING_S)
 
 
-def test_who_left_a_line_is_passed_over() -> None:
-    turns = Turns()
-    line = Line(turns)
+def test_removed_request_is_skipped() -> None:
+    fair_share = FairShare()
+    queue = Queue(fair_share)
     crowd = [
         Waiting(asked, POLICY, since, i, 0, "", (since,)) for i, (since, asked) in enumerate(of("u", 200))
     ]
     for each in crowd:
-        line.push(each)
+        queue.push(each)
     for each in crowd[:150]:
-        line.remove(each)
-    assert len(line) == 50
-    first = line.pop()
+        queue.remove(each)
+    assert len(queue) == 50
+    first = queue.pop()
     assert first is crowd[150]
 
 

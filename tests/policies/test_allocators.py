@@ -94,7 +94,7 @@ def test_spread_keeps_devices_apart(
         ),
     ],
 )
-def test_prefer_ids_gives_what_was_named(
+def test_prefer_ids_gives_the_requested_ids(
     where: Node, wish: dict[str, Any], held: list[Placement], devices: tuple[int, ...]
 ) -> None:
     assert given("preferIds", where, wish, held) == devices
@@ -130,7 +130,7 @@ def test_packed_leaves_the_rest_most_useful(
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_every_allocator_keeps_a_required_bandwidth_on_a_wiring_made_to_mislead(allocator: str) -> None:
+def test_every_allocator_keeps_a_required_bandwidth_on_misleading_links(allocator: str) -> None:
     """Low ids, adjacent ids, other islands and preferred ids all lead astray; only 2, 5 and 7 are linked."""
     trap = node("n", 8, links=links((2, 5, 7), gbps=300) | links((0, 1), (3, 4), gbps=600))
     wish = {"gpus": 3, "prefer_ids": (0, 1, 3), **REQUIRED}

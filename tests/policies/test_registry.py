@@ -1,4 +1,4 @@
-"""Policies by name: defaults, mistakes, and strategies that others bring."""
+"""Policies by name: defaults, errors, and strategies from plugins."""
 
 import random
 
@@ -46,9 +46,7 @@ def test_empty_names_mean_the_defaults() -> None:
         ),
     ],
 )
-def test_an_unknown_name_is_an_error_that_lists_what_exists(
-    strategy: str, allocator: str, message: str
-) -> None:
+def test_unknown_name_error_lists_known_names(strategy: str, allocator: str, message: str) -> None:
     with pytest.raises(UnknownPolicy) as error:
         Registry().policy(strategy, allocator)
     assert str(error.value) == message
@@ -58,7 +56,7 @@ def alphabetical_last(offers: Offers) -> Floats:
     return np.array([float(ord(name[0])) for name in offers.names])
 
 
-def test_a_strategy_from_outside_is_used_by_its_name() -> None:
+def test_plugin_strategy_is_used_by_its_name() -> None:
     ours = Strategy("last", ((1.0, alphabetical_last),))
     registry = Registry().with_plugins([("last", lambda: ours)])
     where = cluster(node("a", 8), node("z", 1))
@@ -73,15 +71,15 @@ def test_a_strategy_from_outside_is_used_by_its_name() -> None:
         pytest.param("mine", "not a strategy", "'mine' is a str; it must be a Strategy", id="something else"),
     ],
 )
-def test_a_bad_plugin_is_named(name: str, plugin: object, message: str) -> None:
+def test_bad_plugin_error_names_it(name: str, plugin: object, message: str) -> None:
     with pytest.raises(BadPlugin, match=message):
         Registry().with_plugins([(name, lambda: plugin)])
 
 
-def test_an_opinion_that_is_no_number_is_an_error_that_names_the_strategy() -> None:
+def test_non_finite_opinion_is_an_error_that_names_the_strategy() -> None:
     broken = Strategy("broken", ((1.0, lambda offers: np.full(len(offers), np.nan)),))
     policy = Policy(broken, Registry().policy().allocate)
-    with pytest.raises(InvalidRequest, match="strategy broken scored an offer"):
+    with pytest.raises(InvalidRequest, match="strategy broken gave a score that is not a finite number"):
         decide(request("p"), cluster(node("a", 1)), policy, random.Random(1))
 
 
@@ -94,7 +92,7 @@ def test_an_opinion_that_is_no_number_is_an_error_that_names_the_strategy() -> N
         pytest.param((0, 2), "offered 0 GB/s where 600 are required", id="badly linked"),
     ],
 )
-def test_an_allocator_that_breaks_the_rules_is_found_out(offered: tuple[int, ...], message: str) -> None:
+def test_allocator_that_breaks_the_rules_is_an_error(offered: tuple[int, ...], message: str) -> None:
     def cheat(choice: Choice) -> tuple[int, ...]:
         return offered
 

@@ -105,13 +105,13 @@ def test_least_loaded_takes_the_node_with_the_most_free(where: Cluster, asked: R
             cluster(node("a", 8, labels=CHEAP), node("b", 2, labels=costs("3"))),
             request("pod"),
             "b",
-            id="a told price before none",
+            id="a labelled price before none",
         ),
         pytest.param(
             cluster(node("a", 2, labels=costs("much")), node("b", 4, labels=costs("-"))),
             request("pod"),
             "b",
-            id="what is no number is no price",
+            id="a label that is not a number is not a price",
         ),
         pytest.param(
             cluster(node("a", 2, labels=costs("1")), node("b", 4, labels=costs("1"))),
@@ -164,7 +164,7 @@ def test_cost_optimized_takes_cheap_nodes_first(where: Cluster, asked: Request, 
         ),
     ],
 )
-def test_bin_pack_fills_what_is_begun(where: Cluster, asked: Request, best: str) -> None:
+def test_bin_pack_fills_used_nodes_first(where: Cluster, asked: Request, best: str) -> None:
     assert chosen("binPack", where, asked) == best
 
 
@@ -211,7 +211,7 @@ def test_topology_takes_fast_links_and_spares_islands(where: Cluster, asked: Req
     assert chosen("topology", where, asked) == best
 
 
-def test_random_takes_every_fitting_node_equally_often_and_no_other() -> None:
+def test_random_takes_every_fitting_node_equally_often() -> None:
     where = cluster(node("a", 1), node("b", 8), node("off", 8, ready=False), node("c", 2), node("none"))
     rng, policy = random.Random(7), REGISTRY.policy("random")
     drawn = Counter(placed(decide(request("pod"), where, policy, rng))[0] for _ in range(3000))
@@ -219,7 +219,7 @@ def test_random_takes_every_fitting_node_equally_often_and_no_other() -> None:
     assert all(900 < count < 1100 for count in drawn.values())
 
 
-def test_random_is_the_same_again_with_the_same_chance() -> None:
+def test_random_repeats_with_the_same_seed() -> None:
     where, policy = cluster(*(node(f"n{i}", 1) for i in range(50))), REGISTRY.policy("random")
     one, two = (
         [placed(decide(request("pod"), where, policy, rng)) for _ in range(20)]
@@ -236,7 +236,7 @@ def test_random_is_the_same_again_with_the_same_chance() -> None:
         pytest.param(cluster(node("a", 2)), "0/1 nodes fit: 1 has fewer than 4 free GPUs", id="too few GPUs"),
     ],
 )
-def test_every_strategy_refuses_alike(strategy: str, where: Cluster, message: str) -> None:
+def test_every_strategy_gives_the_same_refusal(strategy: str, where: Cluster, message: str) -> None:
     said = decide(request("pod", 4), where, REGISTRY.policy(strategy), random.Random(1))
     assert isinstance(said, Refusal)
     assert said.message == message

@@ -1,4 +1,4 @@
-"""The tutorial does what it says: its code is run as written, as an installed package."""
+"""The tutorial works: its code is run as written, as an installed package."""
 
 import io
 import re
@@ -40,7 +40,7 @@ def test_the_strategy_is_ten_lines(blocks: dict[str, list[str]]) -> None:
     assert len(code) <= 10
 
 
-def test_without_the_package_there_is_no_such_strategy() -> None:
+def test_strategy_is_unknown_without_the_package() -> None:
     assert "coolRacks" not in {entry.name for entry in entry_points(group="gpu_orchestrator.strategies")}
 
 

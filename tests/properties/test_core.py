@@ -1,4 +1,4 @@
-"""What must hold of the core whatever is asked of whatever cluster, in whatever order."""
+"""What must hold of the core for any cluster and any requests, in any order."""
 
 import random
 from dataclasses import replace
@@ -23,7 +23,7 @@ Known = dict[str, tuple[Node, list[Placement]]]
 
 @cases(400)
 @given(worlds)
-def test_every_answer_is_right_and_nothing_is_ever_held_twice(made: World) -> None:
+def test_every_answer_is_right_and_nothing_is_held_twice(made: World) -> None:
     cluster = Cluster(made.nodes)
     world: Known = {node.name: (node, []) for node in made.nodes}
     for number, step in enumerate(made.steps):
@@ -51,9 +51,9 @@ def test_every_answer_is_right_and_nothing_is_ever_held_twice(made: World) -> No
 def _ask(request: Request, cluster: Cluster, world: Known, seed: int) -> None:
     policy = REGISTRY.policy_of(request)
     answer = decide(request, cluster, policy, random.Random(seed))
-    anew = cluster.copy()
-    anew.memory.clear()
-    assert decide(request, anew, policy, random.Random(seed)) == answer, (
+    uncached = cluster.copy()
+    uncached.standings.clear()
+    assert decide(request, uncached, policy, random.Random(seed)) == answer, (
         "a remembered answer differs from a new one"
     )
     if isinstance(answer, Placement):
@@ -142,7 +142,7 @@ def test_placing_and_releasing_leaves_no_trace(made: World) -> None:
 
 @cases(150)
 @given(worlds, worlds)
-def test_a_copy_and_its_original_never_change_each_other(made: World, other: World) -> None:
+def test_copy_and_original_never_change_each_other(made: World, other: World) -> None:
     on_original, on_copy = made.steps, other.steps + made.steps
     original, alone = Cluster(made.nodes), Cluster(made.nodes)
     assert _play(original, on_original) == _play(alone, on_original)
@@ -194,7 +194,7 @@ def _columns(cluster: Cluster) -> dict[str, object]:
 
 @cases(200)
 @given(worlds, st.integers(1, 4), st.integers(1, 3))
-def test_what_is_so_already_is_counted_even_where_it_oversells(made: World, gpus: int, pods: int) -> None:
+def test_existing_placements_are_counted_even_if_they_oversell(made: World, gpus: int, pods: int) -> None:
     """GPUs of which only the number is known: as many are not free, and all come back."""
     node, cluster = made.nodes[0], Cluster(made.nodes)
     before, free = _columns(cluster), cluster.free_gpus(node.name)
@@ -209,9 +209,7 @@ def test_what_is_so_already_is_counted_even_where_it_oversells(made: World, gpus
 
 @cases(200)
 @given(worlds, st.lists(st.integers(1, 2) | st.lists(st.integers(0, 5), max_size=2, unique=True), max_size=5))
-def test_what_is_free_depends_on_who_holds_and_not_on_how_that_came(
-    made: World, wishes: list[int | list[int]]
-) -> None:
+def test_free_capacity_depends_on_holders_not_on_order(made: World, wishes: list[int | list[int]]) -> None:
     """Some holders have devices of their own, of others only the number is known; some have left."""
     node, rng = made.nodes[0], random.Random(made.seed)
     held = [_holder(f"p{i}", node, wish, rng.choice(AMOUNTS)) for i, wish in enumerate(wishes)]

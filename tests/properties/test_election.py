@@ -1,4 +1,4 @@
-"""However the network behaves, no two electors ever lead at once, and somebody leads when it heals."""
+"""Whatever the network does, no two electors lead at once, and one leads when it heals."""
 
 import asyncio
 import random

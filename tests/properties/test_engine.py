@@ -17,17 +17,17 @@ from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
-    Allowed,
-    Asked,
     Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
+    LimitChanged,
+    NodeRemoved,
+    NodeUpdated,
     Place,
     Placed,
     PlaceFailed,
+    PlacementObserved,
     Refuse,
+    RequestAdded,
+    RequestRemoved,
     Tick,
 )
 from gpu_orchestrator.engine.order import FairBands, Order, PriorityThenTime
@@ -54,8 +54,8 @@ def with_fragile() -> Registry:
 # What each event makes of a request in each phase; nothing if it is not named. "left": gone while its placing
 # is under way; "back": asked for again after that.
 PHASES: dict[type[Event], dict[str, str]] = {
-    Asked: {"none": "waiting", "left": "back"},
-    Gone: {"waiting": "none", "held": "none", "flying": "left", "back": "left"},
+    RequestAdded: {"none": "waiting", "left": "back"},
+    RequestRemoved: {"waiting": "none", "held": "none", "flying": "left", "back": "left"},
     Placed: {"flying": "held", "left": "none", "back": "waiting"},
     PlaceFailed: {"flying": "waiting", "left": "none", "back": "waiting"},
 }
@@ -71,7 +71,7 @@ IN_FLIGHT: set[str | None] = {"in flight"}
 
 @dataclass
 class Model:
-    """The phase every request must be in, told from events and actions alone."""
+    """The phase every request must be in, derived from events and actions alone."""
 
     order: Order
     phases: dict[str, str] = field(default_factory=dict)
@@ -82,15 +82,15 @@ class Model:
 
     def expect(self, event: Event) -> None:
         match event:
-            case Held(placement):
+            case PlacementObserved(placement):
                 self.phases[placement.key] = "held"
-            case Asked(request) if request.strategy != "unheard":
+            case RequestAdded(request) if request.strategy != "unheard":
                 if self.phases.get(request.key) != "held":
                     self.wanted[request.key] = request
                 self._move(request.key, event)
-            case Gone(key) | Placed(key) | PlaceFailed(key):
+            case RequestRemoved(key) | Placed(key) | PlaceFailed(key):
                 self._move(key, event)
-            case Allowed(flow, most):
+            case LimitChanged(flow, most):
                 self.most[flow] = most
             case _:
                 pass
@@ -117,7 +117,7 @@ class Model:
     per_call=st.sampled_from([1, 1000]),
     order=st.sampled_from([PriorityThenTime(), FairBands()]),
 )
-def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
+def test_no_request_is_lost_or_placed_twice_or_parked_while_it_fits(
     seed: int, length: int, at_once: int, per_call: int, order: Order
 ) -> None:
     rng, model = Random(seed), Model(order)
@@ -127,34 +127,34 @@ def test_no_request_is_lost_or_placed_twice_and_who_fits_is_awake(
     for number in range(length):
         events = [_some_event(rng, model, shapes, number)]
         if rng.random() < 0.2:
-            events.append(Asked(_request(rng, f"s{number}", shapes)))
+            events.append(RequestAdded(_request(rng, f"s{number}", shapes)))
         _tell(engine, model, *events)
     _finish(engine, model)
 
 
 def _some_event(rng: Random, model: Model, shapes: list[Shape], number: int) -> Event:
-    known = sorted(model.phases) or ["nobody"]
+    known = sorted(model.phases) or ["unknown"]
     flying = model.keys("flying", "left", "back") or known
     match rng.choice("nnnxaaaaaagghppppfftl"):
         case "n":
-            return NodeSeen(a_node(rng, rng.choice(NAMES)))
+            return NodeUpdated(a_node(rng, rng.choice(NAMES)))
         case "x":
-            return NodeGone(rng.choice(NAMES))
+            return NodeRemoved(rng.choice(NAMES))
         case "a":
             key = rng.choice(known) if rng.random() < 0.2 else f"r{number}"
-            return Asked(_request(rng, key, shapes))
+            return RequestAdded(_request(rng, key, shapes))
         case "g":
-            return Gone(rng.choice(known))
+            return RequestRemoved(rng.choice(known))
         case "h":
             key = rng.choice([f"other{rng.randrange(3)}", rng.choice(known)])
             taken = {"resources": (("cpu", 1),), "unnamed": rng.randint(0, 2)}
-            return Held(Placement(key, rng.choice(NAMES), **taken))  # type: ignore[arg-type]
+            return PlacementObserved(Placement(key, rng.choice(NAMES), **taken))  # type: ignore[arg-type]
         case "p":
             return Placed(rng.choice(flying))
         case "f":
             return PlaceFailed(rng.choice(flying))
         case "l":
-            return Allowed(rng.choice("uv"), rng.choice([None, 0, 1, 2]))
+            return LimitChanged(rng.choice("uv"), rng.choice([None, 0, 1, 2]))
         case _:
             return Tick()
 
@@ -179,7 +179,7 @@ def _tell(engine: Engine, model: Model, *events: Event) -> None:
         if action.request.strategy == "unheard":
             assert isinstance(action, Refuse)
             continue
-        assert model.phases[key] == "waiting", "placed twice, or placed or refused what nobody wants"
+        assert model.phases[key] == "waiting", "placed twice, or decided a request that does not wait"
         match action:
             case Place(_, placement):
                 assert placement.key == key
@@ -195,7 +195,7 @@ def _tell(engine: Engine, model: Model, *events: Event) -> None:
 
 def _check_nobody_is_lost(engine: Engine, model: Model) -> None:
     for key in model.keys("waiting"):
-        assert engine.waiting(key) == model.wanted[key], "an older wish is still followed"
+        assert engine.waiting(key) == model.wanted[key], "an older version of the request is still used"
     counted = Counter(engine.state_of(key) for key in model.phases)
     for key, phase in model.phases.items():
         assert engine.state_of(key) in STATES.get(phase, IN_FLIGHT), (key, phase)
@@ -211,18 +211,18 @@ def _check_who_fits_is_awake(engine: Engine, model: Model) -> None:
     waiting = {key: r for key, r in waiting.items() if not model.is_full(model.order.flow(r))}
     awake = {(r.shape, r.strategy, r.allocator) for k, r in waiting.items() if engine.state_of(k) == "active"}
     cluster = engine.cluster.copy()
-    cluster.memory.clear()
+    cluster.standings.clear()
     for key, request in waiting.items():
         parked = engine.state_of(key) == "parked"
         if parked and (request.shape, request.strategy, request.allocator) not in awake:
             answer = decide(request, cluster, REGISTRY.policy("", request.allocator), Random(1))
-            assert isinstance(answer, Refusal), f"{key} sleeps though it would fit: {answer}"
+            assert isinstance(answer, Refusal), f"{key} is parked though it would fit: {answer}"
             assert engine.why(key) == answer
 
 
 def _finish(engine: Engine, model: Model) -> None:
     """Once everything under way succeeds and time passes, nothing is left to do but wait for room."""
-    _tell(engine, model, *(Allowed(flow, None) for flow in model.most))
+    _tell(engine, model, *(LimitChanged(flow, None) for flow in model.most))
     for _ in range(400):
         flying = model.keys("flying", "left", "back")
         if flying:

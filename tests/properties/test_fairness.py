@@ -1,4 +1,4 @@
-"""Tenants share devices evenly, whatever they ask for, in whatever order, however long it takes."""
+"""Tenants share devices evenly, whatever they request, in whatever order, however long it takes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import Allowed, Asked, Event, Gone, NodeSeen, Place, Placed
+from gpu_orchestrator.engine.events import (
+    Event,
+    LimitChanged,
+    NodeUpdated,
+    Place,
+    Placed,
+    RequestAdded,
+    RequestRemoved,
+)
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
 from tests.builders import node, request
@@ -36,7 +44,7 @@ class Shop:
     def __post_init__(self) -> None:
         order = FairBands(weight_of=lambda tenant: self.weights.get(tenant, 1.0))
         self.engine = Engine(Registry().policy_of, Random(1), order=order)
-        self.tell(NodeSeen(node("a", DEVICES)))
+        self.tell(NodeUpdated(node("a", DEVICES)))
 
     def tell(self, *events: Event) -> None:
         for action in self.engine.handle_all(events, self.now):
@@ -49,14 +57,14 @@ class Shop:
             self.most_at_once[tenant] = max(count, self.most_at_once[tenant])
 
     def submit(self, tenant: str, count: int) -> None:
-        self.tell(*(Asked(request(f"{tenant}{self.now}-{i}", 1, tenant=tenant)) for i in range(count)))
+        self.tell(*(RequestAdded(request(f"{tenant}{self.now}-{i}", 1, tenant=tenant)) for i in range(count)))
 
     def work(self) -> Iterator[None]:
         """Until nothing runs; a step for every end."""
         while self.running:
             self.now, key, tenant = heappop(self.running)
             self.used[tenant] += self.lengths[tenant]  # type: ignore[assignment]
-            self.tell(Gone(key))
+            self.tell(RequestRemoved(key))
             yield
 
 
@@ -112,11 +120,9 @@ def test_devices_are_shared_by_time_and_weight_not_by_number(
 
 @cases(25)
 @given(most=st.integers(1, 3), counts=st.tuples(st.integers(1, 40), st.integers(1, 40)))
-def test_who_may_hold_so_many_holds_no_more_and_keeps_nobody_else_waiting(
-    most: int, counts: tuple[int, int]
-) -> None:
+def test_flow_stays_within_its_limit_and_does_not_block_others(most: int, counts: tuple[int, int]) -> None:
     shop = Shop({"u": 1.0, "v": 1.0})
-    shop.tell(Allowed("u", most))
+    shop.tell(LimitChanged("u", most))
     shop.submit("u", counts[0])
     shop.submit("v", counts[1])
     for _ in shop.work():
@@ -124,6 +130,6 @@ def test_who_may_hold_so_many_holds_no_more_and_keeps_nobody_else_waiting(
         waits = {"u": counts[0] - begun["u"], "v": counts[1] - begun["v"]}
         idle = DEVICES - len(shop.running)
         may = waits["v"] or (waits["u"] and sum(t == "u" for _, _, t in shop.running) < most)
-        assert not (idle and may), "a device idles though somebody may have it"
+        assert not (idle and may), "a device idles though a request may have it"
     assert shop.most_at_once["u"] <= most
     assert len(shop.served) == sum(counts)

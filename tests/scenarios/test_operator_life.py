@@ -222,7 +222,7 @@ def test_what_is_wrong_is_told(site: Site) -> None:
         (
             "quantity",
             {"spec": {"containers": [{"name": "a", "resources": {"limits": {"memory": "much"}}}]}},
-            "'much' is no quantity",
+            "'much' is not a quantity",
         ),
         # What only the API server knows to be wrong.
         ("imageless", {"spec": {"containers": [{"name": "a"}]}}, "image"),

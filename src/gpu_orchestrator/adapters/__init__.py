@@ -1,1 +1,1 @@
-"""IO and nothing else: each adapter is the one door between the pure rooms and one thing outside."""
+"""IO and nothing else: each adapter is the only connection between the pure rooms and one outside system."""

@@ -1,7 +1,7 @@
-"""Logs of every process: a constant sentence with fields, as one JSON object a line or as text on stderr, and
-always as JSON in a file where one is wanted, which is rotated before it grows too large.
+"""Logs of every process: a constant sentence with fields, as JSON lines or text on stderr, and as JSON in a
+file if one is configured, which is rotated before it grows too large.
 
-Called once, by the command line, before anything else runs.
+The command line calls `configure` once, before anything else runs.
 """
 
 import logging
@@ -18,7 +18,8 @@ Format = Literal["json", "text"]
 
 
 class LogFile:
-    """`path`, then `path.1` (the one before) up to `path.<kept>`. A bad disk costs lines, not the process."""
+    """`path`, then `path.1` (the one before) up to `path.<kept>`. A disk error loses lines, but does not end
+    the process."""
 
     def __init__(self, path: Path, *, most_bytes: int = 50_000_000, kept: int = 5) -> None:
         self._path, self._most, self._kept = path, most_bytes, kept
@@ -57,7 +58,7 @@ def configure(
     file: LogFile | None = None,
     only_file: bool = False,
 ) -> None:
-    """`verbosity` as in `--v`: 0 tells what happens, 1 and more also why."""
+    """`verbosity` as in `--v`: 0 logs what happens, 1 and more also why."""
     level = logging.DEBUG if verbosity > 0 else logging.INFO
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -75,7 +76,7 @@ def configure(
 
 
 _JSON: tuple[Processor, ...] = (
-    # Never the variables of a frame: in those of a failed request is the key that came with it.
+    # Never log a frame's variables: those of a failed request contain its API key.
     structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
     structlog.processors.EventRenamer("message"),
     structlog.processors.JSONRenderer(),

@@ -1,6 +1,6 @@
 """Where a running process spends its time: samples of the main thread's stack, as collapsed lines.
 
-Served at /debug/profile to loopback only. The output is what flame graph tools read: `outer;inner count`.
+Served at /debug/profile to loopback only. Flame graph tools read the output: `outer;inner count`.
 """
 
 import sys
@@ -10,13 +10,13 @@ from collections import Counter
 from types import FrameType
 
 INTERVAL_S = 0.005
-# How soon a sampler that has woken gets its turn. With Python's usual 5 ms it would get it only when the main
-# thread gives it away, so everything would look as if it were waiting.
+# How soon the sampler thread runs after it wakes. With Python's default of 5 ms it would run only when the
+# main thread yields, so everything would look as if it were waiting.
 SWITCH_S = 0.00005
 
 
 def sample(seconds: float) -> str:
-    """Blocks for so long; call it in a thread of its own."""
+    """Sample for this long; call it in a thread of its own."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

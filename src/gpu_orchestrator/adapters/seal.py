@@ -1,8 +1,8 @@
-"""Secrets that must be kept in the store, such as those that sign callbacks, are sealed with a key from a
-file: who reads the store, its backups or its disk reads none of them.
+"""Seal secrets that must be kept in the store, such as those that sign callbacks, with a key from a file: the
+store, its backups and its disk alone reveal none of them.
 
 AES-256-GCM. A seal names its key and is bound to the place it is for, so it cannot be moved to another row.
-The file has one key a line: the first seals, all of them open; to change keys, put a new one first.
+The file has one key per line: the first seals, all of them open; to rotate keys, put a new one first.
 """
 
 import os
@@ -23,7 +23,7 @@ FILE = "secrets-key"
 
 
 class CannotOpen(Exception):
-    """Sealed with a key that is not here, or not what was sealed."""
+    """Sealed with a key that is not here, or altered since."""
 
 
 class Seal:
@@ -33,7 +33,8 @@ class Seal:
 
     @classmethod
     def of(cls, settings: Settings) -> "Seal":
-        """From SECRETS_KEY_FILE, or from a file of our own that is made when it is missing."""
+        """Read the keys from SECRETS_KEY_FILE, or from a file in the data directory that is created if
+        missing."""
         if settings.secrets_key_file:
             return cls(_read("SECRETS_KEY_FILE=", Path(settings.secrets_key_file)))
         path = Path(settings.data_dir) / FILE
@@ -42,7 +43,7 @@ class Seal:
         return cls(_read("", path))
 
     def close(self, secret: str, *, place: str) -> str:
-        """`place` is where it will be kept; it opens only there."""
+        """Seal a secret. `place` is where it will be kept; it opens only there."""
         nonce = token_bytes(NONCE)
         sealed = nonce + self._cipher(self._first).encrypt(nonce, secret.encode(), place.encode())
         return f"sealed:{self._first}:{b64encode(sealed).decode()}"
@@ -64,7 +65,7 @@ class Seal:
             raise CannotOpen(f"the secret of {place} is not what was sealed for it") from error
 
     def _cipher(self, name: str) -> "AESGCM":
-        # Loaded by the first who needs it: most servers keep no secret, and it takes memory and time.
+        # Imported on first use: most servers keep no secrets, and the import takes memory and time.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         return AESGCM(self._keys[name])
@@ -86,7 +87,7 @@ def _read(said: str, path: Path) -> list[bytes]:
 
 
 def _make(path: Path) -> None:
-    """Whole or not at all; if somebody else was first, theirs is used."""
+    """Create the file atomically; if another process was first, its file is used."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = path.with_name(f"{path.name}.{token_hex(4)}")
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from gpu_orchestrator.adapters import profile
 
 Check = Callable[[], str]
-"""Empty when all is well, else what is wrong."""
+"""Returns an empty string when all is well, otherwise what is wrong."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LONGEST_PROFILE_S = 60.0
@@ -27,7 +27,7 @@ class BadAddress(ValueError):
 
 @asynccontextmanager
 async def serve(address: str, routes: Mapping[str, Handler]) -> AsyncIterator[int]:
-    """Serves until the block ends; gives the port (0 when the address says none)."""
+    """Serve until the block ends; yield the port (0 if the address means none)."""
     host, port = parse_address(address)
     if port is None:
         yield 0
@@ -54,12 +54,14 @@ async def _listen(runner: web.AppRunner, host: str | None, port: int) -> int:
 
 
 def parse_address(address: str) -> tuple[str | None, int | None]:
-    """`(host, port)`; host None is every interface, port None is no server at all."""
+    """Return `(host, port)`; host None is every interface, port None means no server."""
     if address == "0":
         return None, None
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit() or int(port) > 65_535:
-        raise BadAddress(f"'{address}' is no address; write host:port such as 127.0.0.1:8080, or 0 for none")
+        raise BadAddress(
+            f"'{address}' is not an address; write host:port such as 127.0.0.1:8080, or 0 for none"
+        )
     return host.strip("[]") or None, int(port)
 
 
@@ -84,7 +86,7 @@ def _probe(check: Check) -> Handler:
 
 
 async def _profile(request: web.Request) -> web.Response:
-    """Stacks tell a lot about a process, so they are for those who sit on the same machine."""
+    """Stacks reveal a lot about a process, so they are served to the same machine only."""
     if not request.remote or not ipaddress.ip_address(request.remote).is_loopback:
         return web.Response(text="profiles are served to loopback only\n", status=403)
     try:

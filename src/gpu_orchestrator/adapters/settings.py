@@ -1,7 +1,7 @@
 """Settings of the cluster manager, from the environment and a `.env` file; the environment wins.
 
 A setting's name is the field's in capitals. A bad value is an error that names the variable, the value and
-what is allowed, and all bad ones are told at once.
+what is allowed; one error lists all bad values. `BadSettings` is shared with the scheduler and the worker.
 """
 
 import os
@@ -20,7 +20,7 @@ SHORTEST_KEY = 32
 
 
 class BadSettings(ValueError):
-    """One line per setting that cannot be used."""
+    """A setting of any process cannot be used. The message has one line per setting, with what to write."""
 
 
 def _setting(default: T, allowed: str, read: Callable[[str], T]) -> T:
@@ -32,7 +32,7 @@ def _text(default: str = "", allowed: str = "any text") -> str:
 
 
 def _secret(allowed: str = "any text") -> str:
-    """Given as it is or, better, as a file (the setting of the same name with _FILE). Never shown."""
+    """A setting that is never shown. Better than the value itself is a file: NAME_FILE instead of NAME."""
     return field(default="", repr=False, metadata={"allowed": allowed, "read": str, "secret": True})
 
 
@@ -97,7 +97,7 @@ def _routes(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`.env.example` says what each is for."""
+    """See `.env.example` for what each setting is for."""
 
     api_host: str = _text("127.0.0.1", "an address of this machine")
     api_port: int = _whole(8000, 0, 65_535)
@@ -164,7 +164,7 @@ class Settings:
 
     @property
     def external_store(self) -> str:
-        """The address of the configured store; empty when none is."""
+        """The address of the configured store; empty if the embedded one is used."""
         if self.redis_url:
             return self.redis_url
         if not self.redis_host:
@@ -174,7 +174,7 @@ class Settings:
 
 
 def load(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env"), **given: Any) -> Settings:
-    """What is `given` (by the command line) wins over the environment, and that over the file."""
+    """Read the settings. `given` (the command line) wins over the environment, which wins over the file."""
     values = {**_read_file(env_file), **(os.environ if environ is None else environ)}
     wrong: list[str] = []
     found = {name: value for name, value in given.items() if value is not None}
@@ -211,7 +211,7 @@ def _unquoted(value: str) -> str:
 
 
 def _secrets(found: dict[str, Any]) -> list[str]:
-    """Read secrets that are given as files."""
+    """Read the secrets that are given as files into `found`; return one line per file that fails."""
     wrong = []
     for name in (each.name for each in fields(Settings) if each.metadata.get("secret")):
         path = found.get(f"{name}_file")
@@ -225,7 +225,8 @@ def _secrets(found: dict[str, Any]) -> list[str]:
 
 
 def read_secret(path: Path) -> str:
-    """What the file holds, without the end of its line; an empty one would silently mean no secret at all."""
+    """Return the file's text without surrounding whitespace. An empty file is an error, because it would
+    silently mean "no secret"."""
     secret = path.read_text().strip()
     if not secret:
         raise ValueError("it is empty")

@@ -1,4 +1,4 @@
-"""TLS for the cluster manager and those who call it: contexts, and words for what is wrong with the files."""
+"""TLS for the cluster manager and its clients: contexts, and plain words for what is wrong with the files."""
 
 import contextlib
 import ssl
@@ -10,7 +10,7 @@ class BadCertificate(ValueError):
 
 
 def server(cert: str, key: str) -> ssl.SSLContext:
-    """From PEM files; TLS 1.2 or newer."""
+    """Return a context from PEM files; TLS 1.2 or newer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     load(context, cert, key)
@@ -18,7 +18,7 @@ def server(cert: str, key: str) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """Also into a context at work: new connections get what the files hold now."""
+    """Load the files, also into a context in use: new connections get the new files."""
     for name, path in (("SSL_CERT_PATH", cert), ("SSL_KEY_PATH", key)):
         try:
             Path(path).read_bytes()
@@ -33,8 +33,8 @@ def load(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 
 def client(ca: str = "") -> ssl.SSLContext:
-    """Trusts what the system trusts; with `ca`, what that file holds alone. That may be the certificate of a
-    server itself."""
+    """Return a context that trusts what the system trusts or, with `ca`, only what that file holds, which may
+    be a server's own certificate."""
     try:
         context = ssl.create_default_context(cafile=ca or None)
     except (OSError, ssl.SSLError) as error:
@@ -45,8 +45,8 @@ def client(ca: str = "") -> ssl.SSLContext:
 
 
 def complaint(serving: ssl.SSLContext, ca: str, host: str) -> str:
-    """What a client that trusts `ca` has against this server under the name `host`; empty if nothing. They
-    shake hands in memory, so what is said is what a real client would say."""
+    """Return why a client that trusts `ca` would refuse this server under the name `host`; empty if it would
+    not. The handshake runs in memory, so the words are those of a real client."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client(ca).wrap_bio(to_client, to_server, server_hostname=host)
     theirs = serving.wrap_bio(to_server, to_client, server_side=True)
@@ -72,5 +72,5 @@ def _words(error: Exception) -> str:
     if reason == "KEY_VALUES_MISMATCH":
         return "the key does not belong to the certificate; give those that go together"
     if isinstance(error, ssl.SSLError):
-        return f"no PEM certificate with its key is in there ({reason or error}); give PEM files"
+        return f"the files hold no PEM certificate with its key ({reason or error}); give PEM files"
     return f"{error}; give one without"

@@ -1,1 +1,2 @@
-"""The wire: the objects we read and write on the Kubernetes API, as slim typed values. Pure."""
+"""The objects we read and write on the Kubernetes API and between our processes, as slim typed values.
+Pure."""

@@ -1,6 +1,7 @@
-"""From a pod and its claim to what the core decides over, and from a placement back to what is written.
+"""Turn a pod and its claim into a request for the core, and a placement into annotations.
 
-Three ways to ask: a claim, a template that each pod gets a claim of its own from, or a bare number of GPUs.
+A pod asks in one of three ways: a claim, a template from which each pod gets a claim of its own, or a bare
+number of GPUs.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,12 @@ MOST_GPUS = 64
 
 
 class BadAsk(ValueError):
-    """The pod asks in a way that cannot be meant; the message says what to write instead."""
+    """The pod's GPU request is invalid; the message says what to write instead."""
 
 
 def claim_name(pod: Pod) -> str:
-    """The GpuClaim that serves the pod: the one it names, or its own made from a template. Empty for none."""
+    """Return the name of the pod's GpuClaim: the one it names, or its own made from a template. Empty if
+    none."""
     asks = pod.metadata.annotations
     if name := asks.get(names.CLAIM, ""):
         return name
@@ -29,12 +31,12 @@ def claim_name(pod: Pod) -> str:
 
 
 def child_name(pod: Pod) -> str:
-    """A name that can be computed again: creating the child twice creates it once."""
+    """Return a name that can be computed again: creating the child twice creates it once."""
     return f"{pod.metadata.name[:240]}-{pod.metadata.uid[:8]}"
 
 
-def gpus_asked(pod: Pod) -> int:
-    """The number in `gpu.scheduling/gpus`."""
+def _annotated_gpus(pod: Pod) -> int:
+    """Return the number in `gpu.scheduling/gpus`."""
     text = pod.metadata.annotations[names.GPUS]
     if not text.isdecimal() or not 1 <= int(text) <= MOST_GPUS:
         raise BadAsk(f"{names.GPUS} is {text!r}; write a number from 1 to {MOST_GPUS}")
@@ -42,9 +44,9 @@ def gpus_asked(pod: Pod) -> int:
 
 
 def request(pod: Pod, spec: GpuClaimSpec | None) -> Request:
-    """What the pod asks for. `spec` is that of its claim or template; None when it names neither."""
+    """Return what the pod requests. `spec` is that of its claim or template; None if it names neither."""
     meta = pod.metadata
-    shape = translate.shape(pod.spec, gpus_asked(pod) if spec is None else spec.devices.count)
+    shape = translate.shape(pod.spec, _annotated_gpus(pod) if spec is None else spec.devices.count)
     return Request(
         meta.uid,
         shape if spec is None else _claimed(shape, spec),
@@ -79,10 +81,10 @@ def allocated(placement: Placement) -> str:
 
 
 def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
-    """The annotations of a bound pod. `devices` are those of the placement, in its order."""
+    """Return the annotations of a bound pod. `devices` are those of the placement, in its order."""
     ids, uuids = [str(device.id) for device in devices], [device.uuid for device in devices]
     visible = uuids if all(uuids) else ids
-    # HIP counts the devices that a container sees; CUDA knows them by UUID too.
+    # HIP numbers the devices that a container sees; CUDA also accepts UUIDs.
     by_uuid = all(uuids) and all(device.vendor == "nvidia" for device in devices)
     local = uuids if by_uuid else [str(number) for number in range(len(devices))]
     return {
@@ -93,7 +95,7 @@ def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
 
 
 def given(pod: Pod) -> tuple[int, ...]:
-    """The devices that a bound pod's annotation names; none when it speaks of another node."""
+    """Return the devices in a bound pod's annotation; none if the annotation names another node."""
     node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
     if not node or node != pod.spec.node_name:
         return ()
@@ -101,12 +103,12 @@ def given(pod: Pod) -> tuple[int, ...]:
 
 
 def held(pod: Pod, spec: GpuClaimSpec | None) -> Placement | None:
-    """What a bound pod takes from its node, with the very devices it was given. None for a pod that has
-    ended or has no node."""
-    taken, devices = translate.held(pod), given(pod)
+    """Return what a bound pod takes from its node, with the devices it was given; None if the pod has ended
+    or has no node."""
+    taken, devices = translate.counted_placement(pod), given(pod)
     if taken is None:
         return None
-    if not devices:  # an annotation that speaks of another node is nobody's word
+    if not devices:  # an annotation that names another node does not count
         return replace(taken, unnamed=translate.gpus_asked(pod.spec)) if taken.unnamed else taken
     shape = Shape() if spec is None or spec.devices.exclusivity != "Shared" else _claimed(Shape(), spec)
     return replace(

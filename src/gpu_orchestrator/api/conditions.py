@@ -1,4 +1,4 @@
-"""Conditions in the standard shape, shared by the objects whose status has them."""
+"""Conditions in the standard form, shared by the objects whose status has them."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
@@ -10,7 +10,7 @@ Truth: TypeAlias = Literal["True", "False", "Unknown"]
 
 
 class Condition(Wire, frozen=True, gc=False):
-    """One aspect of the object's state, in the standard shape."""
+    """One aspect of the object's state, in the standard form."""
 
     type: Annotated[str, text("Name of the condition.", 1, 316)]
     status: Annotated[Truth, about("Whether it holds: True, False or Unknown.")]
@@ -22,7 +22,7 @@ class Condition(Wire, frozen=True, gc=False):
 
 Conditions: TypeAlias = Annotated[
     list[Condition],
-    about("The state in the standard shape, one entry per type.", list_type="map", list_map_keys=["type"]),
+    about("The state in the standard form, one entry per type.", list_type="map", list_map_keys=["type"]),
 ]
 
 

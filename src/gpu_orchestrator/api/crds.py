@@ -1,6 +1,6 @@
-"""The CustomResourceDefinitions of our three kinds, made from their wire types. Text out; others write files.
+"""Make the CustomResourceDefinitions of our three kinds from their wire types.
 
-`make crds` puts them into files.
+Returns text only; `make crds` writes the files.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ HEADER = "# Made by `make crds` from src/gpu_orchestrator/api; changes belong th
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What `kubectl get` shows; a wide one only with `-o wide`."""
+    """A column of `kubectl get`; a wide one shows only with `-o wide`."""
 
     name: str
     path: str
@@ -89,7 +89,7 @@ KINDS = (
 
 
 def files() -> dict[str, str]:
-    """The text of each file by its name, the kustomization among them."""
+    """Return the text of each file by its name, including the kustomization."""
     made = {f"{kind.resource.plural}.yaml": _yaml(definition(kind)) for kind in KINDS}
     listing = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -132,7 +132,7 @@ def _version(kind: Kind) -> Schema:
 
 
 def object_schema(cls: type[msgspec.Struct]) -> Schema:
-    """The whole object. Its metadata is the API server's, which allows no more than this about it."""
+    """Return the schema of the whole object. The API server owns the metadata and allows no more about it."""
     made = schema.of(cls)
     head = {
         "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
@@ -143,7 +143,7 @@ def object_schema(cls: type[msgspec.Struct]) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a value that occurs twice twice, not as a reference."""
+    """Write a value that occurs twice in full both times, not as a reference."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

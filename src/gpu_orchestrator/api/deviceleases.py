@@ -1,8 +1,8 @@
-"""The Lease of one device: who holds it, written so that every scheduler reads the same.
+"""The Lease of one device: who holds it, in a form that every scheduler reads the same way.
 
-An exclusive holder is the Lease's `holderIdentity`. Shared holders stand in one annotation; the identity is
-then the word `shared`, so an old reader sees that the device is taken. Every entry carries the moment it was
-made: an entry made anew by somebody else is another entry.
+An exclusive holder is the Lease's `holderIdentity`. Shared holders are listed in one annotation and the
+identity is the word `shared`, so that an old reader sees that the device is taken. Every entry carries the
+time it was made: if another scheduler makes it again, it is another entry.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class Spot:
 
 
 class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, omit_defaults=True):
-    """Who holds a device. `share` and `memory_mib` are set for shared holders alone."""
+    """Who holds a device. `share` and `memory_mib` are set for shared holders only."""
 
     uid: str
     pod: str = ""
@@ -44,7 +44,7 @@ class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, om
     since: str = ""
 
     def placement(self, spot: Spot, *, exclusive: bool) -> Placement:
-        """What the holder takes, as the core counts it."""
+        """Return what the holder takes, as the core counts it."""
         return Placement(
             f"lease/{spot.lease}/{self.uid}",
             spot.node,
@@ -56,13 +56,13 @@ class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, om
 
 
 def exclusive(spot: Spot, holder: Holder, namespace: str) -> Lease:
-    """The Lease whose creation takes a whole device."""
+    """Return the Lease whose creation takes a whole device."""
     about = {names.LEASE_POD: holder.pod, names.LEASE_NAMESPACE: holder.namespace}
     return _lease(spot, namespace, holder.uid, holder.since, about, {names.POD_UID: holder.uid})
 
 
 def shared(spot: Spot, holders: Iterable[Holder], namespace: str, since: str) -> Lease:
-    """The Lease of a device that several share."""
+    """Return the Lease of a device that several holders share."""
     return _lease(spot, namespace, SHARED, since, {names.LEASE_HOLDERS: encode(holders)}, {})
 
 
@@ -94,7 +94,7 @@ def is_shared(lease: Lease) -> bool:
 
 
 def spot(lease: Lease) -> Spot | None:
-    """The device that a Lease stands for; None for one that is no device's."""
+    """Return the device that a Lease stands for; None if the Lease is not for a device."""
     meta = lease.metadata
     named = _named(meta.name)
     if named is None or named.node != meta.annotations.get(names.LEASE_NODE):
@@ -103,9 +103,9 @@ def spot(lease: Lease) -> Spot | None:
 
 
 def obstructed(lease: Lease) -> Spot | None:
-    """The device whose name a Lease has that is no device's. The sign of life of the agent on `node-3` is
-    called as the Lease of device 3 on a node `agent-node` would be; while it is there, nobody can hold that
-    device."""
+    """Return the device whose lease name is occupied by an unrelated Lease, e.g. the heartbeat
+    `gpu-agent-node-3` of node `node-3` vs device 3 of node `agent-node`. While it exists, the device cannot
+    be leased."""
     return None if is_device(lease) else _named(lease.metadata.name)
 
 
@@ -118,8 +118,8 @@ def _named(name: str) -> Spot | None:
 
 
 def holders(lease: Lease) -> tuple[Holder, ...]:
-    """Everybody who holds the device. An annotation that cannot be read holds it whole, so nothing is given
-    twice."""
+    """Return all holders of the device. An annotation that cannot be read holds it whole, so that nothing is
+    given twice."""
     spec, about = lease.spec, lease.metadata.annotations
     if not is_shared(lease):
         pod, namespace = about.get(names.LEASE_POD, ""), about.get(names.LEASE_NAMESPACE, "")
@@ -131,7 +131,8 @@ def holders(lease: Lease) -> tuple[Holder, ...]:
 
 
 def fits(known: Iterable[Holder], new: Holder, memory_mib: int) -> bool:
-    """Whether one more may share the device. Without a known size, memory cannot be oversold by us."""
+    """Return True if one more holder can share the device. If its size is not known, memory is not
+    checked."""
     all_of = [*known, new]
     share, memory = sum(each.share for each in all_of), sum(each.memory_mib for each in all_of)
     return share <= WHOLE and (memory <= memory_mib or not new.memory_mib)

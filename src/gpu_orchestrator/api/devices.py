@@ -1,4 +1,4 @@
-"""What a claim asks of devices, nodes and fabric: shared by GpuClaim and by `claim` inside a GPUWorkload."""
+"""What a claim asks of devices, nodes and fabric: shared by GpuClaim and by `claim` in a GPUWorkload."""
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
@@ -59,7 +59,7 @@ class DeviceWish(Wire, frozen=True, gc=False):
     policy: Annotated[
         Policy,
         about(
-            "Which devices inside a node: contiguous takes those that talk fastest to each other, spread "
+            "Which devices inside a node: contiguous takes those with the fastest links, spread "
             "those that share the least, packed those that leave the largest whole rest, preferIds those "
             "named first."
         ),
@@ -83,9 +83,9 @@ class DeviceWish(Wire, frozen=True, gc=False):
     mig_profile: Annotated[
         str, text("MIG profile of the slice, such as 1g.10gb or 3g.40gb.", 1, 32, MIG_PROFILE)
     ] = ""
-    vendor: Annotated[Vendor, about("Who makes the devices; any vendor when left out.")] | None = None
+    vendor: Annotated[Vendor, about("Vendor of the devices; any if left out.")] | None = None
     model: Annotated[
-        str, text("Model as the node reports it (NVIDIA-H100-80GB-HBM3); any when left out.", 1, 253)
+        str, text("Model as the node reports it (NVIDIA-H100-80GB-HBM3); any if left out.", 1, 253)
     ] = ""
 
 
@@ -96,9 +96,9 @@ class Devices(DeviceWish, frozen=True, gc=False):
 
 
 class ReplicaDevices(DeviceWish, frozen=True, gc=False):
-    """Which devices each replica gets, and how they are held. How many is said by gpuCount."""
+    """Which devices each replica gets, and how they are held. gpuCount sets how many."""
 
-    count: Annotated[int, number("Need not be said; if it is, the same as gpuCount.", 1, 64)] | None = None
+    count: Annotated[int, number("Optional; if set, it must equal gpuCount.", 1, 64)] | None = None
 
 
 class Selector(Wire, frozen=True, gc=False):
@@ -135,13 +135,13 @@ class Topology(Wire, frozen=True, gc=False):
 
 
 class Network(Wire, frozen=True, gc=False):
-    """What the node's network must be able to do."""
+    """What the node's network must support."""
 
-    rdma_required: Annotated[bool, about("The node must do GPUDirect RDMA.")] = False
+    rdma_required: Annotated[bool, about("The node must support GPUDirect RDMA.")] = False
     min_ports: Annotated[int, number("Least number of active fabric ports.", 1, 1024)] | None = None
 
 
 class Storage(Wire, frozen=True, gc=False):
-    """What the node's storage must be able to do."""
+    """What the node's storage must support."""
 
-    cu_file: Annotated[bool, about("The node must do GPUDirect Storage (cuFile).")] = False
+    cu_file: Annotated[bool, about("The node must support GPUDirect Storage (cuFile).")] = False

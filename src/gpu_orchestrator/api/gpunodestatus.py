@@ -23,13 +23,14 @@ class MigSlice(Wire, frozen=True, gc=False):
 
 
 class NodeDevice(Wire, frozen=True, gc=False):
-    """One GPU, or one MIG slice, of the node. Readings that never rest ride along and cause no write."""
+    """One GPU, or one MIG slice, of the node. Readings that change all the time are sent with the next write
+    and cause none of their own."""
 
     id: Annotated[int, number("Stays with its UUID when another device drops out.", 0, 1023)]
     health: Annotated[Health, about("Only Healthy devices are given to new pods.")] = "Unknown"
     unhealthy_reason: Annotated[str, text("Why the device is not Healthy.", 0, 1024)] = ""
     uuid: Annotated[str, text("UUID as the driver reports it.", 0, 253)] = ""
-    vendor: Annotated[Vendor, about("Who made it.")] | None = None
+    vendor: Annotated[Vendor, about("Vendor of the device.")] | None = None
     model: Annotated[str, text("Model, such as NVIDIA-H100-80GB-HBM3.", 0, 253)] = ""
     memory_mib: Annotated[int, number("Memory, in MiB.", 0, INT32)] = field(default=0, name="memoryMiB")
     bandwidth_gbps: Annotated[int, number("Bandwidth to its best peer, in GB/s.", 0, INT32)] = field(
@@ -75,7 +76,7 @@ class Hca(Wire, frozen=True, gc=False):
 
 
 class NodeFabric(Wire, frozen=True, gc=False):
-    """What the node's network and storage can do."""
+    """What the node's network and storage support."""
 
     hcas: Annotated[
         list[Hca], about("Network adapters.", at_most=1024, list_type="map", list_map_keys=["name"])
@@ -89,7 +90,7 @@ class NodeFabric(Wire, frozen=True, gc=False):
 
 
 class GpuNodeStatusSpec(Wire, frozen=True, gc=False):
-    """Which node this speaks of."""
+    """Which node this describes."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule("self.nodeName == oldSelf.nodeName", "spec.nodeName cannot be changed", ".nodeName"),

@@ -1,4 +1,4 @@
-"""GPUWorkload (`gpu.warp.dev/v1alpha1`, `gpuw`): a model to run on so many GPUs, once or as a gang."""
+"""GPUWorkload (`gpu.warp.dev/v1alpha1`, `gpuw`): a model to run on a number of GPUs, once or as a gang."""
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
@@ -22,13 +22,13 @@ SCHEDULED = "Scheduled"
 RUNNING = "Running"
 COMPLETE = "Complete"
 
-# Phases in which a Job runs, or has run for the last time, with what the spec said.
+# Phases in which a Job made from the spec runs, or has run for the last time.
 SETTLED: tuple[Phase, ...] = ("Scheduled", "Running", "Failed", "Succeeded")
 FINAL: tuple[Phase, ...] = ("Failed", "Succeeded")
 
 
 class RetryPolicy(Wire, frozen=True, gc=False):
-    """How often and how soon a workload that found no place, or whose Job failed, is tried again."""
+    """How often and how soon a workload is retried if no node fits it or its Job failed."""
 
     max_retries: Annotated[int, number("Tries after which the workload is Failed.", 1, 10)] = 3
     backoff_seconds: Annotated[
@@ -37,7 +37,7 @@ class RetryPolicy(Wire, frozen=True, gc=False):
 
 
 class WorkloadClaim(Wire, frozen=True, gc=False):
-    """Asks the gpu-scheduler for exact devices for each replica, in the words of a GpuClaim."""
+    """Requests exact devices from the gpu-scheduler for each replica, with the fields of a GpuClaim."""
 
     devices: ReplicaDevices = ReplicaDevices()
     selector: Selector = Selector()
@@ -47,7 +47,7 @@ class WorkloadClaim(Wire, frozen=True, gc=False):
 
 
 class GPUWorkloadSpec(Wire, frozen=True, gc=False):
-    """What is to run, on how many GPUs, and how a place is found for it."""
+    """What to run, on how many GPUs, and how a node is chosen."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -90,7 +90,7 @@ class GPUWorkloadStatus(Wire, frozen=True, gc=False):
         Annotated[
             Phase,
             about(
-                "Pending: waits for a place. Scheduling: a place is being sought. Scheduled: it has one. "
+                "Pending: waits for a node. Scheduling: a node is being chosen. Scheduled: it has one. "
                 "Running: its pods run. Failed and Succeeded are final."
             ),
         ]

@@ -1,15 +1,13 @@
 """A node with its devices: what its agent reports, else what a person wrote on it, else how many it counts.
 
-The scheduler asks `node_of` whenever a node or its report changed. A report wins over everything else, also
-over the node's own count; device slices are left out until somebody can ask for them.
+The scheduler calls `node_of` whenever a node or its report changed. A report wins over everything else, also
+over the node's own count. Device slices are left out: no request can ask for them yet.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
 from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.core.device import Device
@@ -18,28 +16,13 @@ from gpu_orchestrator.core.node import Node, node
 PLUGIN_UNTOLD = "have pods of a device plugin and no agent that tells which devices these took"
 
 
-class Written(
-    msgspec.Struct,
-    frozen=True,
-    rename={"memory_mib": "memoryMiB", "bandwidth_gbps": "bandwidthGBps"},
-):
-    """The annotation `gpu.scheduling/devices` of a node that counts no GPUs: no device plugin runs there."""
-
-    count: int = 0
-    vendor: str = "nvidia"
-    model: str = ""
-    memory_mib: int = 0
-    bandwidth_gbps: int = 0
-    islands: tuple[tuple[int, ...], ...] = ()
-
-
 def node_of(seen: WireNode, report: GpuNodeStatus | None = None, *, barred: str = "") -> Node:
-    """`barred`: why none of its devices may be given now."""
-    known = translate.node_of(seen)
+    """Return the node for the core. `barred`: why none of its devices may be given now."""
+    known = translate.counted_node(seen)
     if report is not None:
         known = _reported(known, report)
-    elif not known.devices and names.NODE_DEVICES in seen.metadata.annotations:
-        known = _with(known, *_written(seen.metadata.annotations[names.NODE_DEVICES]))
+    elif not known.devices and (entry := translate.device_entry(seen)) is not None:
+        known = _with(known, *_described(entry))
     return replace(known, barred=barred) if barred else known
 
 
@@ -57,7 +40,7 @@ def _reported(known: Node, report: GpuNodeStatus) -> Node:
 
 
 def _device(seen: NodeDevice, *, sliced: bool) -> Device:
-    """A GPU that is cut into slices is not there to be given whole."""
+    """A GPU that is cut into slices cannot be given whole."""
     return Device(
         seen.id,
         uuid=seen.uuid,
@@ -70,24 +53,20 @@ def _device(seen: NodeDevice, *, sliced: bool) -> Device:
     )
 
 
-def _written(text: str) -> tuple[list[Device], dict[int, int]]:
-    try:
-        told = msgspec.json.decode(text, type=Written)
-    except msgspec.DecodeError:
-        return [], {}
-    island_of = {device: at for at, island in enumerate(told.islands) for device in island}
-    ids = sorted(set(island_of) | set(range(told.count)))
+def _described(entry: translate.DeviceEntry) -> tuple[list[Device], dict[int, int]]:
+    island_of = entry.island_of
+    ids = sorted(set(island_of) | set(range(entry.count)))
     devices = [
         Device(
             each,
-            vendor=told.vendor,
-            model=told.model,
-            memory_mib=told.memory_mib,
+            vendor=entry.vendor,
+            model=entry.model,
+            memory_mib=entry.memory_mib,
             island=island_of.get(each, -1),
         )
         for each in ids
     ]
-    return devices, dict.fromkeys(island_of, told.bandwidth_gbps)
+    return devices, dict.fromkeys(island_of, entry.bandwidth_gbps)
 
 
 def _with(
@@ -101,7 +80,7 @@ def _with(
 
 
 def used_by(report: GpuNodeStatus | None) -> dict[str, tuple[int, ...]]:
-    """Which devices each pod UID uses, as the agent sees it."""
+    """Return which devices each pod UID uses, as the agent reports it."""
     used: dict[str, tuple[int, ...]] = {}
     for device in report.status.devices if report else ():
         for uid in device.in_use_by:

@@ -1,6 +1,6 @@
 """The Kubernetes objects we read and write, with only the fields we use; the API server keeps the others.
 
-Values of the server's own enums stay plain strings: a newer server may know more of them than we do.
+The server's own enums stay plain strings: a newer server may have more values than we know.
 """
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
@@ -9,27 +9,19 @@ from gpu_orchestrator.api.pod import PODS, Pod, PodCondition, PodSpec, PodStatus
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 __all__ = [
-    "BINDINGS",
-    "CONFIG_MAPS",
     "EVENTS",
     "LEASES",
-    "NAMESPACES",
     "NODES",
     "PODS",
-    "PRIORITY_CLASSES",
     "VOLUME_CLAIMS",
-    "Binding",
-    "ConfigMap",
     "Event",
     "Lease",
-    "Namespace",
     "Node",
     "ObjectReference",
     "Pod",
     "PodCondition",
     "PodSpec",
     "PodStatus",
-    "PriorityClass",
     "Taint",
     "VolumeClaim",
 ]
@@ -109,29 +101,6 @@ class Event(Wire, frozen=True, gc=False):
     series: EventSeries | None = None
 
 
-class PriorityClass(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-    value: int
-    global_default: bool = False
-    preemption_policy: str = ""
-
-
-class Binding(Wire, frozen=True, gc=False):
-    """Its metadata carries annotations onto the pod, and a UID and resourceVersion as preconditions."""
-
-    metadata: ObjectMeta
-    target: ObjectReference
-
-
-class ConfigMap(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-    data: dict[str, str] = {}
-
-
-class Namespace(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta
-
-
 class VolumeClaimSpec(Wire, frozen=True, gc=False):
     volume_name: str = ""
 
@@ -149,10 +118,4 @@ class VolumeClaim(Wire, frozen=True, gc=False):
 NODES = Resource(Node, "Node", "nodes", namespaced=False)
 LEASES = Resource(Lease, "Lease", "leases", "coordination.k8s.io")
 EVENTS = Resource(Event, "Event", "events", "events.k8s.io")
-PRIORITY_CLASSES = Resource(
-    PriorityClass, "PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False
-)
-BINDINGS = Resource(Binding, "Binding", "bindings")
-CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "configmaps")
-NAMESPACES = Resource(Namespace, "Namespace", "namespaces", namespaced=False)
 VOLUME_CLAIMS = Resource(VolumeClaim, "PersistentVolumeClaim", "persistentvolumeclaims")

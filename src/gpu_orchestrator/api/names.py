@@ -1,6 +1,6 @@
-"""Every string that others can see in a cluster, once: groups, labels, annotations, finalizers, leases …
+"""Every string that is visible in a cluster, once: groups, labels, annotations, finalizers, leases …
 
-Whoever writes or reads one of them takes it from here, so a reader can find all its users by its name.
+All code takes them from here, so a reader can find all users of a string by its name.
 """
 
 # Groups and versions of our own resources.
@@ -9,16 +9,15 @@ WARP_VERSION = "v1alpha1"
 SCHEDULING_GROUP = "gpu.scheduling"
 SCHEDULING_VERSION = "v1"
 
-# Annotations with which a pod asks.
+# Annotations with which a pod requests GPUs.
 CLAIM = "gpu.scheduling/claim"
 CLAIM_TEMPLATE = "gpu.scheduling/claim-template"
 GPUS = "gpu.scheduling/gpus"
 GANG = "gpu.scheduling/gang"
-GANG_SIZE = "gpu.scheduling/gang-size"
 STRATEGY = "gpu.scheduling/strategy"
 ASKING_ANNOTATIONS = (CLAIM, CLAIM_TEMPLATE, GPUS)
 
-# Annotations with which the scheduler answers, in the same write that binds the pod.
+# Annotations that the scheduler sets in the same write that binds the pod.
 ALLOCATED = "gpu.scheduling/allocated"
 VISIBLE_DEVICES = "gpu.scheduling/visible-devices"
 LOCAL_DEVICES = "gpu.scheduling/local-devices"
@@ -27,7 +26,7 @@ ANSWERING_ANNOTATIONS = (ALLOCATED, VISIBLE_DEVICES, LOCAL_DEVICES)
 # A node's devices as a person describes them, where no agent reports any.
 NODE_DEVICES = "gpu.scheduling/devices"
 
-# Environment of the containers: which annotation each variable is filled from, and what a Job is told.
+# Environment of the containers: the annotation that fills each variable, and what a Job receives.
 DEVICE_ENV = {
     "NVIDIA_VISIBLE_DEVICES": VISIBLE_DEVICES,
     "ROCR_VISIBLE_DEVICES": VISIBLE_DEVICES,
@@ -36,7 +35,6 @@ DEVICE_ENV = {
 }
 MODEL_NAME_ENV = "MODEL_NAME"
 GPU_COUNT_ENV = "GPU_COUNT"
-NODE_NAME_ENV = "NODE_NAME"
 
 # Labels.
 APP = "app"
@@ -45,12 +43,10 @@ CONTROLLER = "gpu.warp.dev/controller"
 CONTROLLER_NAME = "gpu-orchestrator"
 MANAGED = "gpu.scheduling/managed"
 POD_UID = "gpu.scheduling/pod-uid"
-CHEAP_NODE = "gpu-orchestrator/cheap-node"
-HOSTNAME = "kubernetes.io/hostname"
 
 LONGEST_LABEL = 63
 
-# Annotation of a Job: a hash of what in its workload's spec it was made from.
+# Annotation of a Job: a hash of the part of the workload's spec that it was made from.
 MADE_FROM = "gpu.warp.dev/made-from"
 
 # Annotations of a device lease, whose values may be longer than a label's.
@@ -76,15 +72,12 @@ GPU_RESOURCES = tuple(VENDOR_OF)
 # PriorityClasses by the priority of a GPUWorkload.
 PRIORITY_CLASSES = {"low": "gpu-low", "normal": "gpu-normal", "high": "gpu-high"}
 
-# Processes, where they live, and how they are called.
+# Processes: their namespace and names.
 NAMESPACE = "gpu-orchestrator-system"
 SCHEDULER = "gpu-scheduler"
-WEBHOOK = "gpu-scheduler-webhook"
-AGENT = "gpu-scheduler-agent"
 OPERATOR = "gpu-orchestrator-controller-manager"
-FIELD_MANAGER = "gpu-orchestrator"
 
-# Leases: leader election, the devices, the agents' signs of life.
+# Leases: leader election, devices, and the agents' heartbeats.
 OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"
 SCHEDULER_LEASE = "gpu-scheduler.gpu.scheduling"
 DEVICE_LEASE_PREFIX = "gpu-"
@@ -105,16 +98,13 @@ def device_lease(node: str, device: int) -> str:
     return f"{DEVICE_LEASE_PREFIX}{node}-{device}"
 
 
-def agent_lease(node: str) -> str:
-    return f"{AGENT_LEASE_PREFIX}{node}"
-
-
 def job(workload: str, uid: str, retry: int = 0) -> str:
-    """A workload's Job, by a name that can be computed again: creating it twice creates it once."""
+    """Return the name of a workload's Job. It can be computed again: creating the Job twice creates it
+    once."""
     return with_ending(workload, f"-job-{uid[:8]}" + (f"-r{retry}" if retry else ""))
 
 
 def with_ending(stem: str, ending: str) -> str:
-    """An object name told apart by its ending. It is cut to what fits into a label, and has no dots, for a
-    pod's host name may have none."""
+    """Return an object name with this ending, cut to what fits into a label and without dots, which a pod's
+    host name may not have."""
     return stem.replace(".", "-")[: LONGEST_LABEL - len(ending)].rstrip("-") + ending

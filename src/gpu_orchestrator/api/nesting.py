@@ -1,7 +1,6 @@
-"""How deep JSON is nested. How deep a reader goes depends on its version and on where it is called from, so
-what one process writes another may fail to read, and a worker that cannot read an assignment loses its
-session. So nothing is passed on that is deeper than all of them go.
-"""
+"""How deep JSON is nested. The depth that a decoder accepts depends on its version and on its caller, so one
+process may write what another cannot read, and a worker that cannot read an assignment loses its session. So
+nothing is passed on that is deeper than every decoder accepts."""
 
 import re
 from itertools import accumulate
@@ -13,7 +12,7 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
 def is_too_deep(text: bytes) -> bool:
-    """Of JSON that was found to be well formed."""
+    """Return True if well-formed JSON is nested too deep."""
     if text.count(b"[") + text.count(b"{") <= DEEPEST:
         return False
     steps = _STRING.sub(b"", text).translate(_STEPS, _OTHERS)

@@ -1,7 +1,7 @@
-"""A Pod as a scheduler, an operator and an agent need it: where it may go, what it takes, how it fares.
+"""A Pod as the scheduler, the operator and the agent need it: where it may go, what it takes, its status.
 
-What we do not implement (inter-pod affinity, topology spread, volumes …) is here as far as is needed to
-see that a pod uses it.
+Features that we do not implement (inter-pod affinity, topology spread, volumes …) are here only so that we
+notice a pod that uses them.
 """
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
@@ -16,7 +16,7 @@ Quantities: TypeAlias = dict[str, str]
 
 
 class Present(Wire, frozen=True, gc=False):
-    """Something of which only matters that it is there."""
+    """A value of which only its presence matters."""
 
 
 class Requirement(Wire, frozen=True, gc=False):
@@ -66,7 +66,7 @@ class Toleration(Wire, frozen=True, gc=False):
 
 
 class Requirements(Wire, frozen=True, gc=False):
-    """What is requested of each resource, and at most allowed."""
+    """What is requested of each resource, and the most that is allowed."""
 
     requests: Quantities = {}
     limits: Quantities = {}
@@ -79,7 +79,7 @@ class ContainerPort(Wire, frozen=True, gc=False):
 
 
 class Container(Wire, frozen=True, gc=False):
-    """An init container with restartPolicy Always is a sidecar: it goes on running beside the others."""
+    """An init container with restartPolicy Always is a sidecar: it keeps running beside the others."""
 
     name: str = ""
     resources: Requirements = Requirements()

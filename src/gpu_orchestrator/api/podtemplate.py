@@ -51,8 +51,8 @@ class TemplateMeta(Wire, frozen=True, gc=False):
 
 
 class PodTemplate(Wire, frozen=True, gc=False):
-    """What really runs: image, command, env, volumes and so on, under what we set ourselves. Without a
-    template a placeholder runs that prints what it got."""
+    """What runs: image, command, env, volumes and so on, beneath the fields that we set ourselves. Without a
+    template a placeholder runs that prints the devices it got."""
 
     metadata: Annotated[TemplateMeta, about(TemplateMeta.__doc__ or "", preserve_unknown_fields=True)] = (
         TemplateMeta()

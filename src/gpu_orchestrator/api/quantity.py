@@ -1,7 +1,7 @@
 """Kubernetes quantities ("100m", "16Gi", "1e3"), read exactly and compared as whole numbers.
 
-`whole` and `milli` round up as Kubernetes does, so nothing that is asked for is ever counted too low; what is
-beyond counting they give as `MOST_AMOUNT`, which no request may ask for.
+`whole` and `milli` round up as Kubernetes does, so no request is counted too low. A number too large to count
+becomes `MOST_AMOUNT`, which no request may ask for.
 """
 
 import re
@@ -19,34 +19,34 @@ _SUFFIXES = {
     **{suffix: Fraction(1000 ** (power + 1)) for power, suffix in enumerate("kMGTPE")},
     **{f"{suffix}i": Fraction(1024 ** (power + 1)) for power, suffix in enumerate("KMGTPE")},
 }
-# The server keeps what is beyond 2^63-1 at that; an exponent beyond this would only cost memory.
+# The server caps numbers at 2^63-1; a larger exponent than this would only cost memory.
 _LARGEST_EXPONENT = 30
 _REMEMBERED = 4096
 
 
 class BadQuantity(ValueError):
-    """The text is no quantity, or a negative one."""
+    """The text is not a quantity, or is negative."""
 
 
 @lru_cache(_REMEMBERED)
 def parse(text: str) -> Fraction:
     found = _SHAPE.fullmatch(text)
     if not found:
-        raise BadQuantity(f"{text!r} is no quantity; write a number with a unit, such as 500m, 2 or 16Gi")
+        raise BadQuantity(f"{text!r} is not a quantity; write a number with a unit, such as 500m, 2 or 16Gi")
     if found["sign"] == "-":
-        raise BadQuantity(f"{text!r} is negative; nobody can have less than nothing")
+        raise BadQuantity(f"{text!r} is negative; write 0 or more")
     return Fraction(found["number"]) * _unit(found["suffix"], text)
 
 
 @lru_cache(_REMEMBERED)
 def whole(text: str) -> int:
-    """Units (bytes, GPUs, pods), rounded up."""
+    """Return units (bytes, GPUs, pods), rounded up."""
     return _counted(parse(text))
 
 
 @lru_cache(_REMEMBERED)
 def milli(text: str) -> int:
-    """Thousandths (of a CPU), rounded up."""
+    """Return thousandths (of a CPU), rounded up."""
     return _counted(parse(text) * 1000)
 
 

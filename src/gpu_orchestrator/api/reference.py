@@ -53,7 +53,7 @@ def _below(field: Schema, path: str) -> Iterator[str]:
 
 
 def _default(field: Schema) -> str:
-    """An object's default is that of its fields, which stand below it."""
+    """An object's default is that of its fields, which are listed below it."""
     default = field.get("default")
     return "" if default is None or isinstance(default, dict) else f"`{json.dumps(default)}`"
 

@@ -1,7 +1,7 @@
-"""From our wire types to structural OpenAPI v3: what the API server is to accept, prune and default.
+"""Turn our wire types into structural OpenAPI v3: what the API server accepts, prunes and defaults.
 
-A field's bounds and words come from its `Meta`, its default from the type; a class' `RULES` become CEL rules.
-A default that means the same as absence (nothing, zero, false, empty) is not written into objects.
+A field's bounds and description come from its `Meta`, its default from the type; a class's `RULES` become CEL
+rules. A default that means the same as absence (nothing, zero, false, empty) is not written into objects.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ PRESERVE: Final = "x-kubernetes-preserve-unknown-fields"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A CEL rule. `field` is the path of the field to blame, seen from the object the rule stands at."""
+    """A CEL rule. `field` is the path of the field to blame, relative to the object that has the rule."""
 
     rule: str
     message: str
@@ -31,9 +31,10 @@ class Rule:
 
 
 def unchanged(path: str) -> str:
-    """CEL: the field at this path is as it was. Not said with optionals, whose cost the server cannot bound.
+    """Return CEL for "the field at this path did not change". Optionals are not used, because the server
+    cannot bound their cost.
 
-    Asked both ways, because a field that only the right side has is overlooked beside unknown ones.
+    Compared both ways, because CEL overlooks a field that only the right side has beside unknown ones.
     """
     new, old = f"self.{path}", f"oldSelf.{path}"
     return f"has({new}) == has({old}) && (!has({new}) || ({new} == {old} && {old} == {new}))"
@@ -48,7 +49,8 @@ def text(description: str, at_least: int = 0, at_most: int | None = None, patter
 
 
 def about(description: str, *, at_least: int | None = None, at_most: int | None = None, **extra: Any) -> Meta:
-    """For everything else. `list_type="set"` becomes `x-kubernetes-list-type: set`, and so on."""
+    """Describe a field of any other type. `list_type="set"` becomes `x-kubernetes-list-type: set`, and so
+    on."""
     keys = {f"x-kubernetes-{name.replace('_', '-')}": value for name, value in extra.items()}
     return Meta(min_length=at_least, max_length=at_most, description=description, extra_json_schema=keys)
 
@@ -58,7 +60,7 @@ def moment(description: str) -> Meta:
 
 
 def of(cls: type[msgspec.Struct]) -> Schema:
-    """The schema of a class of ours."""
+    """Return the schema of one of our classes."""
     return _schema(inspect.type_info(cls))
 
 
@@ -97,7 +99,7 @@ def _scalar(kind: inspect.Type) -> Schema:
 
 
 def _integer(kind: inspect.IntType) -> Schema:
-    """2^63-1 would not survive the server's floats, and the format says it anyway."""
+    """2^63-1 would not survive the server's floats, and the format implies it anyway."""
     wide = kind.le is None or kind.le > INT32
     highest = None if kind.le == INT64 else kind.le
     bounds = {"minimum": kind.ge, "maximum": highest}
@@ -142,12 +144,13 @@ def _default(field: inspect.Field) -> Any:
 
 
 def _means_absence(value: Any) -> bool:
-    """An object of ours means absence when every one of its fields does."""
+    """An object of ours means absence if every one of its fields does."""
     return not (_plain(value) if isinstance(value, msgspec.Struct) else value)
 
 
 def _plain(default: Any) -> Any:
-    """An object's default in full: the server judges it by the rules before it fills in the fields' own."""
+    """Return an object's default in full: the server applies the rules before it fills in the fields' own
+    defaults."""
     if not isinstance(default, msgspec.Struct):
         return default
     fields = {field.encode_name: getattr(default, field.name) for field in msgspec.structs.fields(default)}
@@ -164,7 +167,8 @@ def _said(values: Schema) -> Schema:
 
 
 def described(schema: Schema, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every property of a schema by its path, with its description; the whole schema is the path ``."""
+    """Return every property of a schema by its path, with its description; the whole schema has the path
+    ``."""
     yield path, schema.get("description", "")
     for name, inner in schema.get("properties", {}).items():
         yield from described(inner, f"{path}.{name}")

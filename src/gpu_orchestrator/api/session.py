@@ -1,10 +1,11 @@
-"""What a worker and the cluster manager say to each other over the worker's one WebSocket.
+"""The messages between a worker and the cluster manager on the worker's one WebSocket.
 
-The worker opens `/workers/{name}/session` with its token and says `Hello`; the server answers `Welcome` or
-`Goodbye`. A frame is a JSON array of messages, so that both sides may gather and send many at once.
+The worker opens `/workers/{name}/session` with its token and sends `Hello`; the server answers `Welcome` or
+`Goodbye`. A frame is a JSON array of messages, so that both sides can send many at once.
 
-A result is kept by the worker until its `Ack` arrives and said again after a reconnect; an `Assign` that
-the worker already has may be said again too and must be ignored. `(task, attempt)` names one run for ever.
+The worker keeps a result until its `Ack` arrives and sends it again after a reconnect; the server may send an
+`Assign` again that the worker already has, and the worker must ignore it. `(task, attempt)` identifies one
+run for good.
 """
 
 from typing import Annotated, TypeVar
@@ -25,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defa
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of what messages are made of."""
+    """Base of the values inside messages."""
 
 
 class Device(Value, frozen=True):
@@ -42,7 +43,7 @@ class Device(Value, frozen=True):
 
 
 class Held(Value, frozen=True):
-    """Memory that a runner of ours has allocated on a device."""
+    """Memory that one of our runners has allocated on a device."""
 
     task: Word
     attempt: Count
@@ -50,10 +51,10 @@ class Held(Value, frozen=True):
 
 
 class Reading(Value, frozen=True):
-    """One device now. `used_mib` and `free_mib` are the driver's; `others_mib` is what processes have that no
-    runner of this worker started; `held` is what our runners have allocated. `problem` says in words why
-    nothing may be placed here; empty when healthy. `ecc_errors` could not be corrected, since the driver was
-    loaded; `xid` is the driver's number of the fault that made the device unusable, 0 for none."""
+    """One device now. `used_mib` and `free_mib` come from the driver; `others_mib` is memory of processes
+    that no runner of this worker started; `held` is what our runners have allocated. `problem` says why
+    nothing may be placed here; empty when healthy. `ecc_errors` counts uncorrectable errors since the driver
+    was loaded; `xid` is the driver's number of the fault that made the device unusable, 0 for none."""
 
     index: Index
     used_mib: Mib
@@ -80,8 +81,8 @@ class Attempt(Value, frozen=True):
 
 
 class TaskError(Value, frozen=True):
-    """`type` is a short name such as `ValueError`, `OutOfMemory` or `Timeout`; `retryable` says whether it
-    may end better elsewhere or later."""
+    """`type` is a short name such as `ValueError`, `OutOfMemory` or `Timeout`; `retryable` means that a retry
+    may succeed."""
 
     type: str
     message: str
@@ -92,9 +93,9 @@ class TaskError(Value, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of every connection. `instance` is made up anew by each worker process. After a lost
-    connection the worker names its epoch in `resume_epoch` and what it still has: `running`, and in
-    `unacked` the results it is about to say again."""
+    """First message of every connection. Each worker process makes up its own `instance`. After a lost
+    connection the worker sends its epoch in `resume_epoch` and what it still has: `running`, and in `unacked`
+    the results it is about to send again."""
 
     name: WorkerName
     instance: Word
@@ -110,8 +111,8 @@ class Hello(Message, frozen=True):
 
 
 class Renew(Message, frozen=True):
-    """Asks for the lease to be prolonged, from now. The worker counts from when it sent this, so that it
-    stops before the server thinks it dead."""
+    """Ask for the lease to be extended from now. The worker counts from when it sent this, so that it stops
+    before the server considers it dead."""
 
     number: Count
 
@@ -142,7 +143,7 @@ class Done(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The handler said no, or ran past a limit."""
+    """The handler failed, or ran past a limit."""
 
     task: Word
     attempt: Count
@@ -150,7 +151,8 @@ class Failed(Message, frozen=True):
 
 
 class RunnerDied(Message, frozen=True):
-    """The runner process ended without a word; `evidence` is its exit status or signal and last lines."""
+    """The runner process ended without a result; `evidence` is its exit status or signal and its last
+    lines."""
 
     task: Word
     attempt: Count
@@ -158,8 +160,8 @@ class RunnerDied(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Not started: the device has less free memory than was reserved. Costs the task no attempt; a fresh
-    `Report` goes before it."""
+    """Not started: the device has less free memory than was reserved. This does not count as an attempt; the
+    worker sends a fresh `Report` first."""
 
     task: Word
     attempt: Count
@@ -167,14 +169,14 @@ class Refused(Message, frozen=True):
 
 
 class Cancelled(Message, frozen=True):
-    """Ended because a `Cancel` asked for it (or never started because of it)."""
+    """Ended because of a `Cancel`, or never started because of it."""
 
     task: Word
     attempt: Count
 
 
 class Leaving(Message, frozen=True):
-    """The worker drains and will close the connection when its last task has ended: no new work, please."""
+    """The worker drains and will close the connection when its last task has ended: it takes no new work."""
 
     reason: str = ""
 
@@ -205,7 +207,8 @@ class Given(Value, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). No `devices`: without GPU."""
+    """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task
+    uses no GPU."""
 
     task: str
     attempt: int
@@ -229,7 +232,7 @@ class Cancel(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """What the worker said of this attempt is stored, or was too late and dropped: forget it either way."""
+    """The outcome of this attempt is stored, or came too late and was dropped: forget it either way."""
 
     task: str
     attempt: int
@@ -237,13 +240,14 @@ class Ack(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Finish what runs, take nothing new; with `leave`, close the connection and end after that."""
+    """Finish what runs and take nothing new; with `leave`, close the connection and exit after that."""
 
     leave: bool = False
 
 
 class Goodbye(Message, frozen=True):
-    """The server closes the connection. `fenced`: stop all runners and say `Hello` anew without resuming."""
+    """The server closes the connection. `fenced`: stop all runners and send a new `Hello` without
+    resuming."""
 
     reason: str
     fenced: bool = False
@@ -266,7 +270,8 @@ def frame(*messages: Message) -> bytes:
 
 
 def read_by_server(data: bytes | str) -> list[ToServer]:
-    """Raises `msgspec.MsgspecError` on what no worker of this version says."""
+    """Decode a frame; raise `msgspec.MsgspecError` for anything that a worker of this version does not
+    send."""
     try:
         return _to_server.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:

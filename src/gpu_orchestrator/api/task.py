@@ -1,6 +1,6 @@
-"""A task as it is stored and as the dispatcher sees it: what to run and what it needs, but no parameters.
+"""A task as it is stored and dispatched: what to run and what it needs, without its parameters.
 
-Written by the API when a task is submitted; the dispatcher turns it into a request of the core.
+Written by the API when a task is submitted; the dispatcher turns it into a request for the core.
 """
 
 from bisect import bisect_right
@@ -15,15 +15,15 @@ ACTIVE: frozenset[str] = frozenset({"assigned", "running"})
 FINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled", "dead"})
 
 PRIORITIES = {"low": 25, "normal": 50, "high": 75, "critical": 90}
-"""Names of priorities from 0 to 100. At `high` and at `critical` a new band begins: what is below never
-passes, however long it waited."""
+"""Names of priorities from 0 to 100. At `high` and at `critical` a new band begins: a task below it never
+goes first, however long it waited."""
 
 
 _LEVELS = tuple(PRIORITIES.values())[1:]
 
 
 def level(priority: int) -> int:
-    """From 0 for low to 3 for critical: waiting tasks are counted by it."""
+    """Return 0 for low to 3 for critical: waiting tasks are counted by it."""
     return bisect_right(_LEVELS, priority)
 
 
@@ -44,7 +44,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 SHORT = 500
-"""Longer ones have labels, which seldom are the same and would fill the memory."""
+"""Longer ones have labels, which are seldom equal and would fill the cache."""
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(TaskSpec)
 
@@ -59,5 +59,5 @@ def decode(text: str | bytes) -> TaskSpec:
 
 @lru_cache(maxsize=1024)
 def _decode_short(text: str | bytes) -> TaskSpec:
-    """Remembered: thousands of tasks ask for the same."""
+    """Cached, because thousands of tasks ask for the same."""
     return _decoder.decode(text)

@@ -1,12 +1,12 @@
-"""From what the API server says to what the core decides over: nodes, what pods hold, what a pod asks for.
+"""Turn API objects into what the core decides over: nodes, what pods hold, what a pod requests.
 
-Amounts are whole numbers: cpu in thousandths, everything else in its own unit (bytes, pods, pieces). GPUs
-are devices, not amounts, so `nvidia.com/gpu` and its like never appear among the resources here.
+Amounts are whole numbers: cpu in thousandths, everything else in its own unit (bytes, pods, pieces). GPUs are
+devices, not amounts, so `nvidia.com/gpu` and the like never appear among the resources here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -25,24 +25,45 @@ Amounts = dict[str, int]
 MODEL_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
 MEMORY_LABELS = ("nvidia.com/gpu.memory",)
 TERMINAL = ("Succeeded", "Failed")
-# A node may be tainted with the name of its GPU resource, to keep everybody else away.
+# A node may be tainted with the name of its GPU resource, to keep other pods away.
 GPU_TAINTS = tuple(Toleration(resource, "Exists") for resource in names.GPU_RESOURCES)
 
 
-class Described(
+class DeviceEntry(
     msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB", "bandwidth_gbps": "bandwidthGBps"}
 ):
-    """A node's devices in the words of the annotation `gpu.scheduling/devices`."""
+    """The annotation `gpu.scheduling/devices` of a node. `count` and `vendor` matter only where no device
+    plugin counts the GPUs."""
 
+    count: int = 0
+    vendor: str = "nvidia"
     model: str = ""
-    memory_mib: Annotated[int, msgspec.Meta(ge=0, le=MOST_MIB)] = 0
-    bandwidth_gbps: Annotated[int, msgspec.Meta(ge=0, le=MOST_NUMBER)] = 0
+    memory_mib: int = 0
+    bandwidth_gbps: int = 0
     islands: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def island_of(self) -> dict[int, int]:
+        return {device: at for at, island in enumerate(self.islands) for device in island}
+
+    @property
+    def can_be_counted(self) -> bool:
+        return 0 <= self.memory_mib <= MOST_MIB and 0 <= self.bandwidth_gbps <= MOST_NUMBER
+
+
+def device_entry(seen: WireNode) -> DeviceEntry | None:
+    """Return what a person wrote about the node's devices; None if nothing, or nothing readable."""
+    if (text := seen.metadata.annotations.get(names.NODE_DEVICES)) is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=DeviceEntry)
+    except msgspec.DecodeError:
+        return None
 
 
 def gpu_resource(seen: WireNode) -> str:
-    """The extended resource by which a node gives out its GPUs; empty where it has none. A node with devices
-    of two vendors is used for those of the vendor that we know first."""
+    """Return the extended resource that counts the node's GPUs; empty if it has none. On a node with GPUs of
+    two vendors, only those of the vendor listed first are used."""
     given = seen.status.allocatable
     return next((name for name in names.GPU_RESOURCES if quantity.whole(given.get(name, "0"))), "")
 
@@ -51,8 +72,8 @@ def is_ready(seen: WireNode) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in seen.status.conditions)
 
 
-def node_of(seen: WireNode) -> Node:
-    """A node as the core sees it."""
+def counted_node(seen: WireNode) -> Node:
+    """Return the node for the core, with as many GPUs as its device plugin counts."""
     return node(
         seen.metadata.name,
         **_devices(seen),
@@ -65,20 +86,24 @@ def node_of(seen: WireNode) -> Node:
 
 
 def _devices(seen: WireNode) -> dict[str, Any]:
-    resource, told, labels = gpu_resource(seen), _described(seen), seen.metadata.labels
-    count = _count(seen, resource)
-    island_of = {device: at for at, island in enumerate(told.islands) for device in island}
+    resource, labels = gpu_resource(seen), seen.metadata.labels
+    count, entry = _count(seen, resource), device_entry(seen)
+    if (
+        entry is None or not entry.can_be_counted
+    ):  # the count is known, so only model, memory and links are not
+        entry = DeviceEntry()
+    island_of = entry.island_of
     devices = [
         Device(
             number,
             vendor=names.VENDOR_OF[resource],
-            model=told.model or _first(labels, MODEL_LABELS),
-            memory_mib=told.memory_mib or _mib(_first(labels, MEMORY_LABELS)),
+            model=entry.model or _first(labels, MODEL_LABELS),
+            memory_mib=entry.memory_mib or _mib(_first(labels, MEMORY_LABELS)),
             island=island_of.get(number, -1),
         )
         for number in range(count)
     ]
-    return {"gpus": devices, "gbps": dict.fromkeys(island_of, told.bandwidth_gbps)}
+    return {"gpus": devices, "gbps": dict.fromkeys(island_of, entry.bandwidth_gbps)}
 
 
 def _count(seen: WireNode, resource: str) -> int:
@@ -88,28 +113,18 @@ def _count(seen: WireNode, resource: str) -> int:
     return count
 
 
-def _described(seen: WireNode) -> Described:
-    """What a person wrote about the devices. What cannot be read counts as not written: the number of devices
-    comes from the node itself, so only the links between them stay unknown."""
-    text = seen.metadata.annotations.get(names.NODE_DEVICES, "{}")
-    try:
-        return msgspec.json.decode(text, type=Described)
-    except msgspec.DecodeError:
-        return Described()
-
-
 def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
     return next((labels[key] for key in keys if key in labels), "")
 
 
 def _mib(text: str) -> int:
-    """What no device can have counts as not told."""
+    """Return the number; 0 for a value that no device can have."""
     mib = int(text) if text.isdecimal() and len(text) < 20 else 0
     return mib if mib <= MOST_MIB else 0
 
 
-def held(pod: Pod) -> Placement | None:
-    """What a pod takes from its node; None for one that has no node, or has ended."""
+def counted_placement(pod: Pod) -> Placement | None:
+    """Return what a pod takes from its node, its GPUs by number only; None if it has no node or has ended."""
     if not pod.spec.node_name or pod.status.phase in TERMINAL:
         return None
     taken = placement(pod.metadata.uid, pod.spec.node_name, pod.spec)
@@ -129,13 +144,14 @@ def placement(key: str, node_name: str, spec: PodSpec) -> Placement:
 
 
 def _gpus_given(pod: Pod) -> int:
-    """Devices that the gpu-scheduler gave the pod, which asks for none by name: `node-a:0,1`."""
+    """Return how many devices the gpu-scheduler gave the pod, which requests none by name: `node-a:0,1`."""
     _, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
     return len(ids.split(",")) if ids else 0
 
 
 def shape(spec: PodSpec, gpus: int, *, vendor: str = "", avoid: Iterable[str] = ()) -> Shape:
-    """What decides where a pod with so many GPUs fits. `avoid` names nodes that it shall not go to."""
+    """Return what decides where a pod with this many GPUs fits. `avoid` names nodes that it must not go
+    to."""
     return Shape(
         gpus=gpus,
         vendor=vendor,
@@ -181,7 +197,7 @@ def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
 
 
 def gpus_asked(spec: PodSpec) -> int:
-    """Whole GPUs of any vendor that a pod's containers request."""
+    """Return how many whole GPUs of any vendor a pod's containers request."""
     return _gpus(_all_asked(spec))
 
 
@@ -190,7 +206,7 @@ def _gpus(wanted: Amounts) -> int:
 
 
 def asked(spec: PodSpec) -> Amounts:
-    """What a pod takes from its node besides GPUs, itself included (`pods`)."""
+    """Return what a pod takes from its node besides GPUs, itself included (`pods`)."""
     return {**_without_gpus(_all_asked(spec)), "pods": 1}
 
 
@@ -199,8 +215,8 @@ def _without_gpus(all_of: Amounts) -> Amounts:
 
 
 def _all_asked(spec: PodSpec) -> Amounts:
-    """As the kubelet counts: containers and sidecars together, or an init container beside the sidecars that
-    run before it, whichever is more; what the pod says as a whole goes first; overhead on top."""
+    """Count as the kubelet does: containers and sidecars together, or an init container beside the sidecars
+    that run before it, whichever is more. Pod-level requests go first; overhead is added."""
     running, peak = _sum(map(_of_container, spec.containers)), Amounts()
     started = Amounts()
     for container in spec.init_containers:

@@ -1,4 +1,4 @@
-"""Amounts as people write them: `"24GB"`, `"3.2s"`. Memory is in binary units, as GPU vendors mean it."""
+"""Amounts as people write them: `"24GB"`, `"3.2s"`. Memory is in binary units, as GPU vendors use them."""
 
 import re
 
@@ -9,15 +9,16 @@ _MEMORY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECA
 
 
 class BadAmount(ValueError):
-    """Nobody can tell how much is meant."""
+    """The text is not an amount."""
 
 
 def memory_mib(amount: str | int | float) -> int:
-    """`"24GB"`, `"24Gi"`, `"800 MiB"`; a bare number is bytes. Rounded up: too little would not do."""
+    """Parse `"24GB"`, `"24Gi"`, `"800 MiB"`; a bare number is bytes. Rounded up, because too little would not
+    do."""
     found = _MEMORY.fullmatch(str(amount))
     if not found:
         raise BadAmount(
-            f"{amount!r} is no amount of memory; write a number and a unit, such as 24GB or 800MiB"
+            f"{amount!r} is not an amount of memory; write a number and a unit, such as 24GB or 800MiB"
         )
     mib = float(found[1]) * MIB[found[2].lower()]
     if mib > MOST_NUMBER:

@@ -1,7 +1,7 @@
-"""Which nodes a pod's volumes can be reached from. Volumes that are bound say so; others we cannot place.
+"""Which nodes a pod's volumes can be reached from. Bound volumes say so; others we cannot place.
 
-Binding a volume (and making one for its first consumer) is work of another kind, which this scheduler leaves
-to those that do it: such a pod is told so.
+This scheduler does not bind volumes or create them for their first consumer; a pod that needs that is refused
+with this reason.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class VolumeSpec(Wire, frozen=True, gc=False):
 
 
 class Volume(Wire, frozen=True, gc=False):
-    """A PersistentVolume, as far as it matters to where its pod can go."""
+    """A PersistentVolume, with only what decides where its pod can go."""
 
     metadata: ObjectMeta
     spec: VolumeSpec = VolumeSpec()
@@ -47,13 +47,14 @@ class Known(Protocol):
 
 
 def claims_of(pod: Pod) -> list[str]:
-    """Keys of the PersistentVolumeClaims that a pod mounts."""
+    """Return the keys of the PersistentVolumeClaims that a pod mounts."""
     mounted = [each.persistent_volume_claim for each in pod.spec.volumes]
     return [f"{pod.metadata.namespace}/{each.claim_name}" for each in mounted if each]
 
 
 def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | str:
-    """The alternatives of each volume, all of which must hold; or in words which volume is not ready."""
+    """Return the alternatives of each volume, all of which must hold; or, in words, which volume is not
+    ready."""
     found: list[tuple[Term, ...]] = []
     for key in claims_of(pod):
         claim = known.volume_claim(key)
@@ -73,7 +74,8 @@ def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | str:
 
 
 def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:
-    """Alternatives that hold where one of each holds. A term without conditions matches nothing."""
+    """Return the alternatives that hold where one of each holds. A term without conditions matches
+    nothing."""
     if not one or not other:
         return one or other
     real = [(a, b) for a in one if _says(a) for b in other if _says(b)]

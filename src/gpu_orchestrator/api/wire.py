@@ -1,4 +1,4 @@
-"""What every wire type is made of: the base struct, object metadata and the name of a resource.
+"""The base of all wire types: the base struct, object metadata and the description of a resource.
 
 Types hold only the fields we use; unknown fields are skipped while decoding. Python names are snake_case,
 wire names camelCase. Values are frozen: change one with `msgspec.structs.replace`.
@@ -38,7 +38,7 @@ class ObjectMeta(Wire, frozen=True, gc=False):
 
 
 class Object(Protocol):
-    """Anything with metadata: what the client, the watch and the indices need to know of an object."""
+    """Anything with metadata: what the client, the watch and the indices need of an object."""
 
     @property
     def metadata(self) -> ObjectMeta: ...
@@ -49,7 +49,7 @@ T = TypeVar("T", bound=Object, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
-    """A kind of object as the API server knows it, and the type we decode it into."""
+    """A kind of object on the API server, and the type we decode it into."""
 
     type: type[T]
     kind: str
@@ -70,7 +70,8 @@ class Resource(Generic[T]):
 
 
 def key(obj: Object) -> str:
-    """`namespace/name`, or `name` for what has no namespace: how an object is called inside one resource."""
+    """Return `namespace/name`, or `name` for objects without a namespace: the object's key within its
+    resource."""
     meta = obj.metadata
     return f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
 

@@ -1,1 +1,1 @@
-"""The one command, `gpu-orchestrator`: one subcommand per app. The only room that imports apps."""
+"""The command `gpu-orchestrator`: one subcommand per app. The only room that imports apps."""

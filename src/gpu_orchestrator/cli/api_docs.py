@@ -1,4 +1,4 @@
-"""Writes the reference of the HTTP API from the routes as they are: `make api-docs`."""
+"""Write the reference of the HTTP API from its routes: `make api-docs`."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from gpu_orchestrator.apps.cluster.manager import Manager
 
 
 def markdown() -> str:
-    """No server is needed: the document comes from the routes alone."""
+    """Return the reference. It needs no server: the routes are enough."""
     return reference.markdown(app.openapi(app.application(cast(Manager, None))))
 
 

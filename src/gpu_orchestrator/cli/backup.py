@@ -1,4 +1,4 @@
-"""`gpu-orchestrator backup` and `restore`: all tasks and keys in one file, made while the server works."""
+"""`gpu-orchestrator backup` and `restore`: all tasks and keys in one file, made while the server runs."""
 
 import asyncio
 import contextlib
@@ -7,34 +7,34 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 FILES = ("keys.json",)
-"""Kept beside the store in the data directory; hashes only. Secrets in the clear are not for backups."""
+"""Kept beside the store in the data directory; hashes only. Plaintext secrets are not backed up."""
 
 
 def backup(file: Path, *, data: Path | None = None) -> None:
-    """Write all tasks, results and keys (as hashes) into a file, while the server works or not.
+    """Write all tasks, results and keys (as hashes) into a file. The server may be running.
 
     The secrets in the data directory (client.json, worker-token, secrets-key, callback-secret) are not in it:
-    keep those in another place, secrets-key above all if owners made secrets for callbacks.
+    back them up elsewhere, above all secrets-key if owners created secrets for callbacks.
 
     Parameters
     ----------
     file
-        The file to write; one that is there is replaced when the new one is whole.
+        The file to write; an existing one is replaced once the new one is complete.
     data
-        The data directory of the server, if it is not the one of the settings.
+        The data directory of the server, if it is not the configured one.
     """
     _run(lambda: _backup(file, data))
 
 
 def restore(file: Path, *, data: Path | None = None) -> None:
-    """Bring a backup back into an empty store. The server must not be running.
+    """Restore a backup into an empty store. The server must not be running.
 
     Parameters
     ----------
     file
         The file that `backup` wrote.
     data
-        The data directory to restore into, if it is not the one of the settings.
+        The data directory to restore into, if it is not the configured one.
     """
     _run(lambda: _restore(file, data))
 
@@ -79,16 +79,16 @@ async def _restore(file: Path, data: Path | None) -> str:
     with host.locked(folder):
         async with _address(chosen.external_store, folder) as url, Database(url) as database:
             await keeping.refuse_if_full(database)
-            for name in FILES:  # first: a store that is whole must not be left without its keys
+            for name in FILES:  # first: a restored store must not be left without its keys
                 if name in header.files:
                     host.write_private(folder / name, header.files[name].decode())
             made = await keeping.load(database, file)
-    return f"{made.tasks} tasks are back; start the server with the keys and files it had"
+    return f"{made.tasks} tasks are restored; start the server with the keys and files it had"
 
 
 @contextlib.asynccontextmanager
 async def _address(external: str, folder: Path) -> AsyncIterator[str]:
-    """Of the store: the configured one, the one that a running server has, or one for the while."""
+    """Yield the address of the store: the configured one, that of a running server, or a temporary one."""
     from gpu_orchestrator.adapters.store.database import Database
     from gpu_orchestrator.adapters.store.embedded import Embedded
     from gpu_orchestrator.adapters.store.errors import Unreachable

@@ -1,4 +1,4 @@
-"""What the client commands share: where the server is, one request at a time, tables or JSON."""
+"""Shared by the client commands: where the server is, one request at a time, tables or JSON."""
 
 import asyncio
 import json
@@ -21,12 +21,12 @@ CA = "GPU_ORCHESTRATOR_CA"
 
 
 class CannotAsk(Exception):
-    """The server is not there, or said no; the message is for the user."""
+    """The server does not answer, or refused the request; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """`ca` is a file with the certificates to trust; empty: those of the system."""
+    """`ca` is a file with the certificates to trust; if empty, those of the system."""
 
     url: str
     key: str
@@ -34,8 +34,8 @@ class Where:
 
 
 def where() -> Where:
-    """GPU_ORCHESTRATOR_URL, API_KEY or API_KEY_FILE, and --ca; or what `up` left for its own machine. That
-    key is for that server alone: no other is shown it."""
+    """Return GPU_ORCHESTRATOR_URL, API_KEY or API_KEY_FILE, and --ca; or what `up` left for its own machine.
+    That key is for that server only: no other server receives it."""
     chosen = settings.load()
     url, key, ca = os.environ.get("GPU_ORCHESTRATOR_URL", ""), chosen.api_key, os.environ.get(CA, "")
     kept = Path(chosen.data_dir) / "client.json"
@@ -47,7 +47,7 @@ def where() -> Where:
 
 
 def ask(method: str, path: str, *, body: Any = None, **query: Any) -> Any:
-    """One request; the decoded answer, or exit with a line that says what is wrong."""
+    """Send one request; return the decoded answer, or exit with a line that says what is wrong."""
     try:
         return asyncio.run(_ask(where(), method, path, body, query))
     except (CannotAsk, settings.BadSettings, tls.BadCertificate) as error:
@@ -67,7 +67,8 @@ async def _ask(place: Where, method: str, path: str, body: Any, query: dict[str,
             answer = json.loads(await response.read() or b"null")
     except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
         raise CannotAsk(
-            f"the certificate of {place.url} is not trusted ({error}); give who signed it with --ca FILE"
+            f"the certificate of {place.url} is not trusted ({error}); "
+            "give the certificate of its issuer with --ca FILE"
         ) from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise CannotAsk(
@@ -80,7 +81,7 @@ async def _ask(place: Where, method: str, path: str, body: Any, query: dict[str,
 
 
 def show(answer: Any, *, as_json: bool, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:
-    """`columns` are headings and the fields under them."""
+    """Print a table or JSON. `columns` are headings and the fields under them."""
     if as_json:
         print(json.dumps(answer, indent=2))
         return

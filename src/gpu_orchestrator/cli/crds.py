@@ -1,4 +1,4 @@
-"""Writes what is made from the wire types: the CRDs into one folder, their reference into another."""
+"""Write what is made from the wire types: the CRDs into one folder, their reference into another."""
 
 import sys
 from pathlib import Path

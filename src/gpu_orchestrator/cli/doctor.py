@@ -1,6 +1,6 @@
-"""`gpu-orchestrator doctor`: can this identity reach the cluster, are our kinds there, may it do what we do?
+"""`gpu-orchestrator doctor`: can this identity reach the cluster, are our kinds installed, is it authorized?
 
-One line for each finding; the exit code is 1 when something is wrong. Changes nothing.
+One line per finding; the exit code is 1 if something is wrong. Changes nothing.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Right:
             yield Access(verb, self.resource, self.group, self.namespace, self.name)
 
 
-# What each component does; a test holds the shipped roles against it.
+# What each component does; a test compares the shipped roles with it.
 RIGHTS: dict[Component, tuple[Right, ...]] = {
     "operator": (
         Right("", "nodes", "list watch"),
@@ -81,16 +81,16 @@ class Finding:
 
 
 def doctor(*, kubeconfig: Path | None = None, context: str = "", component: Component | None = None) -> None:
-    """Check the way to the cluster, our kinds and our rights.
+    """Check the connection to the cluster, our resource kinds and our permissions.
 
     Parameters
     ----------
     kubeconfig
-        The kubeconfig to use; otherwise KUBECONFIG, the pod's own files or ~/.kube/config.
+        The kubeconfig to use; by default KUBECONFIG, the pod's own files or ~/.kube/config.
     context
-        Its context, if not the current one.
+        The context to use, if not the current one.
     component
-        Check the rights of this component alone.
+        Check the permissions of this component only.
     """
     wrong = asyncio.run(_tell_all(kubeconfig, context, component))
     sys.exit(1 if wrong else 0)

@@ -1,4 +1,5 @@
-"""What `up` and `server` have in common: settings, keys, the lock on the data directory, and a clean end."""
+"""What `up` and `server` have in common: settings, keys, the lock on the data directory, and a clean
+shutdown."""
 
 import asyncio
 import contextlib
@@ -26,13 +27,14 @@ LOG = "manager.log"
 HASHES = "keys.json"
 TOKEN = "worker-token"  # noqa: S105 - a file name
 COLLECT = (20_000, 20, 50)
-"""Rarer than by default: our values hold no cycles, so there is little to find."""
+"""Collect less often than by default: our values form no cycles, so there is little to collect."""
 KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy)
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Keys in the clear, as far as this machine has them. `fresh`: made just now, and shown this once."""
+    """Keys in plain text, as far as this machine has them. `fresh`: made just now, and shown only this
+    once."""
 
     api_key: str
     worker_token: str
@@ -50,7 +52,7 @@ class Host:
 async def hosting(
     given: Mapping[str, Any], *, insecure: bool = False, log_to_file: bool = False
 ) -> AsyncIterator[Host]:
-    """A running server with its keys. `log_to_file`: the terminal is for something else."""
+    """Run a server with its keys. `log_to_file`: the terminal is used for something else."""
     chosen = settings.load(**given)
     folder = Path(chosen.data_dir)
     with locked(folder) as note, contextlib.ExitStack() as stack:
@@ -65,7 +67,7 @@ async def hosting(
 
 
 def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callable[[], None]:
-    """Gives what closes the file again."""
+    """Return the function that closes the log file."""
     path = chosen.log_file or (str(folder / LOG) if only_file else "")
     try:
         most_bytes = int(chosen.log_file_mb * 1_000_000)
@@ -80,8 +82,8 @@ def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Calla
 
 
 def _settle_down() -> None:
-    """What was loaded to start with stays for ever: the collector need not look at it again and again.
-    Otherwise one task in a hundred waits ten milliseconds and more for it."""
+    """Exclude everything loaded at start from garbage collection. Otherwise one task in a hundred waits ten
+    milliseconds or more for it."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)
@@ -108,7 +110,7 @@ async def until_told_to_end() -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Callable[[str], None]]:
-    """One process per data directory; a second one is told where the first one listens."""
+    """Allow one process per data directory; a second one learns where the first one listens."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -122,7 +124,7 @@ def locked(folder: Path) -> Iterator[Callable[[str], None]]:
         where = os.read(handle, 200).decode(errors="replace").strip() or "another process"
         os.close(handle)
         raise Occupied(
-            f"{folder} is in use: {where}; use that one, end it, or give another --data"
+            f"{folder} is in use: {where}; use that one, stop it, or give another --data"
         ) from error
 
     def note(url: str) -> None:
@@ -136,8 +138,8 @@ def locked(folder: Path) -> Iterator[Callable[[str], None]]:
 
 
 def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
-    """The keys this server begins with, and what of them this machine's own client and worker use. What is
-    not configured is made once, and only its hash is kept for the server."""
+    """Return the keys this server starts with, and those that this machine's own client and worker use. A key
+    that is not configured is made once, and the server keeps only its hash."""
     kept = {scope: digest for digest, scope in json.loads(_read(folder / HASHES) or "[]")}
     client = _read_json(folder / CLIENT).get("key", "")
     admin = _begin("admin", chosen.api_key, client, kept)
@@ -160,7 +162,7 @@ def _keys(chosen: Settings, folder: Path) -> tuple[list[keys.Key], Secrets]:
 
 
 def _with_callback_secret(chosen: Settings, folder: Path) -> Settings:
-    """The one that was given, else the one that was made at the first start."""
+    """Use the configured secret, else the one made at the first start."""
     kept = folder / CALLBACK_SECRET
     if not chosen.callback_secret and not kept.exists():
         write_private(kept, signing.new_secret())
@@ -169,7 +171,7 @@ def _with_callback_secret(chosen: Settings, folder: Path) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """`secret` is empty where this machine does not have it any more."""
+    """`secret` is empty if this machine no longer has it."""
 
     secret: str
     key: keys.Key
@@ -187,7 +189,8 @@ def _begin(scope: keys.Scope, configured: str, remembered: str, kept: Mapping[st
 
 
 def _client(chosen: Settings, url: str, secrets: Secrets) -> dict[str, str]:
-    """What clients on this machine need. They trust the server's own certificate, whoever signed it."""
+    """Return what clients on this machine need. They trust the server's own certificate, whoever signed
+    it."""
     ca = str(Path(chosen.ssl_cert_path).absolute()) if chosen.ssl_cert_path else ""
     return {"url": url, "key": secrets.api_key, "ca": ca}
 

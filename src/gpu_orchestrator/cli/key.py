@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-app = App(name="key", help="Make keys for others, list them, revoke them.")
+app = App(name="key", help="Create, list and revoke keys.")
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 COLUMNS = {
     "KEY": "key_id",
@@ -31,21 +31,21 @@ def create(
     limit: tuple[str, ...] = (),
     json_: AsJson = False,
 ) -> None:
-    """Make a key and show it this once.
+    """Create a key and show it, only this once.
 
     Parameters
     ----------
     name
-        What it is called in lists and in the audit log.
+        Its name in lists and in the audit log.
     scope
         read, submit (which includes read), admin (all) or worker. May be repeated.
     owner
-        Whose it is: keys of one owner have their tasks in common. The name if not given.
+        Whose it is: keys of one owner share their tasks. The name if not given.
     expires
-        After how long it may not be used any more, such as 12h or 90d; never if not given.
+        How long it is valid, such as 12h or 90d; for good if not given.
     limit
         `name=number` such as requests_per_minute=600, queued_tasks=1000, running_tasks=4,
-        gpu_seconds_per_day=3600 or weight=2; 0 for none. May be repeated.
+        gpu_seconds_per_day=3600 or weight=2; 0 for no limit. May be repeated.
     json_
         Print JSON.
     """
@@ -61,7 +61,7 @@ def create(
     answer = ask("POST", "/keys", body=body)
     _show(answer, [answer], as_json=json_)
     if not json_:
-        print(f"\n{answer['key']}\n\nThis is shown once: only its hash is kept.")
+        print(f"\n{answer['key']}\n\nIt is not shown again: only its hash is kept.")
 
 
 @app.command(name="list")
@@ -84,7 +84,7 @@ def revoke(key_id: str, /, *, json_: AsJson = False) -> None:
 
 @app.command
 def limits(*, json_: AsJson = False) -> None:
-    """Show what your own key may, and what you have of it now."""
+    """Show the limits of your own key, and how much of them is used now."""
     from gpu_orchestrator.cli.client import ask, show
 
     answer = ask("GET", "/limits")
@@ -113,7 +113,7 @@ def _limits(given: tuple[str, ...]) -> dict[str, float]:
     pairs = [re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)", each) for each in given]
     for each, pair in zip(given, pairs, strict=True):
         if not pair:
-            sys.exit(f"gpu-orchestrator: --limit {each} is no limit; write such as running_tasks=4")
+            sys.exit(f"gpu-orchestrator: --limit {each} is not a limit; write for example running_tasks=4")
     numbers = {pair[1]: float(pair[2]) for pair in pairs if pair}
     return {name: int(number) if number.is_integer() else number for name, number in numbers.items()}
 
@@ -121,5 +121,5 @@ def _limits(given: tuple[str, ...]) -> dict[str, float]:
 def _seconds(given: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", given)
     if not found:
-        sys.exit(f"gpu-orchestrator: --expires {given} is no time; write such as 30m, 12h or 90d")
+        sys.exit(f"gpu-orchestrator: --expires {given} is not a duration; write for example 30m, 12h or 90d")
     return float(found[1]) * UNITS[found[2]]

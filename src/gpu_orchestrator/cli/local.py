@@ -1,4 +1,4 @@
-"""What `up` does: hosts the manager, keeps a worker of this machine running, and shows what happens."""
+"""What `up` does: host the manager, keep a worker running on this machine, and show what happens."""
 
 import asyncio
 import contextlib
@@ -49,12 +49,13 @@ async def up(given: Mapping[str, Any], asked: Asked) -> int:
 
 
 def _check_certificate(host: hosting.Host) -> None:
-    """The worker and the commands of this machine connect as everybody does, and check as everybody does."""
+    """Check that the worker and the commands of this machine, which connect like any client, will trust the
+    server."""
     running, cert = host.server, host.settings.ssl_cert_path
     name = urlsplit(running.url).hostname or ""
     if running.tls is not None and (wrong := tls.complaint(running.tls, cert, name)):
         raise tls.BadCertificate(
-            f"SSL_CERT_PATH={cert} does not serve for {name}: {wrong}; "
+            f"SSL_CERT_PATH={cert} is not valid for {name}: {wrong}; "
             "set API_HOST to a name or address of this machine that the certificate is for"
         )
 
@@ -74,7 +75,7 @@ def _greet(host: hosting.Host) -> None:
         f'curl -H "Authorization: Bearer $API_KEY" {url}/cluster/status',
     ):
         console.print(f"  {line}", highlight=False)
-    console.print("\nCtrl-C ends all of it; what was submitted is kept.\n")
+    console.print("\nCtrl-C stops everything; submitted tasks are kept.\n")
 
 
 async def _watch(host: hosting.Host, asked: Asked) -> None:
@@ -93,7 +94,7 @@ async def _watch(host: hosting.Host, asked: Asked) -> None:
 
 @contextlib.asynccontextmanager
 async def _worker(host: hosting.Host, asked: Asked) -> AsyncIterator[None]:
-    """A worker process that is started anew when it ends, and drained when we end."""
+    """Run a worker process: restart it when it ends, and drain it when we end."""
     keeper = asyncio.get_running_loop().create_task(_keep_worker(host, asked))
     try:
         yield
@@ -143,7 +144,7 @@ async def _start_worker(host: hosting.Host, asked: Asked) -> asyncio.subprocess.
 
 
 def _environment(host: hosting.Host) -> dict[str, str]:
-    """Secrets go this way: on a command line everybody could read them."""
+    """Pass secrets by the environment: every user could read them on a command line."""
     ca = {"GPU_ORCHESTRATOR_CA": host.settings.ssl_cert_path} if host.settings.ssl_cert_path else {}
     return {**os.environ, **ca, "GPU_ORCHESTRATOR_TOKEN": host.secrets.worker_token}
 

@@ -1,4 +1,4 @@
-"""The entry point: builds the command line and runs what was asked for."""
+"""The entry point: build the command line and run the command."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,9 @@ from cyclopts import App, Parameter
 from gpu_orchestrator import __version__
 
 app = App(
-    name="gpu-orchestrator", help="Gets every GPU workload onto exactly the right GPUs.", version=__version__
+    name="gpu-orchestrator", help="Get every GPU workload onto exactly the right GPUs.", version=__version__
 )
-# Named, not imported: a command's modules are loaded when it runs, so that the others start quickly.
+# Named, not imported: a command's modules are loaded only when it runs, so that the others start quickly.
 for name, where in {
     "up": "up:up",
     "server": "server:server",
@@ -33,12 +33,12 @@ for name, where in {
 def launch(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)], ca: Path | None = None
 ) -> None:
-    """Gets every GPU workload onto exactly the right GPUs.
+    """Get every GPU workload onto exactly the right GPUs.
 
     Parameters
     ----------
     ca
-        A file with the certificates to trust, for a server with TLS; those of the system if not given.
+        A file with the certificates to trust, for a server with TLS; by default those of the system.
     """
     if ca is not None:
         os.environ["GPU_ORCHESTRATOR_CA"] = str(ca)

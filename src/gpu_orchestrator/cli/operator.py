@@ -1,4 +1,4 @@
-"""`gpu-orchestrator operator`: runs GPUWorkloads as Jobs on the nodes it finds for them."""
+"""`gpu-orchestrator operator`: run GPUWorkloads as Jobs on the nodes it finds for them."""
 
 import sys
 from typing import Annotated, Literal
@@ -31,21 +31,21 @@ def operator(
     Parameters
     ----------
     kubeconfig
-        Which cluster to speak to; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
+        Which cluster to use; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
     namespace
-        Serve workloads of this namespace only; by default of all.
+        Serve workloads of this namespace only; by default of all namespaces.
     default_path
         Who places workloads that have no claim: "plain" the operator itself, "claimed" the gpu-scheduler.
     leader_elect
         Of several operators only one works at a time; the others stand by.
     leader_election_namespace
-        Where the Lease lives by which they agree who works.
+        The namespace of the Lease by which they elect the leader.
     metrics_bind_address
-        Where /metrics is served (host:port); 0 for nowhere.
+        Where /metrics is served (host:port); 0 turns it off.
     health_probe_bind_address
-        Where /healthz and /readyz are served; 0 for nowhere.
+        Where /healthz and /readyz are served; 0 turns it off.
     v
-        0 tells what happens, 1 also why.
+        0 logs what happens, 1 also why.
     """
     logs.configure(v)
     options = Options(

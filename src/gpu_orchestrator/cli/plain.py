@@ -1,17 +1,16 @@
-"""Words of others on an operator's terminal: markup is not taken for such, and what would move the cursor, or
-worse, is shown and not sent.
-"""
+"""Print foreign text safely on an operator's terminal: markup is not interpreted, and control characters are
+shown, not sent."""
 
 from rich.text import Text
 
 
 def plain(words: str) -> Text:
-    """For a cell of a table."""
+    """Return text for a cell of a table."""
     return Text("".join(map(_visible, words)))
 
 
 def lines(words: str) -> str:
-    """For what may have several."""
+    """Return text that may have several lines."""
     return "\n".join(plain(line).plain for line in words.split("\n"))
 
 

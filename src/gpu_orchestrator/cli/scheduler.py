@@ -1,4 +1,4 @@
-"""`gpu-orchestrator scheduler`: binds claimed pods to exact GPUs."""
+"""`gpu-orchestrator scheduler`: bind claimed pods to exact GPUs."""
 
 import sys
 from typing import Annotated
@@ -11,9 +11,10 @@ from gpu_orchestrator.adapters import logs
 from gpu_orchestrator.adapters.kube.election import Lost
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.adapters.serving import BadAddress
+from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.scheduler import settings
 from gpu_orchestrator.apps.scheduler.run import run
-from gpu_orchestrator.apps.scheduler.settings import BadSettings, Lock
+from gpu_orchestrator.apps.scheduler.settings import Lock
 from gpu_orchestrator.policies.registry import BadPlugin, UnknownPolicy
 
 
@@ -29,28 +30,28 @@ def scheduler(
     health_probe_bind_address: str | None = None,
     v: Annotated[int, Parameter(name="--v")] = 0,
 ) -> None:
-    """Give each pod that asks for GPUs the very devices that suit it best, and bind it to their node.
+    """Give each pod that requests GPUs the devices that suit it best, and bind it to their node.
 
     Parameters
     ----------
     config
-        File with settings; flags win over it.
+        A file with settings; flags win over it.
     kubeconfig
-        Which cluster to speak to; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
+        Which cluster to use; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
     namespace
-        Where the device leases and the leader's lease live; no tenant may write there.
+        The namespace of the device leases and the leader's lease; no tenant may write there.
     scheduler_name
         Serve pods with this schedulerName; gpu-scheduler by default.
     lock
-        lease: every device is guarded by a Lease (default). binding: fewer writes, safe with one leader only.
+        lease: a Lease guards every device (default). binding: fewer writes, safe with one leader only.
     leader_elect
         Of several schedulers only one works at a time; the others stand by. On by default.
     metrics_bind_address
-        Where /metrics is served (host:port); 0 for nowhere.
+        Where /metrics is served (host:port); 0 turns it off.
     health_probe_bind_address
-        Where /healthz and /readyz are served; 0 for nowhere.
+        Where /healthz and /readyz are served; 0 turns it off.
     v
-        0 tells what happens, 1 also why.
+        0 logs what happens, 1 also why.
     """
     logs.configure(v)
     flags = {

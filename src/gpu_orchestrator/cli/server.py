@@ -19,13 +19,13 @@ def server(
     Parameters
     ----------
     host
-        The address to listen on; 127.0.0.1 unless told otherwise.
+        The address to listen on; 127.0.0.1 by default.
     port
-        The port to listen on; 8000 unless told otherwise.
+        The port to listen on; 8000 by default.
     data
         The folder for the store and the keys.
     insecure_dev
-        Accept a remote store that asks for no password.
+        Accept a remote store without a password.
     """
     import uvloop
 

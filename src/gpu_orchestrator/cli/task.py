@@ -45,7 +45,7 @@ def submit(
     parameters
         JSON for the handler.
     memory
-        GPU memory to reserve on each device, such as 10GB; without it devices are given whole.
+        GPU memory to reserve on each device, such as 10GB; whole devices if not given.
     gpus
         How many devices; 0 for none.
     vendor
@@ -55,11 +55,11 @@ def submit(
     timeout
         Seconds after which it is stopped.
     retries
-        How often it is tried again.
+        How often it is retried.
     model
         The model it needs.
     idempotency_key
-        The same key names the same task.
+        Submitting the same key again returns the same task.
     wait
         Wait until it has ended.
     json_
@@ -113,7 +113,7 @@ def list_(
 
 @app.command
 def cancel(task_id: str, /, *, json_: AsJson = False) -> None:
-    """Cancel a task: at once if it waits, else its worker is asked to stop it."""
+    """Cancel a task: at once if it waits; otherwise its worker is asked to stop it."""
     from gpu_orchestrator.cli.client import ask
 
     answer = ask("DELETE", f"/tasks/{task_id}")
@@ -122,7 +122,7 @@ def cancel(task_id: str, /, *, json_: AsJson = False) -> None:
 
 @app.command
 def retry(task_id: str, /, *, json_: AsJson = False) -> None:
-    """Queue a task anew that ended without a result."""
+    """Queue a task again that ended without a result."""
     from gpu_orchestrator.cli.client import ask
 
     answer = ask("POST", f"/tasks/{task_id}/retry")
@@ -131,7 +131,7 @@ def retry(task_id: str, /, *, json_: AsJson = False) -> None:
 
 @app.command
 def explain(task_id: str, /, *, json_: AsJson = False) -> None:
-    """Say why a task waits: every device, and what keeps it from being taken."""
+    """Show why a task waits: every device, and why it cannot be used."""
     from gpu_orchestrator.cli.client import ask, show
     from gpu_orchestrator.cli.plain import lines
 
@@ -179,4 +179,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        sys.exit(f"gpu-orchestrator: the parameters are no JSON: {error}; write such as '{{\"seconds\": 1}}'")
+        sys.exit(
+            f"gpu-orchestrator: the parameters are not valid JSON: {error}; "
+            "write for example '{\"seconds\": 1}'"
+        )

@@ -1,4 +1,4 @@
-"""`gpu-orchestrator up`: everything on this machine with one command, and a look at it working."""
+"""`gpu-orchestrator up`: everything on this machine with one command, and a live view of it."""
 
 import sys
 from pathlib import Path
@@ -21,15 +21,15 @@ def up(
     Parameters
     ----------
     simulate
-        Describe GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
+        Simulate GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
     port
-        The port to listen on; 8000 unless told otherwise.
+        The port to listen on; 8000 by default.
     host
-        The address to listen on; 127.0.0.1 unless told otherwise.
+        The address to listen on; 127.0.0.1 by default.
     data
         The folder for the store and the keys.
     max_concurrent
-        How many tasks the worker may have at once.
+        How many tasks the worker may run at once.
     quiet
         No live view, and no sample tasks.
     """

@@ -30,7 +30,7 @@ SAMPLES: tuple[tuple[TaskSpec, Mapping[str, object]], ...] = (
 
 
 async def samples(manager: Manager) -> None:
-    """A few tasks, so that there is something to see."""
+    """Submit a few tasks, so that there is something to see."""
     await manager.submit(
         [
             NewTask(f"sample-{number}", task.encode(spec), json.dumps(parameters), tenant="samples")
@@ -44,7 +44,7 @@ class View:
         self._manager, self._console = manager, console
 
     async def run(self) -> None:
-        """For ever; where there is no terminal, one line per task that ended."""
+        """Show the view until cancelled; without a terminal, print one line per task that ended."""
         if not self._console.is_terminal:
             return await self._run_plain()
         with Live(console=self._console, auto_refresh=False, transient=False) as live:

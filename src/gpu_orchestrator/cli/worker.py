@@ -1,4 +1,4 @@
-"""`gpu-orchestrator worker`: joins a cluster manager and runs its tasks on this machine."""
+"""`gpu-orchestrator worker`: join a cluster manager and run its tasks on this machine."""
 
 import os
 import socket
@@ -30,40 +30,40 @@ def run(
     drain_s: float = 60.0,
     v: int = 0,
 ) -> None:
-    """Join a cluster manager and run its tasks until told to end.
+    """Join a cluster manager and run its tasks until stopped.
 
     Parameters
     ----------
     server
-        Where the cluster manager is.
+        The address of the cluster manager.
     token
-        A worker token of it; better in a file or in the environment, where other users cannot read it.
+        A worker token; better in a file or in the environment, where other users cannot read it.
     token_file
         A file that holds the token.
     ca
-        A file with the certificates to trust, for a server with TLS; those of the system if not given.
+        A file with the certificates to trust, for a server with TLS; by default those of the system.
     name
-        How this worker is called; the name of the machine if not given.
+        The name of this worker; by default that of the machine.
     max_concurrent
-        How many tasks may be here at once.
+        How many tasks may run at once.
     processes
-        How many processes share the tasks that need no GPU; up to one per core if not given.
+        How many processes share the tasks that need no GPU; by default up to one per core.
     label
         `key=value`, for tasks that ask for it. May be repeated.
     function
-        `name=module:function`, which tasks of type `python` may call. May be repeated.
+        `name=module:function`, a function that tasks of type `python` may call. May be repeated.
     upstream
-        `name=URL`, a server which tasks of type `http` may ask. May be repeated.
+        `name=URL`, a server that tasks of type `http` may call. May be repeated.
     allow_command
         Let tasks of type `command` run any program here.
     simulate
-        Describe GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
+        Simulate GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
     simulation
         The folder in which simulated GPUs are kept.
     drain_s
-        How long running tasks may take to finish when told to end.
+        How long running tasks may take to finish when the worker is stopped.
     v
-        1 and more: tell also why things happen.
+        1 and more: log also why things happen.
     """
     import uvloop
 
@@ -100,6 +100,6 @@ def _pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
     for pair in given:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise ValueError(f"--{option} {pair} is no pair; write --{option} name=value")
+            raise ValueError(f"--{option} {pair} is not a pair; write --{option} name=value")
         pairs[name] = value
     return pairs

@@ -1,4 +1,5 @@
-"""`gpu-orchestrator worker list|drain|cordon|uncordon`, beside what runs a worker; and `status`."""
+"""`gpu-orchestrator worker list|drain|cordon|uncordon`, beside the command that runs a worker; and
+`status`."""
 
 from typing import Annotated, Any
 
@@ -27,13 +28,13 @@ def list_(*, status: str = "", gpu_type: str = "", json_: AsJson = False) -> Non
 
 @app.command
 def drain(worker: str, /, *, json_: AsJson = False) -> None:
-    """Give a worker nothing new and let it finish what runs."""
+    """Assign no new tasks to a worker and let it finish what runs."""
     _say(worker, "drain", as_json=json_)
 
 
 @app.command
 def cordon(worker: str, /, *, json_: AsJson = False) -> None:
-    """Give a worker nothing new."""
+    """Assign no new tasks to a worker."""
     _say(worker, "cordon", as_json=json_)
 
 
@@ -44,7 +45,7 @@ def uncordon(worker: str, /, *, json_: AsJson = False) -> None:
 
 
 def status(*, json_: AsJson = False) -> None:
-    """Show the cluster as a whole."""
+    """Show the state of the cluster."""
     from gpu_orchestrator.cli.client import ask, show
 
     answer = ask("GET", "/cluster/status")

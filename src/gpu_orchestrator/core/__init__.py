@@ -1,1 +1,1 @@
-"""Nouns and one verb: what a cluster is, what a request asks, and `decide`. Pure: no clock, no log, no IO."""
+"""What a cluster is, what a request asks for, and `decide`. Pure: no clock, no log, no IO."""

@@ -1,7 +1,7 @@
-"""What `decide` answers: a placement, or a refusal that can explain itself.
+"""What `decide` returns: a placement, or a refusal that explains itself.
 
-A placement says all that is needed to take the same from a cluster again, so it can be rebuilt from what is
-written on a pod or a lease after a restart.
+A placement holds everything needed to take the same from a cluster again, so after a restart it can be
+rebuilt from a pod's annotations or a lease.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from gpu_orchestrator.core.request import HostPort
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`devices` are ids. `unnamed` counts whole GPUs of which only the number is known (a device plugin's);
-    the cluster stands in devices of its own choice for them."""
+    """`devices` are ids. `unnamed` counts whole GPUs whose ids are not known (given by a device plugin); the
+    cluster picks stand-ins for them."""
 
     key: str
     node: str
@@ -41,8 +41,8 @@ class Miss:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """`reasons` count nodes by the first thing that keeps each from fitting, most frequent first. `never`
-    says that no node of this cluster could take the request even when empty, ready and healthy. `error` is
-    what kept anybody from looking: a policy that broke, or that nobody knows."""
+    means that no node of this cluster could take the request even if it were empty, ready and healthy.
+    `error` is set if nothing was decided, because the policy raised or is unknown."""
 
     nodes: int
     reasons: tuple[tuple[str, int], ...] = ()
@@ -69,6 +69,6 @@ _SINGULAR = {"have": "has", "are": "is", "offer": "offers", "lack": "lacks", "do
 
 
 def singular(text: str) -> str:
-    """A reason as it is said of one node: `have fewer …` becomes `has fewer …`."""
+    """Return a reason in the singular: `have fewer …` becomes `has fewer …`."""
     verb, _, rest = text.partition(" ")
     return f"{_SINGULAR.get(verb, verb)} {rest}".strip()

@@ -1,9 +1,10 @@
-"""The cluster as a value: nodes, what is free on them, and the offers remembered per shape.
+"""The cluster as a value: nodes, what is free on them, and a cache of standings per shape.
 
-A try-out works on `copy()`, which costs microseconds and never changes its original. Every change notes
-its row in a journal; remembered offers are mended from there, so a decision looks only at nodes that
-changed since the last one like it. Callers use the methods; filters and opinions read the columns
-`inventory` and `usage`."""
+To try something out, work on `copy()`: it costs microseconds and never changes the original. Every change is
+noted in a journal, from which cached standings are updated, so a decision looks only at nodes that changed
+since the last one like it. Callers use the methods; filters and opinions read the columns `inventory` and
+`usage`.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,8 +13,8 @@ from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import Oversold, Unknown
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.journal import Journal
-from gpu_orchestrator.core.memory import Memory
 from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.standing_cache import StandingCache
 from gpu_orchestrator.core.usage import Usage
 
 
@@ -21,17 +22,17 @@ class Cluster:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.inventory, self.usage = Inventory(), Usage()
         self.observed, self.changed = Journal(), Journal()
-        self.memory = Memory()
+        self.standings = StandingCache()
         self._shares_inventory = False
         for node in nodes:
             self.set_node(node)
 
     def copy(self) -> "Cluster":
-        """An independent twin. Facts about nodes are shared until one of both observes a node anew."""
+        """Return an independent copy. Facts about nodes are shared until one side observes a node again."""
         twin = Cluster.__new__(Cluster)
         twin.inventory, twin.usage = self.inventory, self.usage.copy()
         twin.observed, twin.changed = self.observed.copy(), self.changed.copy()
-        twin.memory = self.memory.copy()
+        twin.standings = self.standings.copy()
         twin._shares_inventory = self._shares_inventory = True
         return twin
 
@@ -45,7 +46,7 @@ class Cluster:
         return (self.inventory.node(name) for name in self.inventory.row_of)
 
     def set_node(self, node: Node) -> bool:
-        """Observe a node; what is held on it stays held. False if nothing changed."""
+        """Record a node; what is held on it stays held. Return False if nothing changed."""
         known = self.inventory.row_of.get(node.name)
         if known is not None and self.inventory.nodes[known] == node:
             return False
@@ -56,7 +57,7 @@ class Cluster:
         return True
 
     def remove_node(self, name: str) -> None:
-        """Forget a node and all that is held on it."""
+        """Remove a node and everything held on it."""
         self.row(name)
         self._own_inventory()
         row = self.inventory.drop(name)
@@ -64,7 +65,7 @@ class Cluster:
         self._note(row, observed=True)
 
     def place(self, placement: Placement) -> None:
-        """Take what the placement says; raises `Oversold` rather than give anything twice."""
+        """Take what the placement needs; raise `Oversold` rather than give anything twice."""
         row = self.row(placement.node)
         if placement.key in self.usage.held[row]:
             raise Oversold(f"{placement.key} already holds something on {placement.node}; release it first")
@@ -74,7 +75,7 @@ class Cluster:
         self._note(row)
 
     def account(self, placement: Placement) -> None:
-        """Take note of what is so already, even where reality has oversold the node; replaces what the key
+        """Record a placement that already exists, even if it oversells the node; it replaces what the key
         held there."""
         row = self.row(placement.node)
         self._know_kinds(placement)
@@ -84,7 +85,7 @@ class Cluster:
         self._note(row)
 
     def release(self, placement: Placement) -> Placement:
-        """Give back exactly what this key holds on this node; returns what that was."""
+        """Release what this key holds on this node, and return it."""
         row = self.row(placement.node)
         if placement.key not in self.usage.held[row]:
             raise Unknown(f"{placement.key} holds nothing on {placement.node}")
@@ -103,18 +104,18 @@ class Cluster:
         return self.inventory.node(name)
 
     def devices(self, placement: Placement) -> tuple[Device, ...]:
-        """The devices of a placement, in its order; those that the node no longer has are left out."""
+        """Return the devices of a placement, in its order, without those that the node no longer has."""
         if placement.node not in self:
             return ()
         by_id = {device.id: device for device in self.node(placement.node).devices}
         return tuple(by_id[each] for each in placement.devices if each in by_id)
 
     def held_on(self, name: str) -> dict[str, Placement]:
-        """Placements on a node, by key."""
+        """Return the placements on a node, by key."""
         return dict(self.usage.held[self.row(name)])
 
     def free_gpus(self, name: str) -> int:
-        """Healthy devices that nobody holds."""
+        """Return how many healthy devices are free."""
         return int(self.usage.whole[self.row(name)])
 
     def _note(self, row: int, *, observed: bool = False) -> None:
@@ -127,7 +128,7 @@ class Cluster:
             self.inventory, self._shares_inventory = self.inventory.copy(), False
 
     def _know_kinds(self, placement: Placement) -> None:
-        """A placement may take something no node was ever seen to offer: give it a column."""
+        """Add columns for resources that the placement takes and no node has offered yet."""
         for name, _ in placement.resources:
             self.inventory.learn(name)
         if len(self.inventory.kinds_of) > self.usage.kinds:

@@ -1,7 +1,7 @@
-"""Columns of numbers, one row per node, that grow together and are copied together; and names as numbers.
+"""Columns of numbers, one row per node, that grow and are copied together; and names as numbers.
 
-A table lists its columns by kind: one value per node (`rows`), one per device (`grids`) or one per kind of
-resource (`amounts`). Rows of nodes that left are used again.
+A table lists its columns by kind: one value per node (`rows`), per device (`grids`) or per kind of resource
+(`amounts`). Rows of removed nodes are reused.
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ Codes = NDArray[np.int16]
 
 
 class Table:
-    """All columns lie in one block of memory, so that copying a table is one memcpy. (As many blocks as
-    columns would be cheaper to write here, but the allocator gives them back to the system and faults them in
-    again every time.)"""
+    """All columns lie in one block of memory, so that copying a table is one memcpy. (One block per column
+    would be simpler here, but the allocator returns such blocks to the system and faults them in again every
+    time.)"""
 
     rows: ClassVar[dict[str, type]] = {}
     grids: ClassVar[dict[str, type]] = {}
@@ -33,7 +33,7 @@ class Table:
         self._bind(np.zeros(0, np.uint8))
 
     def resize(self, size: int, width: int, kinds: int) -> None:
-        """Make room for so many nodes, devices on each, and kinds of resources; never shrinks."""
+        """Make room for this many nodes, devices per node and kinds of resources; never shrinks."""
         wanted = (max(size, self.size), max(width, self.width), max(kinds, self.kinds))
         if wanted == (self.size, self.width, self.kinds):
             return
@@ -48,7 +48,7 @@ class Table:
         self._bind(other._block.copy())
 
     def _bind(self, block: NDArray[np.uint8]) -> None:
-        """Let every column be its part of the block."""
+        """Point every column at its part of the block."""
         self._block = block
         offset = 0
         for name, shape, dtype in self._layout():
@@ -65,7 +65,7 @@ class Table:
 
 
 def _bytes(shape: tuple[int, ...], dtype: type) -> int:
-    """Size of a column, rounded up so that the next one begins where any number may."""
+    """Return the size of a column, rounded up so that the next one is aligned."""
     return -(-prod(shape) * np.dtype(dtype).itemsize // 64) * 64
 
 
@@ -74,17 +74,17 @@ def _bytes(shape: tuple[int, ...], dtype: type) -> int:
 
 
 def some(grid: NDArray[N], rows: Ints) -> NDArray[N]:
-    """Some rows of a column or grid; several times faster than indexing a grid."""
+    """Return some rows of a column or grid; several times faster than indexing a grid."""
     return grid.take(rows, axis=0)
 
 
 def where(flags: Bools) -> Ints:
-    """The places at which a flag is set."""
+    """Return the positions at which a flag is set."""
     return flags.nonzero()[0]
 
 
 def count_in_row(grid: Bools) -> Ints:
-    """For each row of a grid how many devices are meant."""
+    """Return how many devices are set in each row of a grid."""
     counted: Ints = np.add.reduce(grid, axis=1)
     return counted
 
@@ -100,8 +100,8 @@ def all_in_row(grid: Bools) -> Bools:
 
 
 class Names:
-    """Gives every distinct value a number, from 1 on, for ever; 0 stands for "none". Shared by a cluster
-    and its copies: it only grows, and no answer depends on which numbers were given."""
+    """Number every distinct value, from 1 up; 0 stands for "none". Shared by a cluster and its copies: it
+    only grows, and no answer depends on the numbers."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}

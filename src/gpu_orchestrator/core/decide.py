@@ -1,6 +1,7 @@
-"""The verb: given a request and a cluster, where does it go, or why nowhere?
+"""Decide where a request goes, or why it fits nowhere.
 
-Called by the engine for every request, and on copies by whoever asks what would be. Same input, same answer.
+The engine calls it for every request; others call it on copies to see what would happen. The same input gives
+the same answer.
 """
 
 from math import isinf
@@ -19,7 +20,7 @@ from gpu_orchestrator.core.standing import FITS, current, first_obstacle
 
 
 def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Placement | Refusal:
-    """The best offer of any node, or the reasons why no node makes one. Changes nothing: `cluster.place`
+    """Return the best offer of any node, or the reasons why there is none. Changes nothing; `cluster.place`
     does."""
     standing = current(request.shape, cluster, policy)
     row = _best(standing.scores, policy, rng)
@@ -29,13 +30,14 @@ def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Plac
 
 
 def why_not(shape: Shape, cluster: Cluster, policy: Policy) -> Refusal | None:
-    """Why nothing fits now; None if something does. Uses no chance and so changes no later answer."""
+    """Return why nothing fits now; None if something does. Draws no random number, so it changes no later
+    answer."""
     standing = current(shape, cluster, policy)
     return None if (standing.codes == FITS).any() else explain.refusal(standing, cluster)
 
 
 def fits(shape: Shape, cluster: Cluster, name: str) -> bool:
-    """Whether one node could take the shape now."""
+    """Return True if this node could take the shape now."""
     filters = compile_filters(shape, cluster.inventory)
     return first_obstacle(filters, cluster, cluster.row(name)) is None
 

@@ -1,6 +1,6 @@
-"""One GPU of a node as a plain value: who made it, what it has, whether it may be used.
+"""One GPU of a node as a plain value: vendor, size, health.
 
-Made by whoever observes a node; the cluster keeps the same facts in columns.
+Made by the code that observes a node; the cluster keeps the same facts in columns.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ WHOLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`taken_mib` is memory used by processes that nobody placed; it is not ours to give."""
+    """`taken_mib` is memory used by processes that were not placed here; it cannot be given."""
 
     id: int
     uuid: str = ""

@@ -1,8 +1,8 @@
-"""What can be wrong with a question put to the core.
+"""The errors of the core.
 
 CoreError
 ├── InvalidRequest   a request or node that contradicts itself
-├── Oversold         a placement that does not fit where it was put
+├── Oversold         a placement that does not fit on its node
 └── Unknown          a node or holder that the cluster does not have
 """
 
@@ -12,12 +12,12 @@ class CoreError(Exception):
 
 
 class InvalidRequest(CoreError):
-    """Asked for something that cannot be meant."""
+    """The request or node contradicts itself or cannot be counted."""
 
 
 class Oversold(CoreError):
-    """Somebody else has what this placement would take."""
+    """The placement would take what another key holds."""
 
 
 class Unknown(CoreError):
-    """No such node, or nobody of that key holds anything there."""
+    """No such node, or the key holds nothing there."""

@@ -1,4 +1,4 @@
-"""Why nothing fits: nodes counted by reason, the node that lacks least, and whether waiting can help at all.
+"""Why nothing fits: nodes counted by reason, the node that lacks least, and whether waiting can help.
 
 Computed from the standing that refused, and kept with it until something changes.
 """
@@ -39,8 +39,8 @@ def _counted(standing: Standing, cluster: "Cluster") -> tuple[tuple[str, int], .
 
 
 def _nearest(standing: Standing, cluster: "Cluster") -> Miss | None:
-    """Of the nodes that fail only for want of room, the one that wants least; if there is none, of those
-    that fail the fewest filters the first."""
+    """Of the nodes that fail only for lack of room, return the one that lacks least; if there is none, the
+    first of those that fail the fewest filters."""
     row = _closest_row(standing, cluster)
     node = None if row is None else cluster.inventory.nodes[row]
     if row is None or node is None:
@@ -63,7 +63,8 @@ def _closest_row(standing: Standing, cluster: "Cluster") -> int | None:
 
 
 def _shortage(standing: Standing, cluster: "Cluster", rows: Ints) -> Floats:
-    """What is missing, each kind as a part of what was asked: 0 would fit, 1 has nothing of one kind."""
+    """Return what is missing, each kind as a part of what was requested: 0 would fit, 1 has nothing of one
+    kind."""
     missing = np.zeros(len(rows))
     for each in standing.filters:
         match each:
@@ -78,8 +79,8 @@ def _shortage(standing: Standing, cluster: "Cluster", rows: Ints) -> Floats:
 
 
 def _never(standing: Standing, cluster: "Cluster") -> bool:
-    """Whether no node would take the request even if it were empty, ready and healthy. Such facts change only
-    when a node is observed anew, so until then the answer stands."""
+    """Return True if no node would take the request even if it were empty, ready and healthy. Such facts
+    change only when a node is observed again, so the answer is kept until then."""
     if standing.never is None or standing.never[0] != cluster.observed.mark:
         rows = where(standing.codes != GONE)
         for each in standing.filters:
@@ -106,5 +107,5 @@ def _passes_when_empty(each: Filter, cluster: "Cluster", rows: Ints) -> Bools:
 
 
 def _fit_for_use(kind: devices.Kind, cluster: "Cluster", rows: Ints) -> Bools:
-    """The devices that could be given together if all were free and healthy."""
+    """Return the devices that could be given together if all were free and healthy."""
     return kind.of_one_vendor(cluster.inventory, rows, kind.matching(cluster.inventory, rows))

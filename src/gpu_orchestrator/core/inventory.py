@@ -1,6 +1,6 @@
-"""What the nodes are, in columns: facts that change only when a node is observed anew.
+"""What the nodes are, in columns: facts that change only when a node is observed again.
 
-Kept by the cluster, read by filters and opinions. Free capacity is not here but in `usage`.
+Kept by the cluster, read by filters and opinions. Free capacity is in `usage`, not here.
 """
 
 from typing import ClassVar
@@ -96,16 +96,16 @@ class Inventory(Table):
         return row
 
     def kind(self, resource: str) -> int:
-        """The column of a resource; 0, which stays empty, for one that no node offers and nobody holds.
-        Asking makes none: whoever asks for ever new resources must not fill the memory."""
+        """Return the column of a resource; 0, which stays empty, if no node offers it and no placement holds
+        it. A lookup adds no column, or requests for ever new resources would fill the memory."""
         return self.kinds_of.numbers.get(resource, 0)
 
     def learn(self, resource: str) -> None:
-        """Somebody offers or holds it: give it a column."""
+        """Add a column for a resource that is offered or held."""
         self.kinds_of.number(resource)
 
     def label(self, key: str) -> Small:
-        """Each node's value of one label, as a number; 0 where it has none. Made when first asked for."""
+        """Return each node's value of one label, as a number; 0 where it has none. Computed on first use."""
         if key not in self.labels:
             self._forget_a_label()
             column = np.zeros(self.size, np.int32)
@@ -115,7 +115,7 @@ class Inventory(Table):
         return self.labels[key]
 
     def label_as_number(self, key: str) -> Floats:
-        """Each node's value of one label as a number; NaN where it has none or says something else."""
+        """Return each node's value of one label as a number; NaN where it is missing or not a number."""
         if key not in self.numbers:
             self.numbers[key] = np.array([_as_number(self.names.values[at]) for at in self.label(key)])
         return self.numbers[key]
@@ -126,7 +126,8 @@ class Inventory(Table):
         return node
 
     def _forget_a_label(self) -> None:
-        """Whoever asks for ever new labels must not fill the memory: the oldest column can be made again."""
+        """Drop the oldest label column, which can be computed again. Otherwise requests for ever new labels
+        would fill the memory."""
         if len(self.labels) >= MOST_LABELS:
             oldest = next(iter(self.labels))
             del self.labels[oldest]

@@ -1,7 +1,8 @@
-"""Which rows changed, in order, so that whoever remembers an answer can mend it instead of computing it anew.
+"""Which rows changed, in order, so that a cached answer can be updated instead of computed again.
 
-A reader keeps the mark up to which it has read. Old notes are thrown away; whoever asks for them hears
-None and reads all."""
+A reader keeps the mark up to which it has read. Old notes are dropped; a reader with an older mark gets None
+and must read everything.
+"""
 
 KEEP = 4096
 
@@ -27,7 +28,7 @@ class Journal:
             self._first += KEEP
 
     def since(self, mark: int) -> list[int] | None:
-        """Rows noted after the mark, each once; None if that is too long ago to be known."""
+        """Return the rows noted after the mark, each once; None if the mark is too old."""
         if mark < self._first:
             return None
         return list(dict.fromkeys(self._notes[mark - self._first :]))

@@ -1,5 +1,5 @@
-"""An attribute computed when first asked for: functools.cached_property without the lock that before Python
-3.12 costs more than most of what we compute."""
+"""An attribute computed on first use: functools.cached_property without its lock, which before Python 3.12
+costs more than most of what we compute."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload

@@ -1,6 +1,6 @@
-"""A node (or worker) as observed: its devices, how they are linked, what else it offers, and who may come.
+"""A node (or worker) as observed: its devices and links, other resources, and who may use it.
 
-`node(...)` builds one with defaults; the cluster notices by equality when nothing changed.
+`node(...)` builds one with defaults; the cluster compares nodes to notice that nothing changed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,8 +28,8 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`barred` is a reason why no device of this node may be given now, whatever is free; empty when there
-    is none."""
+    """`barred` is why no device of this node may be given now, whatever is free; empty if there is no
+    reason."""
 
     name: str
     devices: tuple[Device, ...] = ()
@@ -76,8 +76,8 @@ def node(
     memory_mib: int = 0,
     **rest: Any,
 ) -> Node:
-    """`gpus` is a number (devices 0, 1, … all alike) or the devices themselves. Linked by `links` (pairs
-    of ids to GB/s), or by each device's island and its best bandwidth `gbps` (id to GB/s)."""
+    """Build a node. `gpus` is a number (equal devices 0, 1, …) or the devices themselves. They are linked by
+    `links` (pairs of ids to GB/s), or by each device's island and its best bandwidth `gbps` (id to GB/s)."""
     devices = _devices(gpus, Device(0, vendor=vendor, model=model, memory_mib=memory_mib))
     return Node(
         name,

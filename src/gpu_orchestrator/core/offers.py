@@ -1,6 +1,6 @@
-"""Offers: nodes that fit, seen all at once, with the devices each would give. What opinions look at.
+"""Offers: all nodes that fit, with the devices each would give. Opinions rate them.
 
-Everything is an array with one value per offer, computed when first asked for.
+Everything is an array with one value per offer, computed on first use.
 """
 
 from collections.abc import Iterable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Offers:
-    """Of one kind of device, by one allocator. `known` remembers device sets chosen before: nodes in one
-    state are many."""
+    """Offers of one kind of device by one allocator. `known` caches chosen device sets, because many nodes
+    are in the same state."""
 
     def __init__(
         self, cluster: "Cluster", kind: Kind, allocate: Allocator, rows: Ints, known: "Known"
@@ -42,22 +42,22 @@ class Offers:
 
     @property
     def gpus(self) -> Small:
-        """Devices the node has."""
+        """Devices of the node."""
         return self.cluster.inventory.gpus[self.rows]
 
     @property
     def free_gpus(self) -> Small:
-        """Healthy devices nobody holds."""
+        """Healthy devices that are free."""
         return self.cluster.usage.whole[self.rows]
 
     @property
     def free_milli(self) -> Small:
-        """What is free of the healthy devices, shares included: 1000 per whole device."""
+        """Free capacity of the healthy devices, shares included: 1000 per whole device."""
         return self.cluster.usage.spare_milli[self.rows]
 
     @property
     def gpu_load(self) -> Floats:
-        """Part of the node's GPUs that is taken or out of order, 0 to 1; 0 for nodes without GPUs."""
+        """Part of the node's GPUs that is taken or unhealthy, 0 to 1; 0 for nodes without GPUs."""
         return self.cluster.usage.gpu_load[self.rows]
 
     def resource_load(self, resource: str) -> Floats:
@@ -75,7 +75,7 @@ class Offers:
         return has
 
     def label_number(self, key: str) -> Floats:
-        """A label read as a number; NaN where it is missing or none."""
+        """A label as a number; NaN where it is missing or not a number."""
         return self.cluster.inventory.label_as_number(key)[self.rows]
 
     @lazy
@@ -94,7 +94,7 @@ class Offers:
 
     @lazy
     def sets(self) -> list["DeviceSet"]:
-        """The devices each node would give."""
+        """The devices that each node would give."""
         known = self.known
         if len(known) > MOST_KNOWN:
             known.clear()
@@ -103,16 +103,17 @@ class Offers:
 
     @property
     def bandwidth_gbps(self) -> Floats:
-        """Weakest link of the devices each node would give; infinite for fewer than two devices."""
+        """Weakest link of the devices that each node would give; infinite for fewer than two devices."""
         return np.array([each.gbps for each in self.sets])
 
     @property
     def left_in_islands(self) -> Floats:
-        """Free devices left over in the islands the offer takes from; the fewer, the fewer are broken up."""
+        """Free devices left over in the islands that the offer takes from; fewer means fewer broken
+        islands."""
         return np.array([each.left_in_islands for each in self.sets])
 
     def chosen(self) -> "DeviceSet":
-        """The devices of the first offer, after making sure that the allocator kept the rules."""
+        """Return the devices of the first offer, after a check that the allocator kept the rules."""
         if not self.shape.gpus:
             return DeviceSet((), (), inf, 0.0)
         chosen = self.sets[0]
@@ -122,7 +123,7 @@ class Offers:
         return chosen
 
     def _states(self) -> "list[State]":
-        """All that decides which devices a node gives: how it is wired, what is free and, for shares, how
+        """Everything that decides which devices a node gives: its links, what is free and, for shares, how
         much."""
         layouts = self.cluster.inventory.topology[self.rows].tolist()
         masks = masks_of(self.free_devices)

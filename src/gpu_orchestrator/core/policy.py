@@ -1,8 +1,9 @@
 """What a policy is: an allocator (which devices a node would offer) and a strategy (which offer is best).
 
-The core knows only these forms; the named ones live in `policies`. An opinion sees all offers at once and
-gives each a number, higher is better, that depends on that offer alone, and there on nothing but the node and
-how much of it is free, not on who holds the rest: this is what lets answers be remembered."""
+The core knows only these interfaces; the named ones live in `policies`. An opinion sees all offers at once
+and rates each with a number, higher is better. The number may depend only on that offer's node and on how
+much of it is free, not on who holds the rest: this is what allows answers to be cached.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ Opinion = Callable[["Offers"], Floats]
 
 
 class Rng(Protocol):
-    """Chance, as an argument: a `random.Random` or a numpy `Generator`."""
+    """A source of random numbers, as an argument: a `random.Random` or a numpy `Generator`."""
 
     def random(self) -> float: ...
 
 
 class Choice(NamedTuple):
-    """What an allocator chooses from: `free` (a mask of positions), `gpus` of them wanted. For shares
-    `room` holds what is free of each position, (milli, MiB); for whole devices it is empty."""
+    """What an allocator chooses from: `gpus` positions of the mask `free`. For shares `room` holds what is
+    free at each position, (milli, MiB); for whole devices it is empty."""
 
     topology: Topology
     free: int
@@ -40,12 +41,13 @@ class Choice(NamedTuple):
 
     @property
     def best_gbps(self) -> float:
-        """The best weakest link these devices can have."""
+        """The best weakest link that these devices can have."""
         return best_link(self.topology, self.free, self.gpus)
 
     @property
     def floor_gbps(self) -> float:
-        """What every pair must have: what was asked, or if that cannot be had, the best there is."""
+        """The bandwidth every pair must have: what was requested or, if that is impossible, the best there
+        is."""
         return min(self.asked_gbps, self.best_gbps)
 
 
@@ -60,7 +62,7 @@ class Allocator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Weighted opinions; among equals the first node wins, or chance decides."""
+    """Weighted opinions. Among equal offers the first node wins, or a random one."""
 
     name: str
     opinions: tuple[tuple[float, Opinion], ...] = ()
@@ -69,7 +71,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """One is itself and equal to no other, so keep the one you have: answers are remembered by it."""
+    """A policy equals only itself, so keep the one you have: cached answers are found by it."""
 
     strategy: Strategy
     allocate: Allocator

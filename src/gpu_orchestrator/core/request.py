@@ -1,8 +1,8 @@
-"""What is asked for: how many devices of what kind, on what sort of node, with what else.
+"""What is requested: how many devices of what kind, on what sort of node, with what else.
 
-A `Shape` is everything that decides where a request fits; requests with equal shapes are interchangeable
-to the cluster, which is why answers are kept per shape. The rest of a `Request` says whose it is and how
-urgent."""
+A `Shape` is everything that decides where a request fits; requests with equal shapes are interchangeable to
+the cluster, so answers are cached per shape. The rest of a `Request` is whose it is and how urgent.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What the node's network and storage must be able to do."""
+    """What the node's network and storage must support."""
 
     rdma: bool = False
     min_ports: int = 0
@@ -100,7 +100,7 @@ class Shape:
 
     @property
     def needs_bandwidth(self) -> bool:
-        """Whether nodes are refused for slow links."""
+        """True if nodes are refused for slow links."""
         return self.mode == "Required" and self.min_bandwidth_gbps > 0 and self.gpus > 1
 
     @property
@@ -113,8 +113,8 @@ _COMPARED = tuple(name for name in Shape.__dataclass_fields__ if name != "_hash"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`key` names one wish for ever (a pod's UID, a task's id). Strategy and allocator by name, empty for
-    the default."""
+    """`key` identifies the request for good (a pod's UID, a task's id). Strategy and allocator are names;
+    empty means the default."""
 
     key: str
     shape: Shape
@@ -139,7 +139,7 @@ def request(
     allocator: str = "",
     **shape: Any,
 ) -> Request:
-    """A request in one call. A `share` (or `shared=True` with memory alone) makes it Shared, else it is
+    """Build a request. A `share` (or `shared=True` with memory alone) makes it Shared, otherwise it is
     Exclusive."""
     is_shared = share is not None if shared is None else shared
     asked = Shape(
@@ -155,7 +155,7 @@ def request(
 
 
 def pairs(amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Resources in the one order and form in which equal wishes are equal values: sorted, without zeroes."""
+    """Return resources in the one form in which equal requests are equal values: sorted, without zeroes."""
     return tuple(sorted((name, amount) for name, amount in dict(amounts).items() if amount))
 
 

@@ -1,7 +1,7 @@
 """How every node stands to one shape under one policy: the first filter it fails, or its score.
 
-Made once per shape and mended from the cluster's journals, so that a decision costs what changed since the
-last one like it.
+Computed once per shape and updated from the cluster's journals, so that a decision costs what changed since
+the last one like it.
 """
 
 from typing import TYPE_CHECKING
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 FITS, GONE = 0, -1
 FEW, SMALL, MOST_SEEN = 4, 64, 256
-"""So few nodes are looked up before they are looked at, of so small a cluster; so many states are remembered.
-Among thousands of nodes hardly one is in a state that it was in a moment ago."""
+"""Cached states are used if at most FEW nodes changed in a cluster of at most SMALL nodes; MOST_SEEN states
+are kept. Among thousands of nodes hardly one returns to a state that it was in a moment ago."""
 NOBODY: Ints = np.zeros(0, np.int64)
 
 
@@ -53,7 +53,7 @@ class Standing:
         return twin
 
     def mend(self, cluster: "Cluster") -> None:
-        """Look again at the nodes that changed since the last time."""
+        """Check again the nodes that changed since the last time."""
         if self.changed_mark == cluster.changed.mark:
             return
         observed = cluster.observed.since(self.observed_mark)
@@ -70,12 +70,12 @@ class Standing:
         self.refusal = None
 
     def _may_look_up(self, cluster: "Cluster") -> bool:
-        """Of ports it also counts who holds them."""
+        """Ports depend also on which placements hold them, so a cached state is not enough."""
         return cluster.inventory.size <= SMALL and not self.kind.shape.host_ports
 
     def _look_again(self, cluster: "Cluster", changed: list[int]) -> None:
-        """Nothing but what is held changed, and only on a few nodes: something came or went, and mostly they
-        have been in that very state before."""
+        """Only what is held changed, and only on a few nodes: mostly they have been in that same state
+        before."""
         new = []
         for row in changed:
             key = (row, cluster.usage.state(row))
@@ -114,22 +114,22 @@ class Standing:
         return Offers(cluster, self.kind, self.policy.allocate, rows, self.known)
 
     def eligible(self) -> Ints:
-        """Rows of nodes that could take the shape as far as facts about nodes go, whatever is free."""
+        """Return the rows of nodes that could take the shape by their facts, whatever is free."""
         return where(self.fact_codes == FITS)
 
 
 def current(shape: Shape, cluster: "Cluster", policy: Policy) -> Standing:
-    """The standing of all nodes now, remembered if possible."""
+    """Return the standing of all nodes now, from the cache if possible."""
     key = (shape, policy)
-    standing = cluster.memory.recall(key)
+    standing = cluster.standings.recall(key)
     if standing is None:
         filters = compile_filters(shape, cluster.inventory)
         standing = Standing(Kind(shape, cluster.inventory), policy, filters)
-        cluster.memory.keep(key, standing)
+        cluster.standings.keep(key, standing)
     try:
         standing.mend(cluster)
-    except Exception:  # an opinion broke: what is half mended would be taken for the truth the next time
-        cluster.memory.forget(key)
+    except Exception:  # an opinion raised: the half-updated standing must not be used again
+        cluster.standings.forget(key)
         raise
     return standing
 
@@ -142,7 +142,7 @@ def first_failing(
     *,
     facts: bool,
 ) -> Codes:
-    """For each row the number of the first filter it fails, where `codes` does not say one already."""
+    """Return for each row the number of the first filter it fails, where `codes` has none yet."""
     left = where(codes == FITS)
     for number, each in enumerate(filters, 1):
         if each.fact is facts and len(left):
@@ -154,7 +154,7 @@ def first_failing(
 
 
 def first_obstacle(filters: tuple[Filter, ...], cluster: "Cluster", row: int) -> Filter | None:
-    """The first filter that one node fails; None if it fits."""
+    """Return the first filter that this node fails; None if it fits."""
     only = np.array([row])
     return next((each for each in filters if not each.passes(cluster, only)[0]), None)
 
@@ -164,5 +164,5 @@ def _scores(offers: Offers, policy: Policy) -> Floats:
     for weight, opinion in policy.strategy.opinions:
         total += weight * opinion(offers)
     if not np.isfinite(total).all():
-        raise InvalidRequest(f"strategy {policy.strategy.name} scored an offer with what is no finite number")
+        raise InvalidRequest(f"strategy {policy.strategy.name} gave a score that is not a finite number")
     return total

@@ -1,7 +1,7 @@
 """How the devices of a node are linked: pairwise bandwidth, islands, and sets with the best weakest link.
 
-Devices are meant by position (0..n-1) in ascending order of id; sets of them are bit masks. Everything
-here is a pure function of small values, so answers are remembered: thousands of equal nodes cost one search.
+Devices are positions (0..n-1) in ascending order of id; sets of them are bit masks. Everything here is a pure
+function of small values and cached: thousands of equal nodes cost one search.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,7 +49,7 @@ def from_links(
     islands: Mapping[int, int] | None = None,
     numa: Mapping[int, int] | None = None,
 ) -> Topology:
-    """`links` maps pairs of ids to GB/s. Islands that are not told are the connected components of the
+    """`links` maps pairs of ids to GB/s. Islands that are not given are the connected components of the
     links."""
     order = tuple(sorted(ids))
     pairs = {frozenset(pair): gbps for pair, gbps in links.items()}
@@ -71,7 +71,7 @@ def from_islands(
     gbps: Mapping[int, int],
     numa: Mapping[int, int] | None = None,
 ) -> Topology:
-    """For nodes that tell each device's island and best bandwidth, but no pairs: a pair inside an island has
+    """For nodes that report each device's island and best bandwidth but no pairs: a pair inside an island has
     the smaller of both."""
     order = tuple(sorted(ids))
     links = {
@@ -84,14 +84,15 @@ def from_islands(
 
 
 def weakest_link(topology: Topology, positions: Iterable[int]) -> float:
-    """The least bandwidth of any pair; infinite for fewer than two devices, which have no pair to be slow."""
+    """Return the least bandwidth of any pair; infinite for fewer than two devices, which have no pair."""
     chosen = tuple(positions)
     return min((topology.bandwidth[a][b] for a in chosen for b in chosen if a < b), default=inf)
 
 
 @lru_cache(maxsize=1 << 16)
 def best_link(topology: Topology, mask: int, count: int) -> float:
-    """The best weakest link any `count` devices of `mask` can have; -1 when there are too few devices."""
+    """Return the best weakest link that any `count` devices of `mask` can have; -1 if there are too few
+    devices."""
     if mask.bit_count() < count:
         return -1
     if count < 2:
@@ -101,7 +102,7 @@ def best_link(topology: Topology, mask: int, count: int) -> float:
 
 
 def first_set(topology: Topology, order: tuple[int, ...], count: int, floor: float) -> tuple[int, ...] | None:
-    """The first set, in order of preference, of which every pair has at least `floor` GB/s."""
+    """Return the first set, in order of preference, of which every pair has at least `floor` GB/s."""
     if len(order) < count:
         return None
     if floor <= 0 or count < 2:
@@ -124,7 +125,7 @@ def mask_of(positions: Iterable[int]) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _neighbours(topology: Topology, floor: float) -> tuple[int, ...]:
-    """For each device, the mask of those linked to it with at least `floor`."""
+    """Return for each device the mask of those linked to it with at least `floor`."""
     return tuple(mask_of(j for j, gbps in enumerate(row) if gbps >= floor) for row in topology.bandwidth)
 
 
@@ -150,7 +151,7 @@ def _extend(
 
 
 def _components(bandwidth: tuple[tuple[int, ...], ...]) -> list[int]:
-    """Island of each device: the number of its connected component, in order of first device."""
+    """Return the island of each device: the number of its connected component, in order of first device."""
     island = [-1] * len(bandwidth)
     for start in range(len(bandwidth)):
         if island[start] >= 0:

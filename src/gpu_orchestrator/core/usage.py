@@ -1,8 +1,8 @@
-"""What of each node is taken and by whom, in columns. A placement adds itself and is taken out again exactly.
+"""What is taken of each node and by which key, in columns. A placement is added and removed exactly.
 
-`held` keeps, per row, the placements by key; a row's dict is replaced and never changed, so that copies may
-share it. Stand-ins for GPUs of which only the number is known are chosen anew with every change of their row,
-so what is free depends on who holds, not on the order in which that became known.
+`held` keeps the placements of each row by key; a row's dict is replaced and never changed, so that copies can
+share it. Stand-ins for GPUs whose ids are not known are chosen again with every change of their row, so what
+is free depends on the holders, not on the order in which they were observed.
 """
 
 from dataclasses import replace
@@ -19,8 +19,8 @@ from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
 
 
 class Usage(Table):
-    """`whole` counts healthy devices nobody holds; `spare_milli` sums what is free of the healthy ones;
-    `gpu_load` is the part of the node's GPUs that is not."""
+    """`whole` counts healthy free devices; `spare_milli` sums what is free of the healthy ones; `gpu_load` is
+    the part of the node's GPUs that is not."""
 
     whole: Small
     spare_milli: Small
@@ -44,12 +44,12 @@ class Usage(Table):
         return twin
 
     def state(self, row: int) -> bytes:
-        """All of a row that is in columns: if it is equal, equally much of everything is free."""
+        """Everything about a row that is in columns: if it is equal, equally much of everything is free."""
         grids = self.free_milli[row], self.free_mib[row], self.holders[row], self.free[row]
         return b"".join(column.tobytes() for column in grids)
 
     def follow(self, inventory: Inventory, row: int) -> None:
-        """Count a row anew after its node changed; what is held stays held."""
+        """Count a row again after its node changed; what is held stays held."""
         self.resize(inventory.size, inventory.width, inventory.kinds)
         self.held.extend({} for _ in range(len(inventory.nodes) - len(self.held)))
         self.free_milli[row] = np.where(np.arange(self.width) < inventory.gpus[row], WHOLE, 0)
@@ -97,18 +97,19 @@ class Usage(Table):
                 )
 
     def _free_of(self, row: int, kind: int) -> int:
-        """A copy may know resources for which there is no column here yet."""
+        """A copy may know resources for which this table has no column yet."""
         return self.free.item(row, kind) if kind < self.kinds else 0
 
     def _count_held(self, inventory: Inventory, row: int) -> None:
-        """A node may show its devices only after it runs pods that use them."""
+        """A node may report its devices only after pods that use them run there."""
         for placement in self.held[row].values():
             if not placement.unnamed:
                 self._take(inventory, row, placement, 1)
         self._stand_in(inventory, row, self.held[row].copy())
 
     def _without_stand_ins(self, inventory: Inventory, row: int) -> dict[str, Placement]:
-        """A copy of what is held, with the columns as if only those with devices of their own held any."""
+        """Return a copy of what is held, and reset the columns as if only placements with named devices held
+        any."""
         held = self.held[row].copy()
         for placement in held.values():
             if placement.unnamed:
@@ -128,7 +129,7 @@ class Usage(Table):
         shared_mib = within(placement.memory_mib, MOST_MIB)
         for device in placement.devices:
             if (at := position.get(device)) is None:
-                continue  # the device dropped out of the node; its holder comes back with it
+                continue  # the node no longer reports the device; its holder counts again when it does
             mib = inventory.memory_mib.item(row, at) if placement.exclusive else shared_mib
             before, holders = self.free_milli.item(row, at), self.holders.item(row, at)
             self.free_milli[row, at] = before - milli
@@ -153,15 +154,16 @@ class Usage(Table):
         self.gpu_load[row] = 1.0 - spare / (gpus * WHOLE) if gpus else 0.0
 
     def _stand_in(self, inventory: Inventory, row: int, held: dict[str, Placement]) -> None:
-        """Let this be held, with stand-ins for who has no devices of their own, found among what is left."""
+        """Record what is held, with stand-ins among the remaining devices for placements without named
+        ones."""
         for key in sorted(key for key, placement in held.items() if placement.unnamed):
             held[key] = self._with_stand_ins(inventory, row, held[key])
             self._take(inventory, row, held[key], 1)
         self.held[row] = held
 
     def _with_stand_ins(self, inventory: Inventory, row: int, placement: Placement) -> Placement:
-        """Free devices first, healthy ones before all: a device plugin gives out no others. Then, if reality
-        has oversold the node, the least used."""
+        """Pick free devices first, healthy ones before all: a device plugin gives out no others. Then, if the
+        node is oversold in reality, the least used."""
 
         def worst_last(item: tuple[int, int]) -> tuple[int, bool]:
             return self.holders.item(row, item[1]), not inventory.usable.item(row, item[1])

@@ -1,2 +1,2 @@
-"""Events in, actions out: remembers the cluster, keeps the queue, calls `decide`. Pure; `now` is an
-argument."""
+"""Events in, actions out: the engine keeps the cluster's state and the queue, and calls `decide`. Pure; `now`
+is an argument."""

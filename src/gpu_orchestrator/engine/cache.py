@@ -1,14 +1,13 @@
-"""The cluster as the engine believes it to be: what was observed, plus what it has set aside and not yet
-seen.
+"""The cluster as the engine believes it to be: observed placements, and those set aside but not yet observed.
 
               assume                 confirm / hold
     unknown ──────────▶ assumed ──────────────────────▶ held
        ▲                   │ forget                       │ release
        └───────────────────┴──────────────────────────────┘
-    unknown ── hold ──▶ held        (the truth came from outside: another scheduler, a restart)
+    unknown ── hold ──▶ held        (observed from outside: another scheduler, a restart)
 
-Truth wins: `hold` replaces whatever was assumed. Placements outlive their node: one that leaves and comes
-back finds them again.
+What is observed wins: `hold` replaces what was assumed. Placements outlive their node: a node that leaves
+and comes back has them again.
 """
 
 from gpu_orchestrator.core.answer import Placement
@@ -36,7 +35,7 @@ class Cache:
         return self._placements.get(key)
 
     def set_node(self, node: Node) -> bool:
-        """Observe a node; False if nothing changed."""
+        """Record a node; return False if nothing changed."""
         is_new = node.name not in self.cluster
         changed = self.cluster.set_node(node)
         if is_new:
@@ -57,7 +56,7 @@ class Cache:
         self.assumed.discard(key)
 
     def hold(self, placement: Placement) -> str | None:
-        """Take over the truth. Names the node on which something became free by it, if any."""
+        """Record an observed placement. Return the node on which something became free by it, if any."""
         before = self._placements.get(placement.key)
         self.assumed.discard(placement.key)
         if before == placement:
@@ -69,11 +68,11 @@ class Cache:
         return freed
 
     def forget(self, key: str) -> str | None:
-        """Take back an assumption. Names the node on which something became free by it, if any."""
+        """Take back an assumed placement. Return the node on which something became free by it, if any."""
         return self.release(key) if key in self.assumed else None
 
     def release(self, key: str) -> str | None:
-        """Names the node on which something became free, if any."""
+        """Remove a placement. Return the node on which something became free by it, if any."""
         placement = self._placements.pop(key, None)
         if placement is None:
             return None

@@ -1,18 +1,16 @@
-"""The engine: hears an event, remembers it, decides what can be decided, and says what is to be done.
+"""Turn events into actions: keep the cluster's state and the queue, decide what can be decided.
 
-                       ┌────────────── woken ◀── parked ◀──┐ refused
-    Asked ──▶ active ──┴─▶ decide ─────────────────────────┤
-                ▲                                          ▼ Place
-                └── rested ◀── resting ◀── PlaceFailed ── in flight ── Placed ──▶ held ── Gone
+                              ┌────────────── woken ◀── parked ◀──┐ refused
+    RequestAdded ──▶ active ──┴─▶ decide ─────────────────────────┤
+                       ▲                                          ▼ Place
+                       └── rested ◀── resting ◀── PlaceFailed ── in flight ── Placed ──▶ held ──▶ removed
 
-A request is in exactly one of these places until it is held or gone. Used by the scheduler, the task
-dispatcher and the simulator: they differ in where events come from and who performs the actions.
+A request is in exactly one of these states until it is held or removed. The scheduler, the operator and the
+task dispatcher each run one: they differ in where events come from and who performs the actions.
 """
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
 from itertools import count
-from typing import Literal
 
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
@@ -20,37 +18,22 @@ from gpu_orchestrator.core.decide import decide, why_not
 from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.core.standing import current
+from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.cache import Cache
-from gpu_orchestrator.engine.events import (
-    Action,
-    Allowed,
-    Asked,
-    Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
-    Place,
-    Placed,
-    PlaceFailed,
-    Refuse,
-    Tick,
-)
-from gpu_orchestrator.engine.line import Line, Waiting
+from gpu_orchestrator.engine.events import Action, Event, Place, Refuse, RequestAdded
+from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
-from gpu_orchestrator.engine.parking import Parking
-from gpu_orchestrator.engine.turns import Turns
-
-State = Literal["active", "parked", "resting", "in flight", "held"]
+from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
 
 
 class Engine:
-    """`policy_of` may raise for a request it does not understand: then `handle` raises and has taken nothing
-    in, and `handle_all` refuses that request and takes in the rest. A policy that breaks while it decides
-    refuses its request, which rests and is tried again. `max_in_flight` bounds what is decided and not yet
-    done, so that what arrives later can still go first; `max_decisions` bounds one call, so that a host stays
-    responsive: `deadline` then says "now"."""
+    """`policy_of` may raise for a request that it cannot serve: `handle` then raises and changes nothing, and
+    `handle_all` refuses that request and takes in the other events. A policy that raises while it decides
+    refuses its request, which rests and is tried again. `max_in_flight` bounds decisions that are not yet
+    carried out, so that a later request can still go first. `max_decisions` bounds one call, so that the
+    caller stays responsive: `deadline` then returns "now"."""
 
     def __init__(
         self,
@@ -64,32 +47,28 @@ class Engine:
     ) -> None:
         self._policy_of, self._rng = policy_of, rng
         self._order = order or PriorityThenTime()
-        self._backoff = backoff or Backoff()
         self._max_in_flight, self._max_decisions = max_in_flight, max_decisions
         self._cache = Cache()
-        self._turns = Turns()
-        self._active = Line(self._turns)
-        self._parking = Parking(self._turns)
-        self._resting: list[tuple[float, int, Waiting]] = []
-        self._waiting: dict[str, Waiting] = {}
+        self._fair_share = FairShare()
+        self._queue = SchedulingQueue(self._fair_share, backoff or Backoff())
         self._in_flight: dict[str, Waiting] = {}
-        self._left: dict[str, Asked | None] = {}
+        self._left: dict[str, RequestAdded | None] = {}
         self._last: Waiting | None = None
         self._numbers = count()
 
     @property
     def cluster(self) -> Cluster:
-        """What the engine believes; copy it to try something out."""
+        """The cluster as the engine believes it to be; copy it to try something out."""
         return self._cache.cluster
 
     @property
     def has_waiting(self) -> bool:
-        """Whether any request waits, in whatever state."""
-        return bool(self._waiting)
+        """True if any request is active, parked or resting."""
+        return len(self._queue) > 0
 
     def prepare(self) -> None:
-        """In a quiet moment: look at what changed since the last decision, so that the next one like it need
-        not."""
+        """Update the standing of the last decided shape, so that the next decision like it is faster. Call
+        it when there is nothing else to do."""
         if self._last is None:
             return
         try:
@@ -98,26 +77,28 @@ class Engine:
             self._last = None
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event and return what is to be done. Call with `Tick()` when `deadline` has come.
+        """Take in one event and return the actions to perform. Call with `Tick()` when `deadline` has come.
         Raises what `policy_of` raises, before anything has changed."""
         actions: list[Action] = []
-        self._turns.pass_time(now)
-        self._hear(event, now, actions)
+        self._fair_share.pass_time(now)
+        self._take_in(event, now, actions)
         return self._act(now, actions)
 
-    def handle_all(self, events: Iterable[Event], now: float) -> list[Action]:
-        """Take in what happened at once, in order, and decide afterwards: who waits is looked at once for all
-        that became free, not once for each. A request that `policy_of` does not understand is refused and
-        does not wait; the other events count all the same. An event that cannot be at all raises after they
-        were heard, and before anything is decided."""
+    def handle_all(self, batch: Iterable[Event], now: float) -> list[Action]:
+        """Take in several events, in order, and decide afterwards: waiting requests are tried once for all
+        that became free, not once for each event. A request for which `policy_of` raises is refused and does
+        not wait; the other events still count. Any other event that fails raises after all events were taken
+        in, and before anything is decided."""
         actions: list[Action] = []
         failed: Exception | None = None
-        self._turns.pass_time(now)
-        for event in events:
+        self._fair_share.pass_time(now)
+        for event in batch:
             try:
-                self._hear(event, now, actions)
-            except Exception as error:  # `policy_of` is not ours; whatever it raises is about this one alone
-                if isinstance(event, Asked):
+                self._take_in(event, now, actions)
+            except (
+                Exception
+            ) as error:  # `policy_of` may be a plugin: what it raises concerns this request alone
+                if isinstance(event, RequestAdded):
                     actions.append(Refuse(event.request, self._broken(error)))
                 else:
                     failed = failed or error
@@ -126,92 +107,86 @@ class Engine:
         return self._act(now, actions)
 
     def _act(self, now: float, actions: list[Action]) -> list[Action]:
-        self._wake_rested(now)
-        self._decide_what_can_be(now, actions)
+        self._queue.activate_rested(now)
+        self._decide_active(now, actions)
         return actions
 
     def deadline(self, now: float) -> float | None:
-        """When to call again at the latest, if nothing happens before; None for "when something happens"."""
-        if len(self._in_flight) < self._max_in_flight and self._active.has_turn():
+        """Return when to call again if nothing happens before; None if only an event can change anything."""
+        if len(self._in_flight) < self._max_in_flight and self._queue.has_next():
             return now
-        self._skip_departed()
-        return max(self._resting[0][0], now) if self._resting else None
+        rested_at = self._queue.rested_at()
+        return None if rested_at is None else max(rested_at, now)
 
     def why(self, key: str) -> Refusal | None:
-        """Why a waiting request does not fit as things are now; None if it does, or does not wait."""
-        if (waiting := self._waiting.get(key)) is None:
+        """Return why a waiting request does not fit now; None if it fits or does not wait."""
+        if (waiting := self._queue.get(key)) is None:
             return None
         try:
             return why_not(waiting.request.shape, self.cluster, waiting.policy)
-        except Exception as error:  # the same policy refuses it in `_decide`, in the same words
+        except Exception as error:  # `_decide` refuses the request with the same words
             return self._broken(error)
 
     def state_of(self, key: str) -> State | None:
-        """Where a request is; None if the engine does not know it."""
+        """Return the state of a request; None if the engine does not know it."""
         if key in self._in_flight:
             return "in flight"
-        if (waiting := self._waiting.get(key)) is None:
-            return "held" if self._cache.holds(key) else None
-        if waiting.rests_until is not None:
-            return "resting"
-        return "active" if waiting.line is self._active else "parked"
+        if (waiting := self._queue.get(key)) is not None:
+            return self._queue.state_of(waiting)
+        return "held" if self._cache.holds(key) else None
 
     def waiting(self, key: str) -> Request | None:
-        """The request that waits under this key, in whatever state."""
-        waiting = self._waiting.get(key)
+        """Return the request that waits under this key, be it active, parked or resting."""
+        waiting = self._queue.get(key)
         return None if waiting is None else waiting.request
 
     def counts(self) -> dict[State, int]:
-        """How many requests are in each place."""
-        resting = len(self._waiting) - len(self._active) - len(self._parking)
+        """Return how many requests are in each state."""
         return {
-            "active": len(self._active),
-            "parked": len(self._parking),
-            "resting": resting,
+            **self._queue.counts(),
             "in flight": len(self._in_flight),
             "held": len(self._cache) - len(self._cache.assumed),
         }
 
-    def _hear(self, event: Event, now: float, actions: list[Action]) -> None:
+    def _take_in(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
-            case NodeSeen(node):
+            case events.NodeUpdated(node):
                 if self._cache.set_node(node):
-                    self._helped(node.name, observed=True)
-            case NodeGone(name):
+                    self._wake(node.name, observed=True)
+            case events.NodeRemoved(name):
                 self._cache.remove_node(name)
-            case Asked():
-                self._ask(event, now, actions)
-            case Gone(key):
-                self._leave(key)
-            case Held(placement, request):
+            case events.RequestAdded():
+                self._add(event, now, actions)
+            case events.RequestRemoved(key):
+                self._remove(key)
+            case events.PlacementObserved(placement, request):
                 self._hold(placement, request)
-            case Placed(key):
+            case events.Placed(key):
                 self._placed(key, now, actions)
-            case PlaceFailed(key):
+            case events.PlaceFailed(key):
                 self._place_failed(key, now, actions)
-            case Allowed(flow, most):
-                self._turned(self._turns.allow(flow, most))
-            case Tick():
+            case events.LimitChanged(flow, most):
+                self._queue.limits_changed(self._fair_share.allow(flow, most))
+            case events.Tick():
                 pass
 
-    def _ask(self, event: Asked, now: float, actions: list[Action]) -> None:
+    def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
         if key in self._in_flight:
-            self._ask_in_flight(event, self._in_flight[key])
+            self._add_in_flight(event, self._in_flight[key])
             return
-        known = self._waiting.get(key)
+        known = self._queue.get(key)
         if self._cache.holds(key) or (known is not None and known.request == request):
             return
         waiting = self._enter(request, known.since if known else now if event.since is None else event.since)
         if known is not None:
-            self._dequeue(known)
-        self._wait(waiting)
-        if not self._join_sleepers(waiting, actions):
-            self._active.push(waiting)
+            self._queue.remove(known)
+        if (refusal := self._queue.add(waiting)) is not None:
+            actions.append(Refuse(request, refusal))
 
-    def _ask_in_flight(self, event: Asked, flying: Waiting) -> None:
-        """Its placing is under way. If it had left, it comes back after that; else what it wants now counts
-        if the placing fails."""
+    def _add_in_flight(self, event: RequestAdded, flying: Waiting) -> None:
+        """A request came again while it is being placed. If it was removed meanwhile, it is added again
+        afterwards; otherwise the new version counts if the placing fails."""
         newer = self._enter(event.request, flying.since)
         if event.request.key in self._left:
             self._left[event.request.key] = event
@@ -220,46 +195,32 @@ class Engine:
             self._in_flight[event.request.key] = newer
 
     def _enter(self, request: Request, since: float) -> Waiting:
-        order = self._order
-        return Waiting(
-            request,
-            self._policy_of(request),
-            since,
-            next(self._numbers),
-            order.lane(request),
-            order.flow(request),
-            order.rank(request, since),
-        )
+        policy, order = self._policy_of(request), self._order
+        place = order.lane(request), order.flow(request), order.rank(request, since)
+        return Waiting(request, policy, since, next(self._numbers), *place)
 
-    def _join_sleepers(self, waiting: Waiting, actions: list[Action]) -> bool:
-        """Who asks for what is known not to fit needs no decision of its own."""
-        if (group := self._parking.asleep(waiting)) is None:
-            return False
-        self._parking.join(group, waiting)
-        actions.append(Refuse(waiting.request, group.refusal))
-        return True
-
-    def _leave(self, key: str) -> None:
+    def _remove(self, key: str) -> None:
         if key in self._in_flight:
             self._left[key] = None
-        elif (waiting := self._waiting.get(key)) is not None:
-            self._dequeue(waiting)
+        elif (waiting := self._queue.get(key)) is not None:
+            self._queue.remove(waiting)
         else:
             self._release(key)
 
     def _release(self, key: str) -> None:
-        self._turned(self._turns.let_go(key))
-        self._helped(self._cache.release(key))
+        self._queue.limits_changed(self._fair_share.let_go(key))
+        self._wake(self._cache.release(key))
 
     def _hold(self, placement: Placement, request: Request | None) -> None:
         key = placement.key
         self._in_flight.pop(key, None)
         self._left.pop(key, None)
-        if (waiting := self._waiting.get(key)) is not None:
-            self._dequeue(waiting)
+        if (waiting := self._queue.get(key)) is not None:
+            self._queue.remove(waiting)
         if request is not None:
-            self._turned(self._turns.take(key, self._order.flow(request), self._order.cost(request)))
-        self._helped(self._cache.hold(placement))
+            flow, cost = self._order.flow(request), self._order.cost(request)
+            self._queue.limits_changed(self._fair_share.take(key, flow, cost))
+        self._wake(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
         if self._in_flight.pop(key, None) is None:
@@ -267,106 +228,61 @@ class Engine:
         self._cache.confirm(key)
         if key in self._left:
             self._release(key)
-            self._come_back(key, now, actions)
+            self._add_again(key, now, actions)
 
     def _place_failed(self, key: str, now: float, actions: list[Action]) -> None:
         waiting = self._in_flight.pop(key, None)
         if waiting is None:
             return
         freed = self._cache.forget(key)
-        self._turned(self._turns.let_go(key))
+        self._queue.limits_changed(self._fair_share.let_go(key))
         if key in self._left:
-            self._come_back(key, now, actions)
+            self._add_again(key, now, actions)
         else:
-            self._wait(waiting)
-            self._rest(waiting, now)
-        self._helped(freed)
+            self._queue.add_resting(waiting, now)
+        self._wake(freed)
 
-    def _come_back(self, key: str, now: float, actions: list[Action]) -> None:
-        asked_again = self._left.pop(key)
-        if asked_again is not None:
-            self._ask(asked_again, now, actions)
+    def _add_again(self, key: str, now: float, actions: list[Action]) -> None:
+        added_again = self._left.pop(key)
+        if added_again is not None:
+            self._add(added_again, now, actions)
 
-    def _wait(self, waiting: Waiting) -> None:
-        self._waiting[waiting.request.key] = waiting
-        self._turns.joins(waiting.flow)
-
-    def _wait_no_more(self, waiting: Waiting) -> None:
-        del self._waiting[waiting.request.key]
-        self._turns.leaves(waiting.flow)
-
-    def _dequeue(self, waiting: Waiting) -> None:
-        self._wait_no_more(waiting)
-        waiting.rests_until = None
-        if waiting.line is self._active:
-            self._active.remove(waiting)
-            self._call_next(waiting)
-        elif waiting.line is not None:
-            self._parking.leave(waiting)
-
-    def _helped(self, node: str | None, *, observed: bool = False) -> None:
-        """Something became free on a node: wake whoever fits there now."""
+    def _wake(self, node: str | None, *, observed: bool = False) -> None:
+        """Something became free on a node: wake the requests that fit there now."""
         if node is not None:
-            for group in self._parking.helped_by(self.cluster, node, observed=observed):
-                self._activate(self._parking.wake(group))
+            self._queue.wake_for(self.cluster, node, observed=observed)
 
-    def _turned(self, changed: bool) -> None:
-        """A flow became full or ceased to be: others are first now."""
-        if changed:
-            for waiting in self._parking.wake_all():
-                self._active.push(waiting)
-
-    def _call_next(self, waiting: Waiting) -> None:
-        self._activate(self._parking.next_like(waiting))
-
-    def _activate(self, waiting: Waiting | None) -> None:
-        if waiting is not None:
-            self._active.push(waiting)
-
-    def _rest(self, waiting: Waiting, now: float) -> None:
-        waiting.rests_until = now + self._backoff.delay(waiting.attempts)
-        waiting.attempts += 1
-        heappush(self._resting, (waiting.rests_until, next(self._numbers), waiting))
-
-    def _wake_rested(self, now: float) -> None:
-        self._skip_departed()
-        while self._resting and self._resting[0][0] <= now:
-            waiting = heappop(self._resting)[2]
-            waiting.rests_until = None
-            self._active.push(waiting)
-            self._skip_departed()
-
-    def _skip_departed(self) -> None:
-        while self._resting and self._resting[0][2].rests_until != self._resting[0][0]:
-            heappop(self._resting)
-
-    def _decide_what_can_be(self, now: float, actions: list[Action]) -> None:
+    def _decide_active(self, now: float, actions: list[Action]) -> None:
+        queue = self._queue
         for _ in range(self._max_decisions):
-            if len(self._in_flight) >= self._max_in_flight or (waiting := self._active.pop()) is None:
+            if len(self._in_flight) >= self._max_in_flight or (waiting := queue.pop()) is None:
                 return
-            if not self._join_sleepers(waiting, actions):
+            if (refusal := queue.join_parked(waiting)) is not None:
+                actions.append(Refuse(waiting.request, refusal))
+            else:
                 actions.append(self._decide(waiting, now))
 
     def _decide(self, waiting: Waiting, now: float) -> Action:
-        request = waiting.request
+        request, queue = waiting.request, self._queue
         try:
             answer, cost = self._judge(waiting)
-        except Exception as error:  # policy and order are not ours: others go on, and this one is not lost
-            self._rest(waiting, now)
-            self._call_next(waiting)
+        except Exception as error:  # policy and order may be plugins: the others go on, this one is retried
+            queue.rest(waiting, now)
+            queue.activate_next(waiting)
             return Refuse(request, self._broken(error))
         if isinstance(answer, Refusal):
-            self._parking.sleep(waiting, answer, self.cluster)
+            queue.park(waiting, answer, self.cluster)
             return Refuse(request, answer)
-        self._wait_no_more(waiting)
+        queue.leave(waiting)
         self._in_flight[request.key] = waiting
-        self._turns.charge(waiting.flow, cost)
-        self._turned(self._turns.take(request.key, waiting.flow, cost))
-        self._call_next(waiting)
+        self._fair_share.charge(waiting.flow, cost)
+        self._queue.limits_changed(self._fair_share.take(request.key, waiting.flow, cost))
+        queue.activate_next(waiting)
         return Place(request, answer)
 
     def _judge(self, waiting: Waiting) -> tuple[Placement | Refusal, float]:
-        """The answer, already set aside, and what it costs. All that may raise is asked before."""
+        """Decide, set the placement aside, and return the answer and its cost. Everything that may raise
+        comes before the state changes."""
         self._last = waiting
         cost = self._order.cost(waiting.request)
         answer = decide(waiting.request, self.cluster, waiting.policy, self._rng)

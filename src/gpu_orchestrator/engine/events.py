@@ -1,7 +1,7 @@
-"""What the engine hears, and what it wants done.
+"""The events that the engine takes in, and the actions that it returns.
 
-Whoever runs it turns the world's news into events and performs the actions; the outcome of a `Place` comes
-back as `Placed` or `PlaceFailed`, by the same door as everything else.
+The caller turns what it observes into events and performs the actions. It reports the outcome of a `Place` as
+`Placed` or `PlaceFailed`, which are events like any other.
 """
 
 from dataclasses import dataclass
@@ -12,36 +12,36 @@ from gpu_orchestrator.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
-    """A node as it is now, new or changed or neither."""
+class NodeUpdated:
+    """The node's current state, be it new, changed or the same."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeRemoved:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Somebody wants something. `since` is when they began to wait, if that was before now."""
+class RequestAdded:
+    """A request that wants a place. `since` is when it began to wait, if that was before now."""
 
     request: Request
     since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Whoever that was: it waits no longer, and what it held is free."""
+class RequestRemoved:
+    """The request was removed; release anything it held."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The truth about what a key holds, whoever gave it. With the `request` it came from, it counts against
-    the flow of that."""
+class PlacementObserved:
+    """What a key holds in reality, whoever placed it. If the `request` is given, the placement counts against
+    its flow."""
 
     placement: Placement
     request: Request | None = None
@@ -54,14 +54,15 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PlaceFailed:
-    """What was decided could not be done; what was set aside is free again, and the request rests a while."""
+    """The decision could not be carried out: release what was set aside, and let the request rest."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """A flow may hold at most so many things at once; None for any number. What it has it keeps."""
+class LimitChanged:
+    """A flow may hold at most `most` placements at once; None means no limit. It keeps what it already
+    holds."""
 
     flow: str
     most: int | None
@@ -69,15 +70,25 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing happened but time."""
+    """Time passed, nothing else."""
 
 
-Event = NodeSeen | NodeGone | Asked | Gone | Held | Placed | PlaceFailed | Allowed | Tick
+Event = (
+    NodeUpdated
+    | NodeRemoved
+    | RequestAdded
+    | RequestRemoved
+    | PlacementObserved
+    | Placed
+    | PlaceFailed
+    | LimitChanged
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Do this, and tell how it went. Until then it is set aside."""
+    """Carry out this placement and report the outcome. Until then it is set aside."""
 
     request: Request
     placement: Placement
@@ -85,7 +96,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """It does not fit now; it waits and is looked at again when that could have changed."""
+    """The request does not fit now. It waits and is tried again when that could have changed."""
 
     request: Request
     refusal: Refusal

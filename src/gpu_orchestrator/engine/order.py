@@ -1,8 +1,8 @@
-"""In what order requests are looked at. An order is an argument of the engine.
+"""In which order the engine tries requests. An order is an argument of the engine.
 
-Every request belongs to a lane (higher ones strictly first), within it to a flow (flows take turns by what
-they have had), and within that has a rank (lower first). All three are fixed when it arrives: waiting is
-counted by ranking early arrivals lower, not by changing ranks.
+Every request belongs to a lane (higher lanes strictly first), within the lane to a flow (flows take turns by
+what they have had), and within the flow it has a rank (lower first). All three are fixed when it arrives: a
+request ages because later arrivals get higher ranks, not because ranks change.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.request import Request
 
 LARGE_MIB = 80 * 1024
-"""So much memory counts as a whole device: before it is placed nobody knows on how large a one."""
+"""This much memory costs as much as a whole device: its real size is known only after placement."""
 LEAST = 0.01
 
 
@@ -26,18 +26,18 @@ class Order(Protocol):
     def rank(self, request: Request, since: float) -> tuple[float, ...]: ...
 
     def cost(self, request: Request) -> float:
-        """What holding it counts against its flow, per second."""
+        """What holding the request costs its flow per second."""
         ...
 
 
 def even(_: str) -> float:
-    """Every flow is worth the same."""
+    """Give every flow the same weight."""
     return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityThenTime:
-    """The highest priority first, then who came first: as Kubernetes does it."""
+    """Highest priority first, then the earliest, as Kubernetes does."""
 
     def lane(self, request: Request) -> int:
         return 0
@@ -54,11 +54,11 @@ class PriorityThenTime:
 
 @dataclass(frozen=True, slots=True)
 class FairBands:
-    """Strict bands of priority; inside a band tenants share fairly; a tenant's own requests age.
+    """Strict priority bands; within a band tenants share fairly, and a tenant's own requests age.
 
-    `bands` are the priorities at which a new band begins, so with (75, 90) there are three, and nothing below
-    75 ever passes something above, however long it waited. One point of priority is worth `point_s` seconds
-    of waiting. A tenant of weight 2 gets twice what one of weight 1 gets while both want more.
+    `bands` are the priorities at which a new band begins: (75, 90) makes three bands, and a request below 75
+    never passes one above, however long it waited. One point of priority is worth `point_s` seconds of
+    waiting. A tenant of weight 2 gets twice as much as one of weight 1 while both want more.
     """
 
     bands: tuple[int, ...] = (75, 90)
@@ -75,8 +75,8 @@ class FairBands:
         return (since - request.priority * self.point_s,)
 
     def cost(self, request: Request) -> float:
-        """GPUs asked for, a part of one by the larger of its share and its memory; what needs none counts a
-        little, or it could starve the others."""
+        """GPUs requested, a part of a GPU by the larger of its share and its memory. A request without GPUs
+        costs a little, or its tenant could starve the others."""
         shape = request.shape
         part = (
             shape.milli / WHOLE if shape.exclusive else max(shape.milli / WHOLE, shape.memory_mib / LARGE_MIB)

@@ -1,6 +1,6 @@
-"""What can be thought of an offer. Each opinion gives every offer a number, higher is better, mostly 0 to 1.
+"""Opinions rate offers: each gives every offer a number, higher is better, mostly 0 to 1.
 
-Strategies weigh them; a weight ten times as large settles the matter before the smaller ones are heard.
+Strategies weigh them; a weight ten times as large decides before the smaller ones matter.
 """
 
 import numpy as np
@@ -13,12 +13,12 @@ COST_LABEL = "gpu-orchestrator/hourly-cost"
 
 
 def free_gpus(offers: Offers) -> Floats:
-    """GPUs that are free, shares included; of no interest to a request without GPUs."""
+    """GPUs that are free, shares included; 0 for a request without GPUs."""
     return offers.free_milli / 1000.0 if offers.shape.gpus else np.zeros(len(offers))
 
 
 def idle(offers: Offers) -> Floats:
-    """The part of the node that is free: of its GPUs, or for a request without GPUs of what it asks for."""
+    """The free part of the node: of its GPUs, or for a request without GPUs of what it requests."""
     return 1.0 - _load(offers)
 
 
@@ -27,32 +27,31 @@ def full(offers: Offers) -> Floats:
 
 
 def without_gpus(offers: Offers) -> Floats:
-    """For requests that need none: 1 for nodes that have none."""
+    """For requests without GPUs: 1 for nodes that have none."""
     return (offers.gpus == 0).astype(float) if not offers.shape.gpus else np.zeros(len(offers))
 
 
 def tight_device(offers: Offers) -> Floats:
-    """How little of the fullest sufficient device a share would leave over."""
+    """How little a share would leave over on the fullest device that fits it."""
     return 1.0 - offers.left_on_tightest / 1000.0
 
 
 def cheap(offers: Offers) -> Floats:
-    """0 for nodes that are not cheap; 1 for those that are, and up to 1 more the lower the price they
-    tell."""
+    """0 for nodes that are not cheap; 1 for those that are, and up to 1 more the lower their price label."""
     price = np.maximum(offers.label_number(COST_LABEL), 0)
     low_price = np.where(price < np.inf, 1.0 / (1.0 + price), 0.0)  # NaN is not below infinity, either
     return np.where(offers.has_label(CHEAP_LABEL, "true"), 1.0 + low_price, 0.0)
 
 
 def bandwidth(offers: Offers) -> Floats:
-    """Weakest link of what is offered, as a part of 2,000 GB/s; single devices have none to be judged by."""
+    """Weakest link of the offered devices, as a part of 2,000 GB/s; single devices have no link to rate."""
     if offers.shape.gpus < 2:
         return np.zeros(len(offers))
     return np.minimum(offers.bandwidth_gbps / 2000.0, 1.0)
 
 
 def keeps_islands(offers: Offers) -> Floats:
-    """1 if the offer uses up the islands it takes from, less the more of them is left over and thus broken
+    """1 if the offer uses up the islands it takes from, less the more of them is left over and so broken
     up."""
     if not offers.shape.gpus:
         return np.zeros(len(offers))

@@ -1,6 +1,6 @@
-"""Which strategies and allocators there are, by name. Ours are one line each; others add theirs from outside.
+"""Strategies and allocators by name. Ours are one line each; packages add theirs as plugins.
 
-Reading installed packages' metadata is IO, so whoever starts a process does that and hands the result in:
+Reading installed packages' metadata is IO, so the code that starts a process does that and passes the result:
 `Registry.with_plugins((e.name, e.load) for e in entry_points(group=GROUP))`.
 """
 
@@ -42,7 +42,7 @@ class UnknownPolicy(Exception):
 
 
 class BadPlugin(Exception):
-    """A strategy from outside cannot be used."""
+    """A strategy from a plugin cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Registry:
     _policies: dict[tuple[str, str], Policy] = field(default_factory=dict, repr=False)
 
     def with_plugins(self, plugins: Iterable[tuple[str, Callable[[], Any]]]) -> "Registry":
-        """A registry that knows these too. `plugins` are names and what loads them."""
+        """Return a registry that also knows these plugins, given as names and loaders."""
         strategies = dict(self.strategies)
         for name, load in plugins:
             if name in strategies:
@@ -63,7 +63,7 @@ class Registry:
         return Registry(strategies, self.allocators, self.default_strategy, self.default_allocator)
 
     def policy(self, strategy: str = "", allocator: str = "") -> Policy:
-        """The policy of these names; empty means the default."""
+        """Return the policy of these names; empty means the default."""
         names = (strategy or self.default_strategy, allocator or self.default_allocator)
         if names not in self._policies:
             chosen = _find("strategy", names[0], self.strategies)

@@ -96,7 +96,7 @@ def test_without_a_driver_there_are_no_devices(driver: Driver) -> None:
     assert Nvml().readings() == ()
 
 
-def test_what_the_driver_cannot_tell_is_left_out(driver: Driver) -> None:
+def test_values_the_driver_does_not_report_are_left_out(driver: Driver) -> None:
     nvml = Nvml()
     assert [device.uuid for device in nvml.devices()] == ["GPU-0", "GPU-1"]
     now = nvml.readings()[0]
@@ -105,7 +105,7 @@ def test_what_the_driver_cannot_tell_is_left_out(driver: Driver) -> None:
     assert now.held_by({7, 8}) == 512
 
 
-def test_a_lost_device_says_so_and_the_others_go_on(driver: Driver) -> None:
+def test_lost_device_reports_a_problem_and_the_others_go_on(driver: Driver) -> None:
     nvml = Nvml()
     nvml.devices()
     driver.errors["GPU-0"] = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -117,7 +117,7 @@ def test_a_lost_device_says_so_and_the_others_go_on(driver: Driver) -> None:
     assert [device.uuid for device in nvml.devices()] == ["GPU-0", "GPU-1"]
 
 
-def test_a_reloaded_driver_is_found_again(driver: Driver) -> None:
+def test_reloaded_driver_is_found_again(driver: Driver) -> None:
     nvml = Nvml()
     nvml.devices()
     driver.is_loaded = False
@@ -128,7 +128,7 @@ def test_a_reloaded_driver_is_found_again(driver: Driver) -> None:
     assert [reading.problem for reading in nvml.readings()] == ["", ""]
 
 
-def test_a_driver_that_comes_later_is_found(driver: Driver) -> None:
+def test_driver_loaded_later_is_found(driver: Driver) -> None:
     driver.is_loaded = False
     nvml = Nvml()
     assert nvml.devices() == ()
@@ -136,12 +136,12 @@ def test_a_driver_that_comes_later_is_found(driver: Driver) -> None:
     assert len(nvml.devices()) == 2
 
 
-def test_no_device_given_means_no_device_visible(driver: Driver) -> None:
+def test_no_device_given_means_none_visible(driver: Driver) -> None:
     assert Nvml().environment([])["CUDA_VISIBLE_DEVICES"] == ""
     assert Nvml().environment(["GPU-1", "GPU-0"])["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
 
 
-def test_a_fault_the_driver_tells_of_stays_and_that_of_a_program_is_its_own(driver: Driver) -> None:
+def test_device_fault_stays_and_a_program_fault_is_ignored(driver: Driver) -> None:
     gpus = Nvml()
     gpus.devices()
     assert driver.listened == {"GPU-0", "GPU-1"}
@@ -155,7 +155,7 @@ def test_a_fault_the_driver_tells_of_stays_and_that_of_a_program_is_its_own(driv
     assert gpus.readings()[1].xid == 79, "also when the device no longer answers"
 
 
-def test_a_driver_that_tells_no_events_is_let_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_without_events_is_ignored(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlEventSetCreate", driver.unsupported)
     gpus = Nvml()
     gpus.devices()

@@ -1,4 +1,4 @@
-"""Described devices: how they are described, and that their memory cannot be promised twice."""
+"""Simulated devices: how they are described, and that their memory cannot be given twice."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from gpu_orchestrator.adapters.gpus.simulated import BadDescription, Simulated
         pytest.param("1xL4:24GiB, 1xT4:15360MiB", [("L4", 24576), ("T4", 15360)], id="several kinds"),
     ],
 )
-def test_a_description_becomes_devices(
+def test_description_becomes_devices(
     tmp_path: Path, description: str, expected: list[tuple[str, int]]
 ) -> None:
     devices = Simulated(tmp_path, description).devices()
@@ -27,12 +27,12 @@ def test_a_description_becomes_devices(
 
 
 @pytest.mark.parametrize("description", ["", "0", "L4", "2xL4", "2xL4:24GB", "-1", "9999"])
-def test_a_bad_description_is_refused_with_an_example(tmp_path: Path, description: str) -> None:
+def test_bad_description_is_refused_with_an_example(tmp_path: Path, description: str) -> None:
     with pytest.raises(BadDescription, match=r"write a count such as 4, or 4xL4:24GiB"):
         Simulated(tmp_path, description)
 
 
-def test_the_same_folder_is_the_same_hardware(tmp_path: Path) -> None:
+def test_same_folder_is_the_same_hardware(tmp_path: Path) -> None:
     assert Simulated(tmp_path, "2").devices() == Simulated(tmp_path, "2").devices()
     assert Simulated(tmp_path / "other", "2").devices() != Simulated(tmp_path, "2").devices()
 
@@ -50,7 +50,7 @@ def test_memory_is_attributed_to_the_process_that_took_it(tmp_path: Path) -> Non
     assert gpus.readings()[0].used_mib == 28
 
 
-def test_racing_takers_never_take_more_than_there_is(tmp_path: Path) -> None:
+def test_concurrent_allocations_never_exceed_the_memory(tmp_path: Path) -> None:
     gpus = Simulated(tmp_path, "1xT:1000MiB")
     uuid = gpus.devices()[0].uuid
 
@@ -67,7 +67,7 @@ def test_racing_takers_never_take_more_than_there_is(tmp_path: Path) -> None:
     assert gpus.readings()[0].free_mib == 10
 
 
-def test_an_unknown_device_is_named(tmp_path: Path) -> None:
+def test_unknown_device_is_named(tmp_path: Path) -> None:
     Simulated(tmp_path, "1")
     with pytest.raises(LookupError, match="no simulated device 'GPU-x'"):
         simulated.allocate(tmp_path, "GPU-x", 1)

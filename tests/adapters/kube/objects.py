@@ -1,11 +1,16 @@
 """Small objects for tests of the kube adapter, with defaults for all but the point of the test."""
 
-from gpu_orchestrator.api.kubernetes import CONFIG_MAPS, ConfigMap
-from gpu_orchestrator.api.wire import ObjectMeta, Resource
+# ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
-__all__ = ["CONFIG_MAPS", "MISSING", "ConfigMap", "config_map"]
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 
+class ConfigMap(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    data: dict[str, str] = {}
+
+
+CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "configmaps")
 MISSING = Resource(ConfigMap, "Missing", "missings", "no.such.group", "v1")
 
 

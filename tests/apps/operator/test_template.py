@@ -96,7 +96,7 @@ def test_named_gpu_resource_is_the_one_asked_for() -> None:
         ),
         pytest.param(
             {"containers": [{**MAIN, "resources": {"requests": {"memory": "many"}}}]},
-            "'many' is no quantity",
+            "'many' is not a quantity",
             id="quantity",
         ),
         pytest.param(

@@ -8,7 +8,7 @@ import pytest
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.store import Store
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api.deviceleases import Spot
 from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.agents import Agents
@@ -38,7 +38,7 @@ class Swept:
         metrics = self.metrics
         client = Client(self.server)
         leases = Leases(client, "system", world.leases, metrics=metrics, now=lambda: "now")
-        desk, lull, self.cleared = world.desk, Lull(clock), list[str]()
+        desk, pacer, self.cleared = world.desk, Pacer(clock), list[str]()
         releaser = Releaser(
             leases,
             Store(),
@@ -48,8 +48,8 @@ class Swept:
             clock=clock,
             wait_s=WAIT_S,
         )
-        account = Account(Claims(client), desk, releaser, lull=lull, now=lambda: "now")
-        teller = Teller(Touch(client, world.pods), Recorder(client, "test"), lull, lambda _: None)
+        account = Account(Claims(client), desk, releaser, pacer=pacer, now=lambda: "now")
+        teller = Teller(Touch(client, world.pods), Recorder(client, "test"), pacer, lambda _: None)
         self.sweep = Sweep(
             client,
             leases,

@@ -56,7 +56,7 @@ def affinity(kind: str) -> dict[str, Any]:
         ),
         pytest.param(
             {"gpus": 1, "containers": [{"resources": {"requests": {"cpu": "many"}}}]},
-            "'many' is no quantity",
+            "'many' is not a quantity",
             id="bad quantity",
         ),
         pytest.param({"gpus": 1, **MOUNTED}, "default/data does not exist", id="volume"),

@@ -381,10 +381,10 @@ async def test_the_agent_touches_no_cuda(peer: Peer, new_worker: NewWorker) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(["--server", "nowhere"], "server 'nowhere' is no address", id="server"),
+        pytest.param(["--server", "nowhere"], "server 'nowhere' is not an address", id="server"),
         pytest.param(["--token-file", "/no/such"], "No such file", id="token file"),
-        pytest.param(["--label", "zone"], "--label zone is no pair", id="label"),
-        pytest.param(["--token", "t", "--simulate", "many"], "describes no simulated GPUs", id="simulate"),
+        pytest.param(["--label", "zone"], "--label zone is not a pair", id="label"),
+        pytest.param(["--token", "t", "--simulate", "many"], "does not describe GPUs", id="simulate"),
         pytest.param([], "no token; give --token", id="no token"),
     ],
 )

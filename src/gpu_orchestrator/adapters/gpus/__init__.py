@@ -1,4 +1,4 @@
-"""The GPUs of this machine: which there are, how they are now, how a process is shown some of them.
+"""The GPUs of this machine: which there are, their state, and how a process gets to see some of them.
 
-`gpu.py` says what every source offers; `nvml.py` asks NVIDIA's driver, `simulated.py` plays others.
+`gpu.py` is the interface of every source; `nvml.py` asks NVIDIA's driver, `simulated.py` simulates devices.
 """

@@ -1,6 +1,6 @@
 """Device memory through CUDA's driver API, by ctypes on libcuda: no toolkit, no framework, no build step.
 
-Only for processes that work on devices; importing it opens nothing, `CudaMemory()` does.
+Only for processes that work on devices. Importing it opens nothing; `CudaMemory()` does.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ MOST_CHUNKS = 256
 
 
 class CudaError(Exception):
-    """The driver said no. After most of them the process can do no more on the device: end it."""
+    """A driver call failed. After most of these errors the process can do no more on the device: end it."""
 
     spends_runner = True
 
@@ -56,7 +56,8 @@ class CudaMemory:
         self._call("cuMemFree_v2", block.address)
 
     def _enter(self, device: int) -> None:
-        """Makes the device's one context current; made the first time, it lives as long as the process."""
+        """Make the device's primary context current; the first call creates it, and it lives as long as the
+        process."""
         if device not in self._contexts:
             handle, context = c_int(), c_void_p()
             self._call("cuDeviceGet", byref(handle), c_int(device))
@@ -85,7 +86,7 @@ class CudaBlock:
         self._memory.fill(self, word)
 
     def holds(self, word: int) -> bool:
-        """Reads back all of a small block, and of a large one pieces spread evenly from end to end."""
+        """Read back all of a small block, and evenly spread pieces of a large one."""
         size = min(CHUNK, self.size)
         expected = word.to_bytes(4, "little") * (size // 4)
         return all(self._memory.read(self, offset, size) == expected for offset in self._offsets(size))

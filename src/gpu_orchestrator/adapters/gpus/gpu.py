@@ -1,7 +1,7 @@
-"""What a source of GPUs offers, whatever the vendor: devices that stay, readings that change.
+"""The interface of every source of GPUs: devices that stay, readings that change.
 
-A worker and the node agent hold one `Gpus`. Calls block for milliseconds at most and never raise for a device
-in trouble: its reading carries the problem in words.
+A worker and the node agent each hold one `Gpus`. Calls block for milliseconds at most and never raise for a
+faulty device: its reading carries the problem in words.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`index` is the number of the device on this machine, `uuid` its name for ever."""
+    """`index` is the number of the device on this machine; `uuid` never changes."""
 
     index: int
     uuid: str
@@ -26,7 +26,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process with memory on a device; `used_mib` is None where the driver does not say."""
+    """A process with memory on a device; `used_mib` is None where the driver does not report it."""
 
     pid: int
     used_mib: int | None
@@ -34,8 +34,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One device now. None is what the driver does not tell; `problem` is empty when all is well. `xid` is
-    the driver's number of a fault after which the device cannot be used, 0 for none."""
+    """One device now. A value that the driver does not report is None; `problem` is empty when all is well.
+    `xid` is the driver's number of a fault that made the device unusable, 0 for none."""
 
     uuid: str
     used_mib: int
@@ -48,22 +48,23 @@ class Reading:
     xid: int = 0
 
     def held_by(self, pids: Collection[int]) -> int:
-        """MiB of the processes given; what cannot be attributed counts as held by others."""
+        """Return the MiB of the given processes; memory that cannot be attributed counts as held by
+        others."""
         return sum(process.used_mib or 0 for process in self.processes if process.pid in pids)
 
 
 class Gpus(Protocol):
     def devices(self) -> tuple[Device, ...]:
-        """All devices in order of index; empty where there is no driver."""
+        """Return all devices in order of index; empty where there is no driver."""
 
     def readings(self) -> tuple[Reading, ...]:
-        """One for each device ever listed by `devices`, in the same order."""
+        """Return one reading for each device that `devices` ever listed, in the same order."""
 
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
-        """What a process needs in its environment to see these devices and no other."""
+        """Return the environment that lets a process see these devices and no others."""
 
     def close(self) -> None: ...
 
 
 class OutOfMemory(Exception):
-    """A device has less free memory than was asked for."""
+    """A device has less free memory than was requested."""

@@ -1,6 +1,6 @@
-"""`python -m gpu_orchestrator.adapters.gpus.hold MIB`: takes memory of the first visible device and keeps it.
+"""`python -m gpu_orchestrator.adapters.gpus.hold MIB`: take memory of the first visible device and keep it.
 
-A stranger on the device, for tests and demonstrations. Prints `held`, ends when its input is closed.
+A foreign process on the device, for tests and demonstrations. Prints `held`; ends when its input is closed.
 """
 
 import sys

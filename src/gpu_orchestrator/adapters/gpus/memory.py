@@ -1,7 +1,7 @@
-"""Memory of the devices this process may see, taken and given back for real.
+"""Allocate and free real memory of the devices that this process can see.
 
-For processes that work on devices (a runner's `vram` handler, `hold.py`); the agent never imports it.
-Which devices is said by the environment, as `Gpus.environment` made it.
+For processes that work on devices (a runner's `vram` handler, `hold.py`); the agent never imports it. The
+environment, as made by `Gpus.environment`, decides which devices are visible.
 """
 
 import os
@@ -17,17 +17,17 @@ class Block(Protocol):
     def fill(self, word: int) -> None: ...
 
     def holds(self, word: int) -> bool:
-        """Whether every word looked at is still this one."""
+        """Return True if every word that is checked still has this value."""
 
     def free(self) -> None: ...
 
 
 class Memory(Protocol):
     def count(self) -> int:
-        """How many devices are visible."""
+        """Return how many devices are visible."""
 
     def allocate(self, device: int, mib: int) -> Block:
-        """Raises `OutOfMemory`. `device` counts the visible ones from 0."""
+        """Allocate memory; raise `OutOfMemory`. `device` counts the visible ones from 0."""
 
 
 def visible() -> Memory:
@@ -51,7 +51,7 @@ class SimulatedMemory:
 
 
 class SimulatedBlock:
-    """There is no memory behind it: one word stands for all of them."""
+    """No memory is behind it: one word stands for all of them."""
 
     def __init__(self, allocation: simulated.Allocation) -> None:
         self._allocation, self._word = allocation, 0

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs, asked of the driver through NVML; no CUDA is touched.
+"""NVIDIA's GPUs, read from the driver through NVML; CUDA is not used.
 
-Survives what drivers do: not installed, unloaded and loaded again while we run, one device lost while the
-others go on. After any error that may mean a changed driver the library is opened anew at the next call.
+It survives a driver that is not installed, or is unloaded and loaded again, and one device that is lost while
+the others go on. After any error that may mean a changed driver, the next call opens the library again.
 """
 
 from collections.abc import Callable, Collection
@@ -33,7 +33,7 @@ class Nvml:
         self._xids = Xids()
 
     def devices(self) -> tuple[Device, ...]:
-        """Also looks for devices that came since the last call; one that was seen once stays listed."""
+        """Also look for devices that appeared since the last call; a device stays listed once it was seen."""
         if not self._open():
             return self._known
         found = {device.uuid: device for device in self._known} | {d.uuid: d for d in self._found()}
@@ -46,7 +46,8 @@ class Nvml:
         return tuple(self._reading(device, trouble) for device in self._known)
 
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
-        """An empty `CUDA_VISIBLE_DEVICES` shows none: a task without a GPU cannot take one by accident."""
+        """An empty `CUDA_VISIBLE_DEVICES` hides all devices: a task without a GPU cannot take one by
+        accident."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def close(self) -> None:
@@ -101,7 +102,7 @@ class Nvml:
             return Reading(device.uuid, used_mib=0, free_mib=0, problem=str(error))
 
     def _note(self, error: pynvml.NVMLError) -> None:
-        """Opening anew waits for the next call: the other devices are still to be asked."""
+        """Only mark the library for reopening at the next call: the other devices are still to be read."""
         self._is_stale = self._is_stale or error.value in _REOPEN
 
 
@@ -121,7 +122,7 @@ def _read(uuid: str) -> Reading:
 
 
 def _memory(handle: Any) -> Any:
-    """Where the driver is new enough, `used` leaves out what the driver itself keeps back."""
+    """Where the driver is new enough, `used` leaves out what the driver reserves for itself."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
@@ -129,7 +130,7 @@ def _memory(handle: Any) -> Any:
 
 
 def _processes(handle: Any) -> tuple[Process, ...]:
-    """A process can be listed for computing and for graphics, each time with all its memory."""
+    """A process can be listed both for compute and for graphics, each time with all its memory."""
     listed: list[Any] = _tell(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
     listed += _tell(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
     used = {entry.pid: entry.usedGpuMemory for entry in listed}
@@ -137,7 +138,7 @@ def _processes(handle: Any) -> tuple[Process, ...]:
 
 
 def _tell(ask: Callable[[], T], otherwise: T) -> T:
-    """The driver's answer, or `otherwise` where this device or driver cannot tell."""
+    """Return the driver's answer, or `otherwise` if this device or driver does not support the call."""
     try:
         return ask()
     except pynvml.NVMLError:

@@ -1,10 +1,10 @@
-"""Described devices, like real ones where it matters: memory is held by processes and dies with them.
+"""Simulated devices, like real ones where it matters: processes hold memory, and it is freed when they end.
 
 A folder is the hardware. Each allocation is a file there that names its process, so any process can take
-memory, every process sees it, and what a killed process held is free at once:
+memory, every process sees it, and the memory of a killed process is free at once:
 
     <folder>/devices.json                     the devices
-    <folder>/<uuid>/lock                      held while memory is counted and taken
+    <folder>/<uuid>/lock                      locked while memory is counted and taken
     <folder>/<uuid>/<pid>-<start>-<number>    MiB of one allocation
     <folder>/<uuid>/trouble.json              what is wrong with it: temperature_c, problem, ecc_errors, xid
 """
@@ -58,7 +58,7 @@ class Simulated:
         return {FOLDER_VARIABLE: str(self._folder), VISIBLE_VARIABLE: ",".join(uuids)}
 
     def close(self) -> None:
-        """The folder stays: it is the hardware."""
+        """Keep the folder: it is the hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class Allocation:
 
 
 def allocate(folder: Path, uuid: str, mib: int) -> Allocation:
-    """Takes memory for the calling process; it is given back by `free` or when the process ends."""
+    """Take memory for the calling process; `free` or the end of the process gives it back."""
     device = next((device for device in _published(folder) if device.uuid == uuid), None)
     if device is None:
         raise LookupError(f"no simulated device '{uuid}' in {folder}")
     with _locked(folder, uuid):
         free = _read(folder, device).free_mib
         if mib > free:
-            raise OutOfMemory(f"{mib} MiB were asked of {uuid}, {free} of {device.memory_mib} MiB are free")
+            raise OutOfMemory(f"{mib} MiB requested on {uuid}, {free} of {device.memory_mib} MiB are free")
         pid = os.getpid()
         path = folder / uuid / f"{pid}-{_start_of(pid)}-{next(_numbers)}"
         path.write_text(str(mib))
@@ -90,7 +90,7 @@ def _describe(folder: Path, description: str) -> Iterator[Device]:
         match = _DESCRIPTION.fullmatch(part.strip())
         if match is None or not 0 < int(match["count"]) <= 1024:
             raise BadDescription(
-                f"'{part}' describes no simulated GPUs; write a count such as 4, or 4xL4:24GiB,2xH200:141GiB"
+                f"'{part}' does not describe GPUs; write a count such as 4, or 4xL4:24GiB,2xH200:141GiB"
             )
         size = int(match["size"] or 24) * (1 if match["unit"] == "MiB" else 1024)
         for _ in range(int(match["count"])):
@@ -148,7 +148,7 @@ def _trouble(path: Path) -> dict[str, Any]:
 
 
 def _holder(path: Path) -> tuple[int, int]:
-    """Process and MiB of one allocation; what a dead process left counts nothing and is cleared away."""
+    """Return process and MiB of one allocation; remove what a dead process left and return nothing for it."""
     pid, start, _ = path.name.split("-")
     if _start_of(int(pid)) != start:
         path.unlink(missing_ok=True)
@@ -159,8 +159,8 @@ def _holder(path: Path) -> tuple[int, int]:
 
 
 def _start_of(pid: int) -> str:
-    """When a process started, in ticks: with its number it names the process for ever. Empty when it is gone
-    or waits only to be reaped."""
+    """Return when a process started, in ticks; with its number this identifies the process for good. Empty if
+    the process has ended, even if it is not yet reaped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

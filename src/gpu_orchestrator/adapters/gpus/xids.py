@@ -1,7 +1,7 @@
-"""XIDs: the driver's numbers for what went wrong with a device, heard from it as events.
+"""XIDs: the driver's numbers for device faults, received from it as events.
 
-Those that a faulty program causes are its own affair. After any other the device is not trusted until it
-was reset, which ends all that uses it, this worker too: so a fault stays for the life of the process.
+XIDs caused by a faulty program are ignored. After any other, the device is not trusted until it is reset,
+which ends every process on it, this worker too: so a fault stays for the life of the process.
 """
 
 from collections.abc import Collection
@@ -23,7 +23,7 @@ class Xids:
         self.faults: dict[str, int] = {}
 
     def listen(self, uuids: Collection[str]) -> None:
-        """To these devices too. A driver that tells no events is let alone."""
+        """Listen to these devices too. A driver without events is ignored."""
         try:
             if self._heard is None:
                 self._heard = pynvml.nvmlEventSetCreate()
@@ -35,14 +35,14 @@ class Xids:
             return
 
     def marked(self, reading: Reading) -> Reading:
-        """The reading, with the fault of its device if there was one."""
+        """Return the reading, with the fault of its device if there was one."""
         self._take()
         xid = self.faults.get(reading.uuid, 0)
-        problem = f"the driver reported XID {xid}; reset the device and start the worker anew"
+        problem = f"the driver reported XID {xid}; reset the device and restart the worker"
         return replace(reading, xid=xid, problem=reading.problem or problem) if xid else reading
 
     def close(self) -> None:
-        """Events belong to an opened library; what was heard is kept."""
+        """Events belong to an open library; faults received so far are kept."""
         if self._heard is not None:
             self._ask(pynvml.nvmlEventSetFree, self._heard)
         self._heard = None

@@ -1,1 +1,1 @@
-"""Requests to addresses that users name. `requests` brings a whole HTTP client: import it where used."""
+"""Requests to addresses that users name. `requests` loads a whole HTTP client: import it where it is used."""

@@ -1,4 +1,5 @@
-"""Which addresses may be asked on behalf of users: public ones, and private ones that an operator named."""
+"""Which addresses may be requested on behalf of users: public ones, and private ones that an operator
+named."""
 
 import errno
 import ipaddress
@@ -9,7 +10,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-"""All that is given out to be reached from everywhere; what of it is not, is among these:"""
+"""All global unicast addresses; the exceptions within it are listed next."""
 NOT_PUBLIC: tuple[Network, ...] = tuple(
     map(
         ipaddress.ip_network,
@@ -24,7 +25,8 @@ NOT_PUBLIC: tuple[Network, ...] = tuple(
 
 
 class Forbidden(OSError):
-    """May not be asked; says why. An `OSError` because that is what making a connection may raise."""
+    """The address may not be requested; the message says why. An `OSError`, because that is what opening a
+    connection may raise."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EACCES, reason)
@@ -36,14 +38,14 @@ class Forbidden(OSError):
 @dataclass(frozen=True, slots=True)
 class Allowed:
     """`hosts` are names, `*.example.org` for all below one, `*` for all; `networks` are private addresses
-    that may be reached all the same."""
+    that are allowed anyway."""
 
     hosts: tuple[str, ...] = ()
     networks: tuple[Network, ...] = ()
 
     @classmethod
     def of(cls, hosts: str, networks: str) -> "Allowed":
-        """From settings, separated by commas; raises `ValueError` for what is no network."""
+        """Parse the settings, separated by commas; raise `ValueError` for what is not a network."""
         names = tuple(each.strip().lower() for each in hosts.split(",") if each.strip())
         return cls(
             names, tuple(ipaddress.ip_network(each.strip()) for each in networks.split(",") if each.strip())
@@ -58,7 +60,7 @@ class Allowed:
 
 
 def check_address(address: Address, allowed: Allowed) -> None:
-    """Raises `Forbidden` for what is not public, unless an operator allowed its network."""
+    """Raise `Forbidden` for an address that is not public, unless an operator allowed its network."""
     inner = _inner(address)
     if any(inner in network for network in allowed.networks if network.version == inner.version):
         return
@@ -68,8 +70,8 @@ def check_address(address: Address, allowed: Allowed) -> None:
 
 
 def address_in(host: str) -> Address | None:
-    """The address that a host is, in any spelling that a resolver takes: `127.1`, `0x7f000001`, `2130706433`,
-    `0177.0.0.1` are all the same; None for a name."""
+    """Return the address that a host is, in any spelling that a resolver accepts: `127.1`, `0x7f000001`,
+    `2130706433`, `0177.0.0.1` are all the same; None for a name."""
     bare = host.rstrip(".").partition("%")[0]
     try:
         return ipaddress.ip_address(bare)
@@ -82,7 +84,7 @@ def address_in(host: str) -> Address | None:
 
 
 def _inner(address: Address) -> Address:
-    """The IPv4 address inside of an IPv6 one where networks translate it."""
+    """Return the IPv4 address inside an IPv6 one, where networks translate it."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

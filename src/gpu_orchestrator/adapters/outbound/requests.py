@@ -1,8 +1,8 @@
-"""Requests to addresses that users name, such as callbacks: only to hosts an operator allowed, and never to a
-private address, however it is spelt or whatever a name resolves to.
+"""Requests to addresses that users name, such as callbacks: only to hosts that an operator allowed, and never
+to a private address, however it is spelt and whatever a name resolves to.
 
 A name is resolved once and the connection goes to the address that was checked; the last check is where the
-socket is made, which nothing gets around. Redirects are not followed.
+socket is made, so nothing gets around it. Redirects are not followed.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ LONGEST_URL = 2000
 
 
 def check_url(text: str, allowed: Allowed) -> URL:
-    """The URL, if its form, its host and an address in it are allowed; raises `Forbidden`."""
+    """Return the URL if its form, its host and any address in it are allowed; raise `Forbidden`."""
     url = _parsed(text)
     host = url.host or ""
     if not allowed.has_host(host):
@@ -33,7 +33,7 @@ def check_url(text: str, allowed: Allowed) -> URL:
 def session(
     allowed: Allowed, *, timeout_s: float, resolver: AbstractResolver | None = None
 ) -> aiohttp.ClientSession:
-    """For requests to URLs that were checked; send them with `allow_redirects=False`."""
+    """Return a session for requests to checked URLs; send them with `allow_redirects=False`."""
 
     def make(info: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, where = info
@@ -58,8 +58,8 @@ def session(
 
 
 class Checked(AbstractResolver):
-    """A resolver all of whose answers may be reached: a name with one private address among its public ones
-    is meant to deceive."""
+    """A resolver that returns allowed addresses only: a name with one private address among public ones is
+    refused, because it is meant to deceive."""
 
     def __init__(self, resolver: AbstractResolver, allowed: Allowed) -> None:
         self._resolver, self._allowed = resolver, allowed
@@ -85,7 +85,7 @@ def _parsed(text: str) -> URL:
         url = URL(text)
         host, port = url.host, url.port
     except ValueError as error:
-        raise Forbidden(f"this is no URL: {error}") from error
+        raise Forbidden(f"this is not a URL: {error}") from error
     if url.scheme not in ("http", "https") or not host or not port:
         raise Forbidden("a URL begins with http:// or https:// and names a host")
     if url.user is not None or url.password is not None:

@@ -186,7 +186,7 @@ class Dispatcher:
         """See to it that the engine knows how many tasks of it may run."""
         most = self.means.owners.most(owner)
         if self._allowed.get(owner) != most:
-            self._handle(events.Allowed(owner, most))
+            self._handle(events.LimitChanged(owner, most))
         self._allowed[owner] = most
 
     def _used(self, owner: str, gpu_s: float) -> None:
@@ -199,7 +199,7 @@ class Dispatcher:
     def _ask(self, name: str) -> None:
         known = self.tasks[name]
         request = request_of(name, known.spec, avoid=self._avoided(known))
-        self._handle(events.Asked(request, since=known.created_s))
+        self._handle(events.RequestAdded(request, since=known.created_s))
 
     def _avoided(self, known: Known) -> tuple[str, ...]:
         """Workers on which it died, as long as there is another one online."""
@@ -211,7 +211,7 @@ class Dispatcher:
 
     def _leave(self, name: str) -> None:
         self.tasks.pop(name, None)
-        self._handle(events.Gone(name))
+        self._handle(events.RequestRemoved(name))
 
     def _remember(self, each: Remembered) -> None:
         """An attempt that was under way when this term began."""
@@ -219,7 +219,7 @@ class Dispatcher:
         self._meet(spec.tenant)
         self.tasks[each.id] = Known(spec, each.attempt, each.created_ms / 1000, died_on(each.deaths))
         placement = fleet.placement_of(each.id, each.worker, fleet.read_spot(each.place))
-        self._handle(events.Held(placement, request_of(each.id, spec)))
+        self._handle(events.PlacementObserved(placement, request_of(each.id, spec)))
 
     def _changed(self, name: str, row: Row | None) -> None:
         if row is not None:
@@ -227,13 +227,13 @@ class Dispatcher:
             self._decide()  # what is promised must be known before what is free
             self._observe(name)
         elif self.workers.pop(name, None) is not None:
-            self._handle(events.NodeGone(name))
+            self._handle(events.NodeRemoved(name))
 
     def _observe(self, name: str) -> None:
         worker, cluster = self.workers[name], self.engine.cluster
         held = cluster.held_on(name).values() if name in cluster else ()
         reserved = fleet.reserved_on(worker, self.means.memory, held)
-        self._handle(events.NodeSeen(node_of(worker, self.means.memory, reserved)))
+        self._handle(events.NodeUpdated(node_of(worker, self.means.memory, reserved)))
 
     def _handle(self, event: events.Event) -> None:
         """Gathered, and decided upon in `_arrange`, once for all."""
@@ -263,7 +263,7 @@ class Dispatcher:
 
     def _arrange_in_time(self) -> None:
         """At once if somebody waits for a decision; else those come first who wait for an answer."""
-        if self.engine.has_waiting or any(isinstance(each, events.Asked) for each in self._heard):
+        if self.engine.has_waiting or any(isinstance(each, events.RequestAdded) for each in self._heard):
             self._arrange()
         elif not self._has_leisure:
             self._has_leisure = True

@@ -15,7 +15,7 @@ from gpu_orchestrator.apps.cluster.ledger import Ledger
 from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen, Spot
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.engine.events import Event, Gone, Place, Placed, PlaceFailed
+from gpu_orchestrator.engine.events import Event, Place, Placed, PlaceFailed, RequestRemoved
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ class Giving:
         key, known = plan.place.request.key, self.tasks.get(plan.place.request.key)
         if len(answer) == 1 or known is None:
             if answer[0] == "task moved on":
-                yield Gone(key)
+                yield RequestRemoved(key)
             yield PlaceFailed(key)
             return
         known.attempt += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpu_orchestrator.api.task import TaskSpec
-from gpu_orchestrator.engine.engine import State
+from gpu_orchestrator.engine.scheduling_queue import State
 
 
 @dataclass(slots=True)

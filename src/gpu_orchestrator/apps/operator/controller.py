@@ -21,7 +21,7 @@ from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
-from gpu_orchestrator.adapters.lull import CALM, Lull
+from gpu_orchestrator.adapters.pacer import CALM, Pacer
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
@@ -58,7 +58,7 @@ class Dependencies:
     client: Client
     recorder: Recorder
     metrics: Metrics
-    lull: Lull
+    pacer: Pacer
     registry: Registry = field(default_factory=Registry)
     rng: Rng = field(default_factory=random.SystemRandom)
     now: Callable[[], datetime] = utc_now
@@ -69,7 +69,7 @@ class Controller:
     `claims_by_default`: the gpu-scheduler places workloads without a claim, too."""
 
     def __init__(self, uses: Dependencies, *, namespace: str = "", claims_by_default: bool = False) -> None:
-        self._metrics, self._lull, self._now, self._rng = uses.metrics, uses.lull, uses.now, uses.rng
+        self._metrics, self._pacer, self._now, self._rng = uses.metrics, uses.pacer, uses.now, uses.rng
         self.queue: WorkQueue[str] = WorkQueue()
         self._watches = watch(uses.client, namespace)
         self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
@@ -145,7 +145,7 @@ class Controller:
     def _busy(self, step: int) -> None:
         self._passes += step
         to_do = self._passes + len(self.queue)
-        self._lull.set(to_do)
+        self._pacer.set(to_do)
         if to_do < CALM and self._deferred:  # one at a time, so that new work need not wait
             name = next(iter(self._deferred))
             del self._deferred[name]
@@ -189,7 +189,7 @@ class Controller:
             return "refused"
 
     async def _carry_out(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> str:
-        if plan.can_wait and self._lull.is_busy and self._can_defer(name):
+        if plan.can_wait and self._pacer.is_busy and self._can_defer(name):
             self._enqueue_at(name, plan.again_at)
             return "later"
         await self._perform(name, snapshot, plan)

@@ -10,7 +10,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, unique_identity
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.process import Process
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
@@ -44,10 +44,10 @@ async def run(options: Options) -> None:
 
 
 def make(client: Client, options: Options) -> Process:
-    metrics, lull = Metrics(), Lull(time.monotonic, EVENTS_WAIT_S, EVENTS_TRICKLE_S)
-    recorder = Recorder(client, names.OPERATOR, pace=lull.wait)
+    metrics, pacer = Metrics(), Pacer(time.monotonic, EVENTS_WAIT_S, EVENTS_TRICKLE_S)
+    recorder = Recorder(client, names.OPERATOR, pace=pacer.wait)
     controller = Controller(
-        Dependencies(client, recorder, metrics, lull),
+        Dependencies(client, recorder, metrics, pacer),
         namespace=options.namespace,
         claims_by_default=options.claims_by_default,
     )

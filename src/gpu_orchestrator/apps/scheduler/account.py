@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import isinf
 
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import claims as asks
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.gpuclaim import GpuClaim
@@ -29,10 +29,10 @@ AGAIN_S = 0.2
 
 class Account:
     def __init__(
-        self, claims: Claims, desk: Desk, releaser: Releaser, *, lull: Lull, now: Callable[[], str]
+        self, claims: Claims, desk: Desk, releaser: Releaser, *, pacer: Pacer, now: Callable[[], str]
     ) -> None:
         self._claims, self._desk, self._releaser = claims, desk, releaser
-        self._lull, self._now = lull, now
+        self._pacer, self._now = pacer, now
         self._to_keep: WorkQueue[str] = WorkQueue()
         self._to_tell: WorkQueue[str] = WorkQueue()
 
@@ -72,14 +72,14 @@ class Account:
             group.create_task(self._to_tell.run(self._tell, workers=WRITERS))
 
     async def _keep(self, name: str) -> None:
-        await self._lull.wait()
+        await self._pacer.wait()
         pod = self._unkept(name)
         asked = self._desk.stores.claim_of(pod) if pod else None
         if pod and asked and await self._claims.reserve(pod, asked):
             self._to_keep.add_after(name, AGAIN_S)
 
     async def _tell(self, name: str) -> None:
-        await self._lull.wait()
+        await self._pacer.wait()
         claim, due = self._desk.stores.claims.get(name), self._due(name)
         if claim and due and not await self._claims.write(claim, due):
             self._to_tell.add_after(name, AGAIN_S)

@@ -30,7 +30,7 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import Asked, Event
+from gpu_orchestrator.engine.events import Event, RequestAdded
 
 Fate = Literal["bound", "flying", "waiting", "unknown"]
 
@@ -190,7 +190,7 @@ class Desk:
         server = self._serving.server(f"{pod.metadata.namespace}/{asks.claim_name(pod)}")
         wished = wish.wish(pod, self.stores.claim_of(pod), self.stores, server)
         if isinstance(wished, Request):
-            self.waiting.ask(Asked(wished, self._clock() - self._waited_s(pod)))
+            self.waiting.ask(RequestAdded(wished, self._clock() - self._waited_s(pod)))
         else:
             self.waiting.withdraw(pod.metadata.uid)
             self.waiting.refuse(pod.metadata.uid, wished)

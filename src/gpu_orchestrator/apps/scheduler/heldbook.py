@@ -15,7 +15,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.nodebook import NodeBook
 from gpu_orchestrator.apps.scheduler.stores import Stores
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.engine.events import Event, Gone, Held
+from gpu_orchestrator.engine.events import Event, PlacementObserved, RequestRemoved
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class HeldBook:
             self.nodes.plugin_pod(uid, placement.node, placement.unnamed)
             placement = replace(placement, unnamed=0)
         self._of[uid] = placement
-        self._feed(Held(placement))
+        self._feed(PlacementObserved(placement))
 
     def drop(self, uid: str) -> Placement | None:
         """The pod has ended; what it held."""
@@ -60,11 +60,11 @@ class HeldBook:
     def keep(self, uid: str, placement: Placement) -> None:
         """Devices of an ended pod stay taken by our own memory, unless leases do that."""
         if placement.devices and self._keeps_ended:
-            self._feed(Held(replace(placement, key=_ended(uid), resources=(), host_ports=())))
+            self._feed(PlacementObserved(replace(placement, key=_ended(uid), resources=(), host_ports=())))
 
     def freed(self, uid: str) -> None:
         """Nothing of what an ended pod held is in use any longer."""
-        self._feed(Gone(_ended(uid)))
+        self._feed(RequestRemoved(_ended(uid)))
 
 
 def _ended(uid: str) -> str:

@@ -14,7 +14,7 @@ from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.engine.events import Event, Gone, Held
+from gpu_orchestrator.engine.events import Event, PlacementObserved, RequestRemoved
 
 
 class LeaseBook:
@@ -79,10 +79,10 @@ class LeaseBook:
             self._told[name] = wanted
         for uid, placement in wanted.items():
             if told.get(uid) != placement:
-                self._feed(Held(placement))
+                self._feed(PlacementObserved(placement))
         for uid, placement in told.items():
             if uid not in wanted:
-                self._feed(Gone(placement.key))
+                self._feed(RequestRemoved(placement.key))
 
     def _wanted(self, lease: Lease) -> dict[str, Placement]:
         if spot := deviceleases.obstructed(lease):

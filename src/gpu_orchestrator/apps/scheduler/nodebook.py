@@ -15,7 +15,7 @@ from gpu_orchestrator.api.kubernetes import Node
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.errors import CoreError
-from gpu_orchestrator.engine.events import Event, Gone, Held, NodeGone, NodeSeen
+from gpu_orchestrator.engine.events import Event, NodeRemoved, NodeUpdated, PlacementObserved, RequestRemoved
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ class NodeBook:
         if new is not None:
             self.look_at(new.metadata.name)
         elif old is not None:
-            self._feed(NodeGone(old.metadata.name))
+            self._feed(NodeRemoved(old.metadata.name))
 
     def see_report(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if report := new or old:
@@ -73,7 +73,7 @@ class NodeBook:
         except (BadQuantity, CoreError) as error:
             log.error("node cannot be counted", node=name, error=str(error))
             return
-        self._feed(NodeSeen(node))
+        self._feed(NodeUpdated(node))
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
         used = inventory.used_by(report)
@@ -89,6 +89,6 @@ class NodeBook:
         if ids:
             self._strangers[name] = placement
             if before != placement:
-                self._feed(Held(placement))
+                self._feed(PlacementObserved(placement))
         elif before is not None:
-            self._feed(Gone(before.key))
+            self._feed(RequestRemoved(before.key))

@@ -12,7 +12,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Times, unique_identity
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.process import Process
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
@@ -42,8 +42,8 @@ async def run(settings: Settings) -> None:
 
 
 def make(client: Client, settings: Settings) -> Process:
-    metrics, lull = Metrics(), Lull(asyncio.get_running_loop().time)
-    recorder = Recorder(client, settings.scheduler_name, capacity=EVENTS, writers=WRITERS, pace=lull.wait)
+    metrics, pacer = Metrics(), Pacer(asyncio.get_running_loop().time)
+    recorder = Recorder(client, settings.scheduler_name, capacity=EVENTS, writers=WRITERS, pace=pacer.wait)
     elector = _elector(client, settings) if settings.leader_elect else None
     scheduler = Scheduler(
         client,
@@ -51,7 +51,7 @@ def make(client: Client, settings: Settings) -> Process:
         Watches(client, settings.namespace),
         recorder,
         metrics,
-        lull=lull,
+        pacer=pacer,
         registry=_registry(settings),
         rng=random.SystemRandom(),
         may_write=lambda: elector is None or elector.is_leader,

@@ -11,7 +11,7 @@ import structlog
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.agents import Agents
@@ -47,7 +47,7 @@ class Scheduler:
         recorder: Recorder,
         metrics: Metrics,
         *,
-        lull: Lull,
+        pacer: Pacer,
         registry: Registry,
         rng: Rng,
         may_write: Callable[[], bool],
@@ -58,7 +58,7 @@ class Scheduler:
         leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
         self._pods = Touch(client, stores.pods)
-        self._work = Work(client, self._pods, guard, metrics, lull)
+        self._work = Work(client, self._pods, guard, metrics, pacer)
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
@@ -81,8 +81,8 @@ class Scheduler:
             wait_s=settings.release_seconds,
         )
         claims = Claims(client)
-        self._account = Account(claims, self.desk, self._releaser, lull=lull, now=_now)
-        self._teller = Teller(self._pods, recorder, lull, self._waits)
+        self._account = Account(claims, self.desk, self._releaser, pacer=pacer, now=_now)
+        self._teller = Teller(self._pods, recorder, pacer, self._waits)
         self._work.desk, self._work.releaser, self._work.teller = self.desk, self._releaser, self._teller
         self._work.binder = Binder(
             client,

@@ -1,4 +1,4 @@
-"""How the scheduler is told to behave: a file, and flags that win over it. Unknown keys are refused."""
+"""Settings of the scheduler, from a YAML file and from flags, which win. Unknown keys are refused."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,19 +7,16 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api import names
 
 Lock = Literal["lease", "binding"]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class BadSettings(ValueError):
-    """The file cannot be used as it is."""
-
-
 class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """`lock: lease` guards every device by a Lease, so any number of schedulers is safe. `lock: binding`
-    writes less and relies on there being one leader."""
+    writes less but is safe only with one leader."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
@@ -38,11 +35,11 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
 
 def load(path: str, flags: dict[str, Any]) -> Settings:
-    """`flags` are those that were given; the others are None."""
-    told = _read(Path(path)) if path else {}
-    told |= {_camel(name): value for name, value in flags.items() if value is not None}
+    """Read the settings. A flag that was not given is None."""
+    values = _read(Path(path)) if path else {}
+    values |= {_camel(name): value for name, value in flags.items() if value is not None}
     try:
-        return msgspec.convert(told, Settings, strict=False)
+        return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(_camel(name) for name in Settings.__struct_fields__)
         raise BadSettings(f"settings of {path or 'the command line'}: {error}; known: {known}") from error
@@ -50,14 +47,14 @@ def load(path: str, flags: dict[str, Any]) -> Settings:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise BadSettings(f"cannot read {path}: {error.strerror}; mend --config") from error
+        raise BadSettings(f"cannot read {path}: {error.strerror}; fix --config") from error
     except yaml.YAMLError as error:
-        raise BadSettings(f"{path} is no YAML: {error}") from error
-    if told is not None and not isinstance(told, dict):
-        raise BadSettings(f"{path} holds a {type(told).__name__}; write keys and values")
-    return dict(told or {})
+        raise BadSettings(f"{path} is not valid YAML: {error}") from error
+    if values is not None and not isinstance(values, dict):
+        raise BadSettings(f"{path} holds a {type(values).__name__}; write keys and values")
+    return dict(values or {})
 
 
 def _camel(name: str) -> str:

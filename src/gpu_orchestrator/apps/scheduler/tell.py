@@ -12,7 +12,7 @@ import structlog
 from gpu_orchestrator.adapters.kube.errors import Conflict, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import claims as asks
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import PODS, Pod
@@ -32,10 +32,10 @@ class Teller:
         self,
         pods: Touch,
         recorder: Recorder,
-        lull: Lull,
+        pacer: Pacer,
         waits: Callable[[str], tuple[Pod, str] | None],
     ) -> None:
-        self._pods, self._recorder, self._lull, self._waits = pods, recorder, lull, waits
+        self._pods, self._recorder, self._pacer, self._waits = pods, recorder, pacer, waits
         self.queue: WorkQueue[str] = WorkQueue()
 
     def bound(self, job: Job) -> None:
@@ -58,7 +58,7 @@ class Teller:
         await self.queue.run(self._write, workers=WRITERS)
 
     async def _write(self, uid: str) -> None:
-        await self._lull.wait()
+        await self._pacer.wait()
         found = self._waits(uid)
         if found is None:
             return

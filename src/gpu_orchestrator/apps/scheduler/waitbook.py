@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import Asked, Event, Gone
+from gpu_orchestrator.engine.events import Event, RequestAdded, RequestRemoved
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 
@@ -24,7 +24,7 @@ class WaitBook:
     ) -> None:
         self._feed, self._engine, self._ours, self._tell = feed, engine, ours, tell
         self._why: dict[str, str] = {}
-        self._later: dict[str, Asked] | None = {}
+        self._later: dict[str, RequestAdded] | None = {}
 
     def why(self, uid: str) -> str:
         """What the pod was told; empty if nothing."""
@@ -36,7 +36,7 @@ class WaitBook:
         for asked in later.values():
             self.ask(asked)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: RequestAdded) -> None:
         uid = asked.request.key
         if self._later is not None:
             self._later[uid] = asked
@@ -51,7 +51,7 @@ class WaitBook:
         self.bound(uid)
         if self._later:
             self._later.pop(uid, None)
-        self._feed(Gone(uid))
+        self._feed(RequestRemoved(uid))
 
     def bound(self, uid: str) -> None:
         """The pod has what it waited for."""

@@ -9,7 +9,7 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
-from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Binder, Bound, Failed, Job
@@ -38,17 +38,17 @@ class Work:
     releaser: Releaser
 
     def __init__(
-        self, client: Client, pods: Touch, leases: Leases | None, metrics: Metrics, lull: Lull
+        self, client: Client, pods: Touch, leases: Leases | None, metrics: Metrics, pacer: Pacer
     ) -> None:
         self._client, self._pods, self._leases = client, pods, leases
-        self._metrics, self._lull = metrics, lull
+        self._metrics, self._pacer = metrics, pacer
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._bound_at: dict[str, float] = {}
 
     def place(self, job: Job) -> None:
         self._start(self._place(job))
-        self._lull.set(len(self.desk.flying))
+        self._pacer.set(len(self.desk.flying))
 
     def give_up(self, job: Job, why: str) -> None:
         """Not now, for the desk is in the midst of something."""
@@ -109,7 +109,7 @@ class Work:
             self._bound_at[job.pod.metadata.uid] = loop.time()
         self._observe(outcome, loop.time() - began)
         self.desk.done(outcome)
-        self._lull.set(len(self.desk.flying))
+        self._pacer.set(len(self.desk.flying))
 
     def _observe(self, outcome: Bound | Failed, took_s: float) -> None:
         if isinstance(outcome, Failed):

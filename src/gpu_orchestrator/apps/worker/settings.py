@@ -1,22 +1,19 @@
-"""How one worker was started, checked once, before anything else happens."""
+"""Settings of one worker, checked once at its start, before anything else happens."""
 
 import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.worker.frames import Options
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-class BadSettings(ValueError):
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`ca` is a file with the certificates to trust; empty: those of the system. `max_concurrent` tasks may
-    be here at once; those without a device share `processes` runners."""
+    """`ca` is a file with the certificates to trust; if empty, those of the system. The worker takes up to
+    `max_concurrent` tasks at once; those without a device share `processes` runners."""
 
     server: str
     token: str = field(repr=False)
@@ -31,22 +28,26 @@ class Settings:
 
     def __post_init__(self) -> None:
         if urlsplit(self.server).scheme not in ("http", "https") or not urlsplit(self.server).hostname:
-            raise BadSettings(f"server '{self.server}' is no address; write http://host:port or https://host")
+            raise BadSettings(
+                f"server '{self.server}' is not an address; write http://host:port or https://host"
+            )
         if not self.token:
             raise BadSettings("no token; give --token, --token-file or GPU_ORCHESTRATOR_TOKEN")
         if not _NAME.fullmatch(self.name):
             raise BadSettings(
-                f"'{self.name}' is no name for a worker; use up to 63 letters, digits, '.', '_' and '-'"
+                f"'{self.name}' is not a valid worker name; use up to 63 letters, digits, '.', '_' and '-'"
             )
         if self.max_concurrent < 1 or self.processes < 1:
             raise BadSettings("a worker runs 1 or more tasks at once, in 1 or more processes")
         for name, target in self.options.functions.items():
             module, _, function = target.partition(":")
             if not module or not function:
-                raise BadSettings(f"function {name}={target} names no function; write NAME=module:function")
+                raise BadSettings(
+                    f"function {name}={target} does not name a function; write NAME=module:function"
+                )
         for name, url in self.options.upstreams.items():
             if urlsplit(url).scheme not in ("http", "https"):
-                raise BadSettings(f"upstream {name}={url} is no address; write NAME=http://host:port")
+                raise BadSettings(f"upstream {name}={url} is not an address; write NAME=http://host:port")
 
     @property
     def session_url(self) -> str:

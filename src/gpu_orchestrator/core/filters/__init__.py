@@ -1,8 +1,7 @@
-"""Why a node cannot take a request. Each filter looks at many nodes at once and can say in words why one
-fails.
+"""Why a node cannot take a request. Each filter checks many nodes at once and can name the reason.
 
-`compile_filters` picks those that a shape needs, in the order in which they explain: facts about nodes first
-(looked at again only when a node is observed anew), then what is free.
+`compile_filters` picks the filters that a shape needs, in the order in which they explain: facts about nodes
+first (checked again only when a node is observed again), then free capacity.
 """
 
 from gpu_orchestrator.core.filters import devices, nodes, room
@@ -14,6 +13,7 @@ __all__ = ["Filter", "compile_filters"]
 
 
 def compile_filters(shape: Shape, inventory: Inventory) -> tuple[Filter, ...]:
-    """Facts first, free capacity after; within each, the plainest reason first."""
+    """Return the filters of a shape: facts first, free capacity after; within each, the plainest reason
+    first."""
     facts: list[Filter] = [*nodes.for_shape(shape), *devices.facts_for(shape, inventory)]
     return (*facts, *devices.free_for(shape, inventory), *room.for_shape(shape, inventory))

@@ -1,4 +1,4 @@
-"""What every filter can do."""
+"""The interface of all filters."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,21 +12,22 @@ if TYPE_CHECKING:
 
 
 class Filter:
-    """`fact`: depends on the node alone, not on what is free. `lasting`: a node that fails will not pass
-    by itself (when others end, when it becomes ready or healthy), so it says that a request can never fit."""
+    """`fact`: depends on the node alone, not on what is free. `lasting`: a node that fails does not pass
+    later by itself (when others end, when it becomes ready or healthy), so the request can never fit
+    there."""
 
     fact: ClassVar[bool] = True
     lasting: ClassVar[bool] = False
     reason: str = ""
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        """For each row, whether the node can still be taken."""
+        """Return for each row whether the node passes."""
         raise NotImplementedError
 
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
-        """How many of these rows, all of which fail, fail for what reason."""
+        """Count these rows, all of which fail, by reason."""
         return {self.reason: len(rows)}
 
     def lack(self, cluster: "Cluster", row: int) -> str:
-        """What this one node lacks, in words that follow its name."""
+        """Return what this node lacks, in words that follow its name."""
         return singular(next(iter(self.reasons(cluster, np.array([row])))))

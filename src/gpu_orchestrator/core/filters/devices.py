@@ -1,4 +1,4 @@
-"""Filters on a node's devices: of the right kind, healthy, free, and linked well enough to each other."""
+"""Filters on a node's devices: right kind, healthy, free, and linked well enough."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Kind:
-    """Which devices are of the kind a shape asks for."""
+    """Which devices are of the kind that a shape asks for."""
 
     def __init__(self, shape: Shape, inventory: Inventory) -> None:
         self.shape = shape
@@ -55,8 +55,8 @@ class Kind:
         return self.of_one_vendor(inventory, rows, free)
 
     def of_one_vendor(self, inventory: Inventory, rows: Ints, grid: Bools) -> Bools:
-        """Devices of different makers cannot work on one thing: where a node has several, keep those of the
-        one that could offer the best set. Such nodes are rare, so they are looked at one by one."""
+        """One task cannot use devices of different vendors: on a node with several, keep those of the vendor
+        that could offer the best set. Such nodes are rare, so they are checked one by one."""
         if self.shape.gpus > 1 and not self.vendor and inventory.has_mixed:
             for at in where(inventory.mixed[rows]).tolist():
                 grid[at] = self._best_vendor(inventory, int(rows[at]), grid[at])
@@ -153,7 +153,7 @@ class LargeEnough(Filter):
 
 
 class Healthy(Filter):
-    """Told apart from `FreeDevices` only where sickness is what makes the difference."""
+    """Fails a node, separately from `FreeDevices`, only where unhealthy devices make the difference."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.gpus = kind, kind.shape.gpus
@@ -199,7 +199,7 @@ def _few(shape: Shape) -> str:
 
 
 class Linked(Filter):
-    """Some set of free devices has the asked bandwidth between every pair."""
+    """Some set of free devices has the requested bandwidth between every pair."""
 
     fact = False
 
@@ -222,7 +222,7 @@ class Linked(Filter):
 
 
 def masks_of(grid: Bools) -> list[int]:
-    """Each row of a grid as a bit mask."""
+    """Return each row of a grid as a bit mask."""
     packed = np.packbits(grid, axis=1, bitorder="little")
     raw, width = packed.tobytes(), packed.shape[1]
     if width == 1:

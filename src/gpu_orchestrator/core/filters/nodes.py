@@ -1,4 +1,4 @@
-"""Filters on what a node is: ready, open, tolerated, labelled as asked, wired as asked."""
+"""Filters on what a node is: ready, open, tolerated, with the requested labels and fabric."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Schedulable(Filter):
 
 
 class Open(Filter):
-    """Nobody has barred the node's devices; whoever did gave the reason."""
+    """No reason bars the node's devices; `Node.barred` holds the reason."""
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
         passed: Bools = cluster.inventory.barred[rows] == 0
@@ -57,7 +57,7 @@ class Open(Filter):
 
 
 class Tolerated(Filter):
-    """Every NoSchedule and NoExecute taint is tolerated. Judged once per distinct set of taints."""
+    """Every NoSchedule and NoExecute taint is tolerated. Checked once per distinct set of taints."""
 
     def __init__(self, tolerations: tuple[Toleration, ...]) -> None:
         self.tolerations = tolerations
@@ -151,7 +151,7 @@ _MOST_BOUND = 2**63 - 1
 
 
 def _compared(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
-    """Whole numbers of 64 bits only, as in Kubernetes; whatever is none does not match."""
+    """Compare 64-bit integers only, as Kubernetes does; any other value does not match."""
     try:
         bound = int(expression.values[0])
     except (IndexError, ValueError):
@@ -165,7 +165,7 @@ def _compared(expression: Expression, inventory: Inventory, rows: Ints) -> Bools
 
 
 def _name_holds(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
-    """`metadata.name` is the only field there is; any other matches nothing."""
+    """`metadata.name` is the only field; any other matches nothing."""
     named = np.zeros(inventory.size, np.bool_)
     if expression.key == "metadata.name":
         named[[inventory.row_of[name] for name in expression.values if name in inventory.row_of]] = True

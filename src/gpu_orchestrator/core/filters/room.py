@@ -23,7 +23,7 @@ def for_shape(shape: Shape, inventory: Inventory) -> Iterator[Filter]:
 
 
 class Enough(Filter):
-    """Enough of every resource asked for; one look for all of them."""
+    """Enough of every requested resource, in one comparison for all of them."""
 
     fact = False
 
@@ -60,7 +60,7 @@ class Enough(Filter):
         return f"lacks {' and '.join(short)}"
 
     def free(self, cluster: "Cluster", rows: Ints) -> Ints:
-        """What is free of each resource asked for, one row per node."""
+        """Return what is free of each requested resource, one row per node."""
         self._resolve(cluster.inventory)
         return _columns(cluster.usage.free, rows, self.kinds)
 
@@ -69,15 +69,16 @@ class Enough(Filter):
         return _columns(inventory.capacity, rows, self.kinds)
 
     def _resolve(self, inventory: Inventory) -> None:
-        """A resource that nobody offered or held when it was asked for may have a column by now."""
+        """Look up the columns again: a resource that was unknown when it was requested may have one by
+        now."""
         if self.unheard:
             self.kinds = [inventory.kind(name) for name in self.names]
             self.unheard = 0 in self.kinds
             self.floors.clear()
 
     def _floor(self, kinds: int) -> Ints:
-        """What must be free of every kind of resource; for what is not asked, anything, even less than
-        nothing."""
+        """Return what must be free of every kind of resource; for kinds not requested, any number passes,
+        even a negative one."""
         floor = np.full(kinds, np.iinfo(np.int64).min)
         floor[self.kinds] = self.amounts
         return floor
@@ -90,7 +91,7 @@ def _short_of(name: str, *, has_any: bool) -> str:
 
 
 def _columns(amounts: Ints, rows: Ints, kinds: list[int]) -> Ints:
-    """Some columns of some rows; zeroes for a resource that no node was ever seen to have."""
+    """Return some columns of some rows; zeroes for a resource that no node ever had."""
     if max(kinds) < amounts.shape[1]:
         return amounts[rows][:, kinds]
     known = [kind if kind < amounts.shape[1] else 0 for kind in kinds]

@@ -1,4 +1,4 @@
-"""Devices that talk fastest to each other: best weakest link first, then ids next to each other, then low
+"""Choose devices with the fastest links to each other: best weakest link first, then adjacent ids, then low
 ids."""
 
 from math import inf
@@ -16,7 +16,7 @@ def contiguous(choice: Choice) -> tuple[int, ...]:
 
 
 def _narrowest_first(choice: Choice) -> list[tuple[int, int]]:
-    """Stretches of the free devices that hold enough, those with the ids closest together first."""
+    """Return stretches of the free devices that hold enough, those with the closest ids first."""
     ids, gpus = [choice.topology.ids[at] for at in choice.positions], choice.gpus
     longest = len(ids) if 0 < choice.best_gbps < inf else gpus  # where any will do, the shortest are enough
     stretches = [(a, a + n) for n in range(gpus, longest + 1) for a in range(len(ids) - n + 1)]

@@ -1,4 +1,5 @@
-"""Devices that leave the rest most useful: the fullest shared devices, the smallest sufficient island.
+"""Choose devices that leave the rest most useful: the fullest shared devices, the smallest island that is
+enough.
 
 With a bandwidth rule the best weakest link comes first.
 """
@@ -18,8 +19,8 @@ def _fullest_first(choice: Choice) -> tuple[int, ...]:
 
 
 def _smallest_island_first(choice: Choice) -> tuple[int, ...]:
-    """Islands with enough free devices, the smallest first; then the others, the largest first, so as to
-    touch few."""
+    """Order islands: those with enough free devices first, the smallest of them first; then the others, the
+    largest first, so as to touch few."""
     islands = choice.topology.islands
     size: dict[int, int] = {}
     for at in choice.positions:

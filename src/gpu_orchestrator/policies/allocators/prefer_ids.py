@@ -1,5 +1,4 @@
-"""The devices that were asked for by id, in that order; others, lowest ids first, for those that are not
-free."""
+"""Choose the requested ids, in that order; for those that are not free, the lowest other ids."""
 
 from gpu_orchestrator.core.policy import Choice
 from gpu_orchestrator.core.topology import first_set

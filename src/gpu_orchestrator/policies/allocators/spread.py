@@ -1,6 +1,6 @@
-"""Devices far from each other: from as many islands and NUMA nodes as possible, the emptiest devices first.
+"""Choose devices far from each other: as many islands and NUMA nodes as possible, the emptiest first.
 
-With a bandwidth rule, as far as the rule can be kept.
+A bandwidth rule comes first.
 """
 
 from collections import Counter
@@ -15,7 +15,8 @@ def spread(choice: Choice) -> tuple[int, ...]:
 
 
 def _farthest_first(choice: Choice) -> tuple[int, ...]:
-    """Each next one from where the fewest were taken so far, then the emptiest, then the lowest."""
+    """Order devices: each next one from where the fewest were taken so far, then the emptiest, then the
+    lowest."""
     islands, numa = choice.topology.islands, choice.topology.numa
     taken: Counter[tuple[str, int]] = Counter()
     order: list[int] = []

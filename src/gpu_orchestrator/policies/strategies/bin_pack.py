@@ -1,4 +1,5 @@
-"""The fullest node that still fits, so that empty nodes stay whole; shares go where they leave least over."""
+"""Prefer the fullest node that still fits, so that empty nodes stay whole; shares go where they leave least
+over."""
 
 from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.policies import opinions

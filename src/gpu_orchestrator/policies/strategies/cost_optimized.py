@@ -1,4 +1,4 @@
-"""Cheap nodes (label `gpu-orchestrator/cheap-node=true`) before others; among them the lower
+"""Prefer cheap nodes (label `gpu-orchestrator/cheap-node=true`); among them the lower
 `gpu-orchestrator/hourly-cost`; then the least loaded."""
 
 from gpu_orchestrator.core.policy import Strategy

@@ -1,4 +1,4 @@
-"""The node with the most free GPUs; among equals the one that is emptier for its size."""
+"""Prefer the node with the most free GPUs; among equals the one that is emptier for its size."""
 
 from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.policies import opinions

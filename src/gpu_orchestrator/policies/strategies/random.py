@@ -1,4 +1,4 @@
-"""Any node that fits, each as likely as the other."""
+"""Any node that fits, all equally likely."""
 
 from gpu_orchestrator.core.policy import Strategy
 

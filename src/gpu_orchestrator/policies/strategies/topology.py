@@ -1,4 +1,4 @@
-"""The fastest links first; then the offer that breaks up the fewest islands; then the fullest node."""
+"""Prefer the fastest links; then the offer that breaks up the fewest islands; then the fullest node."""
 
 from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.policies import opinions

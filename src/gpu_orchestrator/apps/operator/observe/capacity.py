@@ -25,15 +25,15 @@ from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
-    Asked,
     Event,
-    Gone,
-    Held,
-    NodeGone,
-    NodeSeen,
+    NodeRemoved,
+    NodeUpdated,
     Place,
     PlaceFailed,
+    PlacementObserved,
     Refuse,
+    RequestAdded,
+    RequestRemoved,
     Tick,
 )
 from gpu_orchestrator.policies.registry import Registry
@@ -86,7 +86,7 @@ class Capacity:
             self._registry.policy_of(chosen)  # raises before anything is stored
             mine = self._wishes[asker] = Wish(chosen)
             self._asker[chosen.key] = asker
-            self._feed(Asked(chosen, since), asking=asker)
+            self._feed(RequestAdded(chosen, since), asking=asker)
         else:
             self._feed(
                 Tick(), asking=asker
@@ -114,15 +114,15 @@ class Capacity:
         if new is None:
             if old is not None:
                 self._resources.pop(old.metadata.name, None)
-                self._feed(NodeGone(old.metadata.name))
+                self._feed(NodeRemoved(old.metadata.name))
             return
         try:
-            seen = translate.node_of(new)
+            seen = translate.counted_node(new)
         except BadQuantity as error:
             log.error("node cannot be counted", node=new.metadata.name, error=str(error))
             return
         self._resources[seen.name] = translate.gpu_resource(new)
-        self._feed(NodeSeen(self._as_barred(seen)))
+        self._feed(NodeUpdated(self._as_barred(seen)))
 
     def _as_barred(self, node: CoreNode) -> CoreNode:
         return replace(node, barred=CLAIMED if self._claimed.get(node.name) else "")
@@ -135,7 +135,7 @@ class Capacity:
         placement = self._held_by(new) if new else None
         self._bar(pod, is_there=placement is not None)
         if not name or self._bound.get(name, (uid, None))[0] != uid:
-            self._feed(Held(placement) if placement else Gone(uid))
+            self._feed(PlacementObserved(placement) if placement else RequestRemoved(uid))
             return
         if placement:
             self._bound[name] = (uid, placement)
@@ -153,7 +153,7 @@ class Capacity:
         was_barred = bool(claimed)
         claimed.add(pod.metadata.uid) if is_there else claimed.discard(pod.metadata.uid)
         if bool(claimed) != was_barred and name in self.engine.cluster:
-            self._feed(NodeSeen(self._as_barred(self.engine.cluster.node(name))))
+            self._feed(NodeUpdated(self._as_barred(self.engine.cluster.node(name))))
         if not claimed:
             del self._claimed[name]
 
@@ -181,15 +181,15 @@ class Capacity:
         devices could not be attributed again."""
         job = self._jobs.get(name)
         if name in self._bound:
-            self._feed(Held(replace(self._bound[name][1], key=name)))
+            self._feed(PlacementObserved(replace(self._bound[name][1], key=name)))
         elif job is not None and job.node:
-            self._feed(Held(translate.placement(name, job.node, job.spec.template.spec)))
+            self._feed(PlacementObserved(translate.placement(name, job.node, job.spec.template.spec)))
         elif name not in self._asker:
-            self._feed(Gone(name))
+            self._feed(RequestRemoved(name))
 
     def _held_by(self, pod: Pod) -> Placement | None:
         try:
-            return translate.held(pod)
+            return translate.counted_placement(pod)
         except BadQuantity as error:
             log.error("pod cannot be counted", pod=key(pod), error=str(error))
             return None

@@ -1,25 +1,25 @@
-"""The account of flows: what each has had, what it holds now, and how much it may hold at once.
+"""What each flow has had, what it holds now, and how much it may hold at once.
 
-Start-time fair queueing: a flow's next turn comes later the more it was given, on one scale for all.
-Beginning counts a little and holding counts as time passes, so flows share devices and not beginnings; but
-only while others wait, for what nobody else wants is free. Kept by the engine; lines ask it whose turn is
-next.
+Start-time fair queueing: the more a flow was given, the later its next turn, on one scale for all flows.
+Starting costs a little and holding costs as time passes, so flows share devices rather than starts; both
+count only while other flows wait, because devices that no other flow wants are free. Kept by the engine;
+queues ask it which flow is next.
 """
 
 from dataclasses import dataclass
 
 BEGINNING_S = 0.01
-"""What beginning costs, as seconds of holding: flows take turns also among things that end at once."""
+"""What starting costs, in seconds of holding. Without it, a flow of very short requests would never pay."""
 
 MOST_AHEAD_S = 86_400.0
-"""No flow is held to more than this, in seconds of one device."""
+"""A flow never owes more than this, in seconds of one device."""
 
 FORGET_ABOVE = 4096
 
 
 @dataclass(slots=True)
 class _Flow:
-    """`rate` is the cost of all it holds, per second."""
+    """`rate` is the cost per second of everything the flow holds."""
 
     holds: int = 0
     rate: float = 0.0
@@ -30,7 +30,7 @@ class _Flow:
         return self.most is not None and self.holds >= self.most
 
 
-class Turns:
+class FairShare:
     """A flow that was away does not save up turns."""
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class Turns:
         return max(self._next.get(flow, 0.0), self._now)
 
     def is_full(self, flow: str) -> bool:
-        """It holds the most it may: nothing of it is to be begun."""
+        """Return True if the flow is at its limit: none of its requests may start."""
         return flow in self._full
 
     def joins(self, flow: str) -> None:
-        """One more of it waits."""
+        """Count one more waiting request of the flow."""
         self._waits[flow] = self._waits.get(flow, 0) + 1
 
     def leaves(self, flow: str) -> None:
@@ -59,7 +59,8 @@ class Turns:
             del self._waits[flow]
 
     def pass_time(self, now: float) -> None:
-        """What flows hold while others wait is counted up to now. A clock that goes back counts nothing."""
+        """Charge flows up to now for what they hold while others wait. A clock that goes back charges
+        nothing."""
         passed_s = 0.0 if self._clock is None else max(now - self._clock, 0.0)
         self._clock = now
         if not passed_s or not self._waits:
@@ -70,14 +71,14 @@ class Turns:
                 self._next[name] = min(self._next.get(name, self._now) + flow.rate * passed_s, most)
 
     def charge(self, flow: str, cost: float) -> None:
-        """Something of it begins."""
+        """Charge the flow for a request that starts."""
         self._now = self.start(flow)
         self._next[flow] = self._now + cost * BEGINNING_S
         if len(self._next) > FORGET_ABOVE:
             self._next = {name: at for name, at in self._next.items() if at > self._now}
 
     def take(self, key: str, flow: str, cost: float) -> bool:
-        """It holds one more thing; whether it is full by that. Counted once, however often it is said."""
+        """Count one more placement of the flow, once per key. Return True if its at-limit state changed."""
         if key in self._held:
             return False
         self._held[key] = (flow, cost)
@@ -87,7 +88,7 @@ class Turns:
         return self._judge(flow)
 
     def let_go(self, key: str) -> bool:
-        """Whatever holds this holds it no longer; whether its flow was full until now."""
+        """Stop counting the placement of this key. Return True if its flow's at-limit state changed."""
         if (held := self._held.pop(key, None)) is None:
             return False
         flow, cost = held
@@ -97,13 +98,13 @@ class Turns:
         return self._judge(flow)
 
     def allow(self, flow: str, most: int | None) -> bool:
-        """It may hold at most so many things at once, None for any number; whether that made it full, or let
-        it go on."""
+        """Set how many placements the flow may hold at once; None means no limit. Return True if its at-limit
+        state changed."""
         self._flows.setdefault(flow, _Flow()).most = most
         return self._judge(flow)
 
     def _judge(self, flow: str) -> bool:
-        """Whether it became full just now, or ceased to be. Who has nothing and may anything is forgotten."""
+        """Return True if the flow's at-limit state changed. Drop flows with no limit and no holdings."""
         of, was = self._flows[flow], flow in self._full
         if of.is_full:
             self._full.add(flow)

@@ -1,7 +1,7 @@
-"""A line of waiting requests in their order: by lane, by flow in turn, by rank.
+"""Waiting requests in order: by lane, by flow in turn, by rank.
 
-The active queue is one such line, and so are the parked requests of each shape; they share one account of
-what each flow has had and holds. A flow that holds the most it may is passed over.
+The active queue is one such queue, and so are the parked requests of each shape; they share one `FairShare`.
+A flow at its limit is skipped.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.engine.turns import Turns
+from gpu_orchestrator.engine.fair_share import FairShare
 
 
 @dataclass(slots=True)
 class Waiting:
-    """One request in the engine's care. `number` settles equal ranks; `line` is where it stands now."""
+    """One request in the engine. `number` breaks ties between equal ranks; `queue` is the queue it is in
+    now."""
 
     request: Request
     policy: Policy
@@ -25,12 +26,12 @@ class Waiting:
     rank: tuple[float, ...]
     attempts: int = 0
     rests_until: float | None = None
-    line: "Line | None" = None
+    queue: "Queue | None" = None
 
 
-class Line:
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+class Queue:
+    def __init__(self, fair_share: FairShare) -> None:
+        self._fair_share = fair_share
         self.lanes: dict[int, _Lane] = {}
         self._size = 0
 
@@ -38,25 +39,25 @@ class Line:
         return self._size
 
     def has_turn(self) -> bool:
-        """Whether somebody waits whose flow is not full."""
-        return self._size > 0 and any(lane.has_turn(self._turns) for lane in self.lanes.values())
+        """Return True if a request waits whose flow is below its limit."""
+        return self._size > 0 and any(lane.has_turn(self._fair_share) for lane in self.lanes.values())
 
     def push(self, waiting: Waiting) -> None:
-        waiting.line = self
+        waiting.queue = self
         lane = self.lanes.get(waiting.lane)
         if lane is None:
             lane = self.lanes[waiting.lane] = _Lane(self)
-        lane.push(waiting, self._turns)
+        lane.push(waiting, self._fair_share)
         self._size += 1
 
     def pop(self) -> Waiting | None:
-        """Take the first one out; None when all who wait are of full flows."""
+        """Remove and return the first request; None if all that wait belong to flows at their limit."""
         if not self._size:
             self.lanes.clear()
             return None
         for number in sorted(self.lanes, reverse=True):
-            if (found := self.lanes[number].pop(self._turns)) is not None:
-                found.line = None
+            if (found := self.lanes[number].pop(self._fair_share)) is not None:
+                found.queue = None
                 self._size -= 1
                 return found
             if not self.lanes[number]:
@@ -64,48 +65,49 @@ class Line:
         return None
 
     def remove(self, waiting: Waiting) -> None:
-        """It stays in its heap and is passed over when its turn comes."""
-        waiting.line = None
+        """Mark the request as removed; it stays in its heap and is skipped later."""
+        waiting.queue = None
         self._size -= 1
         self.lanes[waiting.lane].tidy(waiting.flow)
 
 
 class _Lane:
-    """Flows of one lane. `_flows` may say too early a turn for a flow, never too late: turns only move on."""
+    """The flows of one lane. `_flows` may hold too early a turn for a flow, never too late: turns only move
+    forward."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
         self._heaps: dict[str, list[tuple[tuple[float, ...], int, Waiting]]] = {}
         self._flows: list[tuple[float, str]] = []
         self._dead: dict[str, int] = {}
 
-    def push(self, waiting: Waiting, turns: Turns) -> None:
+    def push(self, waiting: Waiting, fair_share: FairShare) -> None:
         heap = self._heaps.get(waiting.flow)
         if heap is None:
             heap = self._heaps[waiting.flow] = []
-            heappush(self._flows, (turns.start(waiting.flow), waiting.flow))
+            heappush(self._flows, (fair_share.start(waiting.flow), waiting.flow))
         heappush(heap, (waiting.rank, waiting.number, waiting))
 
     def __bool__(self) -> bool:
         return bool(self._flows)
 
-    def has_turn(self, turns: Turns) -> bool:
-        return any(not turns.is_full(flow) for _, flow in self._flows)
+    def has_turn(self, fair_share: FairShare) -> bool:
+        return any(not fair_share.is_full(flow) for _, flow in self._flows)
 
-    def pop(self, turns: Turns) -> Waiting | None:
+    def pop(self, fair_share: FairShare) -> Waiting | None:
         passed_over: list[tuple[float, str]] = []
         try:
-            return self._pop(turns, passed_over)
+            return self._pop(fair_share, passed_over)
         finally:
             for entry in passed_over:
                 heappush(self._flows, entry)
 
-    def _pop(self, turns: Turns, passed_over: list[tuple[float, str]]) -> Waiting | None:
+    def _pop(self, fair_share: FairShare, passed_over: list[tuple[float, str]]) -> Waiting | None:
         while self._flows:
             turn, flow = self._flows[0]
-            if turns.is_full(flow):
+            if fair_share.is_full(flow):
                 passed_over.append(heappop(self._flows))
-            elif (start := turns.start(flow)) > turn and len(self._flows) > 1:
+            elif (start := fair_share.start(flow)) > turn and len(self._flows) > 1:
                 heapreplace(self._flows, (start, flow))
             elif (found := self._first(flow)) is not None:
                 return found
@@ -119,15 +121,15 @@ class _Lane:
         heap = self._heaps[flow]
         while heap:
             waiting = heappop(heap)[2]
-            if waiting.line is self._line:
+            if waiting.queue is self._queue:
                 return waiting
         return None
 
     def tidy(self, flow: str) -> None:
-        """Throw out the removed once they are the larger part, so that a line is never mostly ghosts."""
+        """Drop removed requests once they are most of the heap."""
         heap = self._heaps[flow]
         self._dead[flow] = self._dead.get(flow, 0) + 1
         if self._dead[flow] > 32 and self._dead[flow] * 2 > len(heap):
-            heap[:] = [entry for entry in heap if entry[2].line is self._line]
+            heap[:] = [entry for entry in heap if entry[2].queue is self._queue]
             heapify(heap)
             self._dead[flow] = 0

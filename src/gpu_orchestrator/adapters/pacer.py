@@ -1,8 +1,8 @@
-"""Words wait for a lull: while there is much to be done, events and the like stand back for it.
+"""Pace low-priority writes such as events: while many jobs are under way, they wait.
 
-Never for long: a burst that goes on for more than `most_s` has to share the API server with them, but only
-one word every `trickle_s`, lest all that stood back come at once. Used by the scheduler, for which pods are
-to be bound, and by the operator, for which workloads are to be placed.
+They never wait for long: after `most_s` of continuous load they share the API server again, but only one
+write per `trickle_s`, so that they do not all come at once. The scheduler counts pods to bind as jobs, the
+operator workloads to place.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ BUSY, CALM = 16, 4
 MOST_S = 5.0
 
 
-class Lull:
+class Pacer:
     def __init__(self, clock: Callable[[], float], most_s: float = MOST_S, trickle_s: float = 0.0) -> None:
         self._clock, self._most_s, self._trickle_s = clock, most_s, trickle_s
         self._turn = asyncio.Lock()
@@ -22,7 +22,7 @@ class Lull:
         self._quiet.set()
 
     def set(self, jobs: int) -> None:
-        """So many jobs are in hand now."""
+        """Set how many jobs are under way."""
         if jobs >= BUSY and self._busy_since is None:
             self._busy_since = self._clock()
             self._quiet.clear()
@@ -32,11 +32,11 @@ class Lull:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is much to be done now."""
+        """True while many jobs are under way."""
         return self._busy_since is not None
 
     async def wait(self) -> None:
-        """Until it is quiet, or one's turn has come all the same."""
+        """Wait until it is quiet, or until this write's turn has come anyway."""
         if self._busy_since is None:
             return
         await self._stand_back(self._busy_since + self._most_s - self._clock())

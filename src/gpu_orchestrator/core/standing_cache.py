@@ -1,5 +1,5 @@
-"""Remembered standings, the least recently used forgotten first. A copy shares them until one side mends
-one."""
+"""A cache of standings that drops the least recently used. A copy shares them until one side updates one.
+Kept by the cluster."""
 
 from typing import TYPE_CHECKING
 
@@ -10,20 +10,21 @@ if TYPE_CHECKING:
     from gpu_orchestrator.core.standing import Standing
 
 KEEP = 128
-"""Shapes remembered per cluster value; each costs about 12 bytes per node, and up to 100 KB for states of
+"""Shapes cached per cluster value; each costs about 12 bytes per node, and up to 100 KB for states of
 nodes that it has seen."""
 
 Key = tuple[Shape, Policy]
 
 
-class Memory:
+class StandingCache:
     def __init__(self) -> None:
         self._kept: dict[Key, Standing] = {}
         self._owner = object()
 
-    def copy(self) -> "Memory":
-        """After this neither side owns what both see, so each copies a standing before it mends it."""
-        twin = Memory()
+    def copy(self) -> "StandingCache":
+        """Return a copy. After this neither side owns the shared standings, so each copies one before it
+        updates it."""
+        twin = StandingCache()
         twin._kept = self._kept.copy()
         self._owner = object()
         return twin

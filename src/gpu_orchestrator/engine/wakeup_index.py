@@ -1,8 +1,7 @@
-"""What parked shapes need, as one table, so that "could this node help anyone?" is one comparison for all of
-them.
+"""What parked shapes need, as one table: one comparison finds all shapes that a node could help.
 
-A necessary condition only: whoever passes is looked at closely. One column per parked shape, one row per kind
-of thing.
+It is a necessary condition only: the caller then checks each match closely. One column per parked shape, one
+row per kind of resource.
 """
 
 import numpy as np
@@ -16,7 +15,7 @@ IMPOSSIBLE = np.iinfo(np.int64).max
 WHOLE_DEVICES, MILLI, FIRST_RESOURCE = 0, 1, 2
 
 
-class Needs:
+class WakeupIndex:
     def __init__(self) -> None:
         self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
         self._least: tuple[int, int] | None = None
@@ -26,7 +25,7 @@ class Needs:
     def set(self, slot: int, shape: Shape, cluster: Cluster) -> None:
         self.clear(slot)
         if not all(cluster.inventory.kind(name) for name, _ in shape.resources):
-            self._unheard[slot] = shape  # no node helps until one offers what no node has
+            self._unheard[slot] = shape  # it needs a resource that no node has; `_hear_of_new` tries again
             self._make_room(0, slot + 1)
             return
         kinds = [(FIRST_RESOURCE + cluster.inventory.kind(name), amount) for name, amount in shape.resources]
@@ -47,7 +46,8 @@ class Needs:
             self._table[:, slot] = IMPOSSIBLE
 
     def met_by(self, cluster: Cluster, row: int) -> list[int]:
-        """Slots for which this node has, by the numbers, enough. Devices first: they decide most often."""
+        """Return the slots for which this node has enough by the numbers. Devices are compared first, because
+        they decide most often."""
         self._hear_of_new(cluster)
         usage, table = cluster.usage, self._table
         whole, milli = usage.whole.item(row), usage.spare_milli.item(row)
@@ -65,7 +65,7 @@ class Needs:
         return found
 
     def _hear_of_new(self, cluster: Cluster) -> None:
-        """Look again at shapes that asked for what nobody offered, once somebody offers something new."""
+        """Add the shapes that need a resource which no node had, once a node offers a new resource."""
         if self._kinds != (kinds := len(cluster.inventory.kinds_of)):
             self._kinds = kinds
             for slot, shape in list(self._unheard.items()):
@@ -83,5 +83,5 @@ class Needs:
 
 
 def _least(needs: Ints) -> int:
-    """The least that anyone needs who needs any: whoever has less helps nobody."""
+    """Smallest requirement in the column; a node with less cannot help any parked shape."""
     return int(needs[needs != NOTHING].min(initial=IMPOSSIBLE))
