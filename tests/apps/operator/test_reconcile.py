@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
 from gpu_orchestrator.apps.operator.plan import (
     AddFinalizer,
@@ -284,7 +284,10 @@ def test_while_it_waits_a_refusal_costs_nothing_and_a_place_is_taken_at_once() -
     facts = Facts(workload())
     waiting = Facts(after(facts, plan_for(facts, refuses)))
     woken = plan_for(waiting, refuses, at=later(1))
-    assert (woken.status, woken.again_at) == (None, moments.read(waiting.workload.status.next_retry_time))
+    assert (woken.status, woken.again_at) == (
+        None,
+        timestamps.parse_optional(waiting.workload.status.next_retry_time),
+    )
     placed = plan_for(waiting, gives("b"), at=later(1))
     assert status_of(placed)["retries"] == 1  # what was spent stays spent, no more
     assert isinstance(placed.actions[0], CreateJob)

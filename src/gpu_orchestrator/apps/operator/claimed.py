@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPUWorkload, WorkloadClaim
 from gpu_orchestrator.api.kubernetes import Pod, PodCondition
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator import job as jobs
-from gpu_orchestrator.apps.operator import mirror, moments, status, template, tries
+from gpu_orchestrator.apps.operator import mirror, status, template, tries
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Action, CreateClaim, CreateJob, Plan
@@ -87,7 +87,7 @@ def _said(pod: Pod) -> PodCondition | None:
 def _silent(facts: Facts, job: Job, now: datetime, said: PodCondition | None) -> Plan:
     """No word of the gpu-scheduler. It may not run at all; and no try was made, so none is spent."""
     asking = facts.pods[0] if facts.pods else job
-    since = moments.read(asking.metadata.creation_timestamp)
+    since = timestamps.parse_optional(asking.metadata.creation_timestamp)
     if since is None:
         return Plan()
     if not facts.pods:

@@ -18,11 +18,11 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.lull import CALM, Lull
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import apply, moments, seek, tries
+from gpu_orchestrator.apps.operator import apply, seek, tries
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.eyes import Eyes
 from gpu_orchestrator.apps.operator.facts import Facts, Given
@@ -199,7 +199,7 @@ class Controller:
 
     def _plan(self, name: str, facts: Facts) -> tuple[Plan, bool]:
         """The plan, and whether a place was asked for on the way."""
-        created = moments.read(facts.workload.metadata.creation_timestamp)
+        created = timestamps.parse_optional(facts.workload.metadata.creation_timestamp)
         since = created.timestamp() if created else 0.0
         asked: list[bool] = []
 

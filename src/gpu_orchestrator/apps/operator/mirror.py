@@ -4,10 +4,10 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator import moments, status, tries
+from gpu_orchestrator.apps.operator import status, tries
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.job import OVERRAN, Job
 from gpu_orchestrator.apps.operator.plan import Note, Plan
@@ -29,7 +29,7 @@ def succeed(facts: Facts, job: Job, now: datetime) -> Plan:
         assigned_node=facts.node,
         job_name=job.metadata.name,
         start_time=facts.workload.status.start_time or job.status.start_time,
-        completion_time=job.status.completion_time or moments.text(now),
+        completion_time=job.status.completion_time or timestamps.milliseconds(now),
     )
     return Plan(status=new, notes=(Note("Normal", names.JOB_SUCCEEDED, text),))
 
@@ -70,7 +70,7 @@ def mirror(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
 def _podless(facts: Facts, job: Job, now: datetime) -> Plan:
     """Something keeps the Job from making its pod (a quota, a policy, a missing PriorityClass), and only the
     Job's own events say what."""
-    old, created = facts.workload.status, moments.read(job.metadata.creation_timestamp)
+    old, created = facts.workload.status, timestamps.parse_optional(job.metadata.creation_timestamp)
     if old.phase != "Scheduled" or created is None or job.status.active:
         return Plan()
     message = f"placed on {facts.node}, but {no_pod(job)}"
@@ -109,7 +109,7 @@ def _unschedulable(facts: Facts, job: Job, now: datetime, rng: Rng) -> Plan:
 def _refused_since(pod: Pod) -> datetime | None:
     for each in pod.status.conditions:
         if each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable":
-            return moments.read(each.last_transition_time)
+            return timestamps.parse_optional(each.last_transition_time)
     return None
 
 

@@ -2,9 +2,9 @@
 
 from datetime import datetime
 
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import names, timestamps, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.apps.operator import claimed, mirror, moments, status, template, tries
+from gpu_orchestrator.apps.operator import claimed, mirror, status, template, tries
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.conflicts import InvalidTemplate
 from gpu_orchestrator.apps.operator.facts import Ask, Facts, Given
@@ -26,7 +26,7 @@ def seek(facts: Facts, now: datetime, ask: Ask, rng: Rng) -> Plan:
         wanted = template.read(workload, claimed=facts.is_claimed)
     except InvalidTemplate as error:
         return tries.fail(facts, now, "InvalidTemplate", tries.Failure(str(error), names.FAILED_SCHEDULING))
-    again_at = moments.read(workload.status.next_retry_time)
+    again_at = timestamps.parse_optional(workload.status.next_retry_time)
     if status.backs_off(workload.status) and again_at and now < again_at:
         return Plan(again_at=again_at)
     if facts.is_claimed:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from gpu_orchestrator.api import conditions, names
+from gpu_orchestrator.api import conditions, names, timestamps
 from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus
-from gpu_orchestrator.apps.operator import moments, retry, status
+from gpu_orchestrator.apps.operator import retry, status
 from gpu_orchestrator.apps.operator.facts import Facts
 from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.plan import Note, Plan
@@ -44,8 +44,8 @@ def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
         failure.text,
         retry_count=spent,
         job_name=failure.waiting_job,
-        next_retry_time=moments.text(again_at),
-        last_schedule_time=moments.text(now),
+        next_retry_time=timestamps.milliseconds(again_at),
+        last_schedule_time=timestamps.milliseconds(now),
     )
     again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
     return Plan(status=new, notes=(told, again), again_at=again_at)
@@ -54,7 +54,7 @@ def spend(facts: Facts, now: datetime, rng: Rng, failure: Failure) -> Plan:
 def refused(facts: Facts, now: datetime, rng: Rng, message: str, *, waiting_job: str = "") -> Plan:
     """No room. That costs a try when it is told at arrival or when the wait is over; in between, nothing."""
     workload, old = facts.workload, facts.workload.status
-    again_at = moments.read(old.next_retry_time)
+    again_at = timestamps.parse_optional(old.next_retry_time)
     if not status.waits_for_room(old) or again_at is None or now >= again_at:
         failure = Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE, waiting_job=waiting_job)
         return spend(facts, now, rng, failure)

@@ -12,6 +12,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.agents import Agents
@@ -161,4 +162,4 @@ def _leave_out_of_collections() -> None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return timestamps.micro_time(datetime.now(UTC))

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from gpu_orchestrator.adapters.kube.client import Client, Patch
 from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import Json, key
 
@@ -84,4 +85,4 @@ def _is_newer(one: Pod, other: Pod) -> bool:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return timestamps.seconds(datetime.now(UTC))

@@ -10,6 +10,7 @@ import structlog
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
 from gpu_orchestrator.adapters.lull import Lull
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Binder, Bound, Failed, Job
@@ -162,7 +163,7 @@ class Work:
 def waited_s(pod: Pod, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float:
     """Seconds since the pod was created."""
     try:
-        created = datetime.fromisoformat(pod.metadata.creation_timestamp)
+        created = timestamps.parse(pod.metadata.creation_timestamp)
     except ValueError:
         return 0.0
     return max(0.0, (now() - created).total_seconds())
