@@ -1,12 +1,14 @@
 """A desk with its stores and with hands that only remember, for tests of what it decides."""
 
 import random
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
+from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler import wish
 from gpu_orchestrator.apps.scheduler.bind import Bound, Job
 from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
@@ -15,6 +17,16 @@ from gpu_orchestrator.apps.scheduler.stores import Stores, claims_of
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.apps.scheduler.objects import pod
+
+T = TypeVar("T", bound=Object)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown(Generic[T]):
+    """A store as a watch keeps it that is listing again: the version of the whole is not known."""
+
+    store: Store[T]
+    resource_version: str = ""
 
 
 class Hands:

@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from tests.apps.scheduler.desks import Shown
 from tests.apps.scheduler.lease_server import LeaseServer
 
 SPOT = Spot("a", 0, memory_mib=1000)
@@ -23,7 +26,8 @@ moments = iter(range(1_000_000))
 
 def scheduler(server: LeaseServer) -> Leases:
     """Another process: it knows nothing of the others but what the server says."""
-    return Leases(Client(server), "system", Store(), metrics=Metrics(), now=lambda: f"moment {next(moments)}")
+    known: Overlay[Lease] = Overlay(Shown(Store()))
+    return Leases(Client(server), "system", known, metrics=Metrics(), now=lambda: f"moment {next(moments)}")
 
 
 def whole(uid: str) -> Holder:

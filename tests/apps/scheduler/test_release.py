@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
@@ -16,6 +17,7 @@ from gpu_orchestrator.apps.scheduler.agents import Agents
 from gpu_orchestrator.apps.scheduler.leases import Grip, Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import POLL_S, Leaving, Releaser
+from tests.apps.scheduler.desks import Shown
 from tests.apps.scheduler.lease_server import LeaseServer
 from tests.apps.scheduler.objects import report
 
@@ -85,7 +87,7 @@ def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
 async def test_a_lease_written_to_since_it_was_seen_is_released_all_the_same() -> None:
     """As when the sweep, whose watch lagged behind, gave the pod back one of what it had."""
     server, known, freed = LeaseServer(0), Store[Lease](), list[str]()
-    leases = Leases(Client(server), "system", known, metrics=Metrics(), now=lambda: "now")
+    leases = Leases(Client(server), "system", Overlay(Shown(known)), metrics=Metrics(), now=lambda: "now")
     holder = Holder("p", "p", "default")
 
     async def acquired(spot: Spot) -> Lease:

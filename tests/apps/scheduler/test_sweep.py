@@ -7,6 +7,7 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api.deviceleases import Spot
@@ -20,7 +21,7 @@ from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
 from gpu_orchestrator.apps.scheduler.touch import Touch
-from tests.apps.scheduler.desks import World
+from tests.apps.scheduler.desks import Shown, World
 from tests.apps.scheduler.lease_server import LeaseServer
 from tests.apps.scheduler.objects import node, pod, report
 from tests.apps.scheduler.test_desk import lease
@@ -37,7 +38,7 @@ class Swept:
         self.server, self.metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
         metrics = self.metrics
         client = Client(self.server)
-        leases = Leases(client, "system", world.leases, metrics=metrics, now=lambda: "now")
+        leases = Leases(client, "system", Overlay(Shown(world.leases)), metrics=metrics, now=lambda: "now")
         desk, lull, self.cleared = world.desk, Lull(clock), list[str]()
         releaser = Releaser(
             leases,
@@ -49,7 +50,9 @@ class Swept:
             wait_s=WAIT_S,
         )
         account = Account(Claims(client), desk, releaser, lull=lull, now=lambda: "now")
-        teller = Teller(Touch(client, world.pods), Recorder(client, "test"), lull, lambda _: None)
+        teller = Teller(
+            Touch(client, Overlay(Shown(world.pods))), Recorder(client, "test"), lull, lambda _: None
+        )
         self.sweep = Sweep(
             client,
             leases,

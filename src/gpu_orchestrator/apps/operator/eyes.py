@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
@@ -18,7 +19,6 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator import autopsy
 from gpu_orchestrator.apps.operator import job as jobs
 from gpu_orchestrator.apps.operator.facts import Facts
-from gpu_orchestrator.apps.operator.fresh import Fresh
 from gpu_orchestrator.apps.operator.job import Job
 from gpu_orchestrator.apps.operator.world import job_key
 
@@ -39,15 +39,15 @@ class Eyes:
     jobs: Watch[Job]
     workloads: Watch[GPUWorkload]
     claims_by_default: bool = False
-    _fresh_jobs: Fresh[Job] = field(init=False)
-    _fresh_workloads: Fresh[GPUWorkload] = field(init=False)
+    _fresh_jobs: Overlay[Job] = field(init=False)
+    _fresh_workloads: Overlay[GPUWorkload] = field(init=False)
     _evicted: dict[str, str] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
     _shunned: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._fresh_jobs = Fresh(self.jobs.store, lambda: self.jobs.resource_version)
-        self._fresh_workloads = Fresh(self.workloads.store, lambda: self.workloads.resource_version)
+        self._fresh_jobs = Overlay(self.jobs)
+        self._fresh_workloads = Overlay(self.workloads)
         self.pods.on_change(self._hear_pod)
         self.jobs.on_change(self._forget_job)
         self.workloads.on_change(self._forget_workload)

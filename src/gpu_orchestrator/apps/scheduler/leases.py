@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, NotFound
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.api import deviceleases, names
 from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.kubernetes import LEASES, Lease
@@ -72,19 +72,20 @@ def grips(lease: Lease) -> list[Grip]:
 
 
 class Leases:
+    """`known` is the live copy of leases, with our own writes laid over it."""
+
     def __init__(
         self,
         client: Client,
         namespace: str,
-        store: Store[Lease],
+        known: Overlay[Lease],
         *,
         metrics: Metrics,
         now: Callable[[], str],
     ) -> None:
-        self._client, self._namespace, self._store = client, namespace, store
+        self._client, self._namespace, self._known = client, namespace, known
         self._metrics, self._now = metrics, now
         self._turns: dict[str, _Turn] = {}
-        self._written: dict[str, Lease] = {}
 
     async def acquire(self, spot: Spot, holder: Holder, *, exclusive: bool) -> Grip | Taken:
         result = await (self._take(spot, holder) if exclusive else self._join(spot, holder))
@@ -122,7 +123,7 @@ class Leases:
                 if isinstance(written, Taken):
                     return written
                 if written is not None:
-                    self._written[spot.lease] = written
+                    self._known.keep(written)
                     return _grip(spot, holder, written, exclusive=False)
                 lease = await self._read(spot)
             return Taken(spot, lease)
@@ -161,11 +162,11 @@ class Leases:
     async def _without(self, grip: Grip, lease: Lease) -> bool:
         left = [each for each in deviceleases.holders(lease) if each != grip.holder]
         if not left:
-            self._written.pop(grip.spot.lease, None)
+            self._known.forget(self._key(grip.spot))
             return await self._delete(grip.spot, lease.metadata.uid, lease.metadata.resource_version)
         written = await self._write(grip.spot, lease, _holders(left))
         if written is not None:
-            self._written[grip.spot.lease] = written
+            self._known.keep(written)
         return written is not None
 
     async def _read(self, spot: Spot) -> Lease | None:
@@ -194,14 +195,10 @@ class Leases:
 
     def _latest(self, spot: Spot) -> Lease | None:
         """The newest state we know: the watch may lag behind our own writes."""
-        seen = self._store.get(f"{self._namespace}/{spot.lease}")
-        mine = self._written.get(spot.lease)
-        if mine is None or (
-            seen and int(seen.metadata.resource_version) >= int(mine.metadata.resource_version)
-        ):
-            self._written.pop(spot.lease, None)
-            return seen
-        return mine
+        return self._known.get(self._key(spot))
+
+    def _key(self, spot: Spot) -> str:
+        return f"{self._namespace}/{spot.lease}"
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:

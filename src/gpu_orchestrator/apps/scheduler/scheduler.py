@@ -10,6 +10,7 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.lull import Lull
 from gpu_orchestrator.api import timestamps
@@ -56,9 +57,10 @@ class Scheduler:
         self._settings, self._watches, self._stopped = settings, watches, asyncio.Event()
         clock, stores = asyncio.get_running_loop().time, watches.stores
         uses_leases = settings.lock == "lease"
-        leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
+        self._written_pods, self._written_leases = Overlay(watches.pods), Overlay(watches.leases)
+        leases = Leases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
-        self._pods = Touch(client, stores.pods)
+        self._pods = Touch(client, self._written_pods)
         self._work = Work(client, self._pods, guard, metrics, lull)
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
@@ -134,9 +136,10 @@ class Scheduler:
         watches.reports.on_change(self.desk.nodes.see_report)
         watches.reports.on_change(self._releaser.see_report)
         watches.claims.on_change(self.desk.see_claim)
+        watches.leases.on_change(self._written_leases.see)
         watches.leases.on_change(self._agents.see_lease)
         watches.leases.on_change(self.desk.leases.see)
-        watches.pods.on_change(self._pods.see_pod)
+        watches.pods.on_change(self._written_pods.see)
         watches.pods.on_change(self.desk.see_pod)
         watches.volumes.on_change(self.desk.see_volume)
         watches.volume_claims.on_change(self.desk.see_volume_claim)
