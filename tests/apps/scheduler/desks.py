@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
 from gpu_orchestrator.api.wire import Object
-from gpu_orchestrator.apps.scheduler import wish
 from gpu_orchestrator.apps.scheduler.bind import Bound, Job
 from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
 from gpu_orchestrator.apps.scheduler.hands import Ended
-from gpu_orchestrator.apps.scheduler.stores import Stores, claims_of
+from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.apps.scheduler.objects import pod
@@ -63,10 +63,10 @@ class World:
     def __init__(self, *nodes: Node, opened: bool = True, **rules: Any) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
         self.nodes: Store[Node] = Store()
-        self.claims: Store[GpuClaim] = Store({"pod": lambda each: [wish.served(each)]})
-        self.reports: Store[GpuNodeStatus] = Store()
+        self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.served(each)]})
+        self.node_statuses: Store[GpuNodeStatus] = Store()
         self.leases: Store[Lease] = Store()
-        stores = Stores(self.pods, self.nodes, self.claims, self.reports, self.leases, Store(), Store())
+        stores = Stores(self.pods, self.nodes, self.claims, self.node_statuses, self.leases, Store(), Store())
         self.hands = Hands()
         engine = Engine(Registry().policy_of, random.Random(1))
         self.now = 0.0
@@ -81,8 +81,8 @@ class World:
             self.desk.nodes.see(*change)
 
     def report(self, seen: GpuNodeStatus) -> None:
-        for change in self.reports.put(seen):
-            self.desk.nodes.see_report(*change)
+        for change in self.node_statuses.put(seen):
+            self.desk.nodes.see_node_status(*change)
 
     def pod(self, seen: Pod) -> None:
         for change in self.pods.put(seen):

@@ -30,15 +30,15 @@ def sign_of_life(renewed: datetime) -> Lease:
 
 def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100.0) -> Releaser:
     """`used`: whether the report names the pod; None without a report."""
-    reports: Store[GpuNodeStatus] = Store()
+    node_statuses: Store[GpuNodeStatus] = Store()
     if used is not None:
-        reports.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
+        node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
     agents = Agents(lambda: clock, lambda: NOW)
     if agent_age_s is not None:
         agents.see_lease(None, sign_of_life(NOW - timedelta(seconds=agent_age_s)))
     return Releaser(
         None,
-        reports,
+        node_statuses,
         agents,
         leases_of=lambda _: [],
         freed=lambda _: None,
@@ -48,7 +48,7 @@ def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100
 
 
 @pytest.mark.parametrize(
-    ("used", "agent_age_s", "short", "left_s"),
+    ("used", "agent_age_s", "short", "remaining_s"),
     [
         pytest.param(None, None, False, 20, id="no agent: 30 s after the end"),
         pytest.param(None, 1, False, 20, id="an agent that reports nothing"),
@@ -58,13 +58,13 @@ def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100
         pytest.param(True, 91, False, 20, id="the agent has died"),
     ],
 )
-def test_left(used: bool | None, agent_age_s: float | None, short: bool, left_s: float) -> None:
+def test_left(used: bool | None, agent_age_s: float | None, short: bool, remaining_s: float) -> None:
     made = releaser(used=used, agent_age_s=agent_age_s)
-    assert made.left_s(Leaving("p", "a", at=90.0, short=short)) == left_s
+    assert made.remaining_s(Leaving("p", "a", at=90.0, short=short)) == remaining_s
 
 
 def test_a_pod_that_was_never_bound_leaves_at_once() -> None:
-    assert releaser(used=None, agent_age_s=None).left_s(Leaving("p", "", at=100.0)) == 0
+    assert releaser(used=None, agent_age_s=None).remaining_s(Leaving("p", "", at=100.0)) == 0
 
 
 def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:

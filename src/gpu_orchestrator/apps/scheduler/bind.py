@@ -26,7 +26,7 @@ from gpu_orchestrator.adapters.kube.errors import (
     NotFound,
     Unavailable,
 )
-from gpu_orchestrator.api import claims as asks
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.deviceleases import Holder, Spot
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import PODS, Pod
@@ -128,7 +128,7 @@ class Binder:
         return Holder(meta.uid, meta.name, meta.namespace, given.milli, given.memory_mib, self._now())
 
     async def _bind(self, job: Job, grips: list[Grip]) -> Outcome:
-        answer = asks.answer(job.placement, job.devices)
+        answer = claims.answer(job.placement, job.devices)
         try:
             await pods.bind(self._client, job.pod, job.placement.node, annotations=answer, at_version=True)
         except (LostAnswer, Unavailable) as error:
@@ -169,7 +169,7 @@ class Binder:
 
     async def _keep_named(self, job: Job, pod: Pod, grips: list[Grip]) -> Outcome:
         """The pod has its place: leases its annotation names stay, ours that it does not name go."""
-        named = {(pod.spec.node_name, device) for device in asks.given(pod)}
+        named = {(pod.spec.node_name, device) for device in claims.given(pod)}
         await self._release([grip for grip in grips if (grip.spot.node, grip.spot.device) not in named])
         if named == {(spot.node, spot.device) for spot in spots(job)}:
             return Bound(job)

@@ -15,12 +15,10 @@ from typing import Any
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.codec import blind
 from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, NotFound
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import Json, Resource
-from gpu_orchestrator.apps.scheduler import wish
 
 _CLAIMS: Resource[Any] = blind(GPU_CLAIMS)
 
@@ -39,9 +37,9 @@ class Claims:
 
     async def reserve(self, pod: Pod, claim: GpuClaim) -> str | None:
         """Keep the pod's claim for it; in words why that cannot be, None if it is done."""
-        if wish.is_template(pod):
+        if claims.is_template(pod):
             return await self._make_child(pod, claim)
-        if wish.served(claim) == pod.metadata.uid:
+        if claims.served(claim) == pod.metadata.uid:
             return None
         meta = claim.metadata
         body = {
@@ -61,7 +59,7 @@ class Claims:
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
         body = {
             "metadata": {
-                "name": asks.child_name(pod),
+                "name": claims.child_name(pod),
                 "namespace": pod.metadata.namespace,
                 "finalizers": [names.CLAIM_FINALIZER],
                 "ownerReferences": [owner],
@@ -76,9 +74,9 @@ class Claims:
         return None
 
     async def _is_child(self, pod: Pod) -> str | None:
-        name = asks.child_name(pod)
+        name = claims.child_name(pod)
         found = await self._client.get(GPU_CLAIMS, name, pod.metadata.namespace)
-        if wish.served(found) == pod.metadata.uid:
+        if claims.served(found) == pod.metadata.uid:
             return None
         return f"GpuClaim {name} exists and is not this pod's; delete it"
 
@@ -123,7 +121,7 @@ def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool) -> 
     meta, status = claim.metadata, claim.status
     if names.CLAIM_FINALIZER not in meta.finalizers:
         return None
-    if pod is not None and pod.spec.node_name and wish.served(claim) == pod.metadata.uid:
+    if pod is not None and pod.spec.node_name and claims.served(claim) == pod.metadata.uid:
         is_told = status.phase == "Bound" and status.pod_uid == pod.metadata.uid
         return None if is_told or given is None else Due(given)
     if pod is not None and not (meta.deletion_timestamp and not held):
@@ -136,7 +134,7 @@ def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool) -> 
 
 def bound(pod: Pod, claim: GpuClaim, *, uuids: list[str], gbps: int, now: str) -> Json:
     """The status of a claim whose pod has its devices."""
-    ids = asks.given(pod)
+    ids = claims.given(pod)
     return {
         "phase": "Bound",
         "nodeName": pod.spec.node_name,

@@ -12,8 +12,7 @@ from typing import Literal
 
 import structlog
 
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import claims, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
@@ -22,9 +21,9 @@ from gpu_orchestrator.apps.scheduler import wish
 from gpu_orchestrator.apps.scheduler.bind import Bound, Failed, Job
 from gpu_orchestrator.apps.scheduler.hands import Ended, Hands
 from gpu_orchestrator.apps.scheduler.heldbook import HeldBook
+from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.apps.scheduler.leasebook import LeaseBook
 from gpu_orchestrator.apps.scheduler.serving import Serving
-from gpu_orchestrator.apps.scheduler.stores import Stores
 from gpu_orchestrator.apps.scheduler.waitbook import WaitBook
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.request import Request
@@ -187,7 +186,7 @@ class Desk:
             self._wish(pod)
 
     def _wish(self, pod: Pod) -> None:
-        server = self._serving.server(f"{pod.metadata.namespace}/{asks.claim_name(pod)}")
+        server = self._serving.server(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
         wished = wish.wish(pod, self.stores.claim_of(pod), self.stores, server)
         if isinstance(wished, Request):
             self.waiting.ask(Asked(wished, self._clock() - self._waited_s(pod)))
@@ -200,7 +199,7 @@ class Desk:
     def _bound(self, pod: Pod, *, landed: bool) -> None:
         uid, known = pod.metadata.uid, self.held.get(pod.metadata.uid)
         self.waiting.bound(uid)
-        if landed and known and (known.node, known.devices) == (pod.spec.node_name, asks.given(pod)):
+        if landed and known and (known.node, known.devices) == (pod.spec.node_name, claims.given(pod)):
             return  # as we have just bound it
         if (placement := self.held.taken_by(pod)) is not None:
             self._serving.take(pod)  # before the engine hears of it: it may place another pod at once
@@ -257,7 +256,7 @@ class Desk:
         if self._serving.take(pod):
             self._hands.place(job)
         else:
-            self._hands.give_up(job, f"GpuClaim {asks.claim_name(pod)} serves another pod by now")
+            self._hands.give_up(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
 
 
 def _takes_the_same(old: Pod, new: Pod) -> bool:
@@ -272,4 +271,4 @@ def _takes_the_same(old: Pod, new: Pod) -> bool:
 def _serves(claim: GpuClaim) -> tuple[str, str, bool]:
     """What of a claim matters to the pods that name it."""
     meta = claim.metadata
-    return meta.uid, wish.served(claim), bool(meta.deletion_timestamp)
+    return meta.uid, claims.served(claim), bool(meta.deletion_timestamp)

@@ -20,6 +20,7 @@ from gpu_orchestrator.apps.scheduler.agents import Agents
 from gpu_orchestrator.apps.scheduler.bind import Binder
 from gpu_orchestrator.apps.scheduler.claims import Claims
 from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
+from gpu_orchestrator.apps.scheduler.informers import Watches
 from gpu_orchestrator.apps.scheduler.leases import Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
@@ -27,7 +28,6 @@ from gpu_orchestrator.apps.scheduler.settings import Settings
 from gpu_orchestrator.apps.scheduler.sweep import Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
 from gpu_orchestrator.apps.scheduler.touch import Touch
-from gpu_orchestrator.apps.scheduler.watches import Watches
 from gpu_orchestrator.apps.scheduler.work import Work, waited_s
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.engine.engine import Engine
@@ -76,7 +76,7 @@ class Scheduler:
         self._agents = Agents(clock, lambda: datetime.now(UTC))
         self._releaser = Releaser(
             guard,
-            stores.reports,
+            stores.node_statuses,
             self._agents,
             leases_of=self.desk.leases.of,
             freed=self._freed,
@@ -133,8 +133,8 @@ class Scheduler:
         """In this order: who holds what must be known before anybody asks."""
         watches = self._watches
         watches.nodes.on_change(self.desk.nodes.see)
-        watches.reports.on_change(self.desk.nodes.see_report)
-        watches.reports.on_change(self._releaser.see_report)
+        watches.node_statuses.on_change(self.desk.nodes.see_node_status)
+        watches.node_statuses.on_change(self._releaser.see_node_status)
         watches.claims.on_change(self.desk.see_claim)
         watches.leases.on_change(self._written_leases.see)
         watches.leases.on_change(self._agents.see_lease)

@@ -3,7 +3,7 @@
 The claim itself says so a little later; until then this is what keeps it from serving two.
 """
 
-from gpu_orchestrator.api import claims as asks
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.kubernetes import Pod
 
 
@@ -18,7 +18,7 @@ class Serving:
 
     def take(self, pod: Pod) -> bool:
         """Let the pod's claim serve it; False if it serves another."""
-        name = asks.claim_name(pod)
+        name = claims.claim_name(pod)
         if not name:
             return True
         claim, uid = f"{pod.metadata.namespace}/{name}", pod.metadata.uid

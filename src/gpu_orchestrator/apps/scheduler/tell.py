@@ -13,8 +13,7 @@ from gpu_orchestrator.adapters.kube.errors import Conflict, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.lull import Lull
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.bind import Job
@@ -39,8 +38,8 @@ class Teller:
         self.queue: WorkQueue[str] = WorkQueue()
 
     def bound(self, job: Job) -> None:
-        log.debug("pod bound", pod=key(job.pod), allocated=asks.allocated(job.placement))
-        note = f"bound to {job.placement.node}, devices {asks.allocated(job.placement).rpartition(':')[2]}"
+        log.debug("pod bound", pod=key(job.pod), allocated=claims.allocated(job.placement))
+        note = f"bound to {job.placement.node}, devices {claims.allocated(job.placement).rpartition(':')[2]}"
         self._recorder.normal(about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
 
     def refused(self, pod: Pod, why: str) -> None:

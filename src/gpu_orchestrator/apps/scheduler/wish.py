@@ -16,16 +16,6 @@ from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.request import Request
 
 
-def named_claim(pod: Pod) -> str:
-    """The claim or template that the pod's wish is read from; empty when it asks for bare GPUs."""
-    asks = pod.metadata.annotations
-    return asks.get(names.CLAIM, "") or asks.get(names.CLAIM_TEMPLATE, "")
-
-
-def is_template(pod: Pod) -> bool:
-    return names.CLAIM not in pod.metadata.annotations and names.CLAIM_TEMPLATE in pod.metadata.annotations
-
-
 def is_gated(pod: Pod) -> bool:
     """Somebody else holds the pod back; it does not ask yet."""
     return bool(pod.spec.scheduling_gates)
@@ -50,14 +40,14 @@ def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known, server: Pod | N
 
 
 def _unfit(pod: Pod) -> str:
-    asks = [name for name in names.ASKING_ANNOTATIONS if name in pod.metadata.annotations]
-    if not asks:
+    ways = [name for name in names.ASKING_ANNOTATIONS if name in pod.metadata.annotations]
+    if not ways:
         return (
             "the pod names this scheduler and asks for no GPU; add one of the annotations "
             f"{', '.join(names.ASKING_ANNOTATIONS)} or use another schedulerName"
         )
-    if len(asks) > 1:
-        return f"the pod asks in {len(asks)} ways at once ({', '.join(asks)}); keep one of the annotations"
+    if len(ways) > 1:
+        return f"the pod asks in {len(ways)} ways at once ({', '.join(ways)}); keep one of the annotations"
     if missing := unsupported(pod):
         return f"the pod uses what this scheduler does not implement: {', '.join(missing)}"
     return ""
@@ -65,12 +55,12 @@ def _unfit(pod: Pod) -> str:
 
 def unsupported(pod: Pod) -> list[str]:
     """What the pod uses and we do not implement, in the words of its manifest."""
-    spec, asks = pod.spec, pod.metadata.annotations
+    spec, annotations = pod.spec, pod.metadata.annotations
     uses = {
         **_placement_rules(spec),
         "spec.resourceClaims": bool(spec.resource_claims),
         f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
-        f"a gang ({names.GANG})": names.GANG in asks,
+        f"a gang ({names.GANG})": names.GANG in annotations,
     }
     return [what for what, is_used in uses.items() if is_used]
 
@@ -96,19 +86,19 @@ def _gpu_resources(spec: PodSpec) -> list[str]:
 
 def _unclaimed(pod: Pod, claim: GpuClaim | None, server: Pod | None) -> str:
     """Why the pod's claim does not serve it; empty if it does or there need be none."""
-    name = named_claim(pod)
+    name = claims.named_claim(pod)
     if not name:
         return ""
-    kind = "template GpuClaim" if is_template(pod) else "GpuClaim"
+    kind = "template GpuClaim" if claims.is_template(pod) else "GpuClaim"
     if claim is None:
         return f"{kind} {pod.metadata.namespace}/{name} does not exist; create it"
     if missing := _unsupported_claim(claim.spec):
         return f"{kind} {name} asks for what this scheduler does not implement: {missing}"
-    if is_template(pod):
+    if claims.is_template(pod):
         return ""
     if claim.metadata.deletion_timestamp:
         return f"GpuClaim {name} is being deleted; create it anew"
-    uid = server.metadata.uid if server else served(claim)
+    uid = server.metadata.uid if server else claims.served(claim)
     if uid and uid != pod.metadata.uid:
         who = server.metadata.name if server else _who(claim)
         return f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
@@ -121,11 +111,5 @@ def _unsupported_claim(spec: GpuClaimSpec) -> str:
     return f"gangRef {spec.gang_ref}" if spec.gang_ref else ""
 
 
-def served(claim: GpuClaim) -> str:
-    """UID of the pod that the claim is kept for; empty when it is free."""
-    meta = claim.metadata
-    return meta.labels.get(names.POD_UID, "") if names.CLAIM_FINALIZER in meta.finalizers else ""
-
-
 def _who(claim: GpuClaim) -> str:
-    return claim.metadata.annotations.get(names.LEASE_POD, "") or f"UID {served(claim)}"
+    return claim.metadata.annotations.get(names.LEASE_POD, "") or f"UID {claims.served(claim)}"
