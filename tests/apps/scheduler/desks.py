@@ -1,4 +1,4 @@
-"""A desk with its stores and with hands that only remember, for tests of what it decides."""
+"""A desk with its stores and with an executor that only records, for tests of what it decides."""
 
 import random
 from dataclasses import dataclass
@@ -10,9 +10,8 @@ from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
 from gpu_orchestrator.api.wire import Object
-from gpu_orchestrator.apps.scheduler.bind import Bound, Job
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
 from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
-from gpu_orchestrator.apps.scheduler.hands import Ended
 from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
@@ -29,26 +28,26 @@ class Shown(Generic[T]):
     resource_version: str = ""
 
 
-class Hands:
-    """Remembers what it was asked to do."""
+class RecordingExecutor:
+    """Records what the desk asked for."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.given_up: list[Job] = []
+        self.jobs: list[BindJob] = []
+        self.abandoned: list[BindJob] = []
         self.refused: dict[str, str] = {}
-        self.has_ended: list[Ended] = []
+        self.has_ended: list[PodEnded] = []
         self.cleared: list[str] = []
 
-    def place(self, job: Job) -> None:
+    def place(self, job: BindJob) -> None:
         self.jobs.append(job)
 
-    def give_up(self, job: Job, why: str) -> None:
-        self.given_up.append(job)
+    def abandon(self, job: BindJob, why: str) -> None:
+        self.abandoned.append(job)
 
     def refuse(self, pod: Pod, why: str) -> None:
         self.refused[pod.metadata.name] = why
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: PodEnded) -> None:
         self.has_ended.append(ended)
 
     def clear(self, pod: Pod) -> None:
@@ -67,10 +66,10 @@ class World:
         self.node_statuses: Store[GpuNodeStatus] = Store()
         self.leases: Store[Lease] = Store()
         stores = Stores(self.pods, self.nodes, self.claims, self.node_statuses, self.leases, Store(), Store())
-        self.hands = Hands()
+        self.executor = RecordingExecutor()
         engine = Engine(Registry().policy_of, random.Random(1))
         self.now = 0.0
-        self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: self.now)
+        self.desk = Desk(engine, stores, self.executor, Rules(**rules), clock=lambda: self.now)
         for each in nodes:
             self.node(each)
         if opened:
@@ -107,7 +106,7 @@ class World:
     def free(self, name: str) -> int:
         return self.desk.engine.cluster.free_gpus(name)
 
-    def bind(self, job: Job) -> None:
+    def bind(self, job: BindJob) -> None:
         """Bound, and shown by the watch."""
         self.desk.done(Bound(job))
         name, where = job.pod.metadata.name, job.placement

@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.transport import Answer
 from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.claims import Due, due, released
+from gpu_orchestrator.apps.scheduler.claims import Claims, Due, Refused, Reserved, due, released
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
+from tests.adapters.kube.scripted import Scripted, answer, refusal
 from tests.apps.scheduler.objects import claim, pod
 
 GIVEN = {"phase": "Bound"}
@@ -56,6 +59,40 @@ SERVED = claim("c", served="uid-p", status={"phase": "Bound", "podUID": "uid-p"}
 )
 def test_due(found: GpuClaim, server: Pod | None, held: bool, wanted: Due | None) -> None:
     assert due(found, server, given=GIVEN, held=held) == wanted
+
+
+@pytest.mark.parametrize(
+    ("asking", "found", "script", "expected"),
+    [
+        pytest.param(WAITING, claim("c"), [answer({"metadata": {"name": "c"}})], Reserved(), id="free"),
+        pytest.param(WAITING, claim("c", served="uid-p"), [], Reserved(), id="kept for it already"),
+        pytest.param(
+            WAITING,
+            claim("c"),
+            [refusal(409, "Conflict")],
+            Refused("GpuClaim c changed in the meantime"),
+            id="changed since it was read",
+        ),
+        pytest.param(
+            pod("p", claim_template="t"),
+            claim("t"),
+            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", served="uid-p"))],
+            Reserved(),
+            id="its child was made before",
+        ),
+        pytest.param(
+            pod("p", claim_template="t"),
+            claim("t"),
+            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", served="uid-q"))],
+            Refused("GpuClaim p-uid-p exists and is not this pod's; delete it"),
+            id="another pod's claim has the child's name",
+        ),
+    ],
+)
+async def test_reserve(
+    asking: Pod, found: GpuClaim, script: list[Answer], expected: Reserved | Refused
+) -> None:
+    assert await Claims(Client(Scripted(*script))).reserve(asking, found) == expected
 
 
 DEVICES: list[tuple[str, Any, Any, Any]] = [

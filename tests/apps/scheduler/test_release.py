@@ -9,12 +9,12 @@ import pytest
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
-from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.leases import Grip, Leases
+from gpu_orchestrator.apps.scheduler.leases import LeaseHold, Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import POLL_S, Leaving, Releaser
 from tests.apps.scheduler.desks import Shown
@@ -90,13 +90,13 @@ async def test_a_lease_written_to_since_it_was_seen_is_released_all_the_same() -
     leases = Leases(Client(server), "system", Overlay(Shown(known)), metrics=Metrics(), now=lambda: "now")
     holder = Holder("p", "p", "default")
 
-    async def acquired(spot: Spot) -> Lease:
-        assert isinstance(await leases.acquire(spot, holder, exclusive=True), Grip)
-        return msgspec.convert(server.leases[spot.lease], Lease)
+    async def acquired(ref: DeviceRef) -> Lease:
+        assert isinstance(await leases.acquire(ref, holder, exclusive=True), LeaseHold)
+        return msgspec.convert(server.leases[ref.lease], Lease)
 
     for index in (0, 1):
-        known.put(await acquired(Spot("a", index)))
-    written = await acquired(Spot("a", 0))
+        known.put(await acquired(DeviceRef("a", index)))
+    written = await acquired(DeviceRef("a", 0))
     made = Releaser(
         leases,
         Store(),

@@ -10,12 +10,11 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.adapters.lull import Lull
-from gpu_orchestrator.api.deviceleases import Spot
 from gpu_orchestrator.apps.scheduler.account import Account
+from gpu_orchestrator.apps.scheduler.actions import Failed
 from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.bind import Failed
 from gpu_orchestrator.apps.scheduler.claims import Claims
-from gpu_orchestrator.apps.scheduler.leases import Leases, Taken
+from gpu_orchestrator.apps.scheduler.leases import Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
@@ -152,12 +151,12 @@ async def test_a_lease_that_is_gone_by_the_time_we_tell_of_it_is_forgotten(is_sh
     """Another scheduler took the device and gave it back while we still gave back what we had ourselves."""
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
-    (job,) = world.hands.jobs
+    (job,) = world.executor.jobs
     met = lease("a", 0, "uid-other")
     if is_shown:
         world.lease(met)
         world.lease_gone("gpu-a-0")
-    world.desk.done(Failed(job, "taken", (Taken(Spot("a", 0), met),)))
+    world.desk.done(Failed(job, "taken", found=(met,)))
     assert world.free("a") == 0
     await Swept(world).sweep.once()
     assert world.free("a") == 1
@@ -167,7 +166,7 @@ async def test_a_lease_that_the_watch_shows_after_we_met_it_is_not_forgotten() -
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
     met = lease("a", 0, "uid-other")
-    world.desk.done(Failed(world.hands.jobs[0], "taken", (Taken(Spot("a", 0), met),)))
+    world.desk.done(Failed(world.executor.jobs[0], "taken", found=(met,)))
     world.lease(met)
     await Swept(world).sweep.once()
     assert world.free("a") == 0

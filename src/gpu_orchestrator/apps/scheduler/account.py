@@ -16,7 +16,7 @@ from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Lease, Pod
 from gpu_orchestrator.api.wire import Json, key
 from gpu_orchestrator.apps.scheduler import claims as claim_writer
-from gpu_orchestrator.apps.scheduler.claims import Claims, Due
+from gpu_orchestrator.apps.scheduler.claims import Claims, Due, Refused
 from gpu_orchestrator.apps.scheduler.desk import Desk
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.core.answer import Placement
@@ -74,7 +74,7 @@ class Account:
         await self._lull.wait()
         pod = self._unkept(name)
         asked = self._desk.stores.claim_of(pod) if pod else None
-        if pod and asked and await self._claims.reserve(pod, asked):
+        if pod and asked and isinstance(await self._claims.reserve(pod, asked), Refused):
             self._to_keep.add_after(name, AGAIN_S)
 
     async def _tell(self, name: str) -> None:
@@ -97,15 +97,15 @@ class Account:
 
     def _is_bound_by(self, pod: Pod, name: str) -> bool:
         own = f"{pod.metadata.namespace}/{claims.claim_name(pod)}"
-        return bool(pod.spec.node_name) and pod.metadata.uid in self._desk.ours and own == name
+        return bool(pod.spec.node_name) and pod.metadata.uid in self._desk.our_pods and own == name
 
     def _due(self, name: str) -> Due | None:
         claim = self._desk.stores.claims.get(name)
         if claim is None:
             return None
         uid = claims.served(claim)
-        pod, fate = self._desk.ours.get(uid), self._desk.fate(uid)
-        held = fate in ("flying", "bound") or uid in self._releaser or uid in self._desk.leases
+        pod, fate = self._desk.our_pods.get(uid), self._desk.fate(uid)
+        held = fate in ("binding", "bound") or uid in self._releaser or uid in self._desk.leases
         given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
         return claim_writer.due(claim, pod, given=given, held=held)
 

@@ -31,16 +31,28 @@ class Due:
     let_go: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The claim is kept for the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The claim cannot be kept for the pod."""
+
+    why: str
+
+
 class Claims:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def reserve(self, pod: Pod, claim: GpuClaim) -> str | None:
-        """Keep the pod's claim for it; in words why that cannot be, None if it is done."""
+    async def reserve(self, pod: Pod, claim: GpuClaim) -> Reserved | Refused:
+        """Keep the pod's claim for it, or the child of its template."""
         if claims.is_template(pod):
             return await self._make_child(pod, claim)
         if claims.served(claim) == pod.metadata.uid:
-            return None
+            return Reserved()
         meta = claim.metadata
         body = {
             "metadata": {
@@ -52,10 +64,10 @@ class Claims:
         try:
             await self._client.patch(_CLAIMS, meta.name, body, meta.namespace)
         except (Conflict, NotFound):
-            return f"GpuClaim {meta.name} changed in the meantime"
-        return None
+            return Refused(f"GpuClaim {meta.name} changed in the meantime")
+        return Reserved()
 
-    async def _make_child(self, pod: Pod, template: GpuClaim) -> str | None:
+    async def _make_child(self, pod: Pod, template: GpuClaim) -> Reserved | Refused:
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
         body = {
             "metadata": {
@@ -70,15 +82,15 @@ class Claims:
         try:
             await self._client.create(_CLAIMS, body, idempotent=True)
         except AlreadyExists:
-            return await self._is_child(pod)
-        return None
+            return await self._find_child(pod)
+        return Reserved()
 
-    async def _is_child(self, pod: Pod) -> str | None:
+    async def _find_child(self, pod: Pod) -> Reserved | Refused:
         name = claims.child_name(pod)
         found = await self._client.get(GPU_CLAIMS, name, pod.metadata.namespace)
         if claims.served(found) == pod.metadata.uid:
-            return None
-        return f"GpuClaim {name} exists and is not this pod's; delete it"
+            return Reserved()
+        return Refused(f"GpuClaim {name} exists and is not this pod's; delete it")
 
     async def write(self, claim: GpuClaim, due: Due) -> bool:
         """False if the claim has changed and must be looked at again."""

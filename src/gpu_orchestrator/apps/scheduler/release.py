@@ -16,7 +16,7 @@ from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.leases import Leases, grips
+from gpu_orchestrator.apps.scheduler.leases import Leases, holds_of
 
 WORKERS = 16
 POLL_S = 5.0
@@ -107,5 +107,5 @@ class Releaser:
         """False if somebody wrote to a lease since we saw it: the watch will show what it is now."""
         if self._leases is None:
             return True
-        held = [grip for lease in self._leases_of(uid) for grip in grips(lease) if grip.holder.uid == uid]
-        return all([await self._leases.release(grip) for grip in held])
+        held = holds_of(uid, self._leases_of(uid))
+        return all([await self._leases.release(hold) for hold in held])

@@ -1,4 +1,4 @@
-"""Knits the parts together for one term of leadership: watches to the desk, its wishes to the hands."""
+"""Connects the parts for one term of leadership: watches feed the desk, and `work` does what it decides."""
 
 import asyncio
 import gc
@@ -61,7 +61,18 @@ class Scheduler:
         leases = Leases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
         self._pods = Touch(client, self._written_pods)
-        self._work = Work(client, self._pods, guard, metrics, lull)
+        claims = Claims(client)
+        binder = Binder(
+            client,
+            self._pods,
+            guard,
+            claims,
+            keeps_claims=not settings.leader_elect,
+            may_write=may_write,
+            now=_now,
+        )
+        self._teller = Teller(self._pods, recorder, lull, self._waits)
+        self._work = Work(client, self._pods, guard, binder, self._teller, metrics=metrics, lull=lull)
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
@@ -83,19 +94,8 @@ class Scheduler:
             clock=clock,
             wait_s=settings.release_seconds,
         )
-        claims = Claims(client)
+        self._work.attach(self.desk, self._releaser)
         self._account = Account(claims, self.desk, self._releaser, lull=lull, now=_now)
-        self._teller = Teller(self._pods, recorder, lull, self._waits)
-        self._work.desk, self._work.releaser, self._work.teller = self.desk, self._releaser, self._teller
-        self._work.binder = Binder(
-            client,
-            self._pods,
-            guard,
-            claims,
-            keeps_claims=not settings.leader_elect,
-            may_write=may_write,
-            now=_now,
-        )
         self._sweep = Sweep(
             client,
             guard,
@@ -152,7 +152,7 @@ class Scheduler:
         self._account.freed(uid)
 
     def _waits(self, uid: str) -> tuple[Pod, str] | None:
-        why, pod = self.desk.waiting.why(uid), self.desk.ours.get(uid)
+        why, pod = self.desk.waiting.why(uid), self.desk.our_pods.get(uid)
         return (pod, why) if pod is not None and why and self.desk.fate(uid) == "waiting" else None
 
 

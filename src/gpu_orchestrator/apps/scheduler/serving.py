@@ -12,8 +12,8 @@ class Serving:
         self._pod: dict[str, Pod] = {}
         self._claim: dict[str, str] = {}
 
-    def server(self, claim: str) -> Pod | None:
-        """The pod that the claim of this key serves."""
+    def user_of(self, claim: str) -> Pod | None:
+        """Return the pod that uses the claim of this key."""
         return self._pod.get(claim)
 
     def take(self, pod: Pod) -> bool:
@@ -22,8 +22,8 @@ class Serving:
         if not name:
             return True
         claim, uid = f"{pod.metadata.namespace}/{name}", pod.metadata.uid
-        server = self._pod.setdefault(claim, pod)
-        if server.metadata.uid != uid:
+        user = self._pod.setdefault(claim, pod)
+        if user.metadata.uid != uid:
             return False
         self._claim[uid] = claim
         return True

@@ -4,7 +4,7 @@ its claim changed.
 What this scheduler does not implement is refused by name: a pod placed wrongly is worse than one that waits.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpu_orchestrator.api import claims, names, volumes
 from gpu_orchestrator.api.claims import BadAsk
@@ -21,14 +21,23 @@ def is_gated(pod: Pod) -> bool:
     return bool(pod.spec.scheduling_gates)
 
 
-def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known, server: Pod | None = None) -> Request | str:
+@dataclass(frozen=True, slots=True)
+class Unschedulable:
+    """The pod cannot be served as it is; `why` is what its owner reads."""
+
+    why: str
+
+
+def wish(
+    pod: Pod, claim: GpuClaim | None, known: volumes.Known, user: Pod | None = None
+) -> Request | Unschedulable:
     """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists;
-    `server` is the pod that we let the claim serve, whether it says so yet or not."""
-    if reason := _unfit(pod) or _unclaimed(pod, claim, server):
-        return reason
+    `user` is the pod that we let use the claim, whether the claim shows it yet or not."""
+    if reason := _unfit(pod) or _unclaimed(pod, claim, user):
+        return Unschedulable(reason)
     reach = volumes.reach(pod, known)
-    if isinstance(reach, str):
-        return reach
+    if isinstance(reach, volumes.NotReady):
+        return Unschedulable(reach.why)
     try:
         request = claims.request(pod, claim.spec if claim else None)
         if not reach:
@@ -36,7 +45,7 @@ def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known, server: Pod | N
         affinity = volumes.all_of(request.shape.affinity, reach)
         return replace(request, shape=replace(request.shape, affinity=affinity))
     except (BadAsk, BadQuantity, InvalidRequest) as error:
-        return f"the pod asks for what cannot be meant: {error}"
+        return Unschedulable(f"the pod asks for what cannot be meant: {error}")
 
 
 def _unfit(pod: Pod) -> str:
@@ -84,7 +93,7 @@ def _gpu_resources(spec: PodSpec) -> list[str]:
     return sorted({name for each in asked for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
 
 
-def _unclaimed(pod: Pod, claim: GpuClaim | None, server: Pod | None) -> str:
+def _unclaimed(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> str:
     """Why the pod's claim does not serve it; empty if it does or there need be none."""
     name = claims.named_claim(pod)
     if not name:
@@ -98,9 +107,9 @@ def _unclaimed(pod: Pod, claim: GpuClaim | None, server: Pod | None) -> str:
         return ""
     if claim.metadata.deletion_timestamp:
         return f"GpuClaim {name} is being deleted; create it anew"
-    uid = server.metadata.uid if server else claims.served(claim)
+    uid = user.metadata.uid if user else claims.served(claim)
     if uid and uid != pod.metadata.uid:
-        who = server.metadata.name if server else _who(claim)
+        who = user.metadata.name if user else _who(claim)
         return f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
     return ""
 
