@@ -33,8 +33,8 @@ def wish(
 ) -> Request | Unschedulable:
     """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists;
     `user` is the pod that we let use the claim, whether the claim shows it yet or not."""
-    if reason := _unfit(pod) or _unclaimed(pod, claim, user):
-        return Unschedulable(reason)
+    if refused := _unfit(pod) or _unclaimed(pod, claim, user):
+        return refused
     reach = volumes.reach(pod, known)
     if isinstance(reach, volumes.NotReady):
         return Unschedulable(reach.why)
@@ -48,18 +48,20 @@ def wish(
         return Unschedulable(f"the pod asks for what cannot be meant: {error}")
 
 
-def _unfit(pod: Pod) -> str:
+def _unfit(pod: Pod) -> Unschedulable | None:
     ways = [name for name in names.ASKING_ANNOTATIONS if name in pod.metadata.annotations]
     if not ways:
-        return (
+        return Unschedulable(
             "the pod names this scheduler and asks for no GPU; add one of the annotations "
             f"{', '.join(names.ASKING_ANNOTATIONS)} or use another schedulerName"
         )
     if len(ways) > 1:
-        return f"the pod asks in {len(ways)} ways at once ({', '.join(ways)}); keep one of the annotations"
+        return Unschedulable(
+            f"the pod asks in {len(ways)} ways at once ({', '.join(ways)}); keep one of the annotations"
+        )
     if missing := unsupported(pod):
-        return f"the pod uses what this scheduler does not implement: {', '.join(missing)}"
-    return ""
+        return Unschedulable(f"the pod uses what this scheduler does not implement: {', '.join(missing)}")
+    return None
 
 
 def unsupported(pod: Pod) -> list[str]:
@@ -93,25 +95,27 @@ def _gpu_resources(spec: PodSpec) -> list[str]:
     return sorted({name for each in asked for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
 
 
-def _unclaimed(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> str:
-    """Why the pod's claim does not serve it; empty if it does or there need be none."""
+def _unclaimed(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedulable | None:
+    """Why the pod's claim does not serve it; None if it does or the pod needs none."""
     name = claims.named_claim(pod)
     if not name:
-        return ""
+        return None
     kind = "template GpuClaim" if claims.is_template(pod) else "GpuClaim"
     if claim is None:
-        return f"{kind} {pod.metadata.namespace}/{name} does not exist; create it"
+        return Unschedulable(f"{kind} {pod.metadata.namespace}/{name} does not exist; create it")
     if missing := _unsupported_claim(claim.spec):
-        return f"{kind} {name} asks for what this scheduler does not implement: {missing}"
+        return Unschedulable(f"{kind} {name} asks for what this scheduler does not implement: {missing}")
     if claims.is_template(pod):
-        return ""
+        return None
     if claim.metadata.deletion_timestamp:
-        return f"GpuClaim {name} is being deleted; create it anew"
+        return Unschedulable(f"GpuClaim {name} is being deleted; create it anew")
     uid = user.metadata.uid if user else claims.served(claim)
     if uid and uid != pod.metadata.uid:
         who = user.metadata.name if user else _who(claim)
-        return f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
-    return ""
+        return Unschedulable(
+            f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
+        )
+    return None
 
 
 def _unsupported_claim(spec: GpuClaimSpec) -> str:
