@@ -65,7 +65,7 @@ class Work:
 
     def abandon(self, job: BindJob, why: str) -> None:
         """Report the failure in the next turn of the event loop: the desk calls this in the middle of a
-        handler that may still feed events, and none of them may be decided upon before the others."""
+        handler, and the rest of that handler must come before the pod is looked at again."""
         asyncio.get_running_loop().call_soon(self._desk.done, Failed(job, why))
 
     def refuse(self, pod: Pod, why: str) -> None:
