@@ -101,10 +101,10 @@ def test_the_scheduler_places_as_the_table_says(case: Case) -> None:
     world = World(*(objects.node(name, gpus, labels=case.labels(name)) for name, gpus in case.gpus.items()))
     for number, gpus in enumerate(case.wishes):
         world.pod(objects.pod(f"p{number}", gpus=gpus, strategy=case.strategy))
-    found = {job.pod.metadata.name: job.placement.node for job in world.hands.jobs}
+    found = {job.pod.metadata.name: job.placement.node for job in world.executor.jobs}
     places = tuple(found.get(f"p{number}", NOWHERE) for number in range(len(case.wishes)))
     assert places == case.places
-    assert len(world.hands.refused) == places.count(NOWHERE)
+    assert len(world.executor.refused) == places.count(NOWHERE)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.cluster import Cluster
 from gpu_orchestrator.adapters.kube import config, errors, pods, reviews
-from gpu_orchestrator.adapters.kube.client import Client, Patch
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder, Reference
 from gpu_orchestrator.adapters.kube.reviews import Access, Who
 from gpu_orchestrator.api.kubernetes import PODS, Pod
@@ -29,13 +29,9 @@ def named(name: str, namespace: str, **data: str) -> ConfigMap:
     return ConfigMap(ObjectMeta(name=name, namespace=namespace), data)
 
 
-async def test_create_get_replace_delete(client: Client, namespace: str) -> None:
+async def test_create_get_delete(client: Client, namespace: str) -> None:
     made = await client.create(CONFIG_MAPS, named("x", namespace, a="1"))
     assert made == await client.get(CONFIG_MAPS, "x", namespace)
-    replaced = await client.replace(CONFIG_MAPS, ConfigMap(made.metadata, {"b": "2"}))
-    assert replaced.data == {"b": "2"}
-    with pytest.raises(errors.Conflict):
-        await client.replace(CONFIG_MAPS, made)
     with pytest.raises(errors.AlreadyExists):
         await client.create(CONFIG_MAPS, named("x", namespace))
     with pytest.raises(errors.Conflict):
@@ -45,32 +41,12 @@ async def test_create_get_replace_delete(client: Client, namespace: str) -> None
         await client.get(CONFIG_MAPS, "x", namespace)
 
 
-async def test_patches_of_every_kind(client: Client, namespace: str) -> None:
+async def test_merge_patch(client: Client, namespace: str) -> None:
     await client.create(CONFIG_MAPS, named("x", namespace, a="1", b="1"))
     merged = await client.patch(CONFIG_MAPS, "x", {"data": {"a": "2", "b": None}}, namespace)
     assert merged.data == {"a": "2"}
-    ops = [{"op": "test", "path": "/data/a", "value": "2"}, {"op": "add", "path": "/data/c", "value": "3"}]
-    patched = await client.patch(CONFIG_MAPS, "x", ops, namespace, kind=Patch.JSON)
-    assert patched.data == {"a": "2", "c": "3"}
-    with pytest.raises(errors.Invalid):
-        await client.patch(CONFIG_MAPS, "x", [{**ops[0], "value": "9"}], namespace, kind=Patch.JSON)
     with pytest.raises(errors.Conflict):
         await client.patch(CONFIG_MAPS, "x", {"metadata": {"resourceVersion": "1"}}, namespace)
-
-
-async def test_apply_owns_its_fields(client: Client, namespace: str) -> None:
-    def apply(manager: str, value: str, *, force: bool = False) -> "asyncio.Future[ConfigMap]":
-        body = {"data": {"a": value}}
-        return asyncio.ensure_future(
-            client.patch(
-                CONFIG_MAPS, "x", body, namespace, kind=Patch.APPLY, field_manager=manager, force=force
-            )
-        )
-
-    assert (await apply("one", "1")).data == {"a": "1"}
-    with pytest.raises(errors.Conflict, match="one"):
-        await apply("two", "2")
-    assert (await apply("two", "2", force=True)).data == {"a": "2"}
 
 
 async def test_ten_patches_at_once_all_land(client: Client, namespace: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_orchestrator.api import names, translate
-from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
+from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import WHOLE, Device
@@ -21,18 +21,35 @@ class BadAsk(ValueError):
     """The pod's GPU request is invalid; the message says what to write instead."""
 
 
+def named_claim(pod: Pod) -> str:
+    """Return the claim or template that the pod's request is read from; empty when it asks for bare GPUs."""
+    annotations = pod.metadata.annotations
+    return annotations.get(names.CLAIM, "") or annotations.get(names.CLAIM_TEMPLATE, "")
+
+
+def is_template(pod: Pod) -> bool:
+    """Whether the pod names a template and gets a claim of its own from it."""
+    return names.CLAIM not in pod.metadata.annotations and names.CLAIM_TEMPLATE in pod.metadata.annotations
+
+
 def claim_name(pod: Pod) -> str:
     """Return the name of the pod's GpuClaim: the one it names, or its own made from a template. Empty if
     none."""
-    asks = pod.metadata.annotations
-    if name := asks.get(names.CLAIM, ""):
+    annotations = pod.metadata.annotations
+    if name := annotations.get(names.CLAIM, ""):
         return name
-    return child_name(pod) if names.CLAIM_TEMPLATE in asks else ""
+    return child_name(pod) if names.CLAIM_TEMPLATE in annotations else ""
 
 
 def child_name(pod: Pod) -> str:
     """Return a name that can be computed again: creating the child twice creates it once."""
     return f"{pod.metadata.name[:240]}-{pod.metadata.uid[:8]}"
+
+
+def served(claim: GpuClaim) -> str:
+    """Return the UID of the pod that the claim is kept for; empty when it is free."""
+    meta = claim.metadata
+    return meta.labels.get(names.POD_UID, "") if names.CLAIM_FINALIZER in meta.finalizers else ""
 
 
 def _annotated_gpus(pod: Pod) -> int:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import msgspec
 
 from gpu_orchestrator.api import names
-from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
+from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec, Pod
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.device import WHOLE, Device
 
 SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class DeviceRef:
     """One device of one node."""
 
     node: str
@@ -43,37 +43,49 @@ class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, om
     memory_mib: int = 0
     since: str = ""
 
-    def placement(self, spot: Spot, *, exclusive: bool) -> Placement:
+    def placement(self, ref: DeviceRef, *, exclusive: bool) -> Placement:
         """Return what the holder takes, as the core counts it."""
         return Placement(
-            f"lease/{spot.lease}/{self.uid}",
-            spot.node,
-            devices=(spot.device,),
+            f"lease/{ref.lease}/{self.uid}",
+            ref.node,
+            devices=(ref.device,),
             exclusive=exclusive,
             milli=WHOLE if exclusive else self.share,
             memory_mib=0 if exclusive else self.memory_mib,
         )
 
 
-def exclusive(spot: Spot, holder: Holder, namespace: str) -> Lease:
+def device_refs(node: str, devices: Iterable[Device]) -> list[DeviceRef]:
+    """Name devices of a node as their leases do."""
+    return [DeviceRef(node, each.id, each.uuid, each.memory_mib) for each in devices]
+
+
+def holder_of(pod: Pod, placement: Placement, since: str) -> Holder:
+    """Return the lease entry of a pod that holds the devices of its placement."""
+    meta = pod.metadata
+    shared = (0, 0) if placement.exclusive else (placement.milli, placement.memory_mib)
+    return Holder(meta.uid, meta.name, meta.namespace, *shared, since)
+
+
+def exclusive(ref: DeviceRef, holder: Holder, namespace: str) -> Lease:
     """Return the Lease whose creation takes a whole device."""
     about = {names.LEASE_POD: holder.pod, names.LEASE_NAMESPACE: holder.namespace}
-    return _lease(spot, namespace, holder.uid, holder.since, about, {names.POD_UID: holder.uid})
+    return _lease(ref, namespace, holder.uid, holder.since, about, {names.POD_UID: holder.uid})
 
 
-def shared(spot: Spot, holders: Iterable[Holder], namespace: str, since: str) -> Lease:
+def shared(ref: DeviceRef, holders: Iterable[Holder], namespace: str, since: str) -> Lease:
     """Return the Lease of a device that several holders share."""
-    return _lease(spot, namespace, SHARED, since, {names.LEASE_HOLDERS: encode(holders)}, {})
+    return _lease(ref, namespace, SHARED, since, {names.LEASE_HOLDERS: encode(holders)}, {})
 
 
 def _lease(
-    spot: Spot, namespace: str, identity: str, since: str, about: dict[str, str], labels: dict[str, str]
+    ref: DeviceRef, namespace: str, identity: str, since: str, about: dict[str, str], labels: dict[str, str]
 ) -> Lease:
-    annotations = {names.LEASE_NODE: spot.node, **about}
-    if spot.uuid:
-        annotations[names.LEASE_UUID] = spot.uuid
+    annotations = {names.LEASE_NODE: ref.node, **about}
+    if ref.uuid:
+        annotations[names.LEASE_UUID] = ref.uuid
     meta = ObjectMeta(
-        name=spot.lease,
+        name=ref.lease,
         namespace=namespace,
         labels={names.MANAGED: "true", **labels},
         annotations=annotations,
@@ -93,28 +105,28 @@ def is_shared(lease: Lease) -> bool:
     return lease.spec.holder_identity == SHARED
 
 
-def spot(lease: Lease) -> Spot | None:
+def device_ref(lease: Lease) -> DeviceRef | None:
     """Return the device that a Lease stands for; None if the Lease is not for a device."""
     meta = lease.metadata
     named = _named(meta.name)
     if named is None or named.node != meta.annotations.get(names.LEASE_NODE):
         return None
-    return Spot(named.node, named.device, meta.annotations.get(names.LEASE_UUID, ""))
+    return DeviceRef(named.node, named.device, meta.annotations.get(names.LEASE_UUID, ""))
 
 
-def obstructed(lease: Lease) -> Spot | None:
+def obstructed(lease: Lease) -> DeviceRef | None:
     """Return the device whose lease name is occupied by an unrelated Lease, e.g. the heartbeat
     `gpu-agent-node-3` of node `node-3` vs device 3 of node `agent-node`. While it exists, the device cannot
     be leased."""
     return None if is_device(lease) else _named(lease.metadata.name)
 
 
-def _named(name: str) -> Spot | None:
+def _named(name: str) -> DeviceRef | None:
     head, _, device = name.rpartition("-")
     node = head.removeprefix(names.DEVICE_LEASE_PREFIX)
     if node == head or not device.isdecimal() or device != str(int(device)):
         return None
-    return Spot(node, int(device))
+    return DeviceRef(node, int(device))
 
 
 def holders(lease: Lease) -> tuple[Holder, ...]:

@@ -5,6 +5,7 @@ with this reason.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
@@ -52,22 +53,28 @@ def claims_of(pod: Pod) -> list[str]:
     return [f"{pod.metadata.namespace}/{each.claim_name}" for each in mounted if each]
 
 
-def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | str:
-    """Return the alternatives of each volume, all of which must hold; or, in words, which volume is not
-    ready."""
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """A volume of the pod is missing or not bound."""
+
+    why: str
+
+
+def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | NotReady:
+    """Return the alternatives of each volume, all of which must hold; or which volume is not ready."""
     found: list[tuple[Term, ...]] = []
     for key in claims_of(pod):
         claim = known.volume_claim(key)
         if claim is None:
-            return f"PersistentVolumeClaim {key} does not exist; create it"
+            return NotReady(f"PersistentVolumeClaim {key} does not exist; create it")
         if claim.status.phase != "Bound" or not claim.spec.volume_name:
-            return (
+            return NotReady(
                 f"PersistentVolumeClaim {key} is not bound, and this scheduler binds no volumes; "
                 "use a StorageClass with volumeBindingMode Immediate"
             )
         volume = known.volume(claim.spec.volume_name)
         if volume is None:
-            return f"PersistentVolume {claim.spec.volume_name} of {key} does not exist"
+            return NotReady(f"PersistentVolume {claim.spec.volume_name} of {key} does not exist")
         if volume.spec.node_affinity and volume.spec.node_affinity.required:
             found.append(tuple(map(term_of, volume.spec.node_affinity.required.node_selector_terms)))
     return tuple(found)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube import errors, pods
-from gpu_orchestrator.adapters.kube.client import Client, Patch
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.codec import Blind, blind
 from gpu_orchestrator.adapters.kube.errors import LostAnswer, Unreachable
 from gpu_orchestrator.adapters.kube.transport import Answer, Request
@@ -45,11 +45,6 @@ async def merge(client: Client) -> None:
 
 async def guarded_merge(client: Client) -> None:
     await client.patch(CONFIG_MAPS, "x", {"metadata": {"resourceVersion": "1"}}, "default")
-
-
-async def json_patch(client: Client) -> None:
-    ops = [{"op": "add", "path": "/metadata/finalizers/-", "value": "x"}]
-    await client.patch(CONFIG_MAPS, "x", ops, "default", kind=Patch.JSON)
 
 
 async def delete(client: Client) -> None:
@@ -99,7 +94,6 @@ async def test_tried_again(action: Callable[[Client], Awaitable[None]], trouble:
         pytest.param(create, LostAnswer("cut"), errors.LostAnswer, id="create after a lost answer"),
         pytest.param(create, refusal(500), errors.Unavailable, id="create after 500"),
         pytest.param(bind, refusal(503), errors.Unavailable, id="bind after 503"),
-        pytest.param(json_patch, refusal(500), errors.Unavailable, id="JSON patch after 500"),
         pytest.param(guarded_merge, refusal(409, "Conflict"), errors.Conflict, id="guarded patch"),
         pytest.param(create, refusal(409, "AlreadyExists"), errors.AlreadyExists, id="name taken"),
         pytest.param(evict, BUDGET, errors.BlockedByBudget, id="eviction against a budget"),
@@ -157,17 +151,6 @@ async def test_create_adds_what_slim_types_leave_out() -> None:
         assert body(request)["kind"] == "ConfigMap"
         assert body(request)["apiVersion"] == "v1"
     assert body(transport.requests[0])["data"] == {"a": "b"}
-
-
-async def test_apply_says_who_owns_the_fields() -> None:
-    speaker, transport = client(OK)
-    await speaker.patch(
-        CONFIG_MAPS, "x", {"data": {}}, "default", kind=Patch.APPLY, field_manager="us", force=True
-    )
-    (request,) = transport.requests
-    assert request.target.endswith("/configmaps/x?fieldManager=us&force=true")
-    assert request.content_type == "application/apply-patch+yaml"
-    assert body(request)["kind"] == "ConfigMap"
 
 
 async def test_binding_carries_guards_and_annotations() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
-from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.planning.plan import CreateClaim, CreateJob, DeleteJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -190,7 +190,7 @@ def test_refusal_costs_a_try_now_and_after_each_wait_and_keeps_the_job() -> None
     waiting = refused(after(snapshot, plan))
     assert plan.again_at
     assert plan_for(waiting, at=later(5)) == Plan(
-        again_at=moments.read(waiting.workload.status.next_retry_time)
+        again_at=timestamps.parse_optional(waiting.workload.status.next_retry_time)
     )
     second = plan_for(waiting, at=later(12))
     assert second.actions == ()

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.planning.plan import (
     AddFinalizer,
     CreateJob,
@@ -290,7 +290,10 @@ def test_refusal_during_the_wait_is_free_and_a_place_is_used_at_once() -> None:
     snapshot = WorkloadSnapshot(workload())
     waiting = WorkloadSnapshot(after(snapshot, plan_for(snapshot, refuses)))
     woken = plan_for(waiting, refuses, at=later(1))
-    assert (woken.status, woken.again_at) == (None, moments.read(waiting.workload.status.next_retry_time))
+    assert (woken.status, woken.again_at) == (
+        None,
+        timestamps.parse_optional(waiting.workload.status.next_retry_time),
+    )
     placed = plan_for(waiting, gives("b"), at=later(1))
     assert status_of(placed)["retries"] == 1  # the try that was spent stays spent, and no other is
     assert isinstance(placed.actions[0], CreateJob)

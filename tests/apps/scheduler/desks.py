@@ -1,42 +1,53 @@
-"""A desk with its stores and with hands that only remember, for tests of what it decides."""
+"""A desk with its stores and with an executor that only records, for tests of what it decides."""
 
 import random
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
-from gpu_orchestrator.apps.scheduler import wish
-from gpu_orchestrator.apps.scheduler.bind import Bound, Job
+from gpu_orchestrator.api.wire import Object
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
 from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
-from gpu_orchestrator.apps.scheduler.hands import Ended
-from gpu_orchestrator.apps.scheduler.stores import Stores, claims_of
+from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.apps.scheduler.objects import pod
 
+T = TypeVar("T", bound=Object)
 
-class Hands:
-    """Remembers what it was asked to do."""
+
+@dataclass(frozen=True, slots=True)
+class Shown(Generic[T]):
+    """A store as a watch keeps it that is listing again: the version of the whole is not known."""
+
+    store: Store[T]
+    resource_version: str = ""
+
+
+class RecordingExecutor:
+    """Records what the desk asked for."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.given_up: list[Job] = []
+        self.jobs: list[BindJob] = []
+        self.abandoned: list[BindJob] = []
         self.refused: dict[str, str] = {}
-        self.has_ended: list[Ended] = []
+        self.has_ended: list[PodEnded] = []
         self.cleared: list[str] = []
 
-    def place(self, job: Job) -> None:
+    def place(self, job: BindJob) -> None:
         self.jobs.append(job)
 
-    def give_up(self, job: Job, why: str) -> None:
-        self.given_up.append(job)
+    def abandon(self, job: BindJob, why: str) -> None:
+        self.abandoned.append(job)
 
     def refuse(self, pod: Pod, why: str) -> None:
         self.refused[pod.metadata.name] = why
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: PodEnded) -> None:
         self.has_ended.append(ended)
 
     def clear(self, pod: Pod) -> None:
@@ -51,14 +62,14 @@ class World:
     def __init__(self, *nodes: Node, opened: bool = True, **rules: Any) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
         self.nodes: Store[Node] = Store()
-        self.claims: Store[GpuClaim] = Store({"pod": lambda each: [wish.served(each)]})
-        self.reports: Store[GpuNodeStatus] = Store()
+        self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.served(each)]})
+        self.node_statuses: Store[GpuNodeStatus] = Store()
         self.leases: Store[Lease] = Store()
-        stores = Stores(self.pods, self.nodes, self.claims, self.reports, self.leases, Store(), Store())
-        self.hands = Hands()
+        stores = Stores(self.pods, self.nodes, self.claims, self.node_statuses, self.leases, Store(), Store())
+        self.executor = RecordingExecutor()
         engine = Engine(Registry().policy_of, random.Random(1))
         self.now = 0.0
-        self.desk = Desk(engine, stores, self.hands, Rules(**rules), clock=lambda: self.now)
+        self.desk = Desk(engine, stores, self.executor, Rules(**rules), clock=lambda: self.now)
         for each in nodes:
             self.node(each)
         if opened:
@@ -69,8 +80,8 @@ class World:
             self.desk.nodes.see(*change)
 
     def report(self, seen: GpuNodeStatus) -> None:
-        for change in self.reports.put(seen):
-            self.desk.nodes.see_report(*change)
+        for change in self.node_statuses.put(seen):
+            self.desk.nodes.see_node_status(*change)
 
     def pod(self, seen: Pod) -> None:
         for change in self.pods.put(seen):
@@ -95,7 +106,7 @@ class World:
     def free(self, name: str) -> int:
         return self.desk.engine.cluster.free_gpus(name)
 
-    def bind(self, job: Job) -> None:
+    def bind(self, job: BindJob) -> None:
         """Bound, and shown by the watch."""
         self.desk.done(Bound(job))
         name, where = job.pod.metadata.name, job.placement

@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.api import claims as asks
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.transport import Answer
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.claims import Due, due, released
+from gpu_orchestrator.apps.scheduler.claims import Claims, Due, Refused, Reserved, due, released
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
+from tests.adapters.kube.scripted import Scripted, answer, refusal
 from tests.apps.scheduler.objects import claim, pod
 
 GIVEN = {"phase": "Bound"}
@@ -58,6 +61,40 @@ def test_due(found: GpuClaim, server: Pod | None, held: bool, wanted: Due | None
     assert due(found, server, given=GIVEN, held=held) == wanted
 
 
+@pytest.mark.parametrize(
+    ("asking", "found", "script", "expected"),
+    [
+        pytest.param(WAITING, claim("c"), [answer({"metadata": {"name": "c"}})], Reserved(), id="free"),
+        pytest.param(WAITING, claim("c", served="uid-p"), [], Reserved(), id="kept for it already"),
+        pytest.param(
+            WAITING,
+            claim("c"),
+            [refusal(409, "Conflict")],
+            Refused("GpuClaim c changed in the meantime"),
+            id="changed since it was read",
+        ),
+        pytest.param(
+            pod("p", claim_template="t"),
+            claim("t"),
+            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", served="uid-p"))],
+            Reserved(),
+            id="its child was made before",
+        ),
+        pytest.param(
+            pod("p", claim_template="t"),
+            claim("t"),
+            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", served="uid-q"))],
+            Refused("GpuClaim p-uid-p exists and is not this pod's; delete it"),
+            id="another pod's claim has the child's name",
+        ),
+    ],
+)
+async def test_reserve(
+    asking: Pod, found: GpuClaim, script: list[Answer], expected: Reserved | Refused
+) -> None:
+    assert await Claims(Client(Scripted(*script))).reserve(asking, found) == expected
+
+
 DEVICES: list[tuple[str, Any, Any, Any]] = [
     ("ids alone", (Device(2), Device(5)), "2,5", "0,1"),
     ("nvidia", (Device(2, "GPU-x", "nvidia"), Device(5, "GPU-y", "nvidia")), "GPU-x,GPU-y", "GPU-x,GPU-y"),
@@ -70,7 +107,7 @@ DEVICES: list[tuple[str, Any, Any, Any]] = [
     ("devices", "visible", "local"), [each[1:] for each in DEVICES], ids=[d[0] for d in DEVICES]
 )
 def test_answer(devices: tuple[Device, ...], visible: str, local: str) -> None:
-    told = asks.answer(Placement("uid", "node-a", devices=(2, 5)), devices)
+    told = claims.answer(Placement("uid", "node-a", devices=(2, 5)), devices)
     assert told == {
         "gpu.scheduling/allocated": "node-a:2,5",
         "gpu.scheduling/visible-devices": visible,
@@ -89,7 +126,7 @@ def test_a_claim_as_a_request() -> None:
         topology={"mode": "Required", "minBandwidthGBps": 600},
         selector={"matchLabels": {"zone": "b"}},
     )
-    found = asks.request(pod("p", claim="c", nodeSelector={"disk": "ssd"}, priority=7), asked.spec)
+    found = claims.request(pod("p", claim="c", nodeSelector={"disk": "ssd"}, priority=7), asked.spec)
     shape = found.shape
     assert (found.key, found.priority, found.allocator, found.tenant) == ("uid-p", 7, "preferIds", "default")
     assert (shape.gpus, shape.prefer_ids, shape.models, shape.vendor) == (2, (3, 1), ("H100",), "nvidia")
@@ -99,18 +136,18 @@ def test_a_claim_as_a_request() -> None:
 
 def test_a_share_as_a_request_and_as_held() -> None:
     asked = claim("c", exclusivity="Shared", share=250, memoryMiB=4096)
-    found = asks.request(pod("p", claim="c"), asked.spec).shape
+    found = claims.request(pod("p", claim="c"), asked.spec).shape
     assert (found.exclusive, found.milli, found.memory_mib) == (False, 250, 4096)
-    held = asks.held(pod("p", node="a", claim="c", allocated="a:3"), asked.spec)
+    held = claims.held(pod("p", node="a", claim="c", allocated="a:3"), asked.spec)
     assert held is not None
     assert (held.devices, held.exclusive, held.milli, held.memory_mib) == ((3,), False, 250, 4096)
 
 
 def test_an_allocation_that_speaks_of_another_node_counts_for_nothing() -> None:
-    assert asks.given(pod("p", node="a", allocated="b:0,1")) == ()
-    assert asks.given(pod("p", node="a", allocated="a:0,1")) == (0, 1)
-    assert asks.given(pod("p", node="a")) == ()
-    held = asks.held(pod("p", node="a", allocated="b:0,1"), None)
+    assert claims.given(pod("p", node="a", allocated="b:0,1")) == ()
+    assert claims.given(pod("p", node="a", allocated="a:0,1")) == (0, 1)
+    assert claims.given(pod("p", node="a")) == ()
+    held = claims.held(pod("p", node="a", allocated="b:0,1"), None)
     assert held is not None
     assert (held.devices, held.unnamed) == ((), 0)
 
@@ -118,7 +155,7 @@ def test_an_allocation_that_speaks_of_another_node_counts_for_nothing() -> None:
 def test_each_pod_has_a_child_of_its_own() -> None:
     first = pod("p" * 253, claim_template="t", meta={"uid": "11111111-aaaa"})
     again = pod("p" * 253, claim_template="t", meta={"uid": "22222222-aaaa"})
-    assert asks.claim_name(first) != asks.claim_name(again)
-    assert len(asks.claim_name(first)) <= 253
-    assert asks.claim_name(pod("p", claim="c")) == "c"
-    assert asks.claim_name(pod("p", gpus=1)) == ""
+    assert claims.claim_name(first) != claims.claim_name(again)
+    assert len(claims.claim_name(first)) <= 253
+    assert claims.claim_name(pod("p", claim="c")) == "c"
+    assert claims.claim_name(pod("p", gpus=1)) == ""

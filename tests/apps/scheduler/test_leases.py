@@ -11,19 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
-from gpu_orchestrator.api.deviceleases import Holder, Spot
-from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from gpu_orchestrator.api.kubernetes import Lease
+from gpu_orchestrator.apps.scheduler.leases import HeldByOther, LeaseHold, Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from tests.apps.scheduler.desks import Shown
 from tests.apps.scheduler.lease_server import LeaseServer
 
-SPOT = Spot("a", 0, memory_mib=1000)
+DEVICE = DeviceRef("a", 0, memory_mib=1000)
 moments = iter(range(1_000_000))
 
 
 def scheduler(server: LeaseServer) -> Leases:
     """Another process: it knows nothing of the others but what the server says."""
-    return Leases(Client(server), "system", Store(), metrics=Metrics(), now=lambda: f"moment {next(moments)}")
+    known: Overlay[Lease] = Overlay(Shown(Store()))
+    return Leases(Client(server), "system", known, metrics=Metrics(), now=lambda: f"moment {next(moments)}")
 
 
 def whole(uid: str) -> Holder:
@@ -38,29 +42,29 @@ class Holding:
     """What was granted and not yet given back; checks the promises at every step."""
 
     def __init__(self) -> None:
-        self.now: list[Grip] = []
+        self.now: list[LeaseHold] = []
 
-    def add(self, grip: Grip) -> None:
-        self.now.append(grip)
+    def add(self, hold: LeaseHold) -> None:
+        self.now.append(hold)
         uids = {each.holder.uid for each in self.now}
         if any(each.exclusive for each in self.now):
             assert len(uids) == 1, f"exclusive beside others: {self.now}"
         shares = {each.holder.uid: each.holder for each in self.now if not each.exclusive}
         assert sum(each.share for each in shares.values()) <= 1000
-        assert sum(each.memory_mib for each in shares.values()) <= SPOT.memory_mib
+        assert sum(each.memory_mib for each in shares.values()) <= DEVICE.memory_mib
 
 
 async def come_and_go(leases: Leases, holding: Holding, uid: str, rng: random.Random) -> None:
     for _ in range(4):
         exclusive = rng.random() < 0.4
         holder = whole(uid) if exclusive else share(uid, rng.choice((200, 500)), rng.choice((0, 400)))
-        grip = await leases.acquire(SPOT, holder, exclusive=exclusive)
-        if isinstance(grip, Taken):
+        hold = await leases.acquire(DEVICE, holder, exclusive=exclusive)
+        if isinstance(hold, HeldByOther):
             continue
-        holding.add(grip)
+        holding.add(hold)
         await asyncio.sleep(rng.random() / 50)
-        holding.now.remove(grip)
-        assert await leases.release(grip)
+        holding.now.remove(hold)
+        assert await leases.release(hold)
 
 
 @given(seed=st.integers(0, 1_000_000), processes=st.integers(1, 3), pods=st.integers(2, 6))
@@ -85,10 +89,10 @@ def test_any_interleaving(seed: int, processes: int, pods: int) -> None:
 async def test_a_lease_taken_over_is_not_deleted_by_whoever_made_it() -> None:
     server = LeaseServer(1)
     first, second = scheduler(server), scheduler(server)
-    made = await first.acquire(SPOT, whole("p"), exclusive=True)
-    taken_over = await second.acquire(SPOT, whole("p"), exclusive=True)
-    assert isinstance(made, Grip)
-    assert isinstance(taken_over, Grip)
+    made = await first.acquire(DEVICE, whole("p"), exclusive=True)
+    taken_over = await second.acquire(DEVICE, whole("p"), exclusive=True)
+    assert isinstance(made, LeaseHold)
+    assert isinstance(taken_over, LeaseHold)
     assert not await first.release(made)
     assert "gpu-a-0" in server.leases
     assert await second.release(taken_over)
@@ -99,10 +103,10 @@ async def test_a_lease_taken_over_is_not_deleted_by_whoever_made_it() -> None:
 async def test_an_entry_made_anew_is_not_removed_by_whoever_made_the_old_one() -> None:
     server = LeaseServer(1)
     first, second = scheduler(server), scheduler(server)
-    made = await first.acquire(SPOT, share("p", 500), exclusive=False)
-    anew = await second.acquire(SPOT, share("p", 500), exclusive=False)
-    assert isinstance(made, Grip)
-    assert isinstance(anew, Grip)
+    made = await first.acquire(DEVICE, share("p", 500), exclusive=False)
+    anew = await second.acquire(DEVICE, share("p", 500), exclusive=False)
+    assert isinstance(made, LeaseHold)
+    assert isinstance(anew, LeaseHold)
     assert not await first.release(made)
     assert len(json.loads(server.leases["gpu-a-0"]["metadata"]["annotations"]["gpu.scheduling/holders"])) == 1
 
@@ -110,8 +114,8 @@ async def test_an_entry_made_anew_is_not_removed_by_whoever_made_the_old_one() -
 @pytest.mark.looptime
 async def test_who_has_it_is_named() -> None:
     server = LeaseServer(1)
-    await scheduler(server).acquire(SPOT, whole("p"), exclusive=True)
-    taken = await scheduler(server).acquire(SPOT, whole("q"), exclusive=True)
+    await scheduler(server).acquire(DEVICE, whole("p"), exclusive=True)
+    taken = await scheduler(server).acquire(DEVICE, whole("q"), exclusive=True)
     assert str(taken) == "device 0 of a is held by default/p"
 
 
@@ -119,11 +123,11 @@ async def test_who_has_it_is_named() -> None:
 @pytest.mark.parametrize("holder", [whole("p"), share("p", 500)], ids=["whole", "share"])
 async def test_a_lease_that_is_no_devices_is_left_alone(holder: Holder) -> None:
     """The agent of `node-3` signs by the name that device 3 of `agent-node` would have."""
-    server, spot = LeaseServer(1), Spot("agent-node", 3)
+    server, ref = LeaseServer(1), DeviceRef("agent-node", 3)
     sign = {"metadata": {"name": "gpu-agent-node-3", "uid": "u", "resourceVersion": "7"}}
     server.leases["gpu-agent-node-3"] = sign | {"spec": {"holderIdentity": holder.uid}}
     before = json.dumps(server.leases)
-    taken = await scheduler(server).acquire(spot, holder, exclusive=not holder.share)
-    assert isinstance(taken, Taken)
+    taken = await scheduler(server).acquire(ref, holder, exclusive=not holder.share)
+    assert isinstance(taken, HeldByOther)
     assert "Lease gpu-agent-node-3 exists and is no device's" in str(taken)
     assert json.dumps(server.leases) == before

@@ -7,15 +7,17 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
-from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.leases import Grip, Leases
+from gpu_orchestrator.apps.scheduler.leases import LeaseHold, Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import POLL_S, Leaving, Releaser
+from tests.apps.scheduler.desks import Shown
 from tests.apps.scheduler.lease_server import LeaseServer
 from tests.apps.scheduler.objects import report
 
@@ -28,15 +30,15 @@ def sign_of_life(renewed: datetime) -> Lease:
 
 def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100.0) -> Releaser:
     """`used`: whether the report names the pod; None without a report."""
-    reports: Store[GpuNodeStatus] = Store()
+    node_statuses: Store[GpuNodeStatus] = Store()
     if used is not None:
-        reports.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
+        node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
     agents = Agents(lambda: clock, lambda: NOW)
     if agent_age_s is not None:
         agents.see_lease(None, sign_of_life(NOW - timedelta(seconds=agent_age_s)))
     return Releaser(
         None,
-        reports,
+        node_statuses,
         agents,
         leases_of=lambda _: [],
         freed=lambda _: None,
@@ -46,7 +48,7 @@ def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100
 
 
 @pytest.mark.parametrize(
-    ("used", "agent_age_s", "short", "left_s"),
+    ("used", "agent_age_s", "short", "remaining_s"),
     [
         pytest.param(None, None, False, 20, id="no agent: 30 s after the end"),
         pytest.param(None, 1, False, 20, id="an agent that reports nothing"),
@@ -56,13 +58,13 @@ def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100
         pytest.param(True, 91, False, 20, id="the agent has died"),
     ],
 )
-def test_left(used: bool | None, agent_age_s: float | None, short: bool, left_s: float) -> None:
+def test_left(used: bool | None, agent_age_s: float | None, short: bool, remaining_s: float) -> None:
     made = releaser(used=used, agent_age_s=agent_age_s)
-    assert made.left_s(Leaving("p", "a", at=90.0, short=short)) == left_s
+    assert made.remaining_s(Leaving("p", "a", at=90.0, short=short)) == remaining_s
 
 
 def test_a_pod_that_was_never_bound_leaves_at_once() -> None:
-    assert releaser(used=None, agent_age_s=None).left_s(Leaving("p", "", at=100.0)) == 0
+    assert releaser(used=None, agent_age_s=None).remaining_s(Leaving("p", "", at=100.0)) == 0
 
 
 def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
@@ -85,16 +87,16 @@ def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
 async def test_a_lease_written_to_since_it_was_seen_is_released_all_the_same() -> None:
     """As when the sweep, whose watch lagged behind, gave the pod back one of what it had."""
     server, known, freed = LeaseServer(0), Store[Lease](), list[str]()
-    leases = Leases(Client(server), "system", known, metrics=Metrics(), now=lambda: "now")
+    leases = Leases(Client(server), "system", Overlay(Shown(known)), metrics=Metrics(), now=lambda: "now")
     holder = Holder("p", "p", "default")
 
-    async def acquired(spot: Spot) -> Lease:
-        assert isinstance(await leases.acquire(spot, holder, exclusive=True), Grip)
-        return msgspec.convert(server.leases[spot.lease], Lease)
+    async def acquired(ref: DeviceRef) -> Lease:
+        assert isinstance(await leases.acquire(ref, holder, exclusive=True), LeaseHold)
+        return msgspec.convert(server.leases[ref.lease], Lease)
 
     for index in (0, 1):
-        known.put(await acquired(Spot("a", index)))
-    written = await acquired(Spot("a", 0))
+        known.put(await acquired(DeviceRef("a", index)))
+    written = await acquired(DeviceRef("a", 0))
     made = Releaser(
         leases,
         Store(),

@@ -7,20 +7,20 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api.deviceleases import Spot
 from gpu_orchestrator.apps.scheduler.account import Account
+from gpu_orchestrator.apps.scheduler.actions import Failed
 from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.bind import Failed
 from gpu_orchestrator.apps.scheduler.claims import Claims
-from gpu_orchestrator.apps.scheduler.leases import Leases, Taken
+from gpu_orchestrator.apps.scheduler.leases import Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
 from gpu_orchestrator.apps.scheduler.touch import Touch
-from tests.apps.scheduler.desks import World
+from tests.apps.scheduler.desks import Shown, World
 from tests.apps.scheduler.lease_server import LeaseServer
 from tests.apps.scheduler.objects import node, pod, report
 from tests.apps.scheduler.test_desk import lease
@@ -37,7 +37,7 @@ class Swept:
         self.server, self.metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
         metrics = self.metrics
         client = Client(self.server)
-        leases = Leases(client, "system", world.leases, metrics=metrics, now=lambda: "now")
+        leases = Leases(client, "system", Overlay(Shown(world.leases)), metrics=metrics, now=lambda: "now")
         desk, pacer, self.cleared = world.desk, Pacer(clock), list[str]()
         releaser = Releaser(
             leases,
@@ -49,7 +49,9 @@ class Swept:
             wait_s=WAIT_S,
         )
         account = Account(Claims(client), desk, releaser, pacer=pacer, now=lambda: "now")
-        teller = Teller(Touch(client, world.pods), Recorder(client, "test"), pacer, lambda _: None)
+        teller = Teller(
+            Touch(client, Overlay(Shown(world.pods))), Recorder(client, "test"), pacer, lambda _: None
+        )
         self.sweep = Sweep(
             client,
             leases,
@@ -149,12 +151,12 @@ async def test_a_lease_that_is_gone_by_the_time_we_tell_of_it_is_forgotten(is_sh
     """Another scheduler took the device and gave it back while we still gave back what we had ourselves."""
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
-    (job,) = world.hands.jobs
+    (job,) = world.executor.jobs
     met = lease("a", 0, "uid-other")
     if is_shown:
         world.lease(met)
         world.lease_gone("gpu-a-0")
-    world.desk.done(Failed(job, "taken", (Taken(Spot("a", 0), met),)))
+    world.desk.done(Failed(job, "taken", found=(met,)))
     assert world.free("a") == 0
     await Swept(world).sweep.once()
     assert world.free("a") == 1
@@ -164,7 +166,7 @@ async def test_a_lease_that_the_watch_shows_after_we_met_it_is_not_forgotten() -
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
     met = lease("a", 0, "uid-other")
-    world.desk.done(Failed(world.hands.jobs[0], "taken", (Taken(Spot("a", 0), met),)))
+    world.desk.done(Failed(world.executor.jobs[0], "taken", found=(met,)))
     world.lease(met)
     await Swept(world).sweep.once()
     assert world.free("a") == 0

@@ -8,10 +8,12 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.adapters.kube.transport import Answer, Request, Stream
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.touch import Touch
+from tests.apps.scheduler.desks import Shown
 from tests.apps.scheduler.objects import pod
 
 pytestmark = pytest.mark.looptime
@@ -44,7 +46,8 @@ class Scene:
         self.pod, self.known = pod("p", gpus=1), Store[Pod]()
         self.known.put(self.pod)
         self.server = PodServer(self.pod.metadata.resource_version)
-        self.touch = Touch(Client(self.server), self.known)
+        self.written = Overlay(Shown(self.known))
+        self.touch = Touch(Client(self.server), self.written)
 
     async def version(self) -> str:
         return (await self.touch.latest(self.pod)).metadata.resource_version
@@ -53,7 +56,7 @@ class Scene:
         """The watch tells that the pod is at this version."""
         seen = pod("p", gpus=1, meta={"resourceVersion": version})
         for change in self.known.put(seen):
-            self.touch.see_pod(*change)
+            self.written.see(*change)
         self.pod = seen
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_orchestrator.api.kubernetes import VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
-from gpu_orchestrator.apps.scheduler.wish import wish
+from gpu_orchestrator.apps.scheduler.wish import Unschedulable, wish
 from gpu_orchestrator.core.request import Expression, Request, Term
 from tests.apps.scheduler.objects import claim, pod, volume, volume_claim
 
@@ -66,8 +66,8 @@ def affinity(kind: str) -> dict[str, Any]:
 )
 def test_refused(asked: dict[str, Any], said: str) -> None:
     answer = wish(pod("p", **asked), None, NO_VOLUMES)
-    assert isinstance(answer, str)
-    assert said in answer
+    assert isinstance(answer, Unschedulable)
+    assert said in answer.why
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_refused(asked: dict[str, Any], said: str) -> None:
 )
 def test_refused_for_its_claim(made: dict[str, Any], said: str) -> None:
     answer = wish(pod("p", claim="c"), claim("c", **made), NO_VOLUMES)
-    assert isinstance(answer, str)
-    assert said in answer
+    assert isinstance(answer, Unschedulable)
+    assert said in answer.why
 
 
 def test_the_claim_may_serve_another_before_it_says_so() -> None:
     answer = wish(pod("p", claim="c"), claim("c"), NO_VOLUMES, pod("q", claim="c"))
-    assert answer == "GpuClaim c serves another pod (q); it is free when that pod has ended"
+    assert answer == Unschedulable("GpuClaim c serves another pod (q); it is free when that pod has ended")
     assert isinstance(wish(pod("p", claim="c"), claim("c", served="uid-p"), NO_VOLUMES), Request)
 
 
@@ -123,5 +123,5 @@ def test_bound_volumes_narrow_the_nodes() -> None:
 )
 def test_volumes_that_are_not_ready(known: Volumes, said: str) -> None:
     answer = wish(pod("p", gpus=1, **MOUNTED), None, known)
-    assert isinstance(answer, str)
-    assert said in answer
+    assert isinstance(answer, Unschedulable)
+    assert said in answer.why

@@ -7,18 +7,11 @@ from urllib.parse import quote, urlencode
 from gpu_orchestrator.api.wire import Resource
 
 
-def target(
-    resource: Resource[Any],
-    name: str,
-    namespace: str = "",
-    subresource: str = "",
-    query: Mapping[str, Any] | None = None,
-) -> str:
+def target(resource: Resource[Any], name: str, namespace: str = "", subresource: str = "") -> str:
     """The address of one object. A name cannot lead to another address, whoever wrote it."""
     if resource.namespaced and not namespace:
         raise ValueError(f"{resource.kind} {name!r} lives in a namespace; none was given")
-    path = resource.path(_segment(namespace) if namespace else "", _segment(name), subresource)
-    return path + _query(query or {})
+    return resource.path(_segment(namespace) if namespace else "", _segment(name), subresource)
 
 
 def collection(resource: Resource[Any], namespace: str = "", query: Mapping[str, Any] | None = None) -> str:

@@ -7,7 +7,7 @@ Errors are those of `errors.py`. Requests are tried again as `retry.py` says.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -38,9 +38,7 @@ class Patch(Enum):
     """How a patch is meant; the value is its content type."""
 
     MERGE = "application/merge-patch+json"
-    JSON = "application/json-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
-    APPLY = "application/apply-patch+yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,56 +128,35 @@ class Client:
         obj: Body,
         namespace: str = "",
         *,
-        field_manager: str = "",
         idempotent: bool = False,
     ) -> T:
         """A new object. `idempotent`: AlreadyExists is good news, so send it again after a lost answer."""
         body = codec.encode(resource, obj)
         name, own = _name_of(obj)
         asked = _asked("create", resource, name, namespace or own)
-        where = collection(resource, namespace or own, {"fieldManager": field_manager})
-        answer = await self.send(asked, Request("POST", where, body), idempotent=idempotent)
+        request = Request("POST", collection(resource, namespace or own), body)
+        answer = await self.send(asked, request, idempotent=idempotent)
         return codec.decode(resource, answer)
-
-    async def replace(self, resource: Resource[T], obj: Body, *, subresource: str = "") -> T:
-        """The whole object (or its status) anew, guarded by its resourceVersion.
-
-        Fields that a slim type does not hold are lost: use it with types that hold all, else `patch`.
-        """
-        name, namespace = _name_of(obj)
-        asked = _asked("update", resource, name, namespace, subresource)
-        where = target(resource, name, namespace, subresource)
-        request = Request("PUT", where, codec.encode(resource, obj))
-        return codec.decode(resource, await self.send(asked, request, idempotent=True))
 
     async def patch(
         self,
         resource: Resource[T],
         name: str,
-        body: Body | Sequence[Mapping[str, Any]],
+        body: Body,
         namespace: str = "",
         *,
         kind: Patch = Patch.MERGE,
         subresource: str = "",
-        field_manager: str = "",
-        force: bool = False,
     ) -> T:
         """Change parts of an object. A `metadata.resourceVersion` or `uid` in the body guards it.
 
         Without such a guard a Conflict is only the server's own race with other writers, and is tried again.
         """
         asked = _asked("patch", resource, name, namespace, subresource)
-        query = {"fieldManager": field_manager, "force": "true" if force else ""}
-        where = target(resource, name, namespace, subresource, query)
-        if kind is Patch.APPLY and isinstance(body, Mapping):
-            # The server wants the name in the body too.
-            meta = {"name": name, **(body.get("metadata") or {})}
-            encoded = codec.encode(resource, {**body, "metadata": meta})
-        else:
-            encoded = codec.encode_plain(body)
-        request = Request("PATCH", where, encoded, kind.value)
-        unguarded = kind is not Patch.APPLY and b'"resourceVersion"' not in encoded
-        answer = await self.send(asked, request, idempotent=kind is not Patch.JSON, racy=unguarded)
+        encoded = codec.encode_plain(body)
+        request = Request("PATCH", target(resource, name, namespace, subresource), encoded, kind.value)
+        unguarded = b'"resourceVersion"' not in encoded
+        answer = await self.send(asked, request, idempotent=True, racy=unguarded)
         return codec.decode(resource, answer)
 
     async def delete(

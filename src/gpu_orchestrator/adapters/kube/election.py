@@ -31,6 +31,7 @@ import structlog
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import LEASES, Lease, LeaseSpec
 from gpu_orchestrator.api.wire import Json, ObjectMeta
 
@@ -251,7 +252,7 @@ class Elector:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return timestamps.micro_time(datetime.now(UTC))
 
 
 def unique_identity(name: str = "") -> str:

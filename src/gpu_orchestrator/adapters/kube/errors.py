@@ -13,7 +13,6 @@ KubeError
    └─ ApiError: Throttled (not done; BlockedByBudget for evictions) · Unavailable (may have been done)
 """
 
-# these are answers with names of their own, as `except NotFound` shows
 from dataclasses import dataclass
 from typing import Any
 

@@ -23,6 +23,7 @@ import structlog
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.codec import blind
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import EVENTS
 from gpu_orchestrator.api.wire import Json, Object, Resource
 
@@ -243,7 +244,7 @@ class Recorder:
         what, kind, reason, _ = key
         event: Json = {
             "metadata": {"name": series.name, "namespace": _home(what)},
-            "eventTime": _micro(series.first),
+            "eventTime": timestamps.micro_time(series.first),
             "reportingController": self._component,
             "reportingInstance": self._instance,
             "action": series.action,
@@ -258,7 +259,7 @@ class Recorder:
 
 
 def _repeats(series: _Series, count: int) -> Json:
-    return {"count": count, "lastObservedTime": _micro(series.last)}
+    return {"count": count, "lastObservedTime": timestamps.micro_time(series.last)}
 
 
 def _home(what: Reference) -> str:
@@ -279,7 +280,3 @@ def _reference(what: Reference) -> Json:
 def _shortened(note: str) -> str:
     raw = note.encode()
     return note if len(raw) <= MAX_NOTE else raw[: MAX_NOTE - 3].decode(errors="ignore") + "…"
-
-
-def _micro(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -7,6 +7,7 @@ means gone. An object deleted and made again under the same name is two changes,
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
+from gpu_orchestrator.adapters.kube.versions import is_newer_object
 from gpu_orchestrator.api.wire import Object, key
 
 T = TypeVar("T", bound=Object)
@@ -46,8 +47,8 @@ class Store(Generic[T]):
             return [(None, new)]
         if old.metadata.uid != new.metadata.uid:
             return [*self.drop(name), *self.put(new)]
-        if not _is_newer(new, old):
-            return []
+        if not is_newer_object(new, old):
+            return []  # a repeated or late event must not bring an old state back
         self._set(name, old, new)
         return [(old, new)]
 
@@ -95,9 +96,3 @@ class Store(Generic[T]):
                 held.pop(name, None)
                 if not held:
                     found.pop(value, None)
-
-
-def _is_newer(new: Object, old: Object) -> bool:
-    """Versions of one object grow; a repeated or late event must not bring an old state back."""
-    was, now = old.metadata.resource_version, new.metadata.resource_version
-    return int(now) > int(was) if was.isdigit() and now.isdigit() else now != was

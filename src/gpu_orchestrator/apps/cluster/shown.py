@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gpu_orchestrator.adapters.store.tasks import Row
-from gpu_orchestrator.api import session, task
+from gpu_orchestrator.api import session, task, timestamps
 from gpu_orchestrator.api.units import show_memory, show_seconds
 from gpu_orchestrator.apps.cluster import fleet, schema
 from gpu_orchestrator.apps.cluster.translate import Seen, Standing
@@ -25,7 +25,7 @@ def when(ms: str | int | None) -> str | None:
 @lru_cache(maxsize=64)
 def _second(number: int) -> str:
     """Remembered: what happens to a task mostly happens within one."""
-    return datetime.fromtimestamp(number, UTC).isoformat()[:19]
+    return timestamps.seconds(datetime.fromtimestamp(number, UTC)).removesuffix("Z")
 
 
 def task_status(name: str, row: Row) -> schema.TaskStatus:

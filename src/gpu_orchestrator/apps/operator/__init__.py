@@ -24,6 +24,5 @@ One pass over a workload: snapshot → reconcile → plan → apply. Read the mo
   metrics                   Prometheus metrics
   run                       the process: options, leader election, servers
 
-`fresh` shows the operator's own writes until the watch has them; `moments` reads and writes timestamps.
 Imports go down this list of folders: run, controller › apply, observe › planning › jobs.
 """

@@ -22,12 +22,12 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import CALM, Pacer
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator import apply, moments
+from gpu_orchestrator.apps.operator import apply
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.observe.capacity import Capacity
@@ -215,7 +215,7 @@ class Controller:
 
 def _created(workload: GPUWorkload) -> float:
     """Return the creation time in Unix seconds, or 0 if it is missing."""
-    created = moments.read(workload.metadata.creation_timestamp)
+    created = timestamps.parse_optional(workload.metadata.creation_timestamp)
     return created.timestamp() if created else 0.0
 
 

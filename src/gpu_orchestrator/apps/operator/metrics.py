@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload, GPUWorkloadStatus
-from gpu_orchestrator.apps.operator import moments
 
 PHASES = ("Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded")
 PENDING_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14_400, 86_400)
@@ -55,8 +55,8 @@ class Metrics:
             self.retries.inc()
 
     def _observe_wait(self, workload: GPUWorkload, new: GPUWorkloadStatus) -> None:
-        created = moments.read(workload.metadata.creation_timestamp)
-        placed = moments.read(new.last_schedule_time)
+        created = timestamps.parse_optional(workload.metadata.creation_timestamp)
+        placed = timestamps.parse_optional(new.last_schedule_time)
         if created and placed and not workload.status.start_time:
             self.pending.observe(max(0.0, (placed - created).total_seconds()))
 

@@ -11,13 +11,12 @@ from math import isinf
 
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api import claims, deviceleases
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Lease, Pod
 from gpu_orchestrator.api.wire import Json, key
-from gpu_orchestrator.apps.scheduler import claims, wish
-from gpu_orchestrator.apps.scheduler.claims import Claims, Due
+from gpu_orchestrator.apps.scheduler import claims as claim_writer
+from gpu_orchestrator.apps.scheduler.claims import Claims, Due, Refused
 from gpu_orchestrator.apps.scheduler.desk import Desk
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.core.answer import Placement
@@ -56,7 +55,7 @@ class Account:
             self.check(key(claim))
 
     def check_pod(self, pod: Pod) -> None:
-        if name := asks.claim_name(pod):
+        if name := claims.claim_name(pod):
             self.check(f"{pod.metadata.namespace}/{name}")
 
     def check(self, name: str) -> None:
@@ -75,7 +74,7 @@ class Account:
         await self._pacer.wait()
         pod = self._unkept(name)
         asked = self._desk.stores.claim_of(pod) if pod else None
-        if pod and asked and await self._claims.reserve(pod, asked):
+        if pod and asked and isinstance(await self._claims.reserve(pod, asked), Refused):
             self._to_keep.add_after(name, AGAIN_S)
 
     async def _tell(self, name: str) -> None:
@@ -91,30 +90,30 @@ class Account:
             if not self._is_bound_by(pod, name):
                 continue
             if claim is None:
-                return pod if wish.is_template(pod) and self._desk.stores.claim_of(pod) else None
-            if not claim.metadata.deletion_timestamp and not wish.served(claim):
+                return pod if claims.is_template(pod) and self._desk.stores.claim_of(pod) else None
+            if not claim.metadata.deletion_timestamp and not claims.served(claim):
                 return pod
         return None
 
     def _is_bound_by(self, pod: Pod, name: str) -> bool:
-        own = f"{pod.metadata.namespace}/{asks.claim_name(pod)}"
-        return bool(pod.spec.node_name) and pod.metadata.uid in self._desk.ours and own == name
+        own = f"{pod.metadata.namespace}/{claims.claim_name(pod)}"
+        return bool(pod.spec.node_name) and pod.metadata.uid in self._desk.our_pods and own == name
 
     def _due(self, name: str) -> Due | None:
         claim = self._desk.stores.claims.get(name)
         if claim is None:
             return None
-        uid = wish.served(claim)
-        pod, fate = self._desk.ours.get(uid), self._desk.fate(uid)
-        held = fate in ("flying", "bound") or uid in self._releaser or uid in self._desk.leases
+        uid = claims.served(claim)
+        pod, fate = self._desk.our_pods.get(uid), self._desk.fate(uid)
+        held = fate in ("binding", "bound") or uid in self._releaser or uid in self._desk.leases
         given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
-        return claims.due(claim, pod, given=given, held=held)
+        return claim_writer.due(claim, pod, given=given, held=held)
 
     def _given(self, pod: Pod, claim: GpuClaim) -> Json:
-        placement = Placement(pod.metadata.uid, pod.spec.node_name, devices=asks.given(pod))
+        placement = Placement(pod.metadata.uid, pod.spec.node_name, devices=claims.given(pod))
         uuids = [device.uuid for device in self._desk.engine.cluster.devices(placement)]
         gbps = self._bandwidth(placement)
-        return claims.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
+        return claim_writer.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
 
     def _bandwidth(self, placement: Placement) -> int:
         cluster = self._desk.engine.cluster

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 
-from gpu_orchestrator.api import deviceleases, names
+from gpu_orchestrator.api import deviceleases, names, timestamps
 from gpu_orchestrator.api.kubernetes import Lease
 
 LIVE_S = 90.0
@@ -37,7 +37,7 @@ class Agents:
 
     def _age_s(self, lease: Lease) -> float:
         try:
-            renewed = datetime.fromisoformat(lease.spec.renew_time)
+            renewed = timestamps.parse(lease.spec.renew_time)
         except ValueError:
             return LIVE_S
         return abs((self._today() - renewed).total_seconds())

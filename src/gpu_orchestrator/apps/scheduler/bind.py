@@ -5,7 +5,7 @@
         ▼                │ answer lost: touch the pod until it is certain, then the same
       Failed ◀───────────┘
 
-Called by the desk for every `Place` of the engine; many at once. The version in the bind was read before the
+Called by `work` for every `Place` of the engine; many at once. The version in the bind was read before the
 leases were acquired, so whoever takes one of them away and touches the pod first makes this bind fail.
 """
 
@@ -26,16 +26,14 @@ from gpu_orchestrator.adapters.kube.errors import (
     NotFound,
     Unavailable,
 )
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api.deviceleases import Holder, Spot
-from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.kubernetes import PODS, Pod
+from gpu_orchestrator.api import claims, deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef
+from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.scheduler.claims import Claims
-from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outcome
+from gpu_orchestrator.apps.scheduler.claims import Claims, Refused, Reserved
+from gpu_orchestrator.apps.scheduler.leases import HeldByOther, LeaseHold, Leases
 from gpu_orchestrator.apps.scheduler.touch import Touch
-from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.device import Device
 
 T = TypeVar("T")
 
@@ -45,31 +43,13 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What the engine decided, with all that is needed to do it. `claim` is the claim or template that the
-    pod names; None when it asked for bare GPUs."""
+class Acquired:
+    """What the guards answered: `holds` are ours; with `refusals` the job cannot go on, and `found` are the
+    leases of other holders among them."""
 
-    pod: Pod
-    placement: Placement
-    devices: tuple[Device, ...]
-    claim: GpuClaim | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """`taken` are devices that turned out to be somebody else's."""
-
-    job: Job
-    why: str
-    taken: tuple[Taken, ...] = ()
-
-
-Outcome = Bound | Failed
+    holds: list[LeaseHold]
+    refusals: list[str]
+    found: tuple[Lease, ...] = ()
 
 
 class Binder:
@@ -91,64 +71,61 @@ class Binder:
         self._client, self._pods, self._leases, self._claims = client, pods, leases, claims
         self._keeps_claims, self._may_write, self._now = keeps_claims, may_write, now
 
-    async def perform(self, job: Job) -> Outcome:
+    async def perform(self, job: BindJob) -> Outcome:
         try:
             job = replace(job, pod=await self._pods.latest(job.pod))
-            grips, why, taken = await self._acquire(job)
+            acquired = await self._acquire(job)
+            why = "; ".join(acquired.refusals)
             if not why and not self._may_write():
                 why = "another scheduler leads now"
             if why:
-                await self._release(grips)
-                return Failed(job, why, taken)
-            return await self._bind(job, grips)
+                await self._release(acquired.holds)
+                return Failed(job, why, acquired.found)
+            return await self._bind(job, acquired.holds)
         except KubeError as error:
             return Failed(job, str(error))
 
-    async def _acquire(self, job: Job) -> tuple[list[Grip], str, tuple[Taken, ...]]:
-        """All guards at once. What could not be had is said in words; what was had is given back by the
-        caller."""
-        wanted: list[Coroutine[Any, Any, Grip | Taken | str | None]] = []
+    async def _acquire(self, job: BindJob) -> Acquired:
+        """Ask all guards at once. If one refuses, the caller gives back what the others granted."""
+        wanted: list[Coroutine[Any, Any, LeaseHold | HeldByOther | Reserved | Refused]] = []
         if self._leases is not None:
-            holder, exclusive = self._holder(job), job.placement.exclusive
-            wanted += [self._leases.acquire(spot, holder, exclusive=exclusive) for spot in spots(job)]
+            holder = deviceleases.holder_of(job.pod, job.placement, self._now())
+            exclusive = job.placement.exclusive
+            wanted += [self._leases.acquire(ref, holder, exclusive=exclusive) for ref in _refs(job)]
         if job.claim is not None and self._keeps_claims:
             wanted.append(self._claims.reserve(job.pod, job.claim))
         results = await _all(wanted)
-        grips = [each for each in results if isinstance(each, Grip)]
-        taken = tuple(each for each in results if isinstance(each, Taken))
-        reasons = [each for each in results if isinstance(each, str)]
-        reasons += [str(each) for each in results if isinstance(each, KubeError)]
-        reasons += [str(each) for each in taken]
-        return grips, "; ".join(reasons), taken
+        refusals = [each.why for each in results if isinstance(each, Refused)]
+        refusals += [str(each) for each in results if isinstance(each, KubeError)]
+        refusals += [str(each) for each in results if isinstance(each, HeldByOther)]
+        return Acquired(
+            [each for each in results if isinstance(each, LeaseHold)],
+            refusals,
+            tuple(each.lease for each in results if isinstance(each, HeldByOther) and each.lease),
+        )
 
-    def _holder(self, job: Job) -> Holder:
-        meta, given = job.pod.metadata, job.placement
-        if given.exclusive:
-            return Holder(meta.uid, meta.name, meta.namespace, since=self._now())
-        return Holder(meta.uid, meta.name, meta.namespace, given.milli, given.memory_mib, self._now())
-
-    async def _bind(self, job: Job, grips: list[Grip]) -> Outcome:
-        answer = asks.answer(job.placement, job.devices)
+    async def _bind(self, job: BindJob, holds: list[LeaseHold]) -> Outcome:
+        answer = claims.answer(job.placement, job.devices)
         try:
             await pods.bind(self._client, job.pod, job.placement.node, annotations=answer, at_version=True)
         except (LostAnswer, Unavailable) as error:
-            return await self._settle(job, grips, str(error))
+            return await self._settle(job, holds, str(error))
         except ApiError as error:
-            return await self._refused(job, grips, str(error))
+            return await self._refused(job, holds, str(error))
         except KubeError as error:  # it never reached the server
-            await self._release(grips)
+            await self._release(holds)
             return Failed(job, str(error))
         return Bound(job)
 
-    async def _refused(self, job: Job, grips: list[Grip], why: str) -> Outcome:
+    async def _refused(self, job: BindJob, holds: list[LeaseHold], why: str) -> Outcome:
         """The server said no, so this bind has not happened. Another's may have."""
         pod = await self._read(job.pod)
         if pod is None or not pod.spec.node_name:
-            await self._release(grips)
+            await self._release(holds)
             return Failed(job, why)
-        return await self._keep_named(job, pod, grips)
+        return await self._keep_named(job, pod, holds)
 
-    async def _settle(self, job: Job, grips: list[Grip], why: str) -> Outcome:
+    async def _settle(self, job: BindJob, holds: list[LeaseHold], why: str) -> Outcome:
         """Nobody knows whether the bind was or will be carried out. Find out, or see that it cannot be."""
         while True:
             try:
@@ -156,7 +133,7 @@ class Binder:
                 if pod is None:
                     break
                 if pod.spec.node_name:
-                    return await self._keep_named(job, pod, grips)
+                    return await self._keep_named(job, pod, holds)
                 await self._pods.touch(pod, f"the bind to {job.placement.node} had no answer; deciding anew")
                 break
             except Conflict:
@@ -164,14 +141,14 @@ class Binder:
             except KubeError as error:
                 log.warning("outcome of a bind unknown, asking again", pod=key(job.pod), error=str(error))
                 await asyncio.sleep(SETTLE_EVERY_S)
-        await self._release(grips)
+        await self._release(holds)
         return Failed(job, why)
 
-    async def _keep_named(self, job: Job, pod: Pod, grips: list[Grip]) -> Outcome:
+    async def _keep_named(self, job: BindJob, pod: Pod, holds: list[LeaseHold]) -> Outcome:
         """The pod has its place: leases its annotation names stay, ours that it does not name go."""
-        named = {(pod.spec.node_name, device) for device in asks.given(pod)}
-        await self._release([grip for grip in grips if (grip.spot.node, grip.spot.device) not in named])
-        if named == {(spot.node, spot.device) for spot in spots(job)}:
+        named = {(pod.spec.node_name, device) for device in claims.given(pod)}
+        await self._release([hold for hold in holds if (hold.ref.node, hold.ref.device) not in named])
+        if named == {(ref.node, ref.device) for ref in _refs(job)}:
             return Bound(job)
         return Failed(job, f"the pod was bound to {pod.spec.node_name} by another scheduler")
 
@@ -183,18 +160,17 @@ class Binder:
             return None
         return found if found.metadata.uid == pod.metadata.uid else None
 
-    async def _release(self, grips: list[Grip]) -> None:
+    async def _release(self, holds: list[LeaseHold]) -> None:
         """What cannot be given back now is found by the sweep."""
-        if self._leases is not None and grips:
-            results = await _all([self._leases.release(grip) for grip in grips])
+        if self._leases is not None and holds:
+            results = await _all([self._leases.release(hold) for hold in holds])
             for error in results:
                 if isinstance(error, KubeError):
                     log.warning("lease not released, the sweep will", error=str(error))
 
 
-def spots(job: Job) -> list[Spot]:
-    node = job.placement.node
-    return [Spot(node, device.id, device.uuid, device.memory_mib) for device in job.devices]
+def _refs(job: BindJob) -> list[DeviceRef]:
+    return deviceleases.device_refs(job.placement.node, job.devices)
 
 
 async def _all(wanted: list[Coroutine[Any, Any, T]]) -> list[T | KubeError]:

@@ -15,12 +15,10 @@ from typing import Any
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.codec import blind
 from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, NotFound
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import Json, Resource
-from gpu_orchestrator.apps.scheduler import wish
 
 _CLAIMS: Resource[Any] = blind(GPU_CLAIMS)
 
@@ -33,16 +31,28 @@ class Due:
     let_go: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The claim is kept for the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The claim cannot be kept for the pod."""
+
+    why: str
+
+
 class Claims:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def reserve(self, pod: Pod, claim: GpuClaim) -> str | None:
-        """Keep the pod's claim for it; in words why that cannot be, None if it is done."""
-        if wish.is_template(pod):
+    async def reserve(self, pod: Pod, claim: GpuClaim) -> Reserved | Refused:
+        """Keep the pod's claim for it, or the child of its template."""
+        if claims.is_template(pod):
             return await self._make_child(pod, claim)
-        if wish.served(claim) == pod.metadata.uid:
-            return None
+        if claims.served(claim) == pod.metadata.uid:
+            return Reserved()
         meta = claim.metadata
         body = {
             "metadata": {
@@ -54,14 +64,14 @@ class Claims:
         try:
             await self._client.patch(_CLAIMS, meta.name, body, meta.namespace)
         except (Conflict, NotFound):
-            return f"GpuClaim {meta.name} changed in the meantime"
-        return None
+            return Refused(f"GpuClaim {meta.name} changed in the meantime")
+        return Reserved()
 
-    async def _make_child(self, pod: Pod, template: GpuClaim) -> str | None:
+    async def _make_child(self, pod: Pod, template: GpuClaim) -> Reserved | Refused:
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
         body = {
             "metadata": {
-                "name": asks.child_name(pod),
+                "name": claims.child_name(pod),
                 "namespace": pod.metadata.namespace,
                 "finalizers": [names.CLAIM_FINALIZER],
                 "ownerReferences": [owner],
@@ -72,15 +82,15 @@ class Claims:
         try:
             await self._client.create(_CLAIMS, body, idempotent=True)
         except AlreadyExists:
-            return await self._is_child(pod)
-        return None
+            return await self._find_child(pod)
+        return Reserved()
 
-    async def _is_child(self, pod: Pod) -> str | None:
-        name = asks.child_name(pod)
+    async def _find_child(self, pod: Pod) -> Reserved | Refused:
+        name = claims.child_name(pod)
         found = await self._client.get(GPU_CLAIMS, name, pod.metadata.namespace)
-        if wish.served(found) == pod.metadata.uid:
-            return None
-        return f"GpuClaim {name} exists and is not this pod's; delete it"
+        if claims.served(found) == pod.metadata.uid:
+            return Reserved()
+        return Refused(f"GpuClaim {name} exists and is not this pod's; delete it")
 
     async def write(self, claim: GpuClaim, due: Due) -> bool:
         """False if the claim has changed and must be looked at again."""
@@ -123,7 +133,7 @@ def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool) -> 
     meta, status = claim.metadata, claim.status
     if names.CLAIM_FINALIZER not in meta.finalizers:
         return None
-    if pod is not None and pod.spec.node_name and wish.served(claim) == pod.metadata.uid:
+    if pod is not None and pod.spec.node_name and claims.served(claim) == pod.metadata.uid:
         is_told = status.phase == "Bound" and status.pod_uid == pod.metadata.uid
         return None if is_told or given is None else Due(given)
     if pod is not None and not (meta.deletion_timestamp and not held):
@@ -136,7 +146,7 @@ def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool) -> 
 
 def bound(pod: Pod, claim: GpuClaim, *, uuids: list[str], gbps: int, now: str) -> Json:
     """The status of a claim whose pod has its devices."""
-    ids = asks.given(pod)
+    ids = claims.given(pod)
     return {
         "phase": "Bound",
         "nodeName": pod.spec.node_name,

@@ -2,7 +2,7 @@
 engine wants done becomes jobs. Knows no network; `scheduler` plugs the watches in, `work` performs the jobs.
 
 A pod of ours is in one of these places:
-    waiting   asked for, or told why it cannot be      flying   being bound by us
+    waiting   asked for, or told why it cannot be      binding  being bound by us
     clearing  leases of an earlier try are taken off   held     bound, whoever bound it
 """
 
@@ -12,27 +12,26 @@ from typing import Literal
 
 import structlog
 
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import claims, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler import wish
-from gpu_orchestrator.apps.scheduler.bind import Bound, Failed, Job
-from gpu_orchestrator.apps.scheduler.hands import Ended, Hands
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Outcome, PodEnded
 from gpu_orchestrator.apps.scheduler.heldbook import HeldBook
+from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.apps.scheduler.leasebook import LeaseBook
 from gpu_orchestrator.apps.scheduler.serving import Serving
-from gpu_orchestrator.apps.scheduler.stores import Stores
 from gpu_orchestrator.apps.scheduler.waitbook import WaitBook
+from gpu_orchestrator.apps.scheduler.wish import Unschedulable
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import Event, RequestAdded
 
-Fate = Literal["bound", "flying", "waiting", "unknown"]
+Fate = Literal["bound", "binding", "waiting", "unknown"]
 
 log = structlog.get_logger()
 
@@ -55,20 +54,20 @@ class Desk:
         self,
         engine: Engine,
         stores: Stores,
-        hands: Hands,
+        executor: Executor,
         rules: Rules,
         *,
         clock: Callable[[], float],
         waited_s: Callable[[Pod], float] = lambda pod: 0.0,
     ) -> None:
         self.engine, self.stores = engine, stores
-        self.ours: dict[str, Pod] = {}
-        self.flying: dict[str, Job] = {}
-        self.waiting = WaitBook(self._feed, engine, self.ours, hands.refuse)
+        self.our_pods: dict[str, Pod] = {}
+        self.binding: dict[str, BindJob] = {}
+        self.waiting = WaitBook(self._feed, engine, self.our_pods, executor.refuse)
         self.leases = LeaseBook(self._feed, self._counted, stores.leases)
         self.held = HeldBook(self._feed, stores, keeps_ended=not rules.leases)
         self.nodes = self.held.nodes
-        self._hands, self._rules, self._clock, self._waited_s = hands, rules, clock, waited_s
+        self._executor, self._rules, self._clock, self._waited_s = executor, rules, clock, waited_s
         self._clearing: set[str] = set()
         self._serving = Serving()
         self._closed = False
@@ -104,40 +103,39 @@ class Desk:
                 self._end(pod)
             return
         if new.spec.scheduler_name == self._rules.scheduler_name:
-            self.ours[new.metadata.uid] = new
+            self.our_pods[new.metadata.uid] = new
         if old is not None and _takes_the_same(old, new):
             return
         if new.spec.node_name:
             self._bound(new, landed=old is not None and not old.spec.node_name)
-        elif new.metadata.uid in self.ours:
+        elif new.metadata.uid in self.our_pods:
             self._look_at_pod(new)
 
     # --- what became of a job ------------------------------------------------------------------------------
 
-    def done(self, outcome: Bound | Failed) -> None:
+    def done(self, outcome: Outcome) -> None:
         job = outcome.job
         uid = job.pod.metadata.uid
-        self.flying.pop(uid, None)
+        self.binding.pop(uid, None)
         if isinstance(outcome, Bound):
             self._placed(job)
             return
         if uid not in self.held:  # others may have bound it meanwhile, and its claim serves it on
             self._free_claim(uid)
-        for taken in outcome.taken:
-            if taken.lease is not None:
-                self.leases.found(taken.lease)
+        for lease in outcome.found:
+            self.leases.found(lease)
         self.leases.recount(uid)
         self._feed(events.PlaceFailed(uid))
-        if (pod := self.ours.get(uid)) is not None and not pod.spec.node_name:
+        if (pod := self.our_pods.get(uid)) is not None and not pod.spec.node_name:
             self._look_at_pod(pod)
 
-    def _placed(self, job: Job) -> None:
+    def _placed(self, job: BindJob) -> None:
         uid = job.pod.metadata.uid
-        if uid in self.ours:
+        if uid in self.our_pods:
             self.held.placed(uid, job.placement)
         else:  # it ended before we heard that it was bound
             self.held.keep(uid, job.placement)
-            self._hands.ended(Ended(job.pod, job.placement))
+            self._executor.ended(PodEnded(job.pod, job.placement))
         self.leases.recount(uid)
         self._feed(events.Placed(uid))
 
@@ -149,7 +147,7 @@ class Desk:
     def cleared(self, uid: str) -> None:
         """Leftover leases of an unbound pod are gone, or are not ours to clear."""
         self._clearing.discard(uid)
-        if (pod := self.ours.get(uid)) is not None and not pod.spec.node_name:
+        if (pod := self.our_pods.get(uid)) is not None and not pod.spec.node_name:
             self._look_at_pod(pod, cleared=True)
 
     def tick(self) -> None:
@@ -159,48 +157,48 @@ class Desk:
 
     def fate(self, uid: str) -> Fate:
         """What we know of a pod by its UID."""
-        if uid in self.flying:
-            return "flying"
+        if uid in self.binding:
+            return "binding"
         if uid in self.held:
             return "bound"  # whoever bound it: other schedulers' pods are counted, too
-        return "waiting" if uid in self.ours else "unknown"
+        return "waiting" if uid in self.our_pods else "unknown"
 
     # --- pods that wait ------------------------------------------------------------------------------------
 
     def _look_at_pods(self, pods: Iterable[Pod]) -> None:
         for pod in pods:
-            if pod.metadata.uid in self.ours and not pod.spec.node_name:
+            if pod.metadata.uid in self.our_pods and not pod.spec.node_name:
                 self._look_at_pod(pod)
 
     def _look_at_pod(self, pod: Pod, *, cleared: bool = False) -> None:
         uid = pod.metadata.uid
         # A pod that we bound may be shown unbound for a moment longer.
-        if uid in self.flying or uid in self._clearing or uid in self.held:
+        if uid in self.binding or uid in self._clearing or uid in self.held:
             return
         if pod.metadata.deletion_timestamp or wish.is_gated(pod):
             self.waiting.withdraw(uid)
         elif self._rules.clears and not cleared and uid in self.leases:
             self._clearing.add(uid)
             self.waiting.withdraw(uid)
-            self._hands.clear(pod)
+            self._executor.clear(pod)
         else:
             self._wish(pod)
 
     def _wish(self, pod: Pod) -> None:
-        server = self._serving.server(f"{pod.metadata.namespace}/{asks.claim_name(pod)}")
-        wished = wish.wish(pod, self.stores.claim_of(pod), self.stores, server)
-        if isinstance(wished, Request):
-            self.waiting.ask(RequestAdded(wished, self._clock() - self._waited_s(pod)))
-        else:
-            self.waiting.withdraw(pod.metadata.uid)
-            self.waiting.refuse(pod.metadata.uid, wished)
+        user = self._serving.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
+        match wish.wish(pod, self.stores.claim_of(pod), self.stores, user):
+            case Request() as request:
+                self.waiting.ask(RequestAdded(request, self._clock() - self._waited_s(pod)))
+            case Unschedulable(why):
+                self.waiting.withdraw(pod.metadata.uid)
+                self.waiting.refuse(pod.metadata.uid, why)
 
     # --- pods that are bound, and their end ----------------------------------------------------------------
 
     def _bound(self, pod: Pod, *, landed: bool) -> None:
         uid, known = pod.metadata.uid, self.held.get(pod.metadata.uid)
         self.waiting.bound(uid)
-        if landed and known and (known.node, known.devices) == (pod.spec.node_name, asks.given(pod)):
+        if landed and known and (known.node, known.devices) == (pod.spec.node_name, claims.given(pod)):
             return  # as we have just bound it
         if (placement := self.held.taken_by(pod)) is not None:
             self._serving.take(pod)  # before the engine hears of it: it may place another pod at once
@@ -209,7 +207,7 @@ class Desk:
 
     def _end(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        self.ours.pop(uid, None)
+        self.our_pods.pop(uid, None)
         placement = self.held.drop(uid)
         if placement is None:
             self.waiting.withdraw(uid)
@@ -218,10 +216,10 @@ class Desk:
             self.held.keep(uid, placement)
             self.waiting.withdraw(uid)
             self.nodes.plugin_pod_ended(uid, placement.node)
-        if uid in self.flying:
+        if uid in self.binding:
             return  # what becomes of it is seen when its job is done
         if uid in self.leases or (placement is not None and placement.devices):
-            self._hands.ended(Ended(pod, placement))
+            self._executor.ended(PodEnded(pod, placement))
         else:
             self._free_claim(uid)
 
@@ -233,7 +231,7 @@ class Desk:
 
     def _counted(self, uid: str) -> Placement | None:
         """What a pod counts by itself: as the engine assumes it, or as it has it."""
-        job = self.flying.get(uid)
+        job = self.binding.get(uid)
         return job.placement if job else self.held.get(uid)
 
     def _feed(self, event: Event) -> None:
@@ -245,19 +243,19 @@ class Desk:
                 self.waiting.refuse(action.request.key, action.refusal.message)
             else:
                 self._place(action)
-        self._hands.wake_at(self.engine.deadline(now))
+        self._executor.wake_at(self.engine.deadline(now))
 
     def _place(self, action: events.Place) -> None:
         uid = action.request.key
-        pod = self.ours[uid]
-        job = Job(
+        pod = self.our_pods[uid]
+        job = BindJob(
             pod, action.placement, self.engine.cluster.devices(action.placement), self.stores.claim_of(pod)
         )
-        self.flying[uid] = job
+        self.binding[uid] = job
         if self._serving.take(pod):
-            self._hands.place(job)
+            self._executor.place(job)
         else:
-            self._hands.give_up(job, f"GpuClaim {asks.claim_name(pod)} serves another pod by now")
+            self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
 
 
 def _takes_the_same(old: Pod, new: Pod) -> bool:
@@ -272,4 +270,4 @@ def _takes_the_same(old: Pod, new: Pod) -> bool:
 def _serves(claim: GpuClaim) -> tuple[str, str, bool]:
     """What of a claim matters to the pods that name it."""
     meta = claim.metadata
-    return meta.uid, wish.served(claim), bool(meta.deletion_timestamp)
+    return meta.uid, claims.served(claim), bool(meta.deletion_timestamp)

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_orchestrator.api import claims as asks
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.apps.scheduler.nodebook import NodeBook
-from gpu_orchestrator.apps.scheduler.stores import Stores
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, PlacementObserved, RequestRemoved
 
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 class HeldBook:
     def __init__(self, feed: Callable[[Event], None], stores: Stores, *, keeps_ended: bool) -> None:
-        self.nodes = NodeBook(feed, stores.nodes, stores.reports, self.__contains__)
+        self.nodes = NodeBook(feed, stores.nodes, stores.node_statuses, self.__contains__)
         self._feed, self._stores, self._keeps_ended = feed, stores, keeps_ended
         self._of: dict[str, Placement] = {}
 
@@ -39,7 +39,7 @@ class HeldBook:
     def taken_by(self, pod: Pod) -> Placement | None:
         """What a bound pod takes; None if it counts nothing."""
         try:
-            return asks.held(pod, self._stores.terms(pod))
+            return claims.held(pod, self._stores.claim_spec(pod))
         except BadQuantity as error:
             log.error("pod cannot be counted", pod=key(pod), error=str(error))
             return None

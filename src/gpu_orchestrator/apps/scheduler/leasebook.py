@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gpu_orchestrator.adapters.kube.store import Store
 from gpu_orchestrator.api import deviceleases
-from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.core.answer import Placement
@@ -85,21 +85,21 @@ class LeaseBook:
                 self._feed(RequestRemoved(placement.key))
 
     def _wanted(self, lease: Lease) -> dict[str, Placement]:
-        if spot := deviceleases.obstructed(lease):
-            return {"": Holder("").placement(spot, exclusive=True)}
-        spot = deviceleases.spot(lease)
-        if spot is None:
+        if ref := deviceleases.obstructed(lease):
+            return {"": Holder("").placement(ref, exclusive=True)}
+        ref = deviceleases.device_ref(lease)
+        if ref is None:
             return {}
         exclusive = not deviceleases.is_shared(lease)
         return {
-            holder.uid: holder.placement(spot, exclusive=exclusive)
+            holder.uid: holder.placement(ref, exclusive=exclusive)
             for holder in deviceleases.holders(lease)
-            if not self._counts_itself(holder.uid, spot)
+            if not self._counts_itself(holder.uid, ref)
         }
 
-    def _counts_itself(self, uid: str, spot: Spot) -> bool:
+    def _counts_itself(self, uid: str, ref: DeviceRef) -> bool:
         placement = self._placement_of(uid)
-        return placement is not None and placement.node == spot.node and spot.device in placement.devices
+        return placement is not None and placement.node == ref.node and ref.device in placement.devices
 
 
 def _holders(lease: Lease | None) -> set[str]:

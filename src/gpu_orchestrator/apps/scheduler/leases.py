@@ -9,15 +9,15 @@ version it has seen.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, NotFound
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.api import deviceleases, names
-from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.kubernetes import LEASES, Lease
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
@@ -26,10 +26,10 @@ TRIES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Grip:
+class LeaseHold:
     """A hold of one device, as we know it: what a removal must find unchanged."""
 
-    spot: Spot
+    ref: DeviceRef
     holder: Holder
     uid: str
     version: str
@@ -37,171 +37,175 @@ class Grip:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class HeldByOther:
     """Somebody else has the device; `lease` is what was found, if it was still there."""
 
-    spot: Spot
+    ref: DeviceRef
     lease: Lease | None = None
 
     def __str__(self) -> str:
         if self.lease is not None and not deviceleases.is_device(self.lease):
-            return obstruction(self.spot)
+            return obstruction(self.ref)
         holders = deviceleases.holders(self.lease) if self.lease else ()
         who = ", ".join(f"{each.namespace}/{each.pod}" for each in holders) or "somebody who just left"
-        return f"device {self.spot.device} of {self.spot.node} is held by {who}"
+        return f"device {self.ref.device} of {self.ref.node} is held by {who}"
 
 
-def obstruction(spot: Spot) -> str:
+def obstruction(ref: DeviceRef) -> str:
     """In words: a Lease of something else has the name of the device's."""
     return (
-        f"device {spot.device} of {spot.node} cannot be held: Lease {spot.lease} exists and is no device's; "
+        f"device {ref.device} of {ref.node} cannot be held: Lease {ref.lease} exists and is no device's; "
         "if it is the sign of life of another node's agent, rename one of the nodes, else delete it"
     )
 
 
-def grips(lease: Lease) -> list[Grip]:
+def holds(lease: Lease) -> list[LeaseHold]:
     """Every hold that a Lease speaks of."""
-    spot, meta = deviceleases.spot(lease), lease.metadata
-    if spot is None:
+    ref, meta = deviceleases.device_ref(lease), lease.metadata
+    if ref is None:
         return []
     exclusive = not deviceleases.is_shared(lease)
     return [
-        Grip(spot, holder, meta.uid, meta.resource_version, exclusive)
+        LeaseHold(ref, holder, meta.uid, meta.resource_version, exclusive)
         for holder in deviceleases.holders(lease)
     ]
 
 
+def holds_of(uid: str, leases: Iterable[Lease]) -> list[LeaseHold]:
+    """Every hold of one pod in these leases."""
+    return [hold for lease in leases for hold in holds(lease) if hold.holder.uid == uid]
+
+
 class Leases:
+    """`known` is the live copy of leases, with our own writes laid over it."""
+
     def __init__(
         self,
         client: Client,
         namespace: str,
-        store: Store[Lease],
+        known: Overlay[Lease],
         *,
         metrics: Metrics,
         now: Callable[[], str],
     ) -> None:
-        self._client, self._namespace, self._store = client, namespace, store
+        self._client, self._namespace, self._known = client, namespace, known
         self._metrics, self._now = metrics, now
         self._turns: dict[str, _Turn] = {}
-        self._written: dict[str, Lease] = {}
 
-    async def acquire(self, spot: Spot, holder: Holder, *, exclusive: bool) -> Grip | Taken:
-        result = await (self._take(spot, holder) if exclusive else self._join(spot, holder))
-        self._metrics.lease("acquire", "ok" if isinstance(result, Grip) else "taken")
+    async def acquire(self, ref: DeviceRef, holder: Holder, *, exclusive: bool) -> LeaseHold | HeldByOther:
+        result = await (self._take(ref, holder) if exclusive else self._join(ref, holder))
+        self._metrics.lease("acquire", "ok" if isinstance(result, LeaseHold) else "taken")
         return result
 
-    async def release(self, grip: Grip) -> bool:
+    async def release(self, hold: LeaseHold) -> bool:
         """Give the device back, if the hold is still the one we know. False if somebody took it over."""
-        gone = await (self._delete(grip.spot, grip.uid, grip.version) if grip.exclusive else self._part(grip))
+        gone = await (self._delete(hold.ref, hold.uid, hold.version) if hold.exclusive else self._part(hold))
         self._metrics.lease("release", "ok" if gone else "kept")
         return gone
 
-    async def _take(self, spot: Spot, holder: Holder) -> Grip | Taken:
-        made = deviceleases.exclusive(spot, holder, self._namespace)
+    async def _take(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
+        made = deviceleases.exclusive(ref, holder, self._namespace)
         try:
             lease = await self._client.create(LEASES, made, idempotent=True)
         except AlreadyExists:
-            return await self._take_over(spot, holder)
-        return _grip(spot, holder, lease)
+            return await self._take_over(ref, holder)
+        return _hold(ref, holder, lease)
 
-    async def _take_over(self, spot: Spot, holder: Holder) -> Grip | Taken:
-        found = await self._read(spot)
+    async def _take_over(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
+        found = await self._read(ref)
         if found is None or not deviceleases.is_device(found) or found.spec.holder_identity != holder.uid:
-            return Taken(spot, found)
+            return HeldByOther(ref, found)
         spec = {"acquireTime": holder.since, "renewTime": self._now()}
-        lease = await self._write(spot, found, {"spec": spec})
-        return Taken(spot) if lease is None else _grip(spot, holder, lease)
+        lease = await self._write(ref, found, {"spec": spec})
+        return HeldByOther(ref) if lease is None else _hold(ref, holder, lease)
 
-    async def _join(self, spot: Spot, holder: Holder) -> Grip | Taken:
+    async def _join(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
         """Add an entry to the device's holders; one at a time in this process, by version among several."""
-        async with self._alone(spot.lease):
-            lease = self._latest(spot)
+        async with self._alone(ref.lease):
+            lease = self._latest(ref)
             for _ in range(TRIES):
-                written = await self._joined(spot, holder, lease)
-                if isinstance(written, Taken):
+                written = await self._joined(ref, holder, lease)
+                if isinstance(written, HeldByOther):
                     return written
                 if written is not None:
-                    self._written[spot.lease] = written
-                    return _grip(spot, holder, written, exclusive=False)
-                lease = await self._read(spot)
-            return Taken(spot, lease)
+                    self._known.keep(written)
+                    return _hold(ref, holder, written, exclusive=False)
+                lease = await self._read(ref)
+            return HeldByOther(ref, lease)
 
-    async def _joined(self, spot: Spot, holder: Holder, lease: Lease | None) -> Lease | Taken | None:
+    async def _joined(
+        self, ref: DeviceRef, holder: Holder, lease: Lease | None
+    ) -> Lease | HeldByOther | None:
         """None when somebody else wrote first: look again."""
         if lease is None:
-            made = deviceleases.shared(spot, [holder], self._namespace, self._now())
+            made = deviceleases.shared(ref, [holder], self._namespace, self._now())
             try:
                 return await self._client.create(LEASES, made, idempotent=True)
             except AlreadyExists:
                 return None
         others = [each for each in deviceleases.holders(lease) if each.uid != holder.uid]
         is_shared = deviceleases.is_device(lease) and deviceleases.is_shared(lease)
-        if not is_shared or not deviceleases.fits(others, holder, spot.memory_mib):
-            return Taken(spot, lease)
-        return await self._write(spot, lease, _holders([*others, holder]))
+        if not is_shared or not deviceleases.fits(others, holder, ref.memory_mib):
+            return HeldByOther(ref, lease)
+        return await self._write(ref, lease, _holders([*others, holder]))
 
-    async def _part(self, grip: Grip) -> bool:
+    async def _part(self, hold: LeaseHold) -> bool:
         """Take an entry out of the device's holders; the last one takes the Lease with it."""
-        async with self._alone(grip.spot.lease):
-            lease = self._latest(grip.spot)
+        async with self._alone(hold.ref.lease):
+            lease = self._latest(hold.ref)
             for _ in range(TRIES):
-                if lease is None or grip.holder not in deviceleases.holders(lease):
-                    lease = await self._read(grip.spot)  # the watch may lag behind
+                if lease is None or hold.holder not in deviceleases.holders(lease):
+                    lease = await self._read(hold.ref)  # the watch may lag behind
                 if lease is None:
                     return True
                 known = deviceleases.holders(lease)
-                if grip.holder not in known:
-                    return grip.holder.uid not in {each.uid for each in known}
-                if await self._without(grip, lease):
+                if hold.holder not in known:
+                    return hold.holder.uid not in {each.uid for each in known}
+                if await self._without(hold, lease):
                     return True
                 lease = None
             return False
 
-    async def _without(self, grip: Grip, lease: Lease) -> bool:
-        left = [each for each in deviceleases.holders(lease) if each != grip.holder]
+    async def _without(self, hold: LeaseHold, lease: Lease) -> bool:
+        left = [each for each in deviceleases.holders(lease) if each != hold.holder]
         if not left:
-            self._written.pop(grip.spot.lease, None)
-            return await self._delete(grip.spot, lease.metadata.uid, lease.metadata.resource_version)
-        written = await self._write(grip.spot, lease, _holders(left))
+            self._known.forget(self._key(hold.ref))
+            return await self._delete(hold.ref, lease.metadata.uid, lease.metadata.resource_version)
+        written = await self._write(hold.ref, lease, _holders(left))
         if written is not None:
-            self._written[grip.spot.lease] = written
+            self._known.keep(written)
         return written is not None
 
-    async def _read(self, spot: Spot) -> Lease | None:
+    async def _read(self, ref: DeviceRef) -> Lease | None:
         try:
-            return await self._client.get(LEASES, spot.lease, self._namespace)
+            return await self._client.get(LEASES, ref.lease, self._namespace)
         except NotFound:
             return None
 
-    async def _write(self, spot: Spot, seen: Lease, body: Json) -> Lease | None:
+    async def _write(self, ref: DeviceRef, seen: Lease, body: Json) -> Lease | None:
         """None when the Lease is no longer what was seen."""
         guard = {"resourceVersion": seen.metadata.resource_version}
         body = {**body, "metadata": {**body.get("metadata", {}), **guard}}
         try:
-            return await self._client.patch(LEASES, spot.lease, body, self._namespace)
+            return await self._client.patch(LEASES, ref.lease, body, self._namespace)
         except (Conflict, NotFound):
             return None
 
-    async def _delete(self, spot: Spot, uid: str, version: str) -> bool:
+    async def _delete(self, ref: DeviceRef, uid: str, version: str) -> bool:
         try:
-            await self._client.delete(LEASES, spot.lease, self._namespace, uid=uid, resource_version=version)
+            await self._client.delete(LEASES, ref.lease, self._namespace, uid=uid, resource_version=version)
         except NotFound:
             return True
         except Conflict:
             return False
         return True
 
-    def _latest(self, spot: Spot) -> Lease | None:
+    def _latest(self, ref: DeviceRef) -> Lease | None:
         """The newest state we know: the watch may lag behind our own writes."""
-        seen = self._store.get(f"{self._namespace}/{spot.lease}")
-        mine = self._written.get(spot.lease)
-        if mine is None or (
-            seen and int(seen.metadata.resource_version) >= int(mine.metadata.resource_version)
-        ):
-            self._written.pop(spot.lease, None)
-            return seen
-        return mine
+        return self._known.get(self._key(ref))
+
+    def _key(self, ref: DeviceRef) -> str:
+        return f"{self._namespace}/{ref.lease}"
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:
@@ -223,8 +227,8 @@ class _Turn:
     users: int = 0
 
 
-def _grip(spot: Spot, holder: Holder, lease: Lease, *, exclusive: bool = True) -> Grip:
-    return Grip(spot, holder, lease.metadata.uid, lease.metadata.resource_version, exclusive)
+def _hold(ref: DeviceRef, holder: Holder, lease: Lease, *, exclusive: bool = True) -> LeaseHold:
+    return LeaseHold(ref, holder, lease.metadata.uid, lease.metadata.resource_version, exclusive)
 
 
 def _holders(holders: list[Holder]) -> Json:

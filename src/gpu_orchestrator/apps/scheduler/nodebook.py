@@ -27,10 +27,10 @@ class NodeBook:
         self,
         feed: Callable[[Event], None],
         nodes: Store[Node],
-        reports: Store[GpuNodeStatus],
+        node_statuses: Store[GpuNodeStatus],
         holds: Callable[[str], bool],
     ) -> None:
-        self._feed, self._nodes, self._reports, self._holds = feed, nodes, reports, holds
+        self._feed, self._nodes, self._node_statuses, self._holds = feed, nodes, node_statuses, holds
         self._plugin: dict[str, dict[str, int]] = {}
         self._strangers: dict[str, Placement] = {}
 
@@ -40,7 +40,7 @@ class NodeBook:
         elif old is not None:
             self._feed(NodeRemoved(old.metadata.name))
 
-    def see_report(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
+    def see_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if report := new or old:
             self.look_at(report.spec.node_name)
 
@@ -56,7 +56,7 @@ class NodeBook:
 
     def rivals(self, name: str, devices: Iterable[int]) -> str:
         """Why a claimed pod may not be alone on these devices; empty if it is, as far as we know."""
-        plugin, report = self._plugin.get(name, {}), self._reports.get(name)
+        plugin, report = self._plugin.get(name, {}), self._node_statuses.get(name)
         if self._barred(name, report):
             return "pods of a device plugin run there, too, and no agent tells which devices these took"
         used = inventory.used_by(report)
@@ -64,7 +64,7 @@ class NodeBook:
         return f"a pod of a device plugin uses {','.join(map(str, shared))} of them as well" if shared else ""
 
     def look_at(self, name: str) -> None:
-        seen, report = self._nodes.get(name), self._reports.get(name)
+        seen, report = self._nodes.get(name), self._node_statuses.get(name)
         if seen is None:
             return
         self._count_strangers(name, report)  # before the node may be given to others

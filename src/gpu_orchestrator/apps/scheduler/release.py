@@ -16,7 +16,7 @@ from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.leases import Leases, grips
+from gpu_orchestrator.apps.scheduler.leases import Leases, holds_of
 
 WORKERS = 16
 POLL_S = 5.0
@@ -39,7 +39,7 @@ class Releaser:
     def __init__(
         self,
         leases: Leases | None,
-        reports: Store[GpuNodeStatus],
+        node_statuses: Store[GpuNodeStatus],
         agents: Agents,
         *,
         leases_of: Callable[[str], list[Lease]],
@@ -47,7 +47,7 @@ class Releaser:
         clock: Callable[[], float],
         wait_s: float,
     ) -> None:
-        self._leases, self._reports, self._agents = leases, reports, agents
+        self._leases, self._node_statuses, self._agents = leases, node_statuses, agents
         self._leases_of, self._freed = leases_of, freed
         self._clock, self._wait_s = clock, wait_s
         self._leaving: dict[str, Leaving] = {}
@@ -62,7 +62,7 @@ class Releaser:
             self._leaving[uid] = Leaving(uid, node, self._clock(), short)
             self.queue.add(uid)
 
-    def see_report(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
+    def see_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         report = new or old
         for leaving in list(self._leaving.values()):
             if report is not None and leaving.node == report.spec.node_name:
@@ -77,9 +77,9 @@ class Releaser:
             return
         if self._is_used(leaving):
             self._leaving[uid] = leaving = replace(leaving, short=False)  # the agent has seen it
-        left_s = self.left_s(leaving)
-        if left_s > 0:
-            self.queue.add_after(uid, left_s)
+        remaining_s = self.remaining_s(leaving)
+        if remaining_s > 0:
+            self.queue.add_after(uid, remaining_s)
             return
         if not await self._release(uid):
             self.queue.add_after(uid, AGAIN_S)
@@ -88,24 +88,24 @@ class Releaser:
         self._freed(uid)
         log.info("devices released", uid=uid, node=leaving.node)
 
-    def left_s(self, leaving: Leaving) -> float:
+    def remaining_s(self, leaving: Leaving) -> float:
         """How long to wait before looking again; 0 when what it held is free."""
         if not leaving.node:
             return 0.0
         waited_s = self._clock() - leaving.at
         patience_s = max(0.0, self._wait_s - waited_s)
-        if leaving.node not in self._reports or not self._agents.is_live(leaving.node):
+        if leaving.node not in self._node_statuses or not self._agents.is_live(leaving.node):
             return patience_s
         if self._is_used(leaving):
             return POLL_S
         return patience_s if leaving.short else 0.0
 
     def _is_used(self, leaving: Leaving) -> bool:
-        return leaving.uid in inventory.used_by(self._reports.get(leaving.node))
+        return leaving.uid in inventory.used_by(self._node_statuses.get(leaving.node))
 
     async def _release(self, uid: str) -> bool:
         """False if somebody wrote to a lease since we saw it: the watch will show what it is now."""
         if self._leases is None:
             return True
-        held = [grip for lease in self._leases_of(uid) for grip in grips(lease) if grip.holder.uid == uid]
-        return all([await self._leases.release(grip) for grip in held])
+        held = holds_of(uid, self._leases_of(uid))
+        return all([await self._leases.release(hold) for hold in held])

@@ -14,10 +14,10 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.process import Process
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import names
+from gpu_orchestrator.apps.scheduler.informers import Watches
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
 from gpu_orchestrator.apps.scheduler.settings import Settings
-from gpu_orchestrator.apps.scheduler.watches import Watches
 from gpu_orchestrator.policies.registry import GROUP, Registry
 
 # Events that may wait to be written, and how many are written at a time.

@@ -1,4 +1,4 @@
-"""Knits the parts together for one term of leadership: watches to the desk, its wishes to the hands."""
+"""Connects the parts for one term of leadership: watches feed the desk, and `work` does what it decides."""
 
 import asyncio
 import gc
@@ -10,14 +10,17 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.agents import Agents
 from gpu_orchestrator.apps.scheduler.bind import Binder
 from gpu_orchestrator.apps.scheduler.claims import Claims
 from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
+from gpu_orchestrator.apps.scheduler.informers import Watches
 from gpu_orchestrator.apps.scheduler.leases import Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
@@ -25,7 +28,6 @@ from gpu_orchestrator.apps.scheduler.settings import Settings
 from gpu_orchestrator.apps.scheduler.sweep import Parts, Sweep
 from gpu_orchestrator.apps.scheduler.tell import Teller
 from gpu_orchestrator.apps.scheduler.touch import Touch
-from gpu_orchestrator.apps.scheduler.watches import Watches
 from gpu_orchestrator.apps.scheduler.work import Work, waited_s
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.engine.engine import Engine
@@ -55,10 +57,22 @@ class Scheduler:
         self._settings, self._watches, self._stopped = settings, watches, asyncio.Event()
         clock, stores = asyncio.get_running_loop().time, watches.stores
         uses_leases = settings.lock == "lease"
-        leases = Leases(client, settings.namespace, stores.leases, metrics=metrics, now=_now)
+        self._written_pods, self._written_leases = Overlay(watches.pods), Overlay(watches.leases)
+        leases = Leases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
-        self._pods = Touch(client, stores.pods)
-        self._work = Work(client, self._pods, guard, metrics, pacer)
+        self._pods = Touch(client, self._written_pods)
+        claims = Claims(client)
+        binder = Binder(
+            client,
+            self._pods,
+            guard,
+            claims,
+            keeps_claims=not settings.leader_elect,
+            may_write=may_write,
+            now=_now,
+        )
+        self._teller = Teller(self._pods, recorder, pacer, self._waits)
+        self._work = Work(client, self._pods, guard, binder, self._teller, metrics=metrics, pacer=pacer)
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
@@ -73,26 +87,15 @@ class Scheduler:
         self._agents = Agents(clock, lambda: datetime.now(UTC))
         self._releaser = Releaser(
             guard,
-            stores.reports,
+            stores.node_statuses,
             self._agents,
             leases_of=self.desk.leases.of,
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,
         )
-        claims = Claims(client)
+        self._work.attach(self.desk, self._releaser)
         self._account = Account(claims, self.desk, self._releaser, pacer=pacer, now=_now)
-        self._teller = Teller(self._pods, recorder, pacer, self._waits)
-        self._work.desk, self._work.releaser, self._work.teller = self.desk, self._releaser, self._teller
-        self._work.binder = Binder(
-            client,
-            self._pods,
-            guard,
-            claims,
-            keeps_claims=not settings.leader_elect,
-            may_write=may_write,
-            now=_now,
-        )
         self._sweep = Sweep(
             client,
             guard,
@@ -130,12 +133,13 @@ class Scheduler:
         """In this order: who holds what must be known before anybody asks."""
         watches = self._watches
         watches.nodes.on_change(self.desk.nodes.see)
-        watches.reports.on_change(self.desk.nodes.see_report)
-        watches.reports.on_change(self._releaser.see_report)
+        watches.node_statuses.on_change(self.desk.nodes.see_node_status)
+        watches.node_statuses.on_change(self._releaser.see_node_status)
         watches.claims.on_change(self.desk.see_claim)
+        watches.leases.on_change(self._written_leases.see)
         watches.leases.on_change(self._agents.see_lease)
         watches.leases.on_change(self.desk.leases.see)
-        watches.pods.on_change(self._pods.see_pod)
+        watches.pods.on_change(self._written_pods.see)
         watches.pods.on_change(self.desk.see_pod)
         watches.volumes.on_change(self.desk.see_volume)
         watches.volume_claims.on_change(self.desk.see_volume_claim)
@@ -148,7 +152,7 @@ class Scheduler:
         self._account.freed(uid)
 
     def _waits(self, uid: str) -> tuple[Pod, str] | None:
-        why, pod = self.desk.waiting.why(uid), self.desk.ours.get(uid)
+        why, pod = self.desk.waiting.why(uid), self.desk.our_pods.get(uid)
         return (pod, why) if pod is not None and why and self.desk.fate(uid) == "waiting" else None
 
 
@@ -161,4 +165,4 @@ def _leave_out_of_collections() -> None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return timestamps.micro_time(datetime.now(UTC))

@@ -3,7 +3,7 @@
 The claim itself says so a little later; until then this is what keeps it from serving two.
 """
 
-from gpu_orchestrator.api import claims as asks
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.kubernetes import Pod
 
 
@@ -12,18 +12,18 @@ class Serving:
         self._pod: dict[str, Pod] = {}
         self._claim: dict[str, str] = {}
 
-    def server(self, claim: str) -> Pod | None:
-        """The pod that the claim of this key serves."""
+    def user_of(self, claim: str) -> Pod | None:
+        """Return the pod that uses the claim of this key."""
         return self._pod.get(claim)
 
     def take(self, pod: Pod) -> bool:
         """Let the pod's claim serve it; False if it serves another."""
-        name = asks.claim_name(pod)
+        name = claims.claim_name(pod)
         if not name:
             return True
         claim, uid = f"{pod.metadata.namespace}/{name}", pod.metadata.uid
-        server = self._pod.setdefault(claim, pod)
-        if server.metadata.uid != uid:
+        user = self._pod.setdefault(claim, pod)
+        if user.metadata.uid != uid:
             return False
         self._claim[uid] = claim
         return True

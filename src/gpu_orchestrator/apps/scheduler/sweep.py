@@ -21,12 +21,12 @@ import structlog
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
 from gpu_orchestrator.api import deviceleases, translate
-from gpu_orchestrator.api.deviceleases import Holder, Spot
+from gpu_orchestrator.api.deviceleases import DeviceRef
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.account import Account
 from gpu_orchestrator.apps.scheduler.desk import Desk
-from gpu_orchestrator.apps.scheduler.leases import Grip, Leases, Taken, grips, obstruction
+from gpu_orchestrator.apps.scheduler.leases import HeldByOther, LeaseHold, Leases, holds, obstruction
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.tell import Teller
@@ -65,7 +65,7 @@ class Sweep:
     ) -> None:
         self._client, self._leases, self._parts = client, leases, parts
         self._clear, self._now, self._clock, self._wait_s = clear, now, clock, wait_s
-        self._first_seen: dict[Grip, float] = {}
+        self._first_seen: dict[LeaseHold, float] = {}
         self._beside: set[str] = set()
 
     async def run(self, every_s: float) -> None:
@@ -81,45 +81,45 @@ class Sweep:
         if self._leases is not None:
             desk.leases.forget_met()
             await self._look_at_all(self._leases)
-            async for pod in _breathing(desk.ours.values()):
+            async for pod in _breathing(desk.our_pods.values()):
                 await _past_refusals(self._restore(pod, self._leases), key(pod))
             self._tell_obstructed()
         desk.waiting.refresh(RETOLD)
         async for claim in _breathing(desk.stores.claims):
             account.check(key(claim))
         before, self._beside = self._beside, set()
-        async for pod in _breathing(desk.ours.values()):
+        async for pod in _breathing(desk.our_pods.values()):
             self._tell_rivals(pod, before)
             account.check_pod(pod)
 
     async def _look_at_all(self, leases: Leases) -> None:
         before, self._first_seen = self._first_seen, {}
         async for lease in _breathing(self._parts.desk.stores.leases):
-            for grip in _of_device(lease):
-                await _past_refusals(self._look_at(grip, leases, before), grip.spot.lease)
+            for hold in _of_device(lease):
+                await _past_refusals(self._look_at(hold, leases, before), hold.ref.lease)
 
-    async def _look_at(self, grip: Grip, leases: Leases, before: dict[Grip, float]) -> None:
-        desk, uid = self._parts.desk, grip.holder.uid
+    async def _look_at(self, hold: LeaseHold, leases: Leases, before: dict[LeaseHold, float]) -> None:
+        desk, uid = self._parts.desk, hold.holder.uid
         match desk.fate(uid):
-            case "bound" if not _names(desk, grip):
+            case "bound" if not _names(desk, hold):
                 self._parts.metrics.leaked.inc()
-                log.warning("lease of a pod that has its devices elsewhere", lease=grip.spot.lease, uid=uid)
-                await leases.release(grip)
-            case "waiting" if self._is_old(grip, before):
+                log.warning("lease of a pod that has its devices elsewhere", lease=hold.ref.lease, uid=uid)
+                await leases.release(hold)
+            case "waiting" if self._is_old(hold, before):
                 self._parts.metrics.leaked.inc()
-                self._clear(desk.ours[uid])
-            case "unknown" if uid not in self._parts.releaser and await self._is_gone(grip):
+                self._clear(desk.our_pods[uid])
+            case "unknown" if uid not in self._parts.releaser and await self._is_gone(hold):
                 self._parts.metrics.leaked.inc()
-                self._parts.releaser.add(uid, grip.spot.node)
+                self._parts.releaser.add(uid, hold.ref.node)
 
-    def _is_old(self, grip: Grip, before: dict[Grip, float]) -> bool:
+    def _is_old(self, hold: LeaseHold, before: dict[LeaseHold, float]) -> bool:
         """Seen by every sweep for so long. `before` is what the last one saw."""
-        since = self._first_seen[grip] = before.get(grip, self._clock())
+        since = self._first_seen[hold] = before.get(hold, self._clock())
         return self._clock() - since >= self._wait_s
 
-    async def _is_gone(self, grip: Grip) -> bool:
+    async def _is_gone(self, hold: LeaseHold) -> bool:
         """Our watch may not have shown the pod yet; the server knows. A UID never comes back."""
-        holder = grip.holder
+        holder = hold.holder
         if not holder.pod or not holder.namespace:
             return True
         try:
@@ -132,31 +132,29 @@ class Sweep:
         placement = self._parts.desk.held.get(pod.metadata.uid)
         if placement is None or not pod.spec.node_name:
             return
-        for spot in self._missing(pod):
-            meta = pod.metadata
-            shared = (0, 0) if placement.exclusive else (placement.milli, placement.memory_mib)
-            holder = Holder(meta.uid, meta.name, meta.namespace, *shared, self._now())
-            result = await leases.acquire(spot, holder, exclusive=placement.exclusive)
-            if isinstance(result, Taken):
+        for ref in self._missing(pod):
+            holder = deviceleases.holder_of(pod, placement, self._now())
+            result = await leases.acquire(ref, holder, exclusive=placement.exclusive)
+            if isinstance(result, HeldByOther):
                 await self._tell_conflict(pod, result)
             else:
-                log.warning("bound pod had no lease, restored", pod=key(pod), lease=spot.lease)
+                log.warning("bound pod had no lease, restored", pod=key(pod), lease=ref.lease)
 
-    def _missing(self, pod: Pod) -> Iterator[Spot]:
+    def _missing(self, pod: Pod) -> Iterator[DeviceRef]:
         desk = self._parts.desk
         placement = desk.held.get(pod.metadata.uid)
         held = {lease.metadata.name for lease in desk.leases.of(pod.metadata.uid)}
-        for device in desk.engine.cluster.devices(placement) if placement else ():
-            spot = Spot(pod.spec.node_name, device.id, device.uuid, device.memory_mib)
-            if spot.lease not in held:
-                yield spot
+        devices = desk.engine.cluster.devices(placement) if placement else ()
+        for ref in deviceleases.device_refs(pod.spec.node_name, devices):
+            if ref.lease not in held:
+                yield ref
 
-    async def _tell_conflict(self, pod: Pod, taken: Taken) -> None:
-        if taken.lease is None:
+    async def _tell_conflict(self, pod: Pod, other: HeldByOther) -> None:
+        if other.lease is None:
             return  # it went between two looks; the next sweep sees
         self._parts.metrics.conflicts.inc()
-        others = ", ".join(f"{each.namespace}/{each.pod}" for each in deviceleases.holders(taken.lease))
-        where = f"device {taken.spot.device} of {taken.spot.node}"
+        others = ", ".join(f"{each.namespace}/{each.pod}" for each in deviceleases.holders(other.lease))
+        where = f"device {other.ref.device} of {other.ref.node}"
         self._parts.teller.conflict(
             pod, f"{where} was given to this pod, and its lease is held by {others}; delete one of the pods"
         )
@@ -177,10 +175,10 @@ class Sweep:
 
     def _tell_obstructed(self) -> None:
         desk = self._parts.desk
-        for spot in filter(None, map(deviceleases.obstructed, desk.stores.leases)):
-            if desk.engine.cluster.devices(Placement("", spot.node, devices=(spot.device,))):
+        for ref in filter(None, map(deviceleases.obstructed, desk.stores.leases)):
+            if desk.engine.cluster.devices(Placement("", ref.node, devices=(ref.device,))):
                 self._parts.metrics.conflicts.inc()
-                log.error("device unused", why=obstruction(spot))
+                log.error("device unused", why=obstruction(ref))
 
 
 async def _breathing(all_of: Iterable[T]) -> AsyncIterator[T]:
@@ -201,12 +199,10 @@ async def _past_refusals(look: Coroutine[Any, Any, None], at: str) -> None:
         log.warning("left as it is, the next sweep looks again", at=at, error=str(error))
 
 
-def _of_device(lease: Lease) -> list[Grip]:
-    return grips(lease) if deviceleases.is_device(lease) else []
+def _of_device(lease: Lease) -> list[LeaseHold]:
+    return holds(lease) if deviceleases.is_device(lease) else []
 
 
-def _names(desk: Desk, grip: Grip) -> bool:
-    placement = desk.held.get(grip.holder.uid)
-    return (
-        placement is not None and placement.node == grip.spot.node and grip.spot.device in placement.devices
-    )
+def _names(desk: Desk, hold: LeaseHold) -> bool:
+    placement = desk.held.get(hold.holder.uid)
+    return placement is not None and placement.node == hold.ref.node and hold.ref.device in placement.devices

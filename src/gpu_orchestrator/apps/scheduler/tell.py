@@ -1,5 +1,5 @@
-"""What people are told: events, the pod's PodScheduled condition and the claim's status. Written later by few
-writers, so that no bind waits for a word about another one.
+"""What people are told: events and the pod's PodScheduled condition. Written later by few writers, so that no
+bind waits for a word about another one. A claim's status is written by `account`.
 
 A reason is written once and again only when it changed: ten thousand pods that do not fit cost ten thousand
 words, not ten thousand a second.
@@ -13,11 +13,10 @@ from gpu_orchestrator.adapters.kube.errors import Conflict, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api import claims as asks
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.scheduler.bind import Job
+from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.touch import SCHEDULED, UNSCHEDULABLE, Touch, condition
 
 WRITERS = 4
@@ -38,16 +37,16 @@ class Teller:
         self._pods, self._recorder, self._pacer, self._waits = pods, recorder, pacer, waits
         self.queue: WorkQueue[str] = WorkQueue()
 
-    def bound(self, job: Job) -> None:
-        log.debug("pod bound", pod=key(job.pod), allocated=asks.allocated(job.placement))
-        note = f"bound to {job.placement.node}, devices {asks.allocated(job.placement).rpartition(':')[2]}"
+    def bound(self, job: BindJob) -> None:
+        log.debug("pod bound", pod=key(job.pod), allocated=claims.allocated(job.placement))
+        note = f"bound to {job.placement.node}, devices {claims.allocated(job.placement).rpartition(':')[2]}"
         self._recorder.normal(about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
 
     def refused(self, pod: Pod, why: str) -> None:
         self._recorder.warning(about(PODS, pod), names.FAILED_SCHEDULING, why, action="Scheduling")
         self.queue.add(pod.metadata.uid)
 
-    def failed(self, job: Job, why: str) -> None:
+    def failed(self, job: BindJob, why: str) -> None:
         log.info("pod not bound", pod=key(job.pod), node=job.placement.node, why=why)
 
     def conflict(self, pod: Pod, why: str) -> None:

@@ -9,9 +9,10 @@ import asyncio
 from datetime import UTC, datetime
 
 from gpu_orchestrator.adapters.kube.client import Client, Patch
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.overlay import Overlay
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import PODS, Pod
-from gpu_orchestrator.api.wire import Json, key
+from gpu_orchestrator.api.wire import Json
 
 SCHEDULED = "PodScheduled"
 UNSCHEDULABLE = "Unschedulable"
@@ -19,11 +20,10 @@ UNRESERVED = "SchedulerError"
 
 
 class Touch:
-    """`known` is the live copy of all pods."""
+    """`written` remembers our writes until the watch of pods shows them."""
 
-    def __init__(self, client: Client, known: Store[Pod]) -> None:
-        self._client, self._known = client, known
-        self._written: dict[str, Pod] = {}
+    def __init__(self, client: Client, written: Overlay[Pod]) -> None:
+        self._client, self._written = client, written
         self._writing: dict[str, asyncio.Task[Pod]] = {}
 
     async def touch(self, pod: Pod, why: str) -> Pod:
@@ -47,24 +47,14 @@ class Touch:
         finally:
             if self._writing.get(meta.uid) is writing:
                 del self._writing[meta.uid]
-        shown = self._known.get(key(pod))
-        if shown is not None and shown.metadata.uid == meta.uid and _is_newer(written, shown):
-            self._written[meta.uid] = written
+        self._written.keep(written)
         return written
 
     async def latest(self, pod: Pod) -> Pod:
         """The pod as the last of our writes leaves it, if the watch has not shown that yet."""
         if writing := self._writing.get(pod.metadata.uid):
             await asyncio.wait({writing})
-        written = self._written.get(pod.metadata.uid)
-        return written if written is not None and _is_newer(written, pod) else pod
-
-    def see_pod(self, old: Pod | None, new: Pod | None) -> None:
-        """The watch has caught up, or the pod is gone."""
-        pod = new or old
-        written = self._written.get(pod.metadata.uid) if pod else None
-        if written is not None and (new is None or not _is_newer(written, new)):
-            del self._written[written.metadata.uid]
+        return self._written.newest(pod)
 
 
 def condition(reason: str, message: str) -> Json:
@@ -79,9 +69,5 @@ def condition(reason: str, message: str) -> Json:
     return {"status": {"conditions": [told]}}
 
 
-def _is_newer(one: Pod, other: Pod) -> bool:
-    return int(one.metadata.resource_version) > int(other.metadata.resource_version)
-
-
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return timestamps.seconds(datetime.now(UTC))

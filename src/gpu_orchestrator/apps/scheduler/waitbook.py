@@ -13,16 +13,16 @@ from gpu_orchestrator.policies.registry import UnknownPolicy
 
 
 class WaitBook:
-    """`ours` are the pods of this scheduler by UID; `tell` is called when a pod's reason to wait changed."""
+    """`our_pods` are this scheduler's pods by UID; `tell` is called when a pod's reason to wait changed."""
 
     def __init__(
         self,
         feed: Callable[[Event], None],
         engine: Engine,
-        ours: dict[str, Pod],
+        our_pods: dict[str, Pod],
         tell: Callable[[Pod, str], None],
     ) -> None:
-        self._feed, self._engine, self._ours, self._tell = feed, engine, ours, tell
+        self._feed, self._engine, self._our_pods, self._tell = feed, engine, our_pods, tell
         self._why: dict[str, str] = {}
         self._later: dict[str, RequestAdded] | None = {}
 
@@ -40,7 +40,7 @@ class WaitBook:
         uid = asked.request.key
         if self._later is not None:
             self._later[uid] = asked
-        elif uid in self._ours:
+        elif uid in self._our_pods:
             try:
                 self._feed(asked)
             except UnknownPolicy as error:
@@ -58,9 +58,9 @@ class WaitBook:
         self._why.pop(uid, None)
 
     def refuse(self, uid: str, why: str) -> None:
-        if self.why(uid) != why and uid in self._ours:
+        if self.why(uid) != why and uid in self._our_pods:
             self._why[uid] = why
-            self._tell(self._ours[uid], why)
+            self._tell(self._our_pods[uid], why)
 
     def refresh(self, most: int) -> None:
         """Reasons grow old while others come and go: tell those that changed anew, at most so many at once,

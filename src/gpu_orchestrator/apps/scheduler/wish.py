@@ -4,7 +4,7 @@ its claim changed.
 What this scheduler does not implement is refused by name: a pod placed wrongly is worse than one that waits.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpu_orchestrator.api import claims, names, volumes
 from gpu_orchestrator.api.claims import BadAsk
@@ -16,29 +16,28 @@ from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.request import Request
 
 
-def named_claim(pod: Pod) -> str:
-    """The claim or template that the pod's wish is read from; empty when it asks for bare GPUs."""
-    asks = pod.metadata.annotations
-    return asks.get(names.CLAIM, "") or asks.get(names.CLAIM_TEMPLATE, "")
-
-
-def is_template(pod: Pod) -> bool:
-    return names.CLAIM not in pod.metadata.annotations and names.CLAIM_TEMPLATE in pod.metadata.annotations
-
-
 def is_gated(pod: Pod) -> bool:
     """Somebody else holds the pod back; it does not ask yet."""
     return bool(pod.spec.scheduling_gates)
 
 
-def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known, server: Pod | None = None) -> Request | str:
+@dataclass(frozen=True, slots=True)
+class Unschedulable:
+    """The pod cannot be served as it is; `why` is what its owner reads."""
+
+    why: str
+
+
+def wish(
+    pod: Pod, claim: GpuClaim | None, known: volumes.Known, user: Pod | None = None
+) -> Request | Unschedulable:
     """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists;
-    `server` is the pod that we let the claim serve, whether it says so yet or not."""
-    if reason := _unfit(pod) or _unclaimed(pod, claim, server):
-        return reason
+    `user` is the pod that we let use the claim, whether the claim shows it yet or not."""
+    if refused := _unfit(pod) or _unclaimed(pod, claim, user):
+        return refused
     reach = volumes.reach(pod, known)
-    if isinstance(reach, str):
-        return reach
+    if isinstance(reach, volumes.NotReady):
+        return Unschedulable(reach.why)
     try:
         request = claims.request(pod, claim.spec if claim else None)
         if not reach:
@@ -46,31 +45,33 @@ def wish(pod: Pod, claim: GpuClaim | None, known: volumes.Known, server: Pod | N
         affinity = volumes.all_of(request.shape.affinity, reach)
         return replace(request, shape=replace(request.shape, affinity=affinity))
     except (BadAsk, BadQuantity, InvalidRequest) as error:
-        return f"the pod asks for what cannot be meant: {error}"
+        return Unschedulable(f"the pod asks for what cannot be meant: {error}")
 
 
-def _unfit(pod: Pod) -> str:
-    asks = [name for name in names.ASKING_ANNOTATIONS if name in pod.metadata.annotations]
-    if not asks:
-        return (
+def _unfit(pod: Pod) -> Unschedulable | None:
+    ways = [name for name in names.ASKING_ANNOTATIONS if name in pod.metadata.annotations]
+    if not ways:
+        return Unschedulable(
             "the pod names this scheduler and asks for no GPU; add one of the annotations "
             f"{', '.join(names.ASKING_ANNOTATIONS)} or use another schedulerName"
         )
-    if len(asks) > 1:
-        return f"the pod asks in {len(asks)} ways at once ({', '.join(asks)}); keep one of the annotations"
+    if len(ways) > 1:
+        return Unschedulable(
+            f"the pod asks in {len(ways)} ways at once ({', '.join(ways)}); keep one of the annotations"
+        )
     if missing := unsupported(pod):
-        return f"the pod uses what this scheduler does not implement: {', '.join(missing)}"
-    return ""
+        return Unschedulable(f"the pod uses what this scheduler does not implement: {', '.join(missing)}")
+    return None
 
 
 def unsupported(pod: Pod) -> list[str]:
     """What the pod uses and we do not implement, in the words of its manifest."""
-    spec, asks = pod.spec, pod.metadata.annotations
+    spec, annotations = pod.spec, pod.metadata.annotations
     uses = {
         **_placement_rules(spec),
         "spec.resourceClaims": bool(spec.resource_claims),
         f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
-        f"a gang ({names.GANG})": names.GANG in asks,
+        f"a gang ({names.GANG})": names.GANG in annotations,
     }
     return [what for what, is_used in uses.items() if is_used]
 
@@ -94,25 +95,27 @@ def _gpu_resources(spec: PodSpec) -> list[str]:
     return sorted({name for each in asked for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
 
 
-def _unclaimed(pod: Pod, claim: GpuClaim | None, server: Pod | None) -> str:
-    """Why the pod's claim does not serve it; empty if it does or there need be none."""
-    name = named_claim(pod)
+def _unclaimed(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedulable | None:
+    """Why the pod's claim does not serve it; None if it does or the pod needs none."""
+    name = claims.named_claim(pod)
     if not name:
-        return ""
-    kind = "template GpuClaim" if is_template(pod) else "GpuClaim"
+        return None
+    kind = "template GpuClaim" if claims.is_template(pod) else "GpuClaim"
     if claim is None:
-        return f"{kind} {pod.metadata.namespace}/{name} does not exist; create it"
+        return Unschedulable(f"{kind} {pod.metadata.namespace}/{name} does not exist; create it")
     if missing := _unsupported_claim(claim.spec):
-        return f"{kind} {name} asks for what this scheduler does not implement: {missing}"
-    if is_template(pod):
-        return ""
+        return Unschedulable(f"{kind} {name} asks for what this scheduler does not implement: {missing}")
+    if claims.is_template(pod):
+        return None
     if claim.metadata.deletion_timestamp:
-        return f"GpuClaim {name} is being deleted; create it anew"
-    uid = server.metadata.uid if server else served(claim)
+        return Unschedulable(f"GpuClaim {name} is being deleted; create it anew")
+    uid = user.metadata.uid if user else claims.served(claim)
     if uid and uid != pod.metadata.uid:
-        who = server.metadata.name if server else _who(claim)
-        return f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
-    return ""
+        who = user.metadata.name if user else _who(claim)
+        return Unschedulable(
+            f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
+        )
+    return None
 
 
 def _unsupported_claim(spec: GpuClaimSpec) -> str:
@@ -121,11 +124,5 @@ def _unsupported_claim(spec: GpuClaimSpec) -> str:
     return f"gangRef {spec.gang_ref}" if spec.gang_ref else ""
 
 
-def served(claim: GpuClaim) -> str:
-    """UID of the pod that the claim is kept for; empty when it is free."""
-    meta = claim.metadata
-    return meta.labels.get(names.POD_UID, "") if names.CLAIM_FINALIZER in meta.finalizers else ""
-
-
 def _who(claim: GpuClaim) -> str:
-    return claim.metadata.annotations.get(names.LEASE_POD, "") or f"UID {served(claim)}"
+    return claim.metadata.annotations.get(names.LEASE_POD, "") or f"UID {claims.served(claim)}"

@@ -10,12 +10,13 @@ import structlog
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
 from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.scheduler.bind import Binder, Bound, Failed, Job
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outcome, PodEnded
+from gpu_orchestrator.apps.scheduler.bind import Binder
 from gpu_orchestrator.apps.scheduler.desk import Desk
-from gpu_orchestrator.apps.scheduler.hands import Ended
-from gpu_orchestrator.apps.scheduler.leases import Leases, grips
+from gpu_orchestrator.apps.scheduler.leases import Leases, holds_of
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.tell import Teller
@@ -30,39 +31,52 @@ log = structlog.get_logger()
 
 
 class Work:
-    """The hands of the desk. Its parts are set by `run`, which knits them together."""
+    """The desk's `Executor`. The two need each other, so `Scheduler` makes this first and attaches the desk
+    before any watch is heard."""
 
-    desk: Desk
-    binder: Binder
-    teller: Teller
-    releaser: Releaser
+    _desk: Desk
+    _releaser: Releaser
 
     def __init__(
-        self, client: Client, pods: Touch, leases: Leases | None, metrics: Metrics, pacer: Pacer
+        self,
+        client: Client,
+        pods: Touch,
+        leases: Leases | None,
+        binder: Binder,
+        teller: Teller,
+        *,
+        metrics: Metrics,
+        pacer: Pacer,
     ) -> None:
         self._client, self._pods, self._leases = client, pods, leases
+        self._binder, self._teller = binder, teller
         self._metrics, self._pacer = metrics, pacer
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._bound_at: dict[str, float] = {}
 
-    def place(self, job: Job) -> None:
-        self._start(self._place(job))
-        self._pacer.set(len(self.desk.flying))
+    def attach(self, desk: Desk, releaser: Releaser) -> None:
+        """Report outcomes to this desk, and hand ended pods to this releaser."""
+        self._desk, self._releaser = desk, releaser
 
-    def give_up(self, job: Job, why: str) -> None:
-        """Not now, for the desk is in the midst of something."""
-        asyncio.get_running_loop().call_soon(self.desk.done, Failed(job, why))
+    def place(self, job: BindJob) -> None:
+        self._start(self._place(job))
+        self._pacer.set(len(self._desk.binding))
+
+    def abandon(self, job: BindJob, why: str) -> None:
+        """Report the failure in the next turn of the event loop: the desk calls this in the middle of a
+        handler, and the rest of that handler must come before the pod is looked at again."""
+        asyncio.get_running_loop().call_soon(self._desk.done, Failed(job, why))
 
     def refuse(self, pod: Pod, why: str) -> None:
-        self.teller.refused(pod, why)
+        self._teller.refused(pod, why)
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: PodEnded) -> None:
         uid = ended.pod.metadata.uid
         node = ended.placement.node if ended.placement else ""
         bound_at = self._bound_at.pop(uid, float("-inf"))
         short = asyncio.get_running_loop().time() - bound_at < SHORT_S
-        self.releaser.add(uid, node, short=short)
+        self._releaser.add(uid, node, short=short)
 
     def clear(self, pod: Pod) -> None:
         self._start(self._clear(pod))
@@ -79,7 +93,7 @@ class Work:
 
     async def finish(self) -> None:
         """Decide nothing more and let what is under way come to its end."""
-        self.desk.close()
+        self._desk.close()
         self.wake_at(None)
         try:
             while self._tasks:
@@ -90,50 +104,50 @@ class Work:
 
     def _tick(self) -> None:
         self._timer = None
-        self.desk.tick()
+        self._desk.tick()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _place(self, job: Job) -> None:
+    async def _place(self, job: BindJob) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            outcome = await self.binder.perform(job)
+            outcome = await self._binder.perform(job)
         except Exception as error:  # the edge of one job: others go on, this one is not lost
             log.exception("binding failed", pod=key(job.pod))
             outcome = Failed(job, repr(error))
         if isinstance(outcome, Bound):
             self._bound_at[job.pod.metadata.uid] = loop.time()
         self._observe(outcome, loop.time() - began)
-        self.desk.done(outcome)
-        self._pacer.set(len(self.desk.flying))
+        self._desk.done(outcome)
+        self._pacer.set(len(self._desk.binding))
 
-    def _observe(self, outcome: Bound | Failed, took_s: float) -> None:
+    def _observe(self, outcome: Outcome, took_s: float) -> None:
         if isinstance(outcome, Failed):
             self._metrics.result("failed").observe(took_s)
-            self.teller.failed(outcome.job, outcome.why)
+            self._teller.failed(outcome.job, outcome.why)
             return
         self._metrics.result("bound").observe(took_s)
         self._metrics.end_to_end.observe(waited_s(outcome.job.pod))
-        self.teller.bound(outcome.job)
+        self._teller.bound(outcome.job)
 
     async def _clear(self, pod: Pod) -> None:
         """Take leases away from an unbound pod: first write to it, so that no bind that relied on them can
         land, then delete them as they were seen before that write."""
         uid = pod.metadata.uid
-        mine = [grip for lease in self.desk.leases.of(uid) for grip in grips(lease) if grip.holder.uid == uid]
+        mine = holds_of(uid, self._desk.leases.of(uid))
         try:
             if self._leases is not None and await self._touched(pod):
-                for grip in mine:
-                    await self._leases.release(grip)
+                for hold in mine:
+                    await self._leases.release(hold)
                 await self._until_seen(uid)
-                log.info("leftover leases cleared", pod=key(pod), leases=[each.spot.lease for each in mine])
+                log.info("leftover leases cleared", pod=key(pod), leases=[each.ref.lease for each in mine])
         except KubeError as error:
             log.warning("leftover leases not cleared", pod=key(pod), error=str(error))
-        self.desk.cleared(uid)
+        self._desk.cleared(uid)
 
     async def _touched(self, pod: Pod) -> bool:
         """False when the pod is gone or has got its place meanwhile."""
@@ -154,7 +168,7 @@ class Work:
     async def _until_seen(self, uid: str) -> None:
         """The watch shows what we deleted a little later; a decision before that would see it taken."""
         for _ in range(round(SEEN_WITHIN_S / LOOK_EVERY_S)):
-            if uid not in self.desk.leases:
+            if uid not in self._desk.leases:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -162,7 +176,7 @@ class Work:
 def waited_s(pod: Pod, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float:
     """Seconds since the pod was created."""
     try:
-        created = datetime.fromisoformat(pod.metadata.creation_timestamp)
+        created = timestamps.parse(pod.metadata.creation_timestamp)
     except ValueError:
         return 0.0
     return max(0.0, (now() - created).total_seconds())

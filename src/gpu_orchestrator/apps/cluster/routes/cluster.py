@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.history import RINGS
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.units import show_memory, show_seconds
 from gpu_orchestrator.apps.cluster import history, schema
 from gpu_orchestrator.apps.cluster.access import needs
@@ -102,5 +103,5 @@ async def _health(manager: Manager) -> schema.Health:
 
 
 def _answer(status: str, dependencies: dict[str, str]) -> schema.Health:
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    now = timestamps.milliseconds(datetime.now(UTC))
     return schema.Health(status=status, timestamp=now, version=__version__, dependencies=dependencies)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.overlay import Overlay
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.operator.fresh import Fresh
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.observe import ended_pods
 from gpu_orchestrator.apps.operator.observe.watches import Watches
@@ -35,16 +35,16 @@ class SnapshotReader:
     client: Client
     watches: Watches
     claims_by_default: bool = False
-    _fresh_jobs: Fresh[Job] = field(init=False)
-    _fresh_workloads: Fresh[GPUWorkload] = field(init=False)
+    _fresh_jobs: Overlay[Job] = field(init=False)
+    _fresh_workloads: Overlay[GPUWorkload] = field(init=False)
     _evicted: dict[str, str] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
     _shunned: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         seen = self.watches
-        self._fresh_jobs = Fresh(seen.jobs.store, lambda: seen.jobs.resource_version)
-        self._fresh_workloads = Fresh(seen.workloads.store, lambda: seen.workloads.resource_version)
+        self._fresh_jobs = Overlay(seen.jobs)
+        self._fresh_workloads = Overlay(seen.workloads)
         seen.pods.on_change(self._note_eviction)
         seen.jobs.on_change(self._forget_job)
         seen.workloads.on_change(self._forget_workload)

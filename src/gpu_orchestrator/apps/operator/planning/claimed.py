@@ -9,13 +9,12 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPUWorkload, WorkloadClaim
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod, PodCondition
 from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.jobs.template import Template
@@ -90,7 +89,7 @@ def _not_scheduled(pod: Pod) -> PodCondition | None:
 def _unanswered(snapshot: WorkloadSnapshot, job: Job, now: datetime, said: PodCondition | None) -> Plan:
     """The gpu-scheduler has not answered; it may not even run. No try was made, so none is spent."""
     asking = snapshot.pods[0] if snapshot.pods else job
-    since = moments.read(asking.metadata.creation_timestamp)
+    since = timestamps.parse_optional(asking.metadata.creation_timestamp)
     if since is None:
         return Plan()
     if not snapshot.pods:

@@ -5,9 +5,8 @@ Called by `reconcile`; hands claimed workloads on to `claimed`.
 
 from datetime import datetime
 
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import names, timestamps, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.jobs.template import Template
@@ -33,7 +32,7 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
         return retries.fail(
             snapshot, now, "InvalidTemplate", retries.Failure(str(error), names.FAILED_SCHEDULING)
         )
-    again_at = moments.read(workload.status.next_retry_time)
+    again_at = timestamps.parse_optional(workload.status.next_retry_time)
     if status.backs_off(workload.status) and again_at and now < again_at:
         return Plan(again_at=again_at)
     if snapshot.is_claimed:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpu_orchestrator.api import conditions, names
+from gpu_orchestrator.api import conditions, names, timestamps
 from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus, RetryPolicy
 from gpu_orchestrator.api.job import Job
-from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.planning import status
 from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -51,8 +50,8 @@ def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure)
         failure.text,
         retry_count=spent,
         job_name=failure.waiting_job,
-        next_retry_time=moments.text(again_at),
-        last_schedule_time=moments.text(now),
+        next_retry_time=timestamps.milliseconds(again_at),
+        last_schedule_time=timestamps.milliseconds(now),
     )
     again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
     return Plan(status=new, notes=(failed, again), again_at=again_at)
@@ -63,7 +62,7 @@ def refused(
 ) -> Plan:
     """No node fits. That costs a try the first time and whenever the wait is over, but not in between."""
     workload, old = snapshot.workload, snapshot.workload.status
-    again_at = moments.read(old.next_retry_time)
+    again_at = timestamps.parse_optional(old.next_retry_time)
     if not status.waits_for_room(old) or again_at is None or now >= again_at:
         failure = Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE, waiting_job=waiting_job)
         return spend(snapshot, now, rng, failure)

@@ -5,10 +5,9 @@ Called by `reconcile`.
 
 from datetime import datetime, timedelta
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator import moments
 from gpu_orchestrator.apps.operator.planning import notes, retries, status
 from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -30,7 +29,7 @@ def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
         assigned_node=snapshot.node,
         job_name=job.metadata.name,
         start_time=snapshot.workload.status.start_time or job.status.start_time,
-        completion_time=job.status.completion_time or moments.text(now),
+        completion_time=job.status.completion_time or timestamps.milliseconds(now),
     )
     return Plan(status=new, notes=(Note("Normal", names.JOB_SUCCEEDED, text),))
 
@@ -72,7 +71,7 @@ def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Pla
 def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
     """The Job cannot create its pod because of a quota, a policy or a missing PriorityClass. Only the Job's
     own events show which."""
-    old, created = snapshot.workload.status, moments.read(job.metadata.creation_timestamp)
+    old, created = snapshot.workload.status, timestamps.parse_optional(job.metadata.creation_timestamp)
     if old.phase != "Scheduled" or created is None or job.status.active:
         return Plan()
     message = f"placed on {snapshot.node}, but {notes.no_pod(job)}"
@@ -97,7 +96,7 @@ def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng
 def _refused_since(pod: Pod) -> datetime | None:
     for each in pod.status.conditions:
         if each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable":
-            return moments.read(each.last_transition_time)
+            return timestamps.parse_optional(each.last_transition_time)
     return None
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpu_orchestrator.api import conditions, names
+from gpu_orchestrator.api import conditions, names, timestamps
 from gpu_orchestrator.api.conditions import Condition, Truth
 from gpu_orchestrator.api.gpuworkload import COMPLETE, RUNNING, SCHEDULED, GPUWorkload, GPUWorkloadStatus
-from gpu_orchestrator.apps.operator import moments
 
 # Reasons of the condition Scheduled while a workload is Pending. The first two differ in what it waits for:
 # room, which any event may bring, or the end of its backoff.
@@ -76,7 +75,7 @@ def scheduled(
         assigned_node=node,
         job_name=job_name,
         next_retry_time="",
-        last_schedule_time=moments.text(now),
+        last_schedule_time=timestamps.milliseconds(now),
     )
 
 
@@ -93,8 +92,8 @@ def running(
         assigned_node=node,
         job_name=job_name,
         next_retry_time="",
-        start_time=workload.status.start_time or moments.text(now),
-        last_schedule_time=placed_at or moments.text(now),
+        start_time=workload.status.start_time or timestamps.milliseconds(now),
+        last_schedule_time=placed_at or timestamps.milliseconds(now),
     )
 
 
@@ -117,7 +116,7 @@ def failed(
         COMPLETE: ("False", reason),
     }
     nowhere = {} if placed else {"assigned_node": "", "job_name": ""}
-    done = {"completion_time": moments.text(now), "next_retry_time": "", **nowhere, **changed}
+    done = {"completion_time": timestamps.milliseconds(now), "next_retry_time": "", **nowhere, **changed}
     return _next(workload, now, states, phase="Failed", message=message, **done)
 
 
@@ -141,7 +140,7 @@ def _next(
     changed["message"] = shortened(changed["message"])
     kept = {each.type: each for each in old.conditions}
     for kind, (truth, reason) in states.items():
-        new = Condition(kind, truth, reason, changed["message"], moments.text(now), generation)
+        new = Condition(kind, truth, reason, changed["message"], timestamps.milliseconds(now), generation)
         kept[kind] = _since(kept.get(kind), new)
     return replace(old, conditions=list(kept.values()), observed_generation=generation, **changed)
 

@@ -1,0 +1,82 @@
+"""The live copies of everything that the scheduler looks at, and what is looked up in them together.
+
+Every replica keeps them warm, so that a new leader need not list first.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.api import claims, volumes
+from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim, GpuClaimSpec
+from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
+from gpu_orchestrator.api.kubernetes import LEASES, NODES, PODS, VOLUME_CLAIMS, Lease, Node, Pod, VolumeClaim
+from gpu_orchestrator.api.volumes import VOLUMES, Volume
+
+# Pods that ended leave the copy: their end is told as a deletion.
+NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    pods: Store[Pod]
+    nodes: Store[Node]
+    claims: Store[GpuClaim]
+    node_statuses: Store[GpuNodeStatus]
+    leases: Store[Lease]
+    volume_claims: Store[VolumeClaim]
+    volumes: Store[Volume]
+
+    def volume_claim(self, key: str) -> VolumeClaim | None:
+        return self.volume_claims.get(key)
+
+    def volume(self, name: str) -> Volume | None:
+        return self.volumes.get(name)
+
+    def claim_of(self, pod: Pod) -> GpuClaim | None:
+        """Return the claim or template that the pod names."""
+        name = claims.named_claim(pod)
+        return self.claims.get(f"{pod.metadata.namespace}/{name}") if name else None
+
+    def claim_spec(self, pod: Pod) -> GpuClaimSpec | None:
+        """Return how the pod holds its devices: the spec of its own claim, or of the template until the claim
+        is made."""
+        name = claims.claim_name(pod)
+        claim = self.claims.get(f"{pod.metadata.namespace}/{name}") if name else None
+        claim = claim or self.claim_of(pod)
+        return claim.spec if claim else None
+
+
+class Watches:
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.nodes = Watch(client, NODES)
+        self.node_statuses = Watch(client, GPU_NODE_STATUSES)
+        self.claims = Watch(client, GPU_CLAIMS, indices={"pod": lambda claim: [claims.served(claim)]})
+        self.leases = Watch(client, LEASES, namespace=namespace)
+        self.volumes = Watch(client, VOLUMES)
+        self.volume_claims = Watch(client, VOLUME_CLAIMS)
+        indices = {"claim": claims_of, "volume": volumes.claims_of}
+        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices=indices)
+        self.stores = Stores(
+            pods=self.pods.store,
+            nodes=self.nodes.store,
+            claims=self.claims.store,
+            node_statuses=self.node_statuses.store,
+            leases=self.leases.store,
+            volume_claims=self.volume_claims.store,
+            volumes=self.volumes.store,
+        )
+
+    @property
+    def all(self) -> tuple[Watch[Any], ...]:
+        """In the order in which they must be known before anything is decided."""
+        facts = (self.nodes, self.node_statuses, self.claims, self.leases, self.volumes, self.volume_claims)
+        return *facts, self.pods
+
+
+def claims_of(pod: Pod) -> list[str]:
+    """Keys of the claims a pod has to do with: an index of the pod store."""
+    own = {claims.named_claim(pod), claims.claim_name(pod)} - {""}
+    return [f"{pod.metadata.namespace}/{name}" for name in sorted(own)]

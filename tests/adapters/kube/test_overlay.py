@@ -1,0 +1,132 @@
+"""Our own writes are seen at once, and only until the watch has caught up."""
+
+import pytest
+
+from gpu_orchestrator.adapters.kube import versions
+from gpu_orchestrator.adapters.kube.overlay import Overlay
+from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from tests.apps.operator.builders import workload
+
+
+class Watched:
+    """A store, and how far the watch that fills it has come."""
+
+    def __init__(self) -> None:
+        self.store: Store[GPUWorkload] = Store({"model": lambda each: [each.spec.model_name]})
+        self.resource_version = "5"
+        self.overlay = Overlay(self)
+
+    def see(self, obj: GPUWorkload) -> None:
+        self.store.put(obj)
+        self.resource_version = obj.metadata.resource_version
+
+    def versions(self) -> list[str]:
+        return [
+            each.metadata.resource_version for each in self.overlay.by("model", "bert-large", ["team/bert"])
+        ]
+
+
+def at(version: str, name: str = "bert", uid: str = "uid-bert") -> GPUWorkload:
+    return workload(name, meta={"resourceVersion": version, "uid": uid})
+
+
+def test_an_answer_is_shown_until_the_watch_shows_it() -> None:
+    watched = Watched()
+    watched.see(at("5"))
+    watched.overlay.keep(at("8"))
+    assert watched.overlay.get("team/bert") == at("8")
+    watched.resource_version = "7"  # something else happened
+    assert watched.overlay.get("team/bert") == at("8")
+    watched.see(at("9"))
+    assert watched.overlay.get("team/bert") == at("9")
+
+
+def test_what_was_just_made_is_found_by_its_name() -> None:
+    watched = Watched()
+    assert watched.versions() == []
+    watched.overlay.keep(at("8"))
+    assert watched.versions() == ["8"]
+
+
+def test_what_was_deleted_after_our_write_is_gone() -> None:
+    watched = Watched()
+    watched.overlay.keep(at("8"))
+    watched.resource_version = "9"  # the deletion
+    assert watched.overlay.get("team/bert") is None
+
+
+def test_a_list_that_is_older_than_our_write_does_not_hide_it() -> None:
+    watched = Watched()
+    watched.overlay.keep(at("8"))
+    watched.store.replace({})
+    watched.resource_version = "6"
+    assert watched.overlay.get("team/bert") == at("8")
+    watched.resource_version = ""  # listing again
+    assert watched.overlay.get("team/bert") == at("8")
+
+
+def test_an_answer_that_the_watch_has_overtaken_is_not_kept() -> None:
+    watched = Watched()
+    watched.see(at("9"))
+    watched.overlay.keep(at("8"))
+    found = watched.overlay.get("team/bert")
+    assert found
+    assert found.metadata.resource_version == "9"
+
+
+def test_newest_prefers_our_write_only_while_it_is_newer() -> None:
+    watched = Watched()
+    watched.overlay.keep(at("8"))
+    assert watched.overlay.newest(at("5")) == at("8")
+    assert watched.overlay.newest(at("9")) == at("9")
+
+
+def test_newest_ignores_our_write_to_another_object_of_the_same_name() -> None:
+    watched = Watched()
+    watched.overlay.keep(at("8"))
+    assert watched.overlay.newest(at("6", uid="later")) == at("6", uid="later")
+
+
+def test_forgotten_write_is_not_shown() -> None:
+    watched = Watched()
+    watched.see(at("5"))
+    watched.overlay.keep(at("8"))
+    watched.overlay.forget("team/bert")
+    assert watched.overlay.get("team/bert") == at("5")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_kept"),
+    [
+        pytest.param(at("5"), at("7"), True, id="an older state"),
+        pytest.param(at("5"), at("8"), False, id="our write"),
+        pytest.param(at("5"), at("9"), False, id="a newer state"),
+        pytest.param(at("5"), None, False, id="its deletion"),
+        pytest.param(at("5", uid="before"), None, True, id="the deletion of one that had its name before"),
+        pytest.param(None, at("9", uid="after"), False, id="one that got its name after"),
+        pytest.param(None, at("9", name="other"), True, id="another object"),
+    ],
+)
+def test_write_is_dropped_when_the_watch_shows(
+    old: GPUWorkload | None, new: GPUWorkload | None, is_kept: bool
+) -> None:
+    watched = Watched()
+    watched.overlay.keep(at("8"))
+    watched.overlay.see(old, new)
+    assert (watched.overlay.get("team/bert") == at("8")) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("version", "than", "expected"),
+    [
+        pytest.param("10", "9", True, id="numbers compare as numbers"),
+        pytest.param("9", "10", False, id="older"),
+        pytest.param("9", "9", False, id="the same"),
+        pytest.param("9", "", True, id="nothing seen yet"),
+        pytest.param("b", "a", True, id="not numbers: another"),
+        pytest.param("a", "a", False, id="not numbers: the same"),
+    ],
+)
+def test_is_newer(version: str, than: str, expected: bool) -> None:
+    assert versions.is_newer(version, than) is expected

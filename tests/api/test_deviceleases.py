@@ -1,0 +1,29 @@
+"""How a placement of a pod is written into the leases of its devices."""
+
+import pytest
+
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import Device
+from tests.apps.scheduler.objects import pod
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        pytest.param(Placement("uid-p", "a"), Holder("uid-p", "p", "default", since="t"), id="exclusive"),
+        pytest.param(
+            Placement("uid-p", "a", exclusive=False, milli=250, memory_mib=4096),
+            Holder("uid-p", "p", "default", 250, 4096, "t"),
+            id="shared",
+        ),
+    ],
+)
+def test_holder_of(placement: Placement, expected: Holder) -> None:
+    assert deviceleases.holder_of(pod("p", gpus=1), placement, "t") == expected
+
+
+def test_device_refs_carry_what_a_lease_needs() -> None:
+    devices = (Device(0, "GPU-x", memory_mib=1000), Device(3))
+    assert deviceleases.device_refs("a", devices) == [DeviceRef("a", 0, "GPU-x", 1000), DeviceRef("a", 3)]
