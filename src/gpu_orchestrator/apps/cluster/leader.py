@@ -14,6 +14,7 @@ from time import time
 
 import structlog
 
+from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.values import Leading, Renewal, Told
@@ -104,9 +105,7 @@ class Leader:
             await self._fail()
         else:
             self._reached = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.store.terms.leader_ms / 1000 / TERMS_PER_LEASE):
-                    await self._wake.wait()
+            await wait_until_set(self._wake, self.store.terms.leader_ms / 1000 / TERMS_PER_LEASE)
             self._wake.clear()
 
     async def _fail(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Settled, row_of
@@ -52,7 +53,7 @@ class Outcomes:
         self._notes: dict[tuple[str, int], Note] = {}
         self._began: dict[tuple[str, int], float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writing = BackgroundTasks()
 
     def settle(self, by: Renewal, said: session.Outcome, seconds: float, then: Then) -> None:
         """`then` hears what the store made of it: not counted if it came too late."""
@@ -84,7 +85,7 @@ class Outcomes:
     async def close(self) -> None:
         self._write_notes()
         await self._finish.close()
-        await asyncio.gather(*self._writing, return_exceptions=True)
+        await self._writing.finish()
 
     async def _into_store(self, said: list[_Said]) -> None:
         """Who waits is told first: all else has time."""
@@ -149,9 +150,7 @@ class Outcomes:
                 else note
                 for note in notes
             ]
-            writing = asyncio.get_running_loop().create_task(self._into_rows(aged))
-            self._writing.add(writing)
-            writing.add_done_callback(self._writing.discard)
+            self._writing.start(self._into_rows(aged))
 
     async def _into_rows(self, notes: list[Note]) -> None:
         while True:

@@ -4,10 +4,11 @@ A session reads and writes frames; it does not know which of both brings them.
 """
 
 import asyncio
-import contextlib
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gpu_orchestrator.adapters.background import wait_until_set
 
 
 class Parted(Exception):
@@ -82,9 +83,7 @@ class Mailbox:
         asked = self._asked = self._asked + 1
         if not self._out and not self.closed:
             self._more.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._more.wait()
+            await wait_until_set(self._more, timeout_s)
         if asked != self._asked:
             return []
         taken, self._out = self._out, []

@@ -1,12 +1,12 @@
 """Performs what the desk wants done, many jobs at once, and brings the outcome back to it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
+from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
 from gpu_orchestrator.adapters.lull import Lull
@@ -42,12 +42,12 @@ class Work:
     ) -> None:
         self._client, self._pods, self._leases = client, pods, leases
         self._metrics, self._lull = metrics, lull
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
         self._bound_at: dict[str, float] = {}
 
     def place(self, job: Job) -> None:
-        self._start(self._place(job))
+        self._tasks.start(self._place(job))
         self._lull.set(len(self.desk.flying))
 
     def give_up(self, job: Job, why: str) -> None:
@@ -65,7 +65,7 @@ class Work:
         self.releaser.add(uid, node, short=short)
 
     def clear(self, pod: Pod) -> None:
-        self._start(self._clear(pod))
+        self._tasks.start(self._clear(pod))
 
     def wake_at(self, moment: float | None) -> None:
         """Have the engine look again at this moment; the latest wish counts."""
@@ -81,21 +81,11 @@ class Work:
         """Decide nothing more and let what is under way come to its end."""
         self.desk.close()
         self.wake_at(None)
-        try:
-            while self._tasks:
-                await asyncio.wait(set(self._tasks))
-        finally:
-            for task in self._tasks:
-                task.cancel()
+        await self._tasks.finish()
 
     def _tick(self) -> None:
         self._timer = None
         self.desk.tick()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _place(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
