@@ -21,6 +21,7 @@ from gpu_orchestrator.apps.cluster import fleet, giving
 from gpu_orchestrator.apps.cluster.gather import Batches
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.waiters import Waiters
+from gpu_orchestrator.engine import backoff
 
 log = structlog.get_logger()
 
@@ -29,7 +30,7 @@ MOST, AT_ONCE = 16, 3
 """Small writes, several under way: while the store settles some, the next tasks of others are chosen. All in
 one write would go round together, and everybody would wait for everybody else."""
 STORE_PAUSE_S = 0.1
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 30.0
+FIRST_RETRY_S, LONGEST_RETRY_S, RETRY_JITTER = 0.2, 30.0, 0.5
 _encode = msgspec.json.Encoder().encode
 
 
@@ -178,5 +179,5 @@ def _outcome(by: Renewal, said: session.Outcome, duration_ms: int) -> Outcome:
 
 def _retry_ms(attempt: int) -> int:
     """Doubling, with jitter: what failed together does not come back together."""
-    longest = min(FIRST_RETRY_S * 2 ** min(attempt - 1, 20), LONGEST_RETRY_S)
-    return int(1000 * longest * random.uniform(0.5, 1.0))  # noqa: S311
+    longest_s = backoff.delay_s(attempt - 1, base_s=FIRST_RETRY_S, cap_s=LONGEST_RETRY_S)
+    return int(1000 * backoff.jittered(longest_s, RETRY_JITTER, random))

@@ -27,9 +27,10 @@ from gpu_orchestrator.apps.worker.link import Link, NotWanted
 from gpu_orchestrator.apps.worker.report import Reporter
 from gpu_orchestrator.apps.worker.settings import Settings
 from gpu_orchestrator.apps.worker.work import Hands, Work
+from gpu_orchestrator.engine import backoff
 
 TICK_S = 0.25
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+SHORTEST_WAIT_S, LONGEST_WAIT_S, WAIT_JITTER = 0.1, 2.0, 0.5
 LAST_WORDS_S = 5.0
 
 log = structlog.get_logger()
@@ -85,7 +86,7 @@ class Agent:
     # --- the session ---------------------------------------------------------------------------------------
 
     async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
-        wait_s = SHORTEST_WAIT_S
+        failed = 0
         while True:
             try:
                 await self._link.talk(http, self._hello)
@@ -99,11 +100,12 @@ class Agent:
             if self._goodbye:
                 raise NotWanted(self._goodbye)
             if self._is_joined:
-                wait_s = SHORTEST_WAIT_S
+                failed = 0
+            wait_s = backoff.delay_s(failed, base_s=SHORTEST_WAIT_S, cap_s=LONGEST_WAIT_S)
             log.info("not joined, trying again", why=why, wait_s=wait_s)
             self._is_joined = False
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
-            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+            await asyncio.sleep(backoff.jittered(wait_s, WAIT_JITTER, random))
+            failed += 1
 
     def _hello(self) -> session.Hello:
         self._hello_at = now()
