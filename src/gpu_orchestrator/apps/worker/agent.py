@@ -15,13 +15,13 @@ import structlog
 
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters import tls
+from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker import system
 from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.crew import Crew
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.keeper import now
 from gpu_orchestrator.apps.worker.lease import Lease
 from gpu_orchestrator.apps.worker.link import Link, NotWanted
 from gpu_orchestrator.apps.worker.report import Reporter
@@ -108,7 +108,7 @@ class Agent:
             failed += 1
 
     def _hello(self) -> session.Hello:
-        self._hello_at = now()
+        self._hello_at = elapsed_s()
         return session.Hello(
             name=self._settings.name,
             instance=self._instance,
@@ -153,7 +153,7 @@ class Agent:
         self._welcome, self._is_joined = welcome, True
         self._renew_at = self._hello_at + welcome.renew_every_s
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
-        self._link.say(self._reporter.report(now()))
+        self._link.say(self._reporter.report(elapsed_s()))
         for message in (*self._work.begun(), *self._work.unacked()):
             self._link.say(message)
         if self._leaving.is_set():
@@ -175,7 +175,7 @@ class Agent:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self._tick_once(now())
+                self._tick_once(elapsed_s())
             except Exception:
                 log.exception("a moment of the worker failed")
 
@@ -189,7 +189,7 @@ class Agent:
 
     def _check_lease(self) -> None:
         """After its end, what runs here may run elsewhere."""
-        if self._lease.is_over(now()) and self._work.attempts():
+        if self._lease.is_over(elapsed_s()) and self._work.attempts():
             log.warning("lease over, all runners are killed", running=len(self._work.attempts()))
             self._work.stop()
             self._link.hang_up()
@@ -206,7 +206,7 @@ class Agent:
     def _room(self, attempt: Attempt) -> str:
         """Before an attempt is refused, the server gets the numbers that say why."""
         if reason := self._reporter.room(attempt):
-            self._link.say(self._reporter.report(now()))
+            self._link.say(self._reporter.report(elapsed_s()))
         return reason
 
     # --- the end -------------------------------------------------------------------------------------------

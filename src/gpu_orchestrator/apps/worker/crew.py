@@ -66,7 +66,7 @@ class Crew:
         self._runners[runner.devices].remove(runner)
 
     def prolong(self, until: float) -> None:
-        """All may go on until then, by `keeper.now()`."""
+        """All may go on until then, by `clock.elapsed_s()`."""
         self._until = until
         for runner in self.all():
             runner.prolong(until)
