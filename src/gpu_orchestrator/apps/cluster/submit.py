@@ -12,13 +12,12 @@ from gpu_orchestrator.adapters.store.values import DAY_OVER, OWNER_FULL, NewTask
 from gpu_orchestrator.api import task, units
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
-from gpu_orchestrator.api.units import show_seconds
+from gpu_orchestrator.api.units import MIB, show_seconds
 from gpu_orchestrator.apps.cluster import errors, schema, shown
 from gpu_orchestrator.apps.cluster.intake import is_refusal
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.cluster.manager import Manager
-from gpu_orchestrator.apps.cluster.overview import MIB
 from gpu_orchestrator.apps.cluster.translate import request_of
 
 LONGEST_ADVICE_S = 60.0
