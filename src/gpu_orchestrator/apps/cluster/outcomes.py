@@ -17,7 +17,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Settled, row_of
 from gpu_orchestrator.adapters.store.values import Active, Note, Outcome, Renewal
 from gpu_orchestrator.api import session, task
-from gpu_orchestrator.apps.cluster import fleet, giving
+from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.gather import Batches
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.waiters import Waiters
@@ -80,7 +80,7 @@ class Outcomes:
             if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:
                 spec, spot = task.decode(row["spec"]), fleet.read_spot(row["place"])
                 params, correlation = row["params"], row["correlation"]
-                found.append(giving.message_of(each.id, each.attempt, spec, spot, params, correlation))
+                found.append(fleet.message_of(each.id, each.attempt, spec, spot, params, correlation))
         return found
 
     async def close(self) -> None:
