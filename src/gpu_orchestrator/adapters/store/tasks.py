@@ -64,7 +64,6 @@ class Counts(msgspec.Struct, frozen=True):
     stats: dict[str, int]
     workers: tuple[str, ...]
     leader: str
-    leader_until_ms: int
 
 
 NEW, OTHER_CONTENT = 1, -1
@@ -163,7 +162,7 @@ class Tasks:
 
     async def counts(self) -> Counts:
         now, states, stats, workers, leader = await self._link.read(_COUNTS)
-        return Counts(now, _numbers(states), _numbers(stats), workers, leader[0], int(leader[2]))
+        return Counts(now, _numbers(states), _numbers(stats), workers, leader[0])
 
 
 def _submitted(name: str, ms: int, code: int) -> Submitted:

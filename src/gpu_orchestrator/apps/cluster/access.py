@@ -2,7 +2,7 @@
 `dependencies=needs("worker")` for WebSockets.
 
 The door that this puts before a route lets in or raises; the gate reads what it wrote down. A route without a
-door is a mistake that `check` finds when the application is built.
+door is a mistake that `openings` finds when the application is built.
 """
 
 from collections.abc import Iterator, Sequence

@@ -70,11 +70,6 @@ class Leader:
     def leads(self) -> bool:
         return self.dispatcher is not None
 
-    @property
-    def reached(self) -> bool:
-        """Whether the store answered the last time it was asked."""
-        return self._reached
-
     def wake(self) -> None:
         """There may be news."""
         self._wake.set()
