@@ -46,8 +46,8 @@ def _verdict(answer: Submitted | Retried) -> int | Limit:
     match answer:
         case NoRoom(limit=limit):
             return limit
-        case Taken(is_new=is_new):
-            return int(is_new)
+        case Taken(fresh=fresh):
+            return fresh
         case Retried():
             return 1
         case _:

@@ -50,7 +50,7 @@ async def test_a_leader_queues_and_gives_in_one_write(
     there = Assignment("here", 0, "w", epoch, "{}")
     gone = Assignment("there", 0, "w", epoch + 1, "{}")
     taken, given = await store.tasks.submit_and_assign([task("here"), task("there")], [there, gone])
-    assert [isinstance(each, Taken) and each.is_new for each in taken] == [True, True]
+    assert [isinstance(each, Taken) and each.fresh for each in taken] == [1, 1]
     assert given == [Assigned('{"x": 1}', ""), NotAssigned(Moved.WORKER)]
     assert [await state(store, name) for name in ("here", "there")] == ["assigned", "queued"]
     assert heard == [], "it has them"
@@ -97,8 +97,8 @@ async def test_the_same_wish_twice_is_one_task(store: Store) -> None:
         ]
     )
     assert isinstance(first, Taken)
-    assert (first.id, first.is_new) == ("a", True)
-    assert second == Taken("a", first.created_ms, is_new=False)
+    assert (first.id, first.fresh) == ("a", 1)
+    assert second == Taken("a", first.created_ms, 0)
     assert other == KeyConflict("a")
     assert (await store.tasks.counts()).states["queued"] == 1
 

@@ -66,17 +66,16 @@ class Counts(msgspec.Struct, frozen=True):
     leader: str
 
 
-NEW, OTHER_CONTENT = 1, -1
-"""Codes of `submit`; 0 is for a known task, those of `Limit` for a request without room."""
+OTHER_CONTENT = -1
+"""What `submit` answers in place of `Taken.fresh` for a conflict; a value of `Limit` is a request without
+room, and then `created_ms` is ms until the next day for `DAY_BUDGET`."""
 
-_Taken = tuple[str, int, int]
-"""`(id, created, code)`; for `DAY_BUDGET` the second is ms until the next day."""
 _Given = tuple[tuple[str, ...], ...]
 """For each assignment `(parameters, correlation id)`, or `(why not,)`."""
 _Retried = tuple[str, int, int]
 """`(state before, 0 or a code of Limit, ms until the next day)`."""
 _Flat = tuple[str | int, ...]
-_SUBMIT = Script[tuple[tuple[_Taken, ...], _Given]]("submit", tuple[tuple[_Taken, ...], _Given])
+_SUBMIT = Script[tuple[tuple[Taken, ...], _Given]]("submit", tuple[tuple[Taken, ...], _Given])
 _WISHES = Script[tuple[str, ...]]("wishes", tuple[str, ...])
 _ASSIGN = Script[_Given | bool]("assign", _Given | bool)
 _NOTE = Script[bool]("note", bool)
@@ -103,7 +102,7 @@ class Tasks:
     ) -> list[Submitted]:
         """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
         taken, _ = await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of)
-        return [_submitted(*each) for each in taken]
+        return _submitted(taken)
 
     async def conflicts(self, wishes: Sequence[NewTask]) -> tuple[str, ...]:
         """For each the task that has its idempotency key and another content; empty if none has."""
@@ -119,7 +118,7 @@ class Tasks:
         """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
         told of these tasks, it has them."""
         taken, given = await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
-        return [_submitted(*each) for each in taken], [_given(*each) for each in given]
+        return _submitted(taken), [_given(*each) for each in given]
 
     async def assign(self, assignments: Sequence[Assignment]) -> list[Given] | None:
         """None for who does not lead."""
@@ -165,10 +164,14 @@ class Tasks:
         return Counts(now, _numbers(states), _numbers(stats), workers, leader[0])
 
 
-def _submitted(name: str, ms: int, code: int) -> Submitted:
-    if code >= 0:
-        return Taken(name, ms, code == NEW)
-    return KeyConflict(name) if code == OTHER_CONTENT else _no_room(code, ms)
+def _submitted(answers: Sequence[Taken]) -> list[Submitted]:
+    return [each if each.fresh >= 0 else _not_taken(each) for each in answers]
+
+
+def _not_taken(answer: Taken) -> KeyConflict | NoRoom:
+    if answer.fresh == OTHER_CONTENT:
+        return KeyConflict(answer.id)
+    return _no_room(answer.fresh, answer.created_ms)
 
 
 def _retried(state: str, code: int, day_left_ms: int) -> Retried | NoRoom:

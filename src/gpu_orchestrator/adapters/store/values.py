@@ -42,11 +42,12 @@ ANY_NUMBER = Unit("", 0, 0, 0)
 
 
 class Taken(Item, frozen=True):
-    """The task is in the store: a new one, or the one that its idempotency key named already."""
+    """The task is in the store: a new one (`fresh` is 1), or the one that its idempotency key named already
+    (0)."""
 
     id: str
     created_ms: int
-    is_new: bool = True
+    fresh: int = 1
 
 
 class KeyConflict(Item, frozen=True):

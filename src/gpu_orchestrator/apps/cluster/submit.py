@@ -88,7 +88,7 @@ async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allow
         answers = await manager.admission.put(new, _unit(key, may, manager.settings))
     finally:
         pairs = zip(sizes, answers, strict=False)
-        taken = sum(size for size, each in pairs if isinstance(each, Taken) and each.is_new)
+        taken = sum(size for size, each in pairs if isinstance(each, Taken) and each.fresh)
         manager.overview.took_room(sum(sizes), taken)
     return answers
 
