@@ -15,8 +15,7 @@ from gpu_orchestrator.adapters.store.values import Assignment, Remembered, Snaps
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import policies
-from gpu_orchestrator.apps.cluster.dispatch import Dispatcher
-from gpu_orchestrator.apps.cluster.means import Means
+from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen

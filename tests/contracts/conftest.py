@@ -44,5 +44,5 @@ async def store(new_store: NewStore) -> Store:
 @pytest.fixture
 def heard(store: Store) -> list[Told]:
     news: list[Told] = []
-    store.link.hear = news.extend
+    store.link.attach(news.extend)
     return news

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.adapters.store.values import (
+    Assigned,
     Assignment,
     Departure,
+    Given,
     Newcomer,
     NewTask,
     Note,
@@ -29,14 +31,14 @@ async def join(store: Store, name: str, *, instance: str = "i", connection: str 
     return greeting.epoch
 
 
-async def give(store: Store, name: str, worker: str, epoch: int, attempt: int = 0) -> tuple[str, ...]:
+async def give(store: Store, name: str, worker: str, epoch: int, attempt: int = 0) -> Given:
     given = await store.tasks.assign([Assignment(name, attempt, worker, epoch, "{}")])
     assert given is not None
     return given[0]
 
 
 async def run(store: Store, name: str, worker: str, epoch: int, attempt: int = 0) -> None:
-    assert await give(store, name, worker, epoch, attempt) == ('{"x": 1}', "")
+    assert await give(store, name, worker, epoch, attempt) == Assigned('{"x": 1}', "")
     await store.tasks.note([Note(name, attempt + 1, worker, epoch, 0)])
 
 

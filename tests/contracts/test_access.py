@@ -8,6 +8,7 @@ import pytest
 from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.keys import KeyRow, StoredKeys
 from gpu_orchestrator.adapters.store.store import Store, Terms
+from gpu_orchestrator.adapters.store.tasks import Retried
 from gpu_orchestrator.adapters.store.values import NewTask
 from tests.contracts.storing import NewStore, task
 
@@ -94,8 +95,8 @@ async def test_nobody_touches_the_tasks_of_others(store: Store) -> None:
     (asked,) = await store.tasks.cancel(["a1"], owner="bob")
     assert asked.state == ""
     assert (await store.tasks.cancel(["a1"], owner="ann"))[0].state == "queued"
-    assert [each.state for each in await store.tasks.retry(["a1"], owner="bob")] == [""]
-    assert [each.state for each in await store.tasks.retry(["a1"], owner="ann")] == ["cancelled"]
+    assert await store.tasks.retry(["a1"], owner="bob") == [Retried("")]
+    assert await store.tasks.retry(["a1"], owner="ann") == [Retried("cancelled")]
     assert (await store.tasks.cancel(["a1"]))[0].state == "queued", "without an owner, everybody's"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.adapters.store.values import (
+    Assigned,
     Assignment,
     Gone,
     Queued,
@@ -26,7 +27,7 @@ async def test_a_later_leader_shuts_out_the_earlier(store: Store, new_store: New
     assert await store.tasks.assign([Assignment("t", 0, "w", epoch, "{}")]) is None
     assert await store.tasks.snapshot(1000) is None
     assert (await store.leadership.strive()).fence == 0
-    assert await give(other, "t", "w", epoch) == ('{"x": 1}', "")
+    assert await give(other, "t", "w", epoch) == Assigned('{"x": 1}', "")
 
 
 async def test_a_leader_that_falls_silent_is_followed(new_store: NewStore) -> None:

@@ -6,19 +6,22 @@ import pytest
 
 from gpu_orchestrator.adapters.store.shares import Spent
 from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Retried
 from gpu_orchestrator.adapters.store.values import (
-    DAY_OVER,
-    LEVEL_FULL,
-    OWNER_FULL,
     Assignment,
+    Limit,
     Newcomer,
     NewTask,
+    NoRoom,
     Note,
     Outcome,
+    Submitted,
+    Taken,
     Unit,
 )
 
 pytestmark = pytest.mark.real
+OWNER_FULL, LEVEL_FULL = Limit.OWNER_QUEUE, Limit.LEVEL_QUEUE
 
 DAY_MS = 86_400_000
 
@@ -34,9 +37,26 @@ def tasks_of(owner: str, names: Sequence[str], level: int = 1, idempotency: str 
     ]
 
 
-async def submit(store: Store, may: Unit, *names: str, **rest: str) -> list[int]:
+def verdicts(answers: Sequence[Submitted | Retried]) -> list[int | Limit]:
+    """1 for a new or retried task, 0 for a known one, or the limit that left no room."""
+    return [_verdict(each) for each in answers]
+
+
+def _verdict(answer: Submitted | Retried) -> int | Limit:
+    match answer:
+        case NoRoom(limit=limit):
+            return limit
+        case Taken(fresh=fresh):
+            return fresh
+        case Retried():
+            return 1
+        case _:
+            raise AssertionError(answer)
+
+
+async def submit(store: Store, may: Unit, *names: str, **rest: str) -> list[int | Limit]:
     new = tasks_of(may.owner, names, **rest)  # type: ignore[arg-type]
-    return [each.fresh for each in await store.tasks.submit(new, [may], [1] * len(names))]
+    return verdicts(await store.tasks.submit(new, [may], [1] * len(names)))
 
 
 async def queued(store: Store) -> int:
@@ -64,7 +84,7 @@ async def test_requests_in_one_call_count_for_each_other(store: Store) -> None:
     new = tasks_of("ann", ["a1", "b1", "a2", "b2", "c1"])
     units = [unit(queued=3, tasks=2), unit(queued=3, tasks=2), unit(queued=3, tasks=1)]
     taken = await store.tasks.submit(new, units, [1, 2, 1, 2, 3])
-    assert [each.fresh for each in taken] == [1, OWNER_FULL, 1, OWNER_FULL, 1]
+    assert verdicts(taken) == [1, OWNER_FULL, 1, OWNER_FULL, 1]
 
 
 async def test_the_first_part_of_a_request_is_judged_for_all_of_it(store: Store) -> None:
@@ -73,7 +93,7 @@ async def test_the_first_part_of_a_request_is_judged_for_all_of_it(store: Store)
     rest = unit(tasks=2)
     new = [*tasks_of("ann", ["x"]), *tasks_of("ann", ["c", "d"])]
     taken = await store.tasks.submit(new, [rest, unit(queued=4, tasks=1)], [2, 1, 1])
-    assert [each.fresh for each in taken] == [OWNER_FULL, 1, 1], "what was promised has its room"
+    assert verdicts(taken) == [OWNER_FULL, 1, 1], "what was promised has its room"
 
 
 async def test_each_level_of_priority_is_bounded_for_all_owners(store: Store) -> None:
@@ -81,7 +101,7 @@ async def test_each_level_of_priority_is_bounded_for_all_owners(store: Store) ->
     assert await submit(store, unit("bob", level=2, tasks=1), "c") == [LEVEL_FULL]
     high = Unit("bob", 0, 2, 0, (0, 0, 1, 0))
     taken = await store.tasks.submit(tasks_of("bob", ["h"], level=2), [high], [1])
-    assert [each.fresh for each in taken] == [1], "another level has its own bound"
+    assert verdicts(taken) == [1], "another level has its own bound"
     epoch = await join(store)
     await begin(store, "a", "w", epoch)
     assert await submit(store, unit("bob", level=2, tasks=1), "d") == [1], "who began waits no longer"
@@ -107,12 +127,11 @@ async def test_a_retry_needs_room_too(store: Store) -> None:
     names = ["a", "b", "c"]
     await submit(store, unit(tasks=3), *names)
     await store.tasks.cancel(names)
-    refused = [each.refused for each in await store.tasks.retry(names, may=unit(queued=2, tasks=1))]
-    assert (refused, await queued(store)) == ([0, 0, OWNER_FULL], 2)
-    assert [each.refused for each in await store.tasks.retry(["c"], may=unit(level=2, tasks=1))] == [
-        LEVEL_FULL
-    ]
-    assert [each.refused for each in await store.tasks.retry(["c"], may=unit(level=3, tasks=1))] == [0]
+    retried = await store.tasks.retry(names, may=unit(queued=2, tasks=1))
+    assert retried == [Retried("cancelled"), Retried("cancelled"), NoRoom(OWNER_FULL)]
+    assert await queued(store) == 2
+    assert verdicts(await store.tasks.retry(["c"], may=unit(level=2, tasks=1))) == [LEVEL_FULL]
+    assert verdicts(await store.tasks.retry(["c"], may=unit(level=3, tasks=1))) == [1]
     assert await submit(store, unit(level=3, tasks=1), "d") == [LEVEL_FULL], "those are counted"
 
 
@@ -138,8 +157,9 @@ async def test_gpu_time_of_a_day_is_counted_as_attempts_end_and_used_up(store: S
     assert (usage.queued, usage.active) == (1, 0)
     assert 0 < usage.day_left_ms <= DAY_MS
     (refused,) = await store.tasks.submit(tasks_of("ann", ["x"]), [unit(gpu_ms=24_000, tasks=1)], [1])
-    assert refused.fresh == DAY_OVER
-    assert 0 < refused.created_ms <= DAY_MS, "how long to wait"
+    assert isinstance(refused, NoRoom)
+    assert refused.limit is Limit.DAY_BUDGET
+    assert 0 < refused.retry_after_ms <= DAY_MS, "how long to wait"
     assert await submit(store, unit(gpu_ms=60_000, tasks=1), "y") == [1]
     assert await submit(store, unit("bob", gpu_ms=1, tasks=1), "z") == [1]
 

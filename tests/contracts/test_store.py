@@ -6,13 +6,19 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.store.store import Store, Terms
+from gpu_orchestrator.adapters.store.tasks import Retried
 from gpu_orchestrator.adapters.store.values import (
+    Assigned,
     Assignment,
     Ended,
     Gone,
+    KeyConflict,
+    Moved,
     NewTask,
+    NotAssigned,
     Note,
     Queued,
+    Taken,
     Told,
     Worker,
 )
@@ -24,8 +30,8 @@ pytestmark = pytest.mark.real
 async def test_a_task_goes_its_way_once(store: Store, heard: list[Told]) -> None:
     await store.tasks.submit([task("t", correlation="c-1")])
     epoch = await join(store, "w")
-    assert await give(store, "t", "w", epoch) == ('{"x": 1}', "c-1")
-    assert await give(store, "t", "w", epoch) == ("task moved on",)
+    assert await give(store, "t", "w", epoch) == Assigned('{"x": 1}', "c-1")
+    assert await give(store, "t", "w", epoch) == NotAssigned(Moved.TASK)
     await store.tasks.note([Note("t", 1, "w", epoch, 0, "half way")])
     assert (await row(store, "t"))["progress"] == "half way"
     assert await state(store, "t") == "running"
@@ -44,21 +50,21 @@ async def test_a_leader_queues_and_gives_in_one_write(
     there = Assignment("here", 0, "w", epoch, "{}")
     gone = Assignment("there", 0, "w", epoch + 1, "{}")
     taken, given = await store.tasks.submit_and_assign([task("here"), task("there")], [there, gone])
-    assert [each.fresh for each in taken] == [1, 1]
-    assert given == (('{"x": 1}', ""), ("worker moved on",))
+    assert [isinstance(each, Taken) and each.fresh for each in taken] == [1, 1]
+    assert given == [Assigned('{"x": 1}', ""), NotAssigned(Moved.WORKER)]
     assert [await state(store, name) for name in ("here", "there")] == ["assigned", "queued"]
     assert heard == [], "it has them"
     follower = new_store("two")
     _, nothing = await follower.tasks.submit_and_assign(
         [task("other")], [msgspec.structs.replace(there, id="other")]
     )
-    assert (nothing, await state(store, "other")) == ((), "queued")
+    assert (nothing, await state(store, "other")) == ([], "queued")
 
 
 async def test_many_at_once_keep_their_order(store: Store) -> None:
     names = [f"t{number:03}" for number in range(300)]
     taken = await store.tasks.submit([task(name) for name in names])
-    assert [each.id for each in taken] == names
+    assert [each.id for each in taken if isinstance(each, Taken)] == names
     page = await store.tasks.page(states=["queued"], offset=10, limit=5)
     assert page.total == 300
     assert len(page.ids) == 5
@@ -90,9 +96,10 @@ async def test_the_same_wish_twice_is_one_task(store: Store) -> None:
             NewTask("c", SPEC, '{"x": 2}', idempotency="k"),
         ]
     )
+    assert isinstance(first, Taken)
     assert (first.id, first.fresh) == ("a", 1)
-    assert (second.id, second.fresh) == ("a", 0)
-    assert (other.id, other.fresh) == ("a", -1)
+    assert second == Taken("a", first.created_ms, 0)
+    assert other == KeyConflict("a")
     assert (await store.tasks.counts()).states["queued"] == 1
 
 
@@ -182,7 +189,7 @@ async def test_what_ended_badly_can_be_queued_by_hand(store: Store) -> None:
         await run(store, name, "w", epoch)
         await tell(store, name, "w", epoch, kind)  # type: ignore[arg-type]
     retried = await store.tasks.retry(["t", "good", "unknown"])
-    assert [each.state for each in retried] == ["dead", "completed", ""]
+    assert retried == [Retried("dead"), Retried("completed"), Retried("")]
     again = await row(store, "t")
     assert (again["state"], again["tries"], again["attempt"], again["deaths"]) == ("queued", "0", "1", "")
 

@@ -5,7 +5,9 @@ import pytest
 from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.adapters.store.values import (
     Departure,
+    Moved,
     Newcomer,
+    NotAssigned,
     Renewal,
 )
 from tests.contracts.storing import NewStore, give, join, lose, run, state, task, tell
@@ -18,7 +20,7 @@ async def test_a_worker_resumes_its_epoch_and_keeps_its_tasks(store: Store) -> N
     epoch = await join(store, "w")
     await run(store, "t", "w", epoch)
     assert await store.workers.disconnect(Renewal("w", epoch, "c"))
-    assert await give(store, "t", "w", epoch, 1) == ("task moved on",)
+    assert await give(store, "t", "w", epoch, 1) == NotAssigned(Moved.TASK)
     back = await store.workers.register(Newcomer("w", "i", "{}", "one", "c2", resume_epoch=epoch))
     assert (back.kind, back.epoch) == ("resumed", epoch)
     ((active,),) = await store.workers.renew([Renewal("w", epoch, "c2")])  # type: ignore[misc]
@@ -61,7 +63,7 @@ async def test_nothing_is_given_to_a_worker_that_is_suspect(store: Store) -> Non
     await store.tasks.submit([task("t")])
     epoch = await join(store, "w")
     await store.workers.disconnect(Renewal("w", epoch, "c"))
-    assert await give(store, "t", "w", epoch) == ("worker moved on",)
+    assert await give(store, "t", "w", epoch) == NotAssigned(Moved.WORKER)
 
 
 async def test_an_operator_s_word_stays_with_the_worker(store: Store) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.fair_share import BEGINNING_S, FairShare
 from gpu_orchestrator.engine.order import LARGE_MIB, FairBands, Order, PriorityThenTime
 from gpu_orchestrator.engine.queue import Queue, Waiting
@@ -161,18 +160,3 @@ def test_removed_request_is_skipped() -> None:
     assert len(queue) == 50
     first = queue.pop()
     assert first is crowd[150]
-
-
-@pytest.mark.parametrize(
-    ("attempt", "delay_s"),
-    [
-        pytest.param(0, 1, id="first failure"),
-        pytest.param(1, 2, id="doubles"),
-        pytest.param(3, 8, id="doubles again"),
-        pytest.param(4, 10, id="never more than the most"),
-        pytest.param(10_000, 10, id="however many"),
-        pytest.param(-3, 1, id="negative attempt"),
-    ],
-)
-def test_backoff(attempt: int, delay_s: float) -> None:
-    assert Backoff().delay(attempt) == delay_s

@@ -7,7 +7,8 @@ operator workloads to place.
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+
+from gpu_orchestrator.adapters.background import wait_until_set
 
 BUSY, CALM = 16, 4
 MOST_S = 5.0
@@ -46,6 +47,4 @@ class Pacer:
 
     async def _stand_back(self, limit_s: float) -> None:
         if limit_s > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await self._quiet.wait()
+            await wait_until_set(self._quiet, limit_s)

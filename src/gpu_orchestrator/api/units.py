@@ -4,7 +4,10 @@ import re
 
 from gpu_orchestrator.core.limits import MOST_NUMBER
 
-MIB = {"": 1 / 1024**2, "b": 1 / 1024**2, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
+MIB = 1024 * 1024
+"""Bytes in a MiB."""
+
+_MIB_PER = {"": 1 / 1024**2, "b": 1 / 1024**2, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 _MEMORY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
 
@@ -20,7 +23,7 @@ def memory_mib(amount: str | int | float) -> int:
         raise BadAmount(
             f"{amount!r} is not an amount of memory; write a number and a unit, such as 24GB or 800MiB"
         )
-    mib = float(found[1]) * MIB[found[2].lower()]
+    mib = float(found[1]) * _MIB_PER[found[2].lower()]
     if mib > MOST_NUMBER:
         raise BadAmount(f"{amount!r} is more memory than can be counted; at most {MOST_NUMBER} MiB")
     return -int(-mib // 1)

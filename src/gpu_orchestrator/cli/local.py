@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -10,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,13 +17,12 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from gpu_orchestrator.adapters import tls
+from gpu_orchestrator.adapters.parent_death import end_with_parent
 from gpu_orchestrator.cli import host as hosting
 from gpu_orchestrator.cli.view import View, samples
 
-PR_SET_PDEATHSIG = 1
 RESTART_S = 1.0
 END_S = 10.0
-_libc = ctypes.CDLL(None)
 console = Console()
 
 
@@ -117,13 +116,7 @@ async def _keep_worker(host: hosting.Host, asked: Asked) -> None:
 
 
 async def _start_worker(host: hosting.Host, asked: Asked) -> asyncio.subprocess.Process:
-    folder, owner = Path(host.settings.data_dir), os.getpid()
-
-    def end_with_owner() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != owner:
-            os._exit(1)
-
+    folder = Path(host.settings.data_dir)
     with (folder / "worker.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -139,7 +132,7 @@ async def _start_worker(host: hosting.Host, asked: Asked) -> asyncio.subprocess.
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=end_with_owner,
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )
 
 

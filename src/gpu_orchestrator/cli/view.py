@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.values import NewTask
+from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import shown
@@ -31,12 +31,11 @@ SAMPLES: tuple[tuple[TaskSpec, Mapping[str, object]], ...] = (
 
 async def samples(manager: Manager) -> None:
     """Submit a few tasks, so that there is something to see."""
-    await manager.submit(
-        [
-            NewTask(f"sample-{number}", task.encode(spec), json.dumps(parameters), tenant="samples")
-            for number, (spec, parameters) in enumerate(SAMPLES, 1)
-        ]
-    )
+    new = [
+        NewTask(f"sample-{number}", task.encode(spec), json.dumps(parameters), tenant="samples")
+        for number, (spec, parameters) in enumerate(SAMPLES, 1)
+    ]
+    await manager.admission.put(new, ANY_NUMBER)
 
 
 class View:

@@ -10,8 +10,9 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from gpu_orchestrator.adapters.gpus.gpu import MIB, Process
+from gpu_orchestrator.adapters.gpus.gpu import Process
 from gpu_orchestrator.adapters.gpus.nvml import Nvml
+from gpu_orchestrator.api.units import MIB
 
 
 @dataclass

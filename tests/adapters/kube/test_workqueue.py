@@ -76,8 +76,8 @@ async def test_an_add_overtakes_a_delay() -> None:
 
 async def test_failures_wait_longer_each_time_and_success_forgets() -> None:
     class Highest(random.Random):
-        def uniform(self, a: float, b: float) -> float:
-            return b
+        def random(self) -> float:
+            return 1.0
 
     queue = WorkQueue[str](Backoff(base_s=1, cap_s=5, rng=Highest()))
     assert [queue.retry("a") for _ in range(5)] == [1, 2, 4, 5, 5]

@@ -14,8 +14,7 @@ from gpu_orchestrator.adapters.store.values import Ended, Newcomer, NewTask, Que
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import fleet, policies
-from gpu_orchestrator.apps.cluster.dispatch import Dispatcher
-from gpu_orchestrator.apps.cluster.means import Means
+from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from gpu_orchestrator.adapters.store.values import OWNER_FULL, NewTask, Taken, Unit
+from gpu_orchestrator.adapters.store.values import Limit, NewTask, NoRoom, Submitted, Taken, Unit
 from gpu_orchestrator.apps.cluster.intake import Intake
+
+FULL = NoRoom(Limit.OWNER_QUEUE)
 
 
 class Counter:
@@ -18,14 +20,14 @@ class Counter:
 
     async def __call__(
         self, tasks: Sequence[NewTask], units: Sequence[Unit], unit_of: Sequence[int]
-    ) -> list[Taken]:
+    ) -> list[Submitted]:
         self.calls.append(([task.id for task in tasks], list(units)))
         full = [unit.most_queued > 0 and sum(unit.tasks) > self.room for unit in units]
         self.is_asked.set()
         await asyncio.sleep(0)
         await self.may_answer.wait()
         return [
-            Taken("", 0, OWNER_FULL) if full[number - 1] else Taken(task.id, 1, 1)
+            FULL if full[number - 1] else Taken(task.id, 1)
             for task, number in zip(tasks, unit_of, strict=True)
         ]
 
@@ -37,7 +39,7 @@ def tasks(owner: str, count: int, level: int = 1) -> list[NewTask]:
 async def test_a_large_request_goes_in_parts_and_is_judged_once() -> None:
     store = Counter(room=2000)
     taken = await Intake(store).put(tasks("ann", 1200), Unit("ann", 5000, 9, 7))
-    assert [each.id for each in taken] == [f"ann{number}" for number in range(1200)]
+    assert taken == [Taken(f"ann{number}", 1) for number in range(1200)]
     (first, (one,)), (second, (two,)), (third, (three,)) = store.calls
     assert [len(first), len(second), len(third)] == [500, 500, 200]
     assert one == Unit("ann", 5000, 9, 7, (0, 1200, 0, 0))
@@ -48,8 +50,7 @@ async def test_a_large_request_goes_in_parts_and_is_judged_once() -> None:
 async def test_of_a_refused_request_no_other_part_is_asked_for() -> None:
     store = Counter(room=1000)
     taken = await Intake(store).put(tasks("ann", 1200), Unit("ann", 1000, 0, 0))
-    assert {each.fresh for each in taken} == {OWNER_FULL}
-    assert len(taken) == 1200
+    assert taken == [FULL] * 1200
     assert len(store.calls) == 1
 
 
@@ -62,7 +63,7 @@ async def test_who_has_one_task_does_not_wait_for_who_has_thousands() -> None:
     one = asyncio.ensure_future(intake.put(tasks("bob", 1, level=3), Unit("bob", 0, 0, 0)))
     await asyncio.sleep(0)  # bob's request arrives while the store still works on ann's first part
     store.may_answer.set()
-    assert [each.id for each in await asyncio.wait_for(one, 5.0)] == ["bob0"]
+    assert await asyncio.wait_for(one, 5.0) == [Taken("bob0", 1)]
     assert not many.done()
     assert "bob0" in store.calls[1][0]
     assert len(await many) == 3000
@@ -72,7 +73,7 @@ async def test_who_was_told_is_told_again_for_a_moment_without_asking_the_store(
     store, clock = Counter(room=0), [100.0]
     intake, may = Intake(store, lambda: clock[0]), Unit("ann", 5, 0, 0)
     for count, calls in ((3, 1), (3, 1), (4, 1), (2, 2), (2, 2)):
-        assert {each.fresh for each in await intake.put(tasks("ann", count), may)} == {OWNER_FULL}
+        assert await intake.put(tasks("ann", count), may) == [FULL] * count
         assert len(store.calls) == calls, "only less than before is asked for"
     known = [NewTask("x", "{}", "{}", tenant="ann", idempotency="once")]
     await intake.put(known * 2, may)
@@ -82,4 +83,4 @@ async def test_who_was_told_is_told_again_for_a_moment_without_asking_the_store(
     assert len(store.calls) == 5, "another owner, and a key without a bound"
     clock[0] += 1.0
     store.room = 9
-    assert [each.fresh for each in await intake.put(tasks("ann", 3), may)] == [1, 1, 1]
+    assert await intake.put(tasks("ann", 3), may) == [Taken(f"ann{number}", 1) for number in range(3)]

@@ -14,8 +14,8 @@ from gpu_orchestrator.adapters.store.store import Store, Terms
 from gpu_orchestrator.adapters.store.values import Gone, Leading, Newcomer, Told
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import fleet, policies
+from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.leader import STORE_PAUSE_S, Leader, StoreClock
-from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.reaper import Guard
@@ -60,20 +60,20 @@ async def test_doubt_that_comes_up_while_news_is_read_is_no_failure(
 ) -> None:
     """Somebody's write is given up just then: the next round looks at everything anew."""
     async with embedded(tmp_path) as server, Store(Database(server.url), owner="one") as store:
-        rounds = 0
+        leader, rounds = leader_of(store), 0
 
         async def read(most: int = 1000) -> list[Told]:
             nonlocal rounds
             rounds += 1
             if rounds > 1:
                 return []
-            store.link.doubt()
+            leader._doubt()
             return [Gone("t")]
 
         monkeypatch.setattr(store.leadership, "news", read)
         with capture_logs() as logs, contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
-                await leader_of(store).run()
+                await leader.run()
         assert rounds > 1
         assert [each["event"] for each in logs if each["log_level"] == "error"] == []
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpu_orchestrator.adapters import settings
+from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.cluster.keys import Key, Keys, Scope, key_of
 from gpu_orchestrator.apps.cluster.limits import Limits
-from gpu_orchestrator.apps.cluster.overview import MIB
 from gpu_orchestrator.apps.cluster.owners import Owners
 from gpu_orchestrator.apps.cluster.tally import Tally
 from tests.apps.cluster.conftest import NewSite, Site

@@ -23,7 +23,7 @@ class Empty:
     async def counts(self) -> Counts:
         self.looks += 1
         self.meanwhile()
-        return Counts(0, {}, {}, (), "", 0)
+        return Counts(0, {}, {}, (), "")
 
     async def room(self, most: int) -> Room:
         return Room(0, most)

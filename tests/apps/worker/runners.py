@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpu_orchestrator.apps.worker import frames, keeper
+from gpu_orchestrator.adapters.clock import elapsed_s
+from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.process import Plan, Runner
 
 T = TypeVar("T", bound=frames.Frame)
@@ -79,7 +80,7 @@ async def running(
     options: frames.Options | None = None, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Spoken]:
     spoken = Spoken(options or frames.Options(), environment or {})
-    await spoken.runner.start(keeper.now() + 300)
+    await spoken.runner.start(elapsed_s() + 300)
     try:
         yield spoken
     finally:

@@ -7,7 +7,8 @@ import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from gpu_orchestrator.adapters.gpus.gpu import MIB, OutOfMemory
+from gpu_orchestrator.adapters.gpus.gpu import OutOfMemory
+from gpu_orchestrator.api.units import MIB
 
 OUT_OF_MEMORY = 2
 CHUNK = 16 * MIB

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import pynvml  # type: ignore[import-untyped]
 
-from gpu_orchestrator.adapters.gpus.gpu import MIB, Device, Process, Reading
+from gpu_orchestrator.adapters.gpus.gpu import Device, Process, Reading
 from gpu_orchestrator.adapters.gpus.xids import Xids
+from gpu_orchestrator.api.units import MIB
 
 T = TypeVar("T")
 

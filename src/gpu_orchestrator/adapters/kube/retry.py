@@ -11,6 +11,9 @@ import random
 from dataclasses import dataclass, field
 
 from gpu_orchestrator.adapters.kube.errors import BlockedByBudget, LostAnswer, Temporary, Unavailable
+from gpu_orchestrator.engine import backoff
+
+FULL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,8 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random)
 
     def delay_s(self, attempt: int, at_least_s: float = 0.0) -> float:
-        span = min(self.cap_s, self.base_s * 2 ** min(attempt, 30))
-        return at_least_s + self.rng.uniform(0, span)
+        longest_s = backoff.delay_s(attempt, base_s=self.base_s, cap_s=self.cap_s)
+        return at_least_s + backoff.jittered(longest_s, FULL, self.rng)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ on its folder itself, so that a restart waits until the last one has let go of t
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import os
 import platform
@@ -15,12 +14,14 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
 import structlog
 
+from gpu_orchestrator.adapters.parent_death import end_with_parent
 from gpu_orchestrator.adapters.store.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit, Unreachable
 
@@ -29,8 +30,6 @@ log = structlog.get_logger()
 LONGEST_SOCKET = 100
 START_S = 30.0
 KEEP_EVERY_S = 0.1
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Embedded:
@@ -147,13 +146,6 @@ async def _lock(path: Path) -> int:
 
 
 def _spawn(folder: Path, socket: Path, lock: int) -> subprocess.Popen[bytes]:
-    owner = os.getpid()
-
-    def end_with_owner() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != owner:
-            os._exit(1)
-
     settings = {
         "port": "0",
         "unixsocket": str(socket),
@@ -173,7 +165,7 @@ def _spawn(folder: Path, socket: Path, lock: int) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         pass_fds=(lock,),
         start_new_session=True,  # Ctrl-C in the terminal is for the owner, who ends the server last
-        preexec_fn=end_with_owner,
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
 
 

@@ -26,8 +26,17 @@ class Link:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.fence: Fence = 0
-        self.hear: Callable[[tuple[Told, ...]], None] = _ignore
-        self.doubt: Callable[[], None] = _no_doubt
+        self._hear: Callable[[tuple[Told, ...]], None] = _ignore
+        self._doubt: Callable[[], None] = _no_doubt
+
+    def attach(self, hear: Callable[[tuple[Told, ...]], None], doubt: Callable[[], None] = _no_doubt) -> None:
+        """While this process leads, call `hear` with the news of its writes, and `doubt` when an answer, and
+        perhaps news with it, was lost."""
+        self._hear, self._doubt = hear, doubt
+
+    def drop_fence(self) -> None:
+        """Write as a follower, until the process is elected again."""
+        self.fence = 0
 
     async def write(self, script: Script[T], *arguments: Any) -> T:
         fence = self.fence
@@ -35,10 +44,10 @@ class Link:
             news, value = await self.database.call(script, fence, *arguments)
         except Unreachable:
             if fence:
-                self.doubt()
+                self._doubt()
             raise
         if news and fence and fence == self.fence:
-            self.hear(news)
+            self._hear(news)
         return value
 
     async def read(self, script: Script[T], *arguments: Any) -> T:

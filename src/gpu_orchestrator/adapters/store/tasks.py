@@ -8,12 +8,20 @@ from gpu_orchestrator.adapters.store.link import Link
 from gpu_orchestrator.adapters.store.scripts import Script
 from gpu_orchestrator.adapters.store.values import (
     ANY_NUMBER,
+    Assigned,
     Assignment,
+    Given,
     Item,
+    KeyConflict,
+    Limit,
+    Moved,
     NewTask,
+    NoRoom,
+    NotAssigned,
     Note,
     Outcome,
     Snapshot,
+    Submitted,
     Taken,
     Unit,
 )
@@ -40,11 +48,9 @@ class Asked(Item, frozen=True):
 
 
 class Retried(Item, frozen=True):
-    """The state before (empty if unknown). `refused` is as `Taken.fresh` where there is no room, else 0."""
+    """The state before (empty if unknown)."""
 
     state: str
-    refused: int
-    day_left_ms: int
 
 
 class Page(Item, frozen=True):
@@ -58,20 +64,24 @@ class Counts(msgspec.Struct, frozen=True):
     stats: dict[str, int]
     workers: tuple[str, ...]
     leader: str
-    leader_until_ms: int
 
 
-Given = tuple[tuple[str, ...], ...]
+OTHER_CONTENT = -1
+"""What `submit` answers in place of `Taken.fresh` for a conflict; a value of `Limit` is a request without
+room, and then `created_ms` is ms until the next day for `DAY_BUDGET`."""
+
+_Given = tuple[tuple[str, ...], ...]
 """For each assignment `(parameters, correlation id)`, or `(why not,)`."""
-
+_Retried = tuple[str, int, int]
+"""`(state before, 0 or a code of Limit, ms until the next day)`."""
 _Flat = tuple[str | int, ...]
-_SUBMIT = Script[tuple[tuple[Taken, ...], Given]]("submit", tuple[tuple[Taken, ...], Given])
+_SUBMIT = Script[tuple[tuple[Taken, ...], _Given]]("submit", tuple[tuple[Taken, ...], _Given])
 _WISHES = Script[tuple[str, ...]]("wishes", tuple[str, ...])
-_ASSIGN = Script[Given | bool]("assign", Given | bool)
+_ASSIGN = Script[_Given | bool]("assign", _Given | bool)
 _NOTE = Script[bool]("note", bool)
 _FINISH = Script[tuple[Settled, ...]]("finish", tuple[Settled, ...])
 _CANCEL = Script[tuple[Asked, ...]]("cancel", tuple[Asked, ...])
-_RETRY = Script[tuple[Retried, ...]]("retry", tuple[Retried, ...])
+_RETRY = Script[tuple[_Retried, ...]]("retry", tuple[_Retried, ...])
 _SNAPSHOT = Script[Snapshot | bool]("snapshot", Snapshot | bool)
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
@@ -89,9 +99,10 @@ class Tasks:
 
     async def submit(
         self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
-    ) -> tuple[Taken, ...]:
+    ) -> list[Submitted]:
         """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
-        return (await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of))[0]
+        taken, _ = await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of)
+        return _submitted(taken)
 
     async def conflicts(self, wishes: Sequence[NewTask]) -> tuple[str, ...]:
         """For each the task that has its idempotency key and another content; empty if none has."""
@@ -103,15 +114,16 @@ class Tasks:
         assignments: Sequence[Assignment],
         units: Sequence[Unit] = (),
         unit_of: Sequence[int] = (),
-    ) -> tuple[tuple[Taken, ...], Given]:
+    ) -> tuple[list[Submitted], list[Given]]:
         """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
         told of these tasks, it has them."""
-        return await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
+        taken, given = await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
+        return _submitted(taken), [_given(*each) for each in given]
 
-    async def assign(self, assignments: Sequence[Assignment]) -> Given | None:
+    async def assign(self, assignments: Sequence[Assignment]) -> list[Given] | None:
         """None for who does not lead."""
         given = await self._link.write(_ASSIGN, assignments)
-        return None if isinstance(given, bool) else given
+        return None if isinstance(given, bool) else [_given(*each) for each in given]
 
     async def note(self, notes: Sequence[Note]) -> None:
         await self._link.read(_NOTE, notes)
@@ -125,9 +137,9 @@ class Tasks:
 
     async def retry(
         self, ids: Sequence[str], *, owner: str = "", may: Unit = ANY_NUMBER
-    ) -> tuple[Retried, ...]:
+    ) -> list[Retried | NoRoom]:
         """As far as `may` has room for them."""
-        return await self._link.write(_RETRY, owner, ids, may)
+        return [_retried(*each) for each in await self._link.write(_RETRY, owner, ids, may)]
 
     async def snapshot(self, lease_ms: int) -> Snapshot | None:
         """Everything a new leader must know; None for who does not lead."""
@@ -149,7 +161,31 @@ class Tasks:
 
     async def counts(self) -> Counts:
         now, states, stats, workers, leader = await self._link.read(_COUNTS)
-        return Counts(now, _numbers(states), _numbers(stats), workers, leader[0], int(leader[2]))
+        return Counts(now, _numbers(states), _numbers(stats), workers, leader[0])
+
+
+def _submitted(answers: Sequence[Taken]) -> list[Submitted]:
+    return [each if each.fresh >= 0 else _not_taken(each) for each in answers]
+
+
+def _not_taken(answer: Taken) -> KeyConflict | NoRoom:
+    if answer.fresh == OTHER_CONTENT:
+        return KeyConflict(answer.id)
+    return _no_room(answer.fresh, answer.created_ms)
+
+
+def _retried(state: str, code: int, day_left_ms: int) -> Retried | NoRoom:
+    return _no_room(code, day_left_ms) if code else Retried(state)
+
+
+def _no_room(code: int, day_left_ms: int) -> NoRoom:
+    limit = Limit(code)
+    return NoRoom(limit, day_left_ms if limit is Limit.DAY_BUDGET else 0)
+
+
+def _given(first: str, correlation: str | None = None) -> Given:
+    """A refusal is one word, without a correlation id."""
+    return NotAssigned(Moved(first)) if correlation is None else Assigned(first, correlation)
 
 
 def row_of(flat: _Flat) -> Row | None:

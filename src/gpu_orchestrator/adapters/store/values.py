@@ -1,5 +1,6 @@
 """What goes into the scripts and comes out of them: arrays of msgpack, with names here."""
 
+from enum import Enum
 from typing import Literal
 
 import msgspec
@@ -38,17 +39,40 @@ class Unit(Item, frozen=True):
 
 
 ANY_NUMBER = Unit("", 0, 0, 0)
-OWNER_FULL, LEVEL_FULL, DAY_OVER = -2, -3, -4
 
 
 class Taken(Item, frozen=True):
-    """`fresh` is 1 for a new task, 0 for one that the idempotency key named already, -1 where that one has
-    another content; else its unit was not taken, and why. `created_ms` of what the day has no room for is
-    how long the day lasts."""
+    """The task is in the store: a new one (`fresh` is 1), or the one that its idempotency key named already
+    (0)."""
 
     id: str
     created_ms: int
-    fresh: int
+    fresh: int = 1
+
+
+class KeyConflict(Item, frozen=True):
+    """The idempotency key belongs to this task, which asks for something else."""
+
+    id: str
+
+
+class Limit(Enum):
+    """What a request would exceed; the values are the codes of the scripts."""
+
+    OWNER_QUEUE = -2
+    LEVEL_QUEUE = -3
+    DAY_BUDGET = -4
+
+
+class NoRoom(Item, frozen=True):
+    """Nothing of the request was taken. `retry_after_ms` is until the next day for `DAY_BUDGET`, else 0: the
+    store does not know when a queue gets shorter."""
+
+    limit: Limit
+    retry_after_ms: int = 0
+
+
+Submitted = Taken | KeyConflict | NoRoom
 
 
 class Assignment(Item, frozen=True):
@@ -61,6 +85,27 @@ class Assignment(Item, frozen=True):
     epoch: int
     place: str
     milli: int = 0
+
+
+class Assigned(Item, frozen=True):
+    """The worker may have the task; `parameters` is JSON."""
+
+    parameters: str
+    correlation: str
+
+
+class Moved(Enum):
+    """What was no longer as the leader knew it; the values are the words of the scripts."""
+
+    TASK = "task moved on"
+    WORKER = "worker moved on"
+
+
+class NotAssigned(Item, frozen=True):
+    moved: Moved
+
+
+Given = Assigned | NotAssigned
 
 
 OutcomeKind = Literal["done", "failed", "died", "refused", "cancelled"]

@@ -2,7 +2,7 @@
 `dependencies=needs("worker")` for WebSockets.
 
 The door that this puts before a route lets in or raises; the gate reads what it wrote down. A route without a
-door is a mistake that `check` finds when the application is built.
+door is a mistake that `openings` finds when the application is built.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ class Door:
         return self.audited and self.needs in CHANGES
 
     async def __call__(self, connection: HTTPConnection) -> None:
-        self.enter(connection.scope, connection.app.state.manager)
+        self.enter(connection.scope, manager_of(connection))
 
     def enter(self, connection: asgi.Scope, manager: Manager) -> None:
         """Raises what the client is told, else leaves the key in the connection's state."""
@@ -60,6 +60,12 @@ class Door:
         if self.needs == "metrics":
             return "read" if manager.settings.metrics_auth else None
         return self.needs
+
+
+def manager_of(connection: HTTPConnection) -> Manager:
+    """The manager that answers a request or a WebSocket."""
+    manager: Manager = connection.app.state.manager
+    return manager
 
 
 def header(connection: asgi.Scope, name: bytes) -> str:

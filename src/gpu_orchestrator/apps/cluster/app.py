@@ -18,6 +18,7 @@ from gpu_orchestrator.apps.cluster import access, errors, http
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes import audit, callbacks, cluster, events, keys, tasks, workers
 from gpu_orchestrator.apps.cluster.routes.described import components
+from gpu_orchestrator.apps.cluster.schema import PREFIX
 
 ROUTERS = (
     tasks.router,
@@ -56,7 +57,7 @@ def application(manager: Manager) -> FastAPI:
     )
     app.state.manager = manager
     for router in ROUTERS:
-        app.include_router(router, prefix=http.PREFIX)
+        app.include_router(router, prefix=PREFIX)
         app.include_router(router, include_in_schema=False)
     app.add_api_route("/openapi.json", _document, include_in_schema=False, dependencies=access.needs("read"))
     app.add_exception_handler(errors.ApiError, http.on_api_error)
@@ -72,7 +73,7 @@ def _quick(openings: Iterable[access.Opening]) -> dict[tuple[str, str], tuple[ht
     return {
         (each.method, each.path): (tasks.QUICK[bare], each.door)
         for each in openings
-        if each.method == "POST" and (bare := each.path.removeprefix(http.PREFIX)) in tasks.QUICK
+        if each.method == "POST" and (bare := each.path.removeprefix(PREFIX)) in tasks.QUICK
     }
 
 

@@ -26,6 +26,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import shown
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.signing import MARK
+from gpu_orchestrator.engine import backoff
 
 if TYPE_CHECKING:
     import aiohttp
@@ -37,7 +38,7 @@ AT_ONCE = 50
 TIMEOUT_S = 10.0
 TAKEN_MS = 60_000
 MOST_TRIES = 15
-LONGEST_WAIT_S = 3600.0
+LONGEST_WAIT_S, WAIT_JITTER = 3600.0, 0.5
 GONE = 410
 _encode = msgspec.json.Encoder().encode
 
@@ -137,8 +138,8 @@ class Caller:
 
     def _wait_ms(self, tries: int) -> int:
         """Doubling, with jitter."""
-        longest = min(self._terms.first_wait_s * 2 ** min(tries, 20), LONGEST_WAIT_S)
-        return int(1000 * longest * random.uniform(0.5, 1.0))  # noqa: S311
+        longest_s = backoff.delay_s(tries, base_s=self._terms.first_wait_s, cap_s=LONGEST_WAIT_S)
+        return int(1000 * backoff.jittered(longest_s, WAIT_JITTER, random))
 
 
 def payload(due: Due) -> bytes:

@@ -13,6 +13,7 @@ from random import Random
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row, row_of
 from gpu_orchestrator.adapters.store.values import (
     Ended,
@@ -22,6 +23,7 @@ from gpu_orchestrator.adapters.store.values import (
     Remembered,
     Resync,
     Snapshot,
+    Submitted,
     Taken,
     Told,
     Unit,
@@ -29,21 +31,36 @@ from gpu_orchestrator.adapters.store.values import (
 )
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import fleet
-from gpu_orchestrator.apps.cluster.giving import Giving, Plan
+from gpu_orchestrator.apps.cluster.giving import Deliver, Giving, Plan
 from gpu_orchestrator.apps.cluster.ledger import Depth, Known, Ledger, depth_of, died_on
-from gpu_orchestrator.apps.cluster.means import Means
-from gpu_orchestrator.apps.cluster.translate import Seen, node_of, request_of
+from gpu_orchestrator.apps.cluster.metrics import Metrics
+from gpu_orchestrator.apps.cluster.owners import Owners
+from gpu_orchestrator.apps.cluster.translate import Memory, Seen, node_of, request_of
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.order import FairBands
+from gpu_orchestrator.policies.registry import Registry
 
 log = structlog.get_logger()
 
 BATCH = 500
 DECISIONS = 200
 """So many in one go; then others get a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a dispatcher works with. `now` is the store's clock in seconds, as known here."""
+
+    store: Store
+    deliver: Deliver
+    registry: Registry
+    memory: Memory
+    metrics: Metrics
+    now: Callable[[], float]
+    owners: Owners
 
 
 @dataclass(slots=True)
@@ -64,7 +81,8 @@ class Dispatcher:
     _giving: Giving = field(init=False)
 
     def __post_init__(self) -> None:
-        self._giving = Giving(self.means, self.tasks)
+        means = self.means
+        self._giving = Giving(self.tasks, means.memory, means.metrics, means.deliver, means.now)
         self.engine = Engine(
             self.means.registry.policy_of,
             Random(),  # noqa: S311 - settles ties
@@ -124,7 +142,7 @@ class Dispatcher:
 
     async def submit(
         self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
-    ) -> tuple[Taken, ...]:
+    ) -> Sequence[Submitted]:
         """Take new tasks, and give those that can go at once in the same write."""
         plans = self._plans(self._choose(new))
         asked = self._giving.asked(plans)
@@ -157,10 +175,11 @@ class Dispatcher:
         self._places = [place for place in self._places if place.request.key not in ours]
         return places
 
-    def _submitted(self, new: Sequence[NewTask], taken: Sequence[Taken]) -> None:
+    def _submitted(self, new: Sequence[NewTask], taken: Sequence[Submitted]) -> None:
         """Forget those that were other tasks already, and those that were not taken."""
         for each, known in zip(new, taken, strict=True):
-            if known.id != each.id and not self._closed:
+            is_new = isinstance(known, Taken) and known.id == each.id
+            if not is_new and not self._closed:
                 self._leave(each.id)
 
     def why(self, name: str) -> Refusal | None:

@@ -6,7 +6,7 @@ Asks the same filters and the same policy that decide.
 import numpy as np
 
 from gpu_orchestrator.api import session
-from gpu_orchestrator.api.units import show_memory
+from gpu_orchestrator.api.units import MIB, show_memory
 from gpu_orchestrator.apps.cluster import schema
 from gpu_orchestrator.apps.cluster.translate import Seen
 from gpu_orchestrator.core.answer import Placement
@@ -16,8 +16,6 @@ from gpu_orchestrator.core.filters.devices import Kind
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
-
-MIB = 1024 * 1024
 
 
 def worker_verdict(shape: Shape, cluster: Cluster, worker: Seen, *, named: bool) -> schema.WorkerVerdict:

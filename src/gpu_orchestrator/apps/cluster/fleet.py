@@ -8,12 +8,14 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.values import Remembered
 from gpu_orchestrator.api import session
+from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster.policies import SLOTS
 from gpu_orchestrator.apps.cluster.translate import Memory, Reserved, Seen, Spot, Standing, node_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
+from gpu_orchestrator.engine.events import Place
 
 _hello = msgspec.json.Decoder(session.Hello)
 _report = msgspec.json.Decoder(session.Report)
@@ -64,6 +66,16 @@ def placement_of(task: str, worker: str, spot: Spot) -> Placement:
     )
 
 
+def spot_of(place: Place, worker: Seen) -> Spot:
+    placement, shape = place.placement, place.request.shape
+    if not placement.devices:
+        return Spot((), placement.memory_mib, exclusive=False)
+    uuids = {each.index: each.uuid for each in worker.hello.devices}
+    given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
+    exclusive = bool(shape.gpus) and shape.exclusive
+    return Spot(given, 0 if exclusive else placement.memory_mib, exclusive)
+
+
 def read_spot(text: str) -> Spot:
     return _spot.decode(text)
 
@@ -89,6 +101,24 @@ def reserved_on(worker: Seen, memory: Memory, held: Iterable[Placement]) -> dict
             waits = max(mib - has.get((index, placement.key), 0), 0)
             found[index] = Reserved(before.mib + mib, before.unallocated_mib + waits)
     return found
+
+
+def message_of(
+    task: str, attempt: int, spec: TaskSpec, spot: Spot, parameters: str, correlation: str
+) -> session.Assign:
+    return session.Assign(
+        task,
+        attempt,
+        spec.task_type,
+        msgspec.Raw(parameters),
+        model_name=spec.model_name,
+        devices=spot.devices,
+        memory_mib=spot.memory_mib,
+        exclusive=spot.exclusive,
+        soft_limit_s=spec.soft_limit_s,
+        timeout_s=spec.timeout_s,
+        correlation_id=correlation,
+    )
 
 
 def misfit(hello: session.Hello) -> str:

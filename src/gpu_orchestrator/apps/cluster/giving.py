@@ -1,23 +1,23 @@
 """How a task is given to a worker: on which devices, what the store is asked, what the worker is told."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
-from gpu_orchestrator.adapters.store.values import Assignment
+from gpu_orchestrator.adapters.store.values import Assignment, Given, Moved, NotAssigned
 from gpu_orchestrator.api import session
-from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.ledger import Ledger
-from gpu_orchestrator.apps.cluster.means import Means
+from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen, Spot
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, Place, Placed, PlaceFailed, RequestRemoved
 
 log = structlog.get_logger()
+
+Deliver = Callable[[Seen, session.Assign], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,24 @@ class Plan:
 class Giving:
     """Between what was decided and what workers are told stands the store, which has the last word."""
 
-    means: Means
     tasks: Ledger
+    memory: Memory
+    metrics: Metrics
+    deliver: Deliver
+    now: Callable[[], float]
 
     def plans(self, places: Iterable[Place], workers: Mapping[str, Seen]) -> list[Plan]:
         """Of those whose worker is still there."""
         found = ((place, workers.get(place.placement.node)) for place in places)
-        return [Plan(place, worker, spot_of(place, worker)) for place, worker in found if worker is not None]
+        return [
+            Plan(place, worker, fleet.spot_of(place, worker)) for place, worker in found if worker is not None
+        ]
 
     def asked(self, plans: Iterable[Plan]) -> list[Assignment]:
         """What the store is to write down before any worker is told."""
-        return [assignment_of(each, self._attempt(each.place), self.means.memory) for each in plans]
+        return [assignment_of(each, self._attempt(each.place), self.memory) for each in plans]
 
-    def answered(self, plans: Sequence[Plan], answers: Sequence[Sequence[str]]) -> Iterator[Event]:
+    def answered(self, plans: Sequence[Plan], answers: Sequence[Given]) -> Iterator[Event]:
         """Tell the workers what the store let them have."""
         for plan, answer in zip(plans, answers, strict=True):
             yield from self._answered(plan, answer)
@@ -54,40 +59,32 @@ class Giving:
         known = self.tasks.get(place.request.key)
         return known.attempt if known else -1
 
-    def _answered(self, plan: Plan, answer: Sequence[str]) -> Iterator[Event]:
+    def _answered(self, plan: Plan, answer: Given) -> Iterator[Event]:
         key, known = plan.place.request.key, self.tasks.get(plan.place.request.key)
-        if len(answer) == 1 or known is None:
-            if answer[0] == "task moved on":
+        if isinstance(answer, NotAssigned) or known is None:
+            if isinstance(answer, NotAssigned) and answer.moved is Moved.TASK:
                 yield RequestRemoved(key)
             yield PlaceFailed(key)
             return
         known.attempt += 1
-        assign = message_of(key, known.attempt, known.spec, plan.spot, answer[0], answer[1])
-        self.means.deliver(plan.worker, assign)
+        assign = fleet.message_of(
+            key, known.attempt, known.spec, plan.spot, answer.parameters, answer.correlation
+        )
+        self.deliver(plan.worker, assign)
         yield Placed(key)
-        waited_s = self.means.now() - known.created_s
-        asyncio.get_running_loop().call_soon(self._tell, plan.place.placement, waited_s, answer[1])
+        waited_s = self.now() - known.created_s
+        asyncio.get_running_loop().call_soon(self._tell, plan.place.placement, waited_s, answer.correlation)
 
     def _tell(self, placement: Placement, waited_s: float, correlation: str) -> None:
         """Once the task is on its way."""
-        self.means.metrics.dispatched(waited_s)
+        self.metrics.dispatched(waited_s)
         log.debug(
             "task_scheduled",
             task_id=placement.key,
             worker_id=placement.node,
-            estimated_duration=round(self.means.metrics.average_s, 3),
+            estimated_duration=round(self.metrics.average_s, 3),
             correlation_id=correlation,
         )
-
-
-def spot_of(place: Place, worker: Seen) -> Spot:
-    placement, shape = place.placement, place.request.shape
-    if not placement.devices:
-        return Spot((), placement.memory_mib, exclusive=False)
-    uuids = {each.index: each.uuid for each in worker.hello.devices}
-    given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
-    exclusive = bool(shape.gpus) and shape.exclusive
-    return Spot(given, 0 if exclusive else placement.memory_mib, exclusive)
 
 
 def assignment_of(plan: Plan, attempt: int, memory: Memory) -> Assignment:
@@ -96,22 +93,4 @@ def assignment_of(plan: Plan, attempt: int, memory: Memory) -> Assignment:
     milli = fleet.milli_of(spot, worker, memory)
     return Assignment(
         place.request.key, attempt, place.placement.node, worker.epoch, fleet.encode(spot), milli
-    )
-
-
-def message_of(
-    task: str, attempt: int, spec: TaskSpec, spot: Spot, parameters: str, correlation: str
-) -> session.Assign:
-    return session.Assign(
-        task,
-        attempt,
-        spec.task_type,
-        msgspec.Raw(parameters),
-        model_name=spec.model_name,
-        devices=spot.devices,
-        memory_mib=spot.memory_mib,
-        exclusive=spot.exclusive,
-        soft_limit_s=spec.soft_limit_s,
-        timeout_s=spec.timeout_s,
-        correlation_id=correlation,
     )

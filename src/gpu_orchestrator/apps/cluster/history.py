@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from gpu_orchestrator.adapters.store.history import Bucket, Ring
+from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.cluster import schema, shown
 from gpu_orchestrator.apps.cluster.translate import Seen
-
-MIB = 1024 * 1024
 
 
 def measure(workers: Iterable[Seen]) -> dict[str, float]:

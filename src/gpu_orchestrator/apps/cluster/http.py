@@ -15,16 +15,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.cluster import audit, errors
-from gpu_orchestrator.apps.cluster.access import Door, header
+from gpu_orchestrator.apps.cluster.access import Door, header, manager_of
 from gpu_orchestrator.apps.cluster.manager import Manager
-from gpu_orchestrator.apps.cluster.schema import ErrorBody, Problem
+from gpu_orchestrator.apps.cluster.schema import PREFIX, ErrorBody, Problem
 
 log = structlog.get_logger()
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 LONGEST_CORRELATION = 100
-PREFIX = "/api/v1"
 COME_AGAIN = (429, 503)
 """Nothing was done. These are counted and not written down, or a flood would wash everything else out of the
 audit log."""
@@ -67,7 +66,7 @@ async def read(request: Request, kind: type[T]) -> T:
 
 async def body_of(request: Request) -> bytes:
     """Not more than is allowed."""
-    manager: Manager = request.app.state.manager
+    manager = manager_of(request)
     most = int(manager.settings.max_request_mb * 1024 * 1024)
     declared = header(request.scope, b"content-length")
     if declared.isdigit() and int(declared) > most:
@@ -211,7 +210,7 @@ async def refusal(manager: Manager, error: errors.ApiError) -> Response:
 
 async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
-    return await refusal(request.app.state.manager, error)
+    return await refusal(manager_of(request), error)
 
 
 async def on_store_error(_: Request, error: Exception) -> Response:
@@ -222,7 +221,7 @@ async def on_store_error(_: Request, error: Exception) -> Response:
 
 async def on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses. Only who has a key is told what there is and what not."""
-    manager: Manager = request.app.state.manager
+    manager = manager_of(request)
     try:
         key = manager.keys.find(header(request.scope, b"authorization"))
         manager.tally.take(key, request.method, "")

@@ -11,13 +11,13 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from gpu_orchestrator.adapters.store.values import OWNER_FULL, NewTask, Taken, Unit
+from gpu_orchestrator.adapters.store.values import Limit, NewTask, NoRoom, Submitted, Unit
 from gpu_orchestrator.apps.cluster.gather import Gather
 
 TOLD_FOR_S = 1.0
 """Not longer than the shortest `Retry-After`."""
 
-Submit = Callable[[Sequence[NewTask], Sequence[Unit], Sequence[int]], Awaitable[Sequence[Taken]]]
+Submit = Callable[[Sequence[NewTask], Sequence[Unit], Sequence[int]], Awaitable[Sequence[Submitted]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class Asked:
     not."""
 
     unit: Unit
-    refused: Taken | None = None
+    refused: NoRoom | None = None
 
     def part_taken(self, tasks: Sequence[NewTask]) -> None:
         left = list(self.unit.tasks)
@@ -41,11 +41,12 @@ class Intake:
 
     def __init__(self, submit: Submit, now: Callable[[], float] = monotonic) -> None:
         self._submit, self._now = submit, now
-        self._full: dict[str, tuple[float, int, Taken]] = {}
-        self._gather: Gather[tuple[Asked, NewTask], Taken] = Gather(self._perform)
+        self._full: dict[str, tuple[float, int, NoRoom]] = {}
+        self._gather: Gather[tuple[Asked, NewTask], Submitted] = Gather(self._perform)
 
-    async def put(self, tasks: Sequence[NewTask], unit: Unit) -> list[Taken]:
-        """`unit` with its limits; its tasks are counted here."""
+    async def put(self, tasks: Sequence[NewTask], unit: Unit) -> list[Submitted]:
+        """All of them or none: then every answer is the same `NoRoom`. `unit` has the limits; its tasks are
+        counted here."""
         counts = [0] * len(unit.tasks)
         for task in tasks:
             counts[task.level] += 1
@@ -53,11 +54,11 @@ class Intake:
             return [told] * len(tasks)
         asked = Asked(replace(unit, tasks=tuple(counts)))
         taken = await self._gather.put_all([(asked, task) for task in tasks], unit.owner)
-        if asked.refused is not None and asked.refused.fresh == OWNER_FULL:
+        if asked.refused is not None and asked.refused.limit is Limit.OWNER_QUEUE:
             self._full[unit.owner] = (self._now() + TOLD_FOR_S, len(tasks), asked.refused)
         return taken
 
-    def _told(self, unit: Unit, tasks: Sequence[NewTask]) -> Taken | None:
+    def _told(self, unit: Unit, tasks: Sequence[NewTask]) -> NoRoom | None:
         until, count, refused = self._full.get(unit.owner, (0.0, 0, None))
         if refused is None or not unit.most_queued:
             return None
@@ -67,7 +68,7 @@ class Intake:
         asks_for_less = len(tasks) < count or any(task.idempotency for task in tasks)
         return None if asks_for_less else refused
 
-    async def _perform(self, items: list[tuple[Asked, NewTask]]) -> Sequence[Taken]:
+    async def _perform(self, items: list[tuple[Asked, NewTask]]) -> Sequence[Submitted]:
         parts: dict[Asked, list[NewTask]] = {}
         for asked, task in items:
             if asked.refused is None:
@@ -75,21 +76,19 @@ class Intake:
         answers = await self._take(parts) if parts else {}
         return [answers[task.id] if task.id in answers else _refusal(asked) for asked, task in items]
 
-    async def _take(self, parts: dict[Asked, list[NewTask]]) -> dict[str, Taken]:
+    async def _take(self, parts: dict[Asked, list[NewTask]]) -> dict[str, Submitted]:
         tasks = [task for part in parts.values() for task in part]
         unit_of = [number for number, part in enumerate(parts.values(), 1) for _ in part]
         taken = await self._submit(tasks, [asked.unit for asked in parts], unit_of)
         answers = {task.id: each for task, each in zip(tasks, taken, strict=True)}
         for asked, part in parts.items():
-            asked.refused = next((each for task in part if is_refusal(each := answers[task.id])), None)
+            asked.refused = next(
+                (each for task in part if isinstance(each := answers[task.id], NoRoom)), None
+            )
             asked.part_taken(part)
         return answers
 
 
-def is_refusal(taken: Taken) -> bool:
-    return taken.fresh <= OWNER_FULL
-
-
-def _refusal(asked: Asked) -> Taken:
+def _refusal(asked: Asked) -> NoRoom:
     assert asked.refused is not None  # noqa: S101 - only then its other parts are not asked for
     return asked.refused

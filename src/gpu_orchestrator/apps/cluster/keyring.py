@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.keys import KeyPage
 from gpu_orchestrator.adapters.store.store import Store
@@ -45,9 +46,7 @@ class Keyring:
         loop = asyncio.get_running_loop()
         self._write_at = loop.time() + WRITE_USED_S
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._wake.wait()
+            await wait_until_set(self._wake, LOOK_S)
             self._wake.clear()
             with contextlib.suppress(StoreError):  # while it is away nothing can be done with a key anyway
                 await self.refresh()

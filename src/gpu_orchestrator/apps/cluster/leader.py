@@ -7,20 +7,20 @@ following ──strive──▶ leading, no dispatcher ──snapshot──▶ l
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from time import time
 
 import structlog
 
+from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import Leading, Renewal, Told
+from gpu_orchestrator.adapters.store.values import Leading, NewTask, Renewal, Submitted, Told, Unit
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.chores import Chores
-from gpu_orchestrator.apps.cluster.dispatch import Dispatcher
-from gpu_orchestrator.apps.cluster.means import Means
+from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.translate import Seen
 
@@ -70,18 +70,19 @@ class Leader:
     def leads(self) -> bool:
         return self.dispatcher is not None
 
-    @property
-    def reached(self) -> bool:
-        """Whether the store answered the last time it was asked."""
-        return self._reached
-
     def wake(self) -> None:
         """There may be news."""
         self._wake.set()
 
+    def submit(
+        self, tasks: Sequence[NewTask], units: Sequence[Unit], unit_of: Sequence[int]
+    ) -> Awaitable[Sequence[Submitted]]:
+        """Take new tasks: by the dispatcher if this process leads, else only into the store."""
+        return (self.dispatcher or self.store.tasks).submit(tasks, units, unit_of)
+
     async def run(self) -> None:
         """For ever; cancelled, it steps down so that another takes over at once."""
-        self.store.link.hear, self.store.link.doubt = self._hear, self._doubt
+        self.store.link.attach(self._hear, self._doubt)
         try:
             while True:
                 await self._round()
@@ -104,9 +105,7 @@ class Leader:
             await self._fail()
         else:
             self._reached = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.store.terms.leader_ms / 1000 / TERMS_PER_LEASE):
-                    await self._wake.wait()
+            await wait_until_set(self._wake, self.store.terms.leader_ms / 1000 / TERMS_PER_LEASE)
             self._wake.clear()
 
     async def _fail(self) -> None:
@@ -202,7 +201,7 @@ class Leader:
         if self.dispatcher is not None:
             log.warning("in doubt; looking at everything anew")
         self._drop()
-        self.store.link.fence = 0
+        self.store.link.drop_fence()
         self._wake.set()
 
     def _drop(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
@@ -17,12 +17,12 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.shares import Usage
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
-from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask, Taken, Unit
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import policies
 from gpu_orchestrator.apps.cluster.audit import Audit
 from gpu_orchestrator.apps.cluster.callbacks import Caller
 from gpu_orchestrator.apps.cluster.callbacks import Terms as CallbackTerms
+from gpu_orchestrator.apps.cluster.dispatch import Means
 from gpu_orchestrator.apps.cluster.errors import NotFound
 from gpu_orchestrator.apps.cluster.feed import Feed
 from gpu_orchestrator.apps.cluster.intake import Intake
@@ -30,12 +30,10 @@ from gpu_orchestrator.apps.cluster.keyring import Keyring
 from gpu_orchestrator.apps.cluster.keys import Keys
 from gpu_orchestrator.apps.cluster.leader import Leader, StoreClock
 from gpu_orchestrator.apps.cluster.listener import Listener
-from gpu_orchestrator.apps.cluster.means import Means
 from gpu_orchestrator.apps.cluster.metrics import Metrics, gauge
 from gpu_orchestrator.apps.cluster.outcomes import Outcomes
 from gpu_orchestrator.apps.cluster.overview import Overview
 from gpu_orchestrator.apps.cluster.owners import Owners
-from gpu_orchestrator.apps.cluster.polls import Polls
 from gpu_orchestrator.apps.cluster.reaper import Guard
 from gpu_orchestrator.apps.cluster.sessions import Sessions
 from gpu_orchestrator.apps.cluster.signing import Signing
@@ -43,6 +41,7 @@ from gpu_orchestrator.apps.cluster.tally import Tally
 from gpu_orchestrator.apps.cluster.terms import SessionTerms
 from gpu_orchestrator.apps.cluster.translate import Memory
 from gpu_orchestrator.apps.cluster.waiters import Waiters, within
+from gpu_orchestrator.apps.cluster.wires import Polls
 
 LOOK_AGAIN_S = 2.0
 """Whoever waits for a task looks for himself this often, should word of its end be lost."""
@@ -74,7 +73,7 @@ class Manager:
         self.outcomes = Outcomes(store, self.metrics, self.waiters)
         self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionTerms.of(settings), self.overview.expire)
-        self.polls = Polls(self.sessions, SessionTerms.of(settings))
+        self.polls = Polls(self.sessions.serve, settings.worker_lease)
         self.feed = Feed(store.events, settings.max_watchers)
         self.keyring = Keyring(store, self.keys, self._keys_changed)
         self.allowed = Allowed.of(settings.callback_hosts, settings.callback_networks)
@@ -84,7 +83,7 @@ class Manager:
         self.leader = Leader(self._means(clock), clock, Guard(store.terms.lease_ms))
         terms = CallbackTerms(self.signing.find, self.allowed)
         self.caller = Caller(store.callbacks, terms, self.metrics, lambda: self.leader.leads)
-        self._intake = Intake(self._take)
+        self.admission = Intake(self.leader.submit)
         self._behind: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -123,16 +122,6 @@ class Manager:
         """Say goodbye to all who are connected for long."""
         self.feed.part_from(lambda _: True, "the server ends; resume from the last id")
         await self.sessions.close()
-
-    async def submit(self, tasks: Sequence[NewTask], may: Unit = ANY_NUMBER) -> list[Taken]:
-        """All of them or none; in that case every answer says why."""
-        return await self._intake.put(tasks, may)
-
-    async def _take(
-        self, tasks: Sequence[NewTask], units: Sequence[Unit], unit_of: Sequence[int]
-    ) -> Sequence[Taken]:
-        dispatcher = self.leader.dispatcher
-        return await (dispatcher or self.store.tasks).submit(tasks, units, unit_of)
 
     async def row(self, name: str, owner: str = "") -> Row:
         """A task of this owner; without one, anybody's. That others' tasks are there is not even said."""

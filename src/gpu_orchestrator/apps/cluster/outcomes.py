@@ -11,15 +11,17 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Settled, row_of
 from gpu_orchestrator.adapters.store.values import Active, Note, Outcome, Renewal
 from gpu_orchestrator.api import session, task
-from gpu_orchestrator.apps.cluster import fleet, giving
+from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.gather import Batches
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.waiters import Waiters
+from gpu_orchestrator.engine import backoff
 
 log = structlog.get_logger()
 
@@ -28,7 +30,7 @@ MOST, AT_ONCE = 16, 3
 """Small writes, several under way: while the store settles some, the next tasks of others are chosen. All in
 one write would go round together, and everybody would wait for everybody else."""
 STORE_PAUSE_S = 0.1
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 30.0
+FIRST_RETRY_S, LONGEST_RETRY_S, RETRY_JITTER = 0.2, 30.0, 0.5
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,7 +54,7 @@ class Outcomes:
         self._notes: dict[tuple[str, int], Note] = {}
         self._began: dict[tuple[str, int], float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writing = BackgroundTasks()
 
     def settle(self, by: Renewal, said: session.Outcome, seconds: float, then: Then) -> None:
         """`then` hears what the store made of it: not counted if it came too late."""
@@ -78,13 +80,13 @@ class Outcomes:
             if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:
                 spec, spot = task.decode(row["spec"]), fleet.read_spot(row["place"])
                 params, correlation = row["params"], row["correlation"]
-                found.append(giving.message_of(each.id, each.attempt, spec, spot, params, correlation))
+                found.append(fleet.message_of(each.id, each.attempt, spec, spot, params, correlation))
         return found
 
     async def close(self) -> None:
         self._write_notes()
         await self._finish.close()
-        await asyncio.gather(*self._writing, return_exceptions=True)
+        await self._writing.finish()
 
     async def _into_store(self, said: list[_Said]) -> None:
         """Who waits is told first: all else has time."""
@@ -149,9 +151,7 @@ class Outcomes:
                 else note
                 for note in notes
             ]
-            writing = asyncio.get_running_loop().create_task(self._into_rows(aged))
-            self._writing.add(writing)
-            writing.add_done_callback(self._writing.discard)
+            self._writing.start(self._into_rows(aged))
 
     async def _into_rows(self, notes: list[Note]) -> None:
         while True:
@@ -179,5 +179,5 @@ def _outcome(by: Renewal, said: session.Outcome, duration_ms: int) -> Outcome:
 
 def _retry_ms(attempt: int) -> int:
     """Doubling, with jitter: what failed together does not come back together."""
-    longest = min(FIRST_RETRY_S * 2 ** min(attempt - 1, 20), LONGEST_RETRY_S)
-    return int(1000 * longest * random.uniform(0.5, 1.0))  # noqa: S311
+    longest_s = backoff.delay_s(attempt - 1, base_s=FIRST_RETRY_S, cap_s=LONGEST_RETRY_S)
+    return int(1000 * backoff.jittered(longest_s, RETRY_JITTER, random))

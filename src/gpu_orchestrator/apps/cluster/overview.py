@@ -13,6 +13,7 @@ from gpu_orchestrator.adapters.store.database import Room
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Counts, Row
 from gpu_orchestrator.adapters.store.values import Remembered
+from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.cluster import fleet
 from gpu_orchestrator.apps.cluster.metrics import gauge
 from gpu_orchestrator.apps.cluster.translate import Memory, Seen
@@ -25,7 +26,6 @@ from gpu_orchestrator.core.request import Shape
 FRESH_S = 1.0
 NEVER = float("-inf")
 MOST_ACTIVE = 100_000
-MIB = 1024 * 1024
 
 
 class Overview:

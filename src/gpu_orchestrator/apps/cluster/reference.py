@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from gpu_orchestrator.apps.cluster.schema import PREFIX
+
 METHODS = ("get", "post", "put", "delete")
 HEAD = """# HTTP API
 
@@ -44,7 +46,7 @@ def _routes(paths: dict[str, Any]) -> Iterator[str]:
         for path, operations in paths.items():
             for method in METHODS:
                 if method in operations and _tag(operations[method]) == tag:
-                    yield from _route(method, path.removeprefix("/api/v1"), operations[method])
+                    yield from _route(method, path.removeprefix(PREFIX), operations[method])
 
 
 def _tag(operation: dict[str, Any]) -> str:

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+PREFIX = "/api/v1"
+"""Every path is there with and without it."""
+
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Labels = Annotated[dict[Name, Annotated[str, Meta(max_length=1000)]], Meta(max_length=64)]
 """Few and short: unlike parameters, the leader has those of every waiting task in memory."""

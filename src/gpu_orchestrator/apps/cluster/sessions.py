@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 import msgspec
 import structlog
 
+from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.api import session
@@ -47,7 +48,7 @@ class Sessions:
     ) -> None:
         self._store, self._outcomes, self._terms, self._came = store, outcomes, terms, came
         self._open: dict[str, Session] = {}
-        self._posting: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -81,7 +82,7 @@ class Sessions:
         if here is not None and epoch in (0, here.epoch):
             here.send(message)
         elif api and api != self._store.owner:
-            self._post(api, Letter(worker, session.frame(message), epoch))
+            self._background.start(self._publish(api, Letter(worker, session.frame(message), epoch)))
 
     def cancel(self, worker: str, api: str, task: str, attempt: int) -> None:
         if (here := self._open.get(worker)) is not None:
@@ -101,7 +102,7 @@ class Sessions:
         """From workers whose key may not be used any more."""
         for each in list(self._open.values()):
             if each.key is not None and is_over(each.key):
-                self._later(self._close(each, session.Goodbye(KEY_OVER, fenced=True, retry=False)))
+                self._background.start(self._close(each, session.Goodbye(KEY_OVER, fenced=True, retry=False)))
 
     async def close(self) -> None:
         goodbye = session.Goodbye("the server ends")
@@ -116,7 +117,9 @@ class Sessions:
         before = self._open.get(connected.name)
         self._open[connected.name] = connected
         if before is not None:
-            self._later(self._close(before, session.Goodbye("there is a newer connection", fenced=True)))
+            self._background.start(
+                self._close(before, session.Goodbye("there is a newer connection", fenced=True))
+            )
         log.info("worker connected", worker_id=connected.name, epoch=greeting.epoch, how=greeting.kind)
         return await connected.run()
 
@@ -136,14 +139,6 @@ class Sessions:
                 await connected.wire.send(session.frame(last_word))
                 await connected.wire.close()
         connected.over.set()
-
-    def _post(self, api: str, letter: Letter) -> None:
-        self._later(self._publish(api, letter))
-
-    def _later(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._posting.add(task)
-        task.add_done_callback(self._posting.discard)
 
     async def _publish(self, api: str, letter: Letter) -> None:
         with contextlib.suppress(StoreError):

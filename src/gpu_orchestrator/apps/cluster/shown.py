@@ -8,11 +8,10 @@ import msgspec
 
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import session, task, timestamps
-from gpu_orchestrator.api.units import show_memory, show_seconds
+from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
 from gpu_orchestrator.apps.cluster import fleet, schema
 from gpu_orchestrator.apps.cluster.translate import Seen, Standing
 
-MIB = 1024 * 1024
 _error = msgspec.json.Decoder(schema.ErrorInfo)
 _deaths = msgspec.json.Decoder(list[schema.Death])
 

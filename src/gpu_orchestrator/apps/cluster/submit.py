@@ -8,17 +8,23 @@ import msgspec
 
 from gpu_orchestrator.adapters.outbound.addresses import Forbidden
 from gpu_orchestrator.adapters.settings import Settings
-from gpu_orchestrator.adapters.store.values import DAY_OVER, OWNER_FULL, NewTask, Taken, Unit
+from gpu_orchestrator.adapters.store.values import (
+    KeyConflict,
+    Limit,
+    NewTask,
+    NoRoom,
+    Submitted,
+    Taken,
+    Unit,
+)
 from gpu_orchestrator.api import task, units
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
-from gpu_orchestrator.api.units import show_seconds
+from gpu_orchestrator.api.units import MIB, show_seconds
 from gpu_orchestrator.apps.cluster import errors, schema, shown
-from gpu_orchestrator.apps.cluster.intake import is_refusal
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.cluster.manager import Manager
-from gpu_orchestrator.apps.cluster.overview import MIB
 from gpu_orchestrator.apps.cluster.translate import request_of
 
 LONGEST_ADVICE_S = 60.0
@@ -31,7 +37,7 @@ ROW = 1000
 
 async def accept(
     manager: Manager, asked: Sequence[schema.TaskRequest], key: Key, correlation: str
-) -> Sequence[Taken]:
+) -> list[Taken]:
     """All of them are in the store, or an error says why none is."""
     specs = [_spec(manager, each, key) for each in asked]
     for number, spec in enumerate(specs):
@@ -40,12 +46,11 @@ async def accept(
     if len(new) > 1:  # one alone is judged when it is taken
         await _check_wishes(manager, asked, new)
     may = manager.owners.of_key(key)
-    taken = await _submit(manager, new, key, may)
-    _check_taken(manager, taken, key, may)
-    for wanted, each in zip(asked, taken, strict=True):
-        if each.fresh < 0:
-            raise _other(wanted, each.id)
-    return taken
+    answers = await _submit(manager, new, key, may)
+    for answer in answers:  # nothing of a request is taken where not all of it is
+        if isinstance(answer, NoRoom):
+            raise _no_room(manager, answer, len(answers), key, may)
+    return [_taken(wanted, answer) for wanted, answer in zip(asked, answers, strict=True)]
 
 
 def accepted(manager: Manager, taken: Sequence[Taken]) -> list[schema.TaskAccepted]:
@@ -69,21 +74,23 @@ async def accept_again(manager: Manager, name: str, key: Key) -> str:
     may = manager.owners.of_key(key)
     room = _unit(key, may if key.sees else UNLIMITED, manager.settings)
     (retried,) = await manager.store.tasks.retry([name], owner=key.sees, may=room)
-    _check_taken(manager, [Taken(name, retried.day_left_ms, retried.refused)], key, may)
+    if isinstance(retried, NoRoom):
+        raise _no_room(manager, retried, 1, key, may)
     return retried.state
 
 
-async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allowance) -> Sequence[Taken]:
+async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allowance) -> Sequence[Submitted]:
     """Only new tasks take room: a flood of what is refused or known already leaves it to others."""
     sizes = [ROW + len(each.params) + len(each.spec) for each in new]
     _check_room(manager, sum(sizes), key)
-    taken: Sequence[Taken] = ()
+    answers: Sequence[Submitted] = ()
     try:
-        taken = await manager.submit(new, _unit(key, may, manager.settings))
+        answers = await manager.admission.put(new, _unit(key, may, manager.settings))
     finally:
-        fresh = sum(size for size, each in zip(sizes, taken, strict=False) if each.fresh > 0)
-        manager.overview.took_room(sum(sizes), fresh)
-    return taken
+        pairs = zip(sizes, answers, strict=False)
+        taken = sum(size for size, each in pairs if isinstance(each, Taken) and each.fresh)
+        manager.overview.took_room(sum(sizes), taken)
+    return answers
 
 
 def _check_room(manager: Manager, size: int, key: Key) -> None:
@@ -101,20 +108,31 @@ def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
     return Unit(key.owner, may.queued, settings.max_queued_tasks, may.gpu_seconds * 1000)
 
 
-def _check_taken(manager: Manager, taken: Sequence[Taken], key: Key, may: Allowance) -> None:
-    """Nothing of a request is taken where not all of it is."""
-    refused = next(filter(is_refusal, taken), None)
-    if refused is None:
-        return
-    manager.metrics.refused(key.owner, "budget" if refused.fresh == DAY_OVER else "queue")
-    if refused.fresh == DAY_OVER:
+def _taken(asked: schema.TaskRequest, answer: Submitted) -> Taken:
+    match answer:
+        case Taken():
+            return answer
+        case KeyConflict(id=name):
+            raise _other(asked, name)
+        case NoRoom():
+            raise AssertionError("a request without room was refused before")
+
+
+def _no_room(
+    manager: Manager, refused: NoRoom, count: int, key: Key, may: Allowance
+) -> errors.TooManyRequests | errors.QueueFull:
+    """The error for a request of `count` tasks for which there is no room; counts it, too."""
+    is_budget, is_own = refused.limit is Limit.DAY_BUDGET, refused.limit is Limit.OWNER_QUEUE
+    manager.metrics.refused(key.owner, "budget" if is_budget else "queue")
+    if is_budget:
         had = f"{key.owner} may use {may.gpu_seconds} GPU seconds a day and has used them"
-        raise errors.TooManyRequests(f"{had}; the next day begins at 00:00 UTC", refused.created_ms / 1000)
-    most = may.queued if refused.fresh == OWNER_FULL else manager.settings.max_queued_tasks
-    whose = key.owner if refused.fresh == OWNER_FULL else "one priority"
-    room_s = min(manager.overview.drain_s(len(taken), manager.metrics.average_s), LONGEST_ADVICE_S)
-    raise errors.QueueFull(
-        f"no more than {most} tasks of {whose} may wait, and {len(taken)} more would be too many; "
+        wait_s = refused.retry_after_ms / 1000
+        return errors.TooManyRequests(f"{had}; the next day begins at 00:00 UTC", wait_s)
+    most = may.queued if is_own else manager.settings.max_queued_tasks
+    whose = key.owner if is_own else "one priority"
+    room_s = min(manager.overview.drain_s(count, manager.metrics.average_s), LONGEST_ADVICE_S)
+    return errors.QueueFull(
+        f"no more than {most} tasks of {whose} may wait, and {count} more would be too many; "
         "nothing was taken, try again when some have run",
         room_s,
     )

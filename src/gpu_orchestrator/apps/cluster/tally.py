@@ -19,13 +19,13 @@ from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.limits import allowance
 from gpu_orchestrator.apps.cluster.metrics import Metrics
 from gpu_orchestrator.apps.cluster.rates import SLOTS, Meter, Window
+from gpu_orchestrator.apps.cluster.schema import PREFIX
 
 AGREE_S = 1.0
 LOOK_FOR_S = 60.0
 """After a key was used here so long is looked at what others let in."""
 
 LINGER_S, MOST_LINGERING = 0.2, 500
-PREFIX = "/api/v1"
 
 
 class Tally:

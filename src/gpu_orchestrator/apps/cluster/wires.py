@@ -4,10 +4,18 @@ A session reads and writes frames; it does not know which of both brings them.
 """
 
 import asyncio
-import contextlib
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gpu_orchestrator.adapters.background import wait_until_set
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.cluster import errors
+from gpu_orchestrator.apps.cluster.keys import Key
+
+FIRST_WORD_S = 10.0
 
 
 class Parted(Exception):
@@ -22,6 +30,10 @@ class Wire(Protocol):
     async def send(self, frame: bytes) -> None: ...
 
     async def close(self) -> None: ...
+
+
+Serve = Callable[[Wire, str, Key], Coroutine[Any, Any, None]]
+"""Run the session of the worker of this name, which joined with this key."""
 
 
 class Socket:
@@ -82,10 +94,52 @@ class Mailbox:
         asked = self._asked = self._asked + 1
         if not self._out and not self.closed:
             self._more.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._more.wait()
+            await wait_until_set(self._more, timeout_s)
         if asked != self._asked:
             return []
         taken, self._out = self._out, []
         return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    key: Key
+    epoch: int
+    mailbox: Mailbox
+    serving: "asyncio.Task[None]"
+
+
+class Polls:
+    """Workers that poll: each has a mailbox, behind which the same session runs as behind a WebSocket."""
+
+    def __init__(self, serve: Serve, silence_s: float) -> None:
+        self._serve, self._silence_s = serve, silence_s
+        self._open: dict[str, Poll] = {}
+
+    async def register(self, hello: session.Hello, key: Key) -> session.Welcome:
+        """Begins a session; raises `Conflict` with the reason if the worker is not wanted."""
+        mailbox = Mailbox(self._silence_s)
+        serving = asyncio.get_running_loop().create_task(self._serve(mailbox, hello.name, key))
+        frames = await mailbox.exchange(session.frame(hello), FIRST_WORD_S)
+        said = [message for frame in frames for message in session.read_by_worker(frame)]
+        welcome = next((each for each in said if isinstance(each, session.Welcome)), None)
+        if welcome is None:
+            serving.cancel()
+            goodbye = next((each.reason for each in said if isinstance(each, session.Goodbye)), "no answer")
+            raise errors.Conflict(goodbye)
+        poll = self._open[hello.name] = Poll(key, welcome.epoch, mailbox, serving)
+        serving.add_done_callback(lambda _: self._forget(hello.name, poll))
+        return welcome
+
+    async def heartbeat(self, name: str, key: Key, epoch: int, said: bytes, timeout_s: float) -> list[bytes]:
+        """Frames for the worker. Raises `Conflict` for who must register anew."""
+        poll = self._open.get(name)
+        if poll is not None and poll.key.id != key.id:
+            raise errors.Forbidden(f"worker {name} joined with another key; use that one")
+        if poll is None or poll.epoch != epoch:
+            raise errors.Conflict(f"worker {name} has no session of epoch {epoch} here; register anew")
+        return await poll.mailbox.exchange(said, timeout_s)
+
+    def _forget(self, name: str, poll: Poll) -> None:
+        if self._open.get(name) is poll:
+            del self._open[name]

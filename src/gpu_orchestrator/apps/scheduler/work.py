@@ -1,12 +1,12 @@
 """Performs what the desk wants done, many jobs at once, and brings the outcome back to it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
+from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
 from gpu_orchestrator.adapters.pacer import Pacer
@@ -51,7 +51,7 @@ class Work:
         self._client, self._pods, self._leases = client, pods, leases
         self._binder, self._teller = binder, teller
         self._metrics, self._pacer = metrics, pacer
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
         self._bound_at: dict[str, float] = {}
 
@@ -60,7 +60,7 @@ class Work:
         self._desk, self._releaser = desk, releaser
 
     def place(self, job: BindJob) -> None:
-        self._start(self._place(job))
+        self._tasks.start(self._place(job))
         self._pacer.set(len(self._desk.binding))
 
     def abandon(self, job: BindJob, why: str) -> None:
@@ -79,7 +79,7 @@ class Work:
         self._releaser.add(uid, node, short=short)
 
     def clear(self, pod: Pod) -> None:
-        self._start(self._clear(pod))
+        self._tasks.start(self._clear(pod))
 
     def wake_at(self, moment: float | None) -> None:
         """Have the engine look again at this moment; the latest wish counts."""
@@ -95,21 +95,11 @@ class Work:
         """Decide nothing more and let what is under way come to its end."""
         self._desk.close()
         self.wake_at(None)
-        try:
-            while self._tasks:
-                await asyncio.wait(set(self._tasks))
-        finally:
-            for task in self._tasks:
-                task.cancel()
+        await self._tasks.finish()
 
     def _tick(self) -> None:
         self._timer = None
         self._desk.tick()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _place(self, job: BindJob) -> None:
         loop = asyncio.get_running_loop()

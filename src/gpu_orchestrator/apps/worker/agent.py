@@ -15,21 +15,22 @@ import structlog
 
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters import tls
+from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker import system
 from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.crew import Crew
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.keeper import now
 from gpu_orchestrator.apps.worker.lease import Lease
 from gpu_orchestrator.apps.worker.link import Link, NotWanted
 from gpu_orchestrator.apps.worker.report import Reporter
 from gpu_orchestrator.apps.worker.settings import Settings
 from gpu_orchestrator.apps.worker.work import Hands, Work
+from gpu_orchestrator.engine import backoff
 
 TICK_S = 0.25
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+SHORTEST_WAIT_S, LONGEST_WAIT_S, WAIT_JITTER = 0.1, 2.0, 0.5
 LAST_WORDS_S = 5.0
 
 log = structlog.get_logger()
@@ -85,7 +86,7 @@ class Agent:
     # --- the session ---------------------------------------------------------------------------------------
 
     async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
-        wait_s = SHORTEST_WAIT_S
+        failed = 0
         while True:
             try:
                 await self._link.talk(http, self._hello)
@@ -99,14 +100,15 @@ class Agent:
             if self._goodbye:
                 raise NotWanted(self._goodbye)
             if self._is_joined:
-                wait_s = SHORTEST_WAIT_S
+                failed = 0
+            wait_s = backoff.delay_s(failed, base_s=SHORTEST_WAIT_S, cap_s=LONGEST_WAIT_S)
             log.info("not joined, trying again", why=why, wait_s=wait_s)
             self._is_joined = False
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
-            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+            await asyncio.sleep(backoff.jittered(wait_s, WAIT_JITTER, random))
+            failed += 1
 
     def _hello(self) -> session.Hello:
-        self._hello_at = now()
+        self._hello_at = elapsed_s()
         return session.Hello(
             name=self._settings.name,
             instance=self._instance,
@@ -151,7 +153,7 @@ class Agent:
         self._welcome, self._is_joined = welcome, True
         self._renew_at = self._hello_at + welcome.renew_every_s
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
-        self._link.say(self._reporter.report(now()))
+        self._link.say(self._reporter.report(elapsed_s()))
         for message in (*self._work.begun(), *self._work.unacked()):
             self._link.say(message)
         if self._leaving.is_set():
@@ -173,7 +175,7 @@ class Agent:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self._tick_once(now())
+                self._tick_once(elapsed_s())
             except Exception:
                 log.exception("a moment of the worker failed")
 
@@ -187,7 +189,7 @@ class Agent:
 
     def _check_lease(self) -> None:
         """After its end, what runs here may run elsewhere."""
-        if self._lease.is_over(now()) and self._work.attempts():
+        if self._lease.is_over(elapsed_s()) and self._work.attempts():
             log.warning("lease over, all runners are killed", running=len(self._work.attempts()))
             self._work.stop()
             self._link.hang_up()
@@ -204,7 +206,7 @@ class Agent:
     def _room(self, attempt: Attempt) -> str:
         """Before an attempt is refused, the server gets the numbers that say why."""
         if reason := self._reporter.room(attempt):
-            self._link.say(self._reporter.report(now()))
+            self._link.say(self._reporter.report(elapsed_s()))
         return reason
 
     # --- the end -------------------------------------------------------------------------------------------

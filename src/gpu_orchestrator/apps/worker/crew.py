@@ -4,11 +4,11 @@ Attempts with devices get a runner each, kept for the next attempt on the same s
 few.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt, Devices
@@ -33,7 +33,7 @@ class Crew:
         self._processes, self._idle_s = processes, idle_s
         self._runners: defaultdict[Devices, list[Runner]] = defaultdict(list)
         self._until = 0.0
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting = BackgroundTasks()
 
     def all(self) -> list[Runner]:
         return [runner for runners in self._runners.values() for runner in runners]
@@ -66,7 +66,7 @@ class Crew:
         self._runners[runner.devices].remove(runner)
 
     def prolong(self, until: float) -> None:
-        """All may go on until then, by `keeper.now()`."""
+        """All may go on until then, by `clock.elapsed_s()`."""
         self._until = until
         for runner in self.all():
             runner.prolong(until)
@@ -87,9 +87,7 @@ class Crew:
         environment = self._gpus.environment(devices)
         runner = Runner(Plan(devices, environment, self._options, ears.hear, ears.told, ears.gone))
         self._runners[devices].append(runner)
-        task = asyncio.create_task(self._started(runner))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._starting.start(self._started(runner))
         return runner
 
     async def _started(self, runner: Runner) -> None:

@@ -16,11 +16,12 @@ import select
 import signal
 import struct
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from gpu_orchestrator.adapters.clock import elapsed_s
+from gpu_orchestrator.adapters.parent_death import end_with_parent
+
 PR_SET_CHILD_SUBREAPER = 36
 LONGEST_SLEEP_S = 1.0
 
@@ -29,13 +30,8 @@ LEASE, TERM, KILL = b"l", b"t", b"k"
 
 
 def order(kind: bytes, until: float = 0.0) -> bytes:
-    """What the agent writes to the lifeline; `until` is for `LEASE`, by `now()`."""
+    """What the agent writes to the lifeline; `until` is for `LEASE`, by `clock.elapsed_s()`."""
     return _ORDER.pack(kind, until)
-
-
-def now() -> float:
-    """Monotonic, the same in all processes of this machine, and it goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main() -> None:
@@ -58,9 +54,7 @@ def _become_runner(keeper: int, channel: int, bell: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
-        os._exit(1)
+    end_with_parent(keeper, signal.SIGKILL)
     from gpu_orchestrator.apps.worker import runner
 
     runner.main(channel, bell)
@@ -81,11 +75,11 @@ def _watch(runner: int, lifeline: int, reaped: int) -> int:
     poll.register(lifeline, select.POLLIN)
     until = float("inf")
     while True:
-        ready = dict(poll.poll(max(min(until - now(), LONGEST_SLEEP_S), 0) * 1000))
+        ready = dict(poll.poll(max(min(until - elapsed_s(), LONGEST_SLEEP_S), 0) * 1000))
         if reaped in ready and (status := _reap(runner, reaped)) is not None:
             return _end(runner, status)
         kind, until = _last_order(lifeline, until) if lifeline in ready else (LEASE, until)
-        if kind == KILL or now() >= until:
+        if kind == KILL or elapsed_s() >= until:
             return _end(runner, 0)
         if kind == TERM:
             _signal_group(runner, signal.SIGTERM)

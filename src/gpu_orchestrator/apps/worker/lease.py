@@ -11,7 +11,7 @@ LARGEST_MARGIN_S = 1.5
 
 @dataclass(slots=True)
 class Lease:
-    """Times are by `keeper.now()`. Before the first grant nothing is ours."""
+    """Times are by `clock.elapsed_s()`. Before the first grant nothing is ours."""
 
     length_s: float = 0.0
     until: float = float("-inf")

@@ -116,7 +116,7 @@ class Runner:
         self._unsent.clear()
 
     def prolong(self, until: float) -> None:
-        """The keeper ends the runner at this time (by `keeper.now()`) unless told a later one."""
+        """The keeper ends the runner at this time (by `clock.elapsed_s()`) unless told a later one."""
         self._write(self._lifeline, keeper.order(keeper.LEASE, until))
 
     def terminate(self) -> None:

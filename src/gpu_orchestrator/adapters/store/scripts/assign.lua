@@ -6,19 +6,20 @@ if not leads(fence) then return answer(fence, false) end
 
 local given = {}
 for number, each in ipairs(assignments) do
-  local id, worker = each[1], each[3]
+  local id, so_far, worker, epoch = unpack(each, 1, 4)
   local key = P .. 't:' .. id
-  local task = redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level', 'tenant')
-  if task[1] ~= 'queued' or task[2] ~= text(each[2]) then
+  local state, attempt, params, correlation, created, level, tenant = unpack(
+    redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level', 'tenant'), 1, 7)
+  if state ~= 'queued' or attempt ~= text(so_far) then
     given[number] = {'task moved on'}
-  elseif epoch_of(worker) ~= text(each[4]) then
+  elseif epoch_of(worker) ~= text(epoch) then
     given[number] = {'worker moved on'}
   else
     redis.call('HSET', key, unpack(given_fields(each)))
-    waits(task[6], -1)
-    move(id, 'queued', 'assigned', task[5], task[7])
+    waits(level, -1)
+    move(id, 'queued', 'assigned', created, tenant)
     give(id, worker)
-    given[number] = {task[3], task[4]}
+    given[number] = {params, correlation}
   end
 end
 return answer(fence, given)

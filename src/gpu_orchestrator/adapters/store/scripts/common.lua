@@ -118,10 +118,11 @@ local function set_alerts(worker, found)
       value = alert.value, message = alert.message}))
   end
   for _, each in ipairs(found) do
-    local name = each[1] .. each[2]
+    local device, kind, raises, value, message = unpack(each, 1, 5)
+    local name = device .. kind
     local before = stood[name]
-    if before or each[3] == 1 then
-      local alert = {device = each[1], kind = each[2], value = each[4], message = each[5], since = NOW}
+    if before or raises == 1 then
+      local alert = {device = device, kind = kind, value = value, message = message, since = NOW}
       if before then alert.since = before.since else tell_alert(alert, 'raised') end
       stands[#stands + 1] = alert
       stood[name] = nil
@@ -175,10 +176,13 @@ end
 
 local function active(state) return state == 'assigned' or state == 'running' end
 
+-- The first columns of a task's row, as scripts read it that ask who holds the attempt.
+local STATE, ATTEMPT, WORKER, EPOCH = 1, 2, 3, 4
+
 -- Only who holds the attempt may speak of it.
 local function holds(task, attempt, worker, epoch)
-  return active(task[1]) and task[2] == text(attempt) and task[3] == worker
-    and task[4] == text(epoch)
+  return active(task[STATE]) and task[ATTEMPT] == text(attempt) and task[WORKER] == worker
+    and task[EPOCH] == text(epoch)
 end
 
 -- The attempt has ended: what it held is free, and has counted for its owner since it was given.
@@ -192,14 +196,14 @@ end
 local ENDS = {completed = 'task_completed', failed = 'task_failed', dead = 'task_failed', cancelled = 'task_cancelled'}
 
 -- How an end is told: how long it took, or what went wrong.
-local function emit_end(id, to, row)
+local function emit_end(id, to, tenant, worker, attempt, started, failure)
   local more = ',"status":"' .. to .. '"'
   if to == 'completed' then
-    more = more .. ',"duration_seconds":' .. string.format('%.3f', (NOW - (tonumber(row[5]) or NOW)) / 1000)
-  elseif row[6] and row[6] ~= '' and to ~= 'cancelled' then
-    more = more .. ',"error":' .. row[6]
+    more = more .. ',"duration_seconds":' .. string.format('%.3f', (NOW - (tonumber(started) or NOW)) / 1000)
+  elseif failure and failure ~= '' and to ~= 'cancelled' then
+    more = more .. ',"error":' .. failure
   end
-  emit_task(ENDS[to], id, row[2], row[3], row[4], more)
+  emit_task(ENDS[to], id, tenant, worker, attempt, more)
 end
 
 -- `finish`, `requeue` and `died` answer the state the task is in now. `known`: what of the row its end needs, if the
@@ -208,28 +212,29 @@ local function finish(id, from, to, fields, keep_ms, known)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
   redis.call('PEXPIRE', key, to == 'dead' and keep_ms * DEAD_KEPT or keep_ms)
-  local row = known or
-    redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec')
-  if from == 'queued' then waits(row[7], -1) end
-  if string.find(row[8], '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
-  move(id, from, to, row[1], row[2])
+  local created, tenant, worker, attempt, started, failure, level, spec = unpack(known or
+    redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec'), 1, 8)
+  if from == 'queued' then waits(level, -1) end
+  if string.find(spec, '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
+  move(id, from, to, created, tenant)
   count(to)
-  emit_end(id, to, row)
+  emit_end(id, to, tenant, worker, attempt, started, failure)
   return to
 end
 
 -- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level')
+  local spec, attempt, created, deaths, tenant, worker, level = unpack(
+    redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level'), 1, 7)
   local after = delay_ms > 0 and NOW + delay_ms or 0
   redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
-  move(id, from, 'queued', row[3], row[5])
-  waits(row[7], 1)
+  move(id, from, 'queued', created, tenant)
+  waits(level, 1)
   count('requeued')
-  emit_task('task_requeued', id, row[5], row[6], row[2],
+  emit_task('task_requeued', id, tenant, worker, attempt,
     ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
-  tell_queued(id, row[1], tonumber(row[2]), after, tonumber(row[3]), row[4] or '')
+  tell_queued(id, spec, tonumber(attempt), after, tonumber(created), deaths or '')
   return 'queued'
 end
 
@@ -241,14 +246,14 @@ end
 -- blamed; two different workers dead, or no retries left, and it is a dead letter with the evidence.
 local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel', 'tenant', 'milli',
-    'assigned')
-  local state, tries = row[1], tonumber(row[3])
-  release(id, worker, tonumber(row[2]), row[7], row[8], row[9])
-  if row[6] == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
+  local state, attempt, tries, retries, earlier, cancel, tenant, milli, assigned = unpack(redis.call('HMGET', key,
+    'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel', 'tenant', 'milli', 'assigned'), 1, 9)
+  attempt, tries = tonumber(attempt), tonumber(tries)
+  release(id, worker, attempt, tenant, milli, assigned)
+  if cancel == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
   if state == 'assigned' then return requeue(id, state, 0, {'reason', evidence}) end
-  local deaths = (row[5] and row[5] ~= '') and cjson.decode(row[5]) or {}
-  deaths[#deaths + 1] = {worker = worker, attempt = tonumber(row[2]), kind = kind, evidence = evidence, at = NOW}
+  local deaths = (earlier and earlier ~= '') and cjson.decode(earlier) or {}
+  deaths[#deaths + 1] = {worker = worker, attempt = attempt, kind = kind, evidence = evidence, at = NOW}
   local others = {}
   local different = 0
   for _, death in ipairs(deaths) do
@@ -259,7 +264,7 @@ local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   end
   local written = cjson.encode(deaths)
   local lost = kind == 'worker' and 'WorkerLost' or 'RunnerDied'
-  if different >= 2 or tries + 1 > tonumber(row[4]) then
+  if different >= 2 or tries + 1 > tonumber(retries) then
     local why = different >= 2 and 'two different workers died running it' or 'no retries left'
     return finish(id, state, 'dead', {'deaths', written, 'tries', text(tries + 1), 'reason', why,
       'error', error_json(lost, evidence, false)}, keep_ms)
@@ -280,8 +285,8 @@ end
 local EPOCHS = {}
 local function epoch_of(worker)
   if not EPOCHS[worker] then
-    local row = redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state')
-    EPOCHS[worker] = row[2] == 'online' and row[1] or 'none'
+    local epoch, state = unpack(redis.call('HMGET', P .. 'w:' .. worker, 'epoch', 'state'), 1, 2)
+    EPOCHS[worker] = state == 'online' and epoch or 'none'
   end
   return EPOCHS[worker]
 end
@@ -289,8 +294,9 @@ end
 -- An assignment is {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU}. It is answered with
 -- {params, correlation id}, or {why not}. These are the fields of a task's row that say that it was given.
 local function given_fields(each)
-  return {'state', 'assigned', 'attempt', text(each[2] + 1), 'worker', each[3], 'epoch', text(each[4]), 'place', each[5],
-    'milli', text(each[6]), 'assigned', text(NOW), 'started', '0', 'cancel', '0', 'reason', ''}
+  local _, attempt, worker, epoch, place, milli = unpack(each, 1, 6)
+  return {'state', 'assigned', 'attempt', text(attempt + 1), 'worker', worker, 'epoch', text(epoch), 'place', place,
+    'milli', text(milli), 'assigned', text(NOW), 'started', '0', 'cancel', '0', 'reason', ''}
 end
 
 local function give(id, worker)

@@ -3,6 +3,8 @@
 --   duration ms, wanted}; kind is done | failed | died | refused | cancelled
 -- Answers per outcome {1 counted | 0 late, state of the task now, what is shown of it if it is final and wanted}
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
+-- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
+local TRIES, RETRIES, CANCEL, STARTED, TENANT, MILLI, ASSIGNED, CREATED, LEVEL, SPEC = 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
 local day = text(math.floor(NOW / 86400000))
 local told, finals, went = {}, {}, {}
 
@@ -16,59 +18,62 @@ end
 
 -- A runner that died had begun, though nobody had written that down yet.
 local function begin(id, task)
-  if task[1] == 'assigned' then
+  if task[STATE] == 'assigned' then
     local key = P .. 't:' .. id
     redis.call('HSET', key, 'state', 'running', 'started', text(NOW))
-    move(id, 'assigned', 'running', redis.call('HGET', key, 'created'), task[9])
-    emit_task('task_started', id, task[9], task[3], task[2])
+    move(id, 'assigned', 'running', redis.call('HGET', key, 'created'), task[TENANT])
+    emit_task('task_started', id, task[TENANT], task[WORKER], task[ATTEMPT])
   end
 end
 
 -- A short attempt ends before its beginning was written down: both are told, in order. Answers when it began.
 local function begun(id, task, kind, ms)
-  if task[8] and task[8] ~= '0' then return task[8] end
+  if task[STARTED] and task[STARTED] ~= '0' then return task[STARTED] end
   local at = NOW - ms
-  if kind == 'done' or kind == 'failed' then emit_task('task_started', id, task[9], task[3], task[2], '', at) end
+  if kind == 'done' or kind == 'failed' then
+    emit_task('task_started', id, task[TENANT], task[WORKER], task[ATTEMPT], '', at)
+  end
   return text(at)
 end
 
 local function cancelled(id, task, started)
-  return finish(id, task[1], 'cancelled', {'reason', 'cancelled', 'started', started}, keep_ms)
+  return finish(id, task[STATE], 'cancelled', {'reason', 'cancelled', 'started', started}, keep_ms)
 end
 
 local function failed(id, task, payload, retryable, delay_ms, started)
-  local tries = tonumber(task[5]) + 1
-  if task[7] == '1' then return cancelled(id, task, started) end
+  local tries = tonumber(task[TRIES]) + 1
+  if task[CANCEL] == '1' then return cancelled(id, task, started) end
   local fields = {'tries', text(tries), 'error', payload, 'started', started, 'reason'}
-  if retryable and tries <= tonumber(task[6]) then
+  if retryable and tries <= tonumber(task[RETRIES]) then
     fields[#fields + 1] = 'waits for a retry'
-    return requeue(id, task[1], delay_ms, fields)
+    return requeue(id, task[STATE], delay_ms, fields)
   end
   fields[#fields + 1] = retryable and 'no retries left' or 'the error is final'
-  return finish(id, task[1], retryable and 'dead' or 'failed', fields, keep_ms)
+  return finish(id, task[STATE], retryable and 'dead' or 'failed', fields, keep_ms)
 end
 
 -- What an attempt that still counts came to: the state of its task now.
 local function settle(id, task, each)
-  local attempt, worker, kind, payload = each[2], each[3], each[5], each[6]
+  local _, attempt, worker, _, kind, payload, retryable, delay_ms, ms = unpack(each, 1, 9)
   if kind == 'died' then
     begin(id, task)
     counted(worker, 'failed', 0)
-    return died(id, worker, 'runner', payload, each[8], keep_ms)
+    return died(id, worker, 'runner', payload, delay_ms, keep_ms)
   end
-  release(id, worker, attempt, task[9], task[10], task[11])
-  local started = begun(id, task, kind, each[9])
+  release(id, worker, attempt, task[TENANT], task[MILLI], task[ASSIGNED])
+  local started = begun(id, task, kind, ms)
   if kind == 'done' then
-    counted(worker, 'done', each[9])
-    return finish(id, task[1], 'completed', {'result', payload, 'error', '', 'reason', '', 'started', started}, keep_ms,
-      {task[12], task[9], task[3], task[2], started, '', task[13], task[14]})
+    counted(worker, 'done', ms)
+    return finish(id, task[STATE], 'completed', {'result', payload, 'error', '', 'reason', '', 'started', started},
+      keep_ms,
+      {task[CREATED], task[TENANT], task[WORKER], task[ATTEMPT], started, '', task[LEVEL], task[SPEC]})
   elseif kind == 'failed' then
     counted(worker, 'failed', 0)
-    return failed(id, task, payload, each[7], each[8], started)
-  elseif kind == 'cancelled' or task[7] == '1' then
+    return failed(id, task, payload, retryable, delay_ms, started)
+  elseif kind == 'cancelled' or task[CANCEL] == '1' then
     return cancelled(id, task, started)
   end
-  return requeue(id, task[1], each[8], {'reason', payload, 'started', started})
+  return requeue(id, task[STATE], delay_ms, {'reason', payload, 'started', started})
 end
 
 -- What is shown of a task that has ended; its parameters may be large.
@@ -87,17 +92,17 @@ local function shown(key)
 end
 
 for number, each in ipairs(outcomes) do
-  local id = each[1]
+  local id, attempt, worker, epoch, _, _, _, _, _, wanted = unpack(each, 1, 10)
   local key = P .. 't:' .. id
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
     'tenant', 'milli', 'assigned', 'created', 'level', 'spec')
-  if not holds(task, each[2], each[3], each[4]) then
+  if not holds(task, attempt, worker, epoch) then
     count('late')
-    told[number] = {0, task[1] or 'gone', {}}
+    told[number] = {0, task[STATE] or 'gone', {}}
   else
     local state = settle(id, task, each)
     if state ~= 'queued' then finals[#finals + 1] = id end
-    told[number] = {1, state, (each[10] and state ~= 'queued') and shown(key) or {}}
+    told[number] = {1, state, (wanted and state ~= 'queued') and shown(key) or {}}
   end
 end
 for worker, counts in pairs(went) do write('d:' .. worker, counts) end

@@ -10,18 +10,24 @@
 --   is not taken: -2 too many wait of this owner | -3 too many wait at this level | -4 its day is used up, in which case
 --   created is ms until the next}, per assignment {params, correlation id} or {why not}}
 local fence, remember_ms, tasks, assignments, units, unit_of = ARG[1], ARG[2], ARG[4], ARG[5], ARG[6], ARG[7]
+-- Columns of a task, and of a unit.
+local ID, SPEC, PARAMS, IDEMPOTENCY, LEVEL = 1, 2, 3, 5, 8
+local OWNER, MOST_WAITING, MOST_AT_LEVEL, MOST_GPU_MS, WANTED = 1, 2, 3, 4, 5
 local led = leads(fence)
 local known_to_leader = led and ARG[3] == 1
 
 -- Tasks that are known already need no room.
 local rows, known = {}, {}
 for number, task in ipairs(tasks) do
-  local found = task[5] ~= '' and redis.call('GET', P .. 'idem:' .. task[5])
-  local row = found and redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'params')
-  if row and row[1] then
-    rows[number] = {found, row[1], row[2], row[3]}
+  local found = task[IDEMPOTENCY] ~= '' and redis.call('GET', P .. 'idem:' .. task[IDEMPOTENCY])
+  local created, spec, params
+  if found then
+    created, spec, params = unpack(redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'params'), 1, 3)
+  end
+  if created then
+    rows[number] = {id = found, created = created, spec = spec, params = params}
     local unit = unit_of[number] or 0
-    if unit > 0 then units[unit][5][task[8] + 1] = units[unit][5][task[8] + 1] - 1 end
+    if unit > 0 then add(units[unit][WANTED], task[LEVEL] + 1, -1) end
   end
 end
 
@@ -36,17 +42,18 @@ local function full(name, count, most, key, field)
 end
 
 local function verdict(unit)
-  local owner, all = unit[1], 0
-  for _, wanted in ipairs(unit[5]) do all = all + wanted end
-  if all > 0 and unit[4] > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= unit[4] then
+  local owner, all = unit[OWNER], 0
+  for _, wanted in ipairs(unit[WANTED]) do all = all + wanted end
+  local gpu_ms = unit[MOST_GPU_MS]
+  if all > 0 and gpu_ms > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= gpu_ms then
     return -4
   end
-  if full(owner, all, unit[2], P .. 'o:' .. owner .. ':queued') then return -2 end
-  for at, wanted in ipairs(unit[5]) do
-    if full(at, wanted, unit[3], P .. 'levels', text(at - 1)) then return -3 end
+  if full(owner, all, unit[MOST_WAITING], P .. 'o:' .. owner .. ':queued') then return -2 end
+  for at, wanted in ipairs(unit[WANTED]) do
+    if full(at, wanted, unit[MOST_AT_LEVEL], P .. 'levels', text(at - 1)) then return -3 end
   end
   add(promised, owner, all)
-  for at, wanted in ipairs(unit[5]) do add(promised, at, wanted) end
+  for at, wanted in ipairs(unit[WANTED]) do add(promised, at, wanted) end
   return 1
 end
 
@@ -56,40 +63,43 @@ for number, unit in ipairs(units) do verdicts[number] = verdict(unit) end
 -- The number of the assignment of each task, and what became of it.
 local goes, given = {}, {}
 for number, each in ipairs(led and assignments or {}) do
-  goes[each[1]] = number
+  goes[each[ID]] = number
   given[number] = {'task moved on'}
 end
 
 -- A new task's row; given to a worker at once if that is as the leader knew it.
 local function take(task)
-  local id, number = task[1], goes[task[1]]
+  local id, spec, params, retries, _, correlation, tenant, level = unpack(task, 1, 8)
+  local number = goes[id]
   local each = number and assignments[number]
-  local is_given = each and epoch_of(each[3]) == text(each[4])
-  redis.call('HSET', P .. 't:' .. id, 'spec', task[2], 'params', task[3], 'tries', '0', 'retries', text(task[4]),
-    'created', text(NOW), 'correlation', task[6], 'tenant', task[7], 'level', text(task[8]),
+  local worker, epoch
+  if each then worker, epoch = each[3], each[4] end
+  local is_given = each and epoch_of(worker) == text(epoch)
+  redis.call('HSET', P .. 't:' .. id, 'spec', spec, 'params', params, 'tries', '0', 'retries', text(retries),
+    'created', text(NOW), 'correlation', correlation, 'tenant', tenant, 'level', text(level),
     unpack(is_given and given_fields(each) or {'state', 'queued', 'attempt', '0'}))
-  enlist(id, is_given and 'assigned' or 'queued', NOW, task[7])
-  if is_given then give(id, each[3]) else waits(text(task[8]), 1) end
-  if each then given[number] = is_given and {task[3], task[6]} or {'worker moved on'} end
+  enlist(id, is_given and 'assigned' or 'queued', NOW, tenant)
+  if is_given then give(id, worker) else waits(text(level), 1) end
+  if each then given[number] = is_given and {params, correlation} or {'worker moved on'} end
 end
 
 local taken, fresh = {}, 0
 for number, task in ipairs(tasks) do
-  local id, idem, row = task[1], task[5], rows[number]
+  local id, idem, row = task[ID], task[IDEMPOTENCY], rows[number]
   local said = row == nil and verdicts[unit_of[number] or 0] or 1
   if row == nil and idem ~= '' and known[idem] then row = known[idem] end
   if said < 0 then
     taken[number] = {'', said == -4 and 86400000 - NOW % 86400000 or 0, said}
   elseif row then
-    local same = row[3] == task[2] and row[4] == task[3]
-    taken[number] = {row[1], tonumber(row[2]), same and 0 or -1}
+    local same = row.spec == task[SPEC] and row.params == task[PARAMS]
+    taken[number] = {row.id, tonumber(row.created), same and 0 or -1}
   else
     take(task)
     if idem ~= '' then
       redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms)
-      known[idem] = {id, NOW, task[2], task[3]}
+      known[idem] = {id = id, created = NOW, spec = task[SPEC], params = task[PARAMS]}
     end
-    if not known_to_leader then tell_queued(id, task[2], 0, 0, NOW, '') end
+    if not known_to_leader then tell_queued(id, task[SPEC], 0, 0, NOW, '') end
     taken[number] = {id, NOW, 1}
     fresh = fresh + 1
   end

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.audit import Noted
 from gpu_orchestrator.apps.cluster import schema_access as schema
+from gpu_orchestrator.apps.cluster.access import manager_of
 from gpu_orchestrator.apps.cluster.audit import Entry
 from gpu_orchestrator.apps.cluster.http import json_response
-from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
 from gpu_orchestrator.apps.cluster.shown import when
 
@@ -25,7 +25,7 @@ async def page(
     before: Annotated[int, Query(ge=0, le=2**53)] = 0,
 ) -> Response:
     """What was changed, newest first. Go on with `before` set to what `next` said, until that is null."""
-    manager: Manager = request.app.state.manager
+    manager = manager_of(request)
     await manager.audit.flush()
     found = await manager.store.audit.page(before=before, limit=limit)
     entries = [_shown(each) for each in found.entries]

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from gpu_orchestrator.apps.cluster import errors
 from gpu_orchestrator.apps.cluster import schema_access as schema
+from gpu_orchestrator.apps.cluster.access import manager_of
 from gpu_orchestrator.apps.cluster.http import json_response
 from gpu_orchestrator.apps.cluster.keys import Key
 from gpu_orchestrator.apps.cluster.manager import Manager
@@ -34,4 +35,4 @@ async def forget(request: Request) -> Response:
 def _asked(request: Request) -> tuple[Manager, str]:
     key: Key = request.state.key
     request.state.object = key.owner
-    return request.app.state.manager, key.owner
+    return manager_of(request), key.owner

@@ -11,27 +11,21 @@ from starlette.responses import Response
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.history import RINGS
 from gpu_orchestrator.api import timestamps
-from gpu_orchestrator.api.units import show_memory, show_seconds
+from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
 from gpu_orchestrator.apps.cluster import history, schema
-from gpu_orchestrator.apps.cluster.access import needs
+from gpu_orchestrator.apps.cluster.access import manager_of, needs
 from gpu_orchestrator.apps.cluster.http import json_response
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
 
 router = APIRouter(tags=["cluster"])
-MIB = 1024 * 1024
 Timeframe = Literal["1h", "24h", "7d", "30d"]
-
-
-def _manager(request: Request) -> Manager:
-    manager: Manager = request.app.state.manager
-    return manager
 
 
 @router.get("/health", **described(schema.Health, needs="nothing"))
 async def health(request: Request) -> Response:
     """How this process and what it needs are; always 200 when somebody is there to answer."""
-    return json_response(await _health(_manager(request)))
+    return json_response(await _health(manager_of(request)))
 
 
 @router.get("/health/live", **described(schema.Health, needs="nothing"))
@@ -42,13 +36,13 @@ async def live(request: Request) -> Response:
 @router.get("/health/ready", **described(schema.Health, needs="nothing"))
 async def ready(request: Request) -> Response:
     """503 when the store does not answer or nobody leads."""
-    found = await _health(_manager(request))
+    found = await _health(manager_of(request))
     return json_response(found, 200 if found.status != "unhealthy" else 503)
 
 
 @router.get("/cluster/status", **described(schema.ClusterStatus, needs="read"))
 async def status(request: Request) -> Response:
-    manager = _manager(request)
+    manager = manager_of(request)
     workers, cluster = await manager.overview.cluster()
     counts = manager.overview.counts
     online = [worker for worker in workers.values() if worker.online]
@@ -85,12 +79,12 @@ async def status(request: Request) -> Response:
 async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Response:
     """How the cluster was in the last hour, day, week or month."""
     ring = RINGS[timeframe]
-    return json_response(history.body(ring, await _manager(request).store.history.read(ring)))
+    return json_response(history.body(ring, await manager_of(request).store.history.read(ring)))
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=needs("metrics"))
 async def metrics(request: Request) -> Response:
-    body = prometheus_client.generate_latest(_manager(request).metrics.registry)
+    body = prometheus_client.generate_latest(manager_of(request).metrics.registry)
     return Response(body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
 

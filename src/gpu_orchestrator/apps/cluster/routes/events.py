@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.events import Id, id_of
 from gpu_orchestrator.apps.cluster import errors, feed, schema
-from gpu_orchestrator.apps.cluster.access import needs
+from gpu_orchestrator.apps.cluster.access import manager_of, needs
 from gpu_orchestrator.apps.cluster.http import json_response
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
@@ -23,7 +23,7 @@ async def page(
 ) -> Response:
     """Events after one whose id is given, oldest first; without one the latest. `after=0` begins with the
     oldest that is kept. A page may be empty though there are more: go on from `next`."""
-    manager: Manager = request.app.state.manager
+    manager = manager_of(request)
     found = await manager.store.events.page(_id(after) if after else None, limit)
     watcher = feed.Watcher(request.state.key)
     seen = [each for each in map(feed.told, found.entries) if watcher.sees(each)]
@@ -34,7 +34,7 @@ async def page(
 @router.get("/events", include_in_schema=False, dependencies=needs("read"))
 async def stream(request: Request, after: After = "") -> Response:
     """Server-sent events. Resumes from the header `Last-Event-ID` or from `after`."""
-    manager: Manager = request.app.state.manager
+    manager = manager_of(request)
     at = await _from(manager, request.headers.get("last-event-id", "") or after)
     return EventStream(manager.feed, at, request.state.key)
 
@@ -42,7 +42,7 @@ async def stream(request: Request, after: After = "") -> Response:
 @router.websocket("/ws", dependencies=needs("read"))
 async def socket(websocket: WebSocket, after: After = "") -> None:
     """The same, one event a message. Resumes from `after`."""
-    manager: Manager = websocket.app.state.manager
+    manager = manager_of(websocket)
     await serve_socket(manager.feed, websocket, await _from(manager, after))
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gpu_orchestrator.adapters.store.keys import KeyRow
 from gpu_orchestrator.apps.cluster import errors, keys, limits
 from gpu_orchestrator.apps.cluster import schema_access as schema
+from gpu_orchestrator.apps.cluster.access import manager_of
 from gpu_orchestrator.apps.cluster.http import json_response, read
 from gpu_orchestrator.apps.cluster.keys import SCOPES, Key
 from gpu_orchestrator.apps.cluster.manager import Manager
@@ -18,15 +19,10 @@ from gpu_orchestrator.apps.cluster.shown import when
 router = APIRouter(tags=["keys"])
 
 
-def _manager(request: Request) -> Manager:
-    manager: Manager = request.app.state.manager
-    return manager
-
-
 @router.post("/keys", **described(schema.KeyMade, needs="admin", status=201, body=schema.KeyRequest))
 async def create(request: Request) -> Response:
     """Make a key. Its secret is shown this once."""
-    manager = _manager(request)
+    manager = manager_of(request)
     asked = await read(request, schema.KeyRequest)
     secret = keys.make()
     row = _row(asked, secret, by=request.state.key, now_ms=manager.keys.now_ms())
@@ -45,7 +41,7 @@ async def page(
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> Response:
     """All keys, oldest first, with those of the settings and without any secret."""
-    manager = _manager(request)
+    manager = manager_of(request)
     found = [key for key in await manager.keyring.all() if owner in ("", key.owner)]
     shown = [_info(key, manager.keys.now_ms()) for key in found[offset : offset + limit]]
     return json_response(schema.KeyPage(keys=shown, total=len(found), limit=limit, offset=offset))
@@ -54,7 +50,7 @@ async def page(
 @router.get("/limits", **described(schema.MyLimits, needs="read"))
 async def my_limits(request: Request) -> Response:
     """What the key that asks may, and what it and its owner have of it now."""
-    manager, key = _manager(request), request.state.key
+    manager, key = manager_of(request), request.state.key
     may, usage = manager.owners.of_key(key), await manager.usage(key.owner)
     minute, hour = manager.tally.used(key)
     share = schema.Share
@@ -76,7 +72,7 @@ async def my_limits(request: Request) -> Response:
 @router.delete("/keys/{key_id}", **described(schema.KeyInfo, needs="admin"))
 async def revoke(request: Request, key_id: str) -> Response:
     """Revoke a key for good: every process refuses it within a second, and its connections are closed."""
-    manager = _manager(request)
+    manager = manager_of(request)
     if any(key_id == key.id for key in manager.keys.configured):
         raise errors.Conflict(
             f"key {key_id} comes from the settings; change API_KEY or the worker token and start anew"

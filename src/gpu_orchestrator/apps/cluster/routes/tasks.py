@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.cluster import errors, explain, schema, shown
+from gpu_orchestrator.apps.cluster.access import manager_of
 from gpu_orchestrator.apps.cluster.http import Endpoint, json_response, read
 from gpu_orchestrator.apps.cluster.keys import Key
-from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
 from gpu_orchestrator.apps.cluster.submit import accept, accept_again, accepted
 from gpu_orchestrator.apps.cluster.translate import request_of
@@ -26,11 +26,6 @@ TASKS_PER_REQUEST = 100
 RETRIED = ("failed", "dead", "cancelled")
 
 
-def _manager(request: Request) -> Manager:
-    manager: Manager = request.app.state.manager
-    return manager
-
-
 def _sees(request: Request) -> str:
     key: Key = request.state.key
     return key.sees
@@ -39,7 +34,7 @@ def _sees(request: Request) -> str:
 async def submit(request: Request) -> Response:
     """Take a task into the queue. What can never fit is refused at once, with the reasons. With `wait`, so
     many seconds are waited for its end, and the answer is the task."""
-    manager, state = _manager(request), request.scope["state"]
+    manager, state = manager_of(request), request.scope["state"]
     seconds = _wait_s(request.scope["query_string"])
     asked = await read(request, schema.TaskRequest)
     (taken,) = await accept(manager, [asked], state["key"], state["correlation"])
@@ -52,7 +47,7 @@ async def submit(request: Request) -> Response:
 async def submit_batch(request: Request) -> Response:
     """Take many tasks at once: all of them, or none and an error that names the first bad one. Counts as one
     request for every hundred tasks."""
-    manager, asked = _manager(request), await read(request, schema.TaskBatch)
+    manager, asked = manager_of(request), await read(request, schema.TaskBatch)
     if more := (len(asked.tasks) - 1) // TASKS_PER_REQUEST:
         manager.tally.take(request.state.key, "POST", request.scope["path"], cost=more)
     taken = await accept(manager, asked.tasks, request.state.key, request.state.correlation)
@@ -104,7 +99,7 @@ async def dead(
 
 @router.get("/tasks/{task_id}", **described(schema.TaskStatus, needs="read"))
 async def status(request: Request, task_id: str) -> Response:
-    return json_response(shown.task_status(task_id, await _manager(request).row(task_id, _sees(request))))
+    return json_response(shown.task_status(task_id, await manager_of(request).row(task_id, _sees(request))))
 
 
 @router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus, needs="read"))
@@ -114,7 +109,7 @@ async def wait(
     timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_WAIT_S)] = 30.0,
 ) -> Response:
     """The task when it has ended, or as it is when time is up."""
-    manager, owner = _manager(request), _sees(request)
+    manager, owner = manager_of(request), _sees(request)
     if owner:
         await manager.row(task_id, owner)
     return json_response(shown.task_status(task_id, await manager.wait(task_id, timeout_s)))
@@ -123,7 +118,7 @@ async def wait(
 @router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
     """Why a task waits: every worker and every device, and what keeps it from being taken."""
-    manager, owner = _manager(request), _sees(request)
+    manager, owner = manager_of(request), _sees(request)
     row = await manager.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
     wanted = request_of(task_id, task.decode(row["spec"]))
@@ -150,7 +145,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
 @router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, needs="submit", status=202))
 async def retry(request: Request, task_id: str) -> Response:
     """Queue a task anew that ended without a result."""
-    before = await accept_again(_manager(request), task_id, request.state.key)
+    before = await accept_again(manager_of(request), task_id, request.state.key)
     if not before:
         raise errors.NotFound(f"there is no task {task_id}")
     if before not in RETRIED:
@@ -161,7 +156,7 @@ async def retry(request: Request, task_id: str) -> Response:
 @router.delete("/tasks/{task_id}", **described(schema.TaskChanged, needs="submit"))
 async def cancel(request: Request, task_id: str) -> Response:
     """Cancel: a queued task at once, a running one by asking, then SIGTERM, then SIGKILL."""
-    manager = _manager(request)
+    manager = manager_of(request)
     (before,) = await manager.store.tasks.cancel([task_id], owner=_sees(request))
     if not before.state:
         raise errors.NotFound(f"there is no task {task_id}")
@@ -196,7 +191,7 @@ def _parsed_wait_s(query: bytes) -> float:
 
 
 async def _page(request: Request, states: list[str], worker: str, *, limit: int, offset: int) -> Response:
-    stored = _manager(request).store.tasks
+    stored = manager_of(request).store.tasks
     found = await stored.page(states=states, worker=worker, owner=_sees(request), offset=offset, limit=limit)
     rows = await stored.fetch(found.ids)
     tasks = [shown.task_status(name, row) for name, row in zip(found.ids, rows, strict=True) if row]

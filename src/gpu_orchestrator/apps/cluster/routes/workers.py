@@ -9,7 +9,7 @@ from starlette.responses import Response
 from gpu_orchestrator.adapters.store.values import Departure
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.cluster import errors, fleet, schema, shown
-from gpu_orchestrator.apps.cluster.access import needs
+from gpu_orchestrator.apps.cluster.access import manager_of, needs
 from gpu_orchestrator.apps.cluster.http import body_of, json_response, read, while_there
 from gpu_orchestrator.apps.cluster.manager import Manager
 from gpu_orchestrator.apps.cluster.routes.described import described
@@ -19,15 +19,10 @@ router = APIRouter(tags=["workers"])
 LONGEST_POLL_S = 60.0
 
 
-def _manager(request: Request) -> Manager:
-    manager: Manager = request.app.state.manager
-    return manager
-
-
 @router.websocket("/workers/{name}/session", dependencies=needs("worker"))
 async def connect(websocket: WebSocket, name: str) -> None:
     """The worker's one connection; what is said on it is in `api/session.py`."""
-    manager: Manager = websocket.app.state.manager
+    manager = manager_of(websocket)
     await websocket.accept()
     await manager.sessions.serve(Socket(websocket), name, websocket.state.key)
 
@@ -41,7 +36,7 @@ async def register(request: Request) -> Response:
     """
     hello = await read(request, session.Hello)
     request.state.object = hello.name
-    welcome = await _manager(request).polls.register(hello, request.state.key)
+    welcome = await manager_of(request).polls.register(hello, request.state.key)
     return json_response(
         schema.WorkerRegistered(
             worker_id=welcome.worker_id,
@@ -70,7 +65,7 @@ async def heartbeat(
         session.read_by_server(said)
     except msgspec.MsgspecError as error:
         raise errors.Unprocessable(f"not understood: {error}") from error
-    asked = _manager(request).polls.heartbeat(worker_id, request.state.key, epoch, said, timeout_s)
+    asked = manager_of(request).polls.heartbeat(worker_id, request.state.key, epoch, said, timeout_s)
     frames = await while_there(request, asked)  # what would reach nobody stays for the next one
     joined = b",".join(frame[1:-1] for frame in frames or ())
     return Response(b"[" + joined + b"]", media_type="application/json")
@@ -81,7 +76,7 @@ async def page(
     request: Request, status: str = "", gpu_type: Annotated[str, Query(max_length=200)] = ""
 ) -> Response:
     """All workers; `gpu_type` is part of a device's model."""
-    manager = _manager(request)
+    manager = manager_of(request)
     found = [shown.worker_info(row, await _reserved(manager, row)) for row in await _rows(manager)]
     online = sum(each.status not in ("offline", "suspect") for each in found)
     chosen = [each for each in found if _asked_for(each, status, gpu_type)]
@@ -92,7 +87,7 @@ async def page(
 
 @router.get("/workers/{worker_id}", **described(schema.WorkerDetail, needs="read"))
 async def detail(request: Request, worker_id: str) -> Response:
-    manager = _manager(request)
+    manager = manager_of(request)
     (row,) = await manager.store.workers.fetch([worker_id])
     if row is None:
         raise _nobody(worker_id)
@@ -138,7 +133,7 @@ async def uncordon_device(request: Request, worker_id: str, index: int) -> Respo
 @router.delete("/workers/{worker_id}", **described(schema.WorkerChanged, needs="admin"))
 async def remove(request: Request, worker_id: str, drain: bool = True) -> Response:
     """With `drain` the worker finishes what runs first; without, that is run elsewhere at once."""
-    manager = _manager(request)
+    manager = manager_of(request)
     (row,) = await manager.store.workers.fetch([worker_id])
     if row is None:
         raise _nobody(worker_id)
@@ -160,7 +155,7 @@ async def _control(
     status: str,
     command: session.Message | None = None,
 ) -> Response:
-    manager = _manager(request)
+    manager = manager_of(request)
     known = await manager.store.workers.control(worker_id, fields, status=status)
     if command is not None and known.state:
         manager.sessions.to(worker_id, known.api, command)
@@ -174,7 +169,7 @@ def _changed(worker_id: str, state: str, status: str) -> Response:
 
 
 async def _control_device(request: Request, worker_id: str, index: int, *, cordoned: bool) -> Response:
-    manager = _manager(request)
+    manager = manager_of(request)
     seen = (await fleet.load(manager.store, [worker_id])).get(worker_id)
     if seen is None:
         raise _nobody(worker_id)

@@ -1,0 +1,39 @@
+"""Run coroutines in the background, and wait for an event for a limited time.
+
+The event loop keeps only a weak reference to a task: one that nobody else holds may be collected before it
+ends. `BackgroundTasks` holds each task until then.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+
+class BackgroundTasks:
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def finish(self) -> None:
+        """Wait for all, also for those that start meanwhile. Cancel them if the wait is cancelled."""
+        try:
+            while self._running:
+                await asyncio.wait(set(self._running))
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+
+async def wait_until_set(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when the event is set, or after `timeout_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
