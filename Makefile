@@ -50,7 +50,7 @@ bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside k
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
 bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
-	@$(BIN)/python -m benchmarks.operator $(ARGS)
+	@$(BIN)/python -m benchmarks.operator_scale $(ARGS)
 
 bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
 	@$(BIN)/python -m benchmarks.decide $(ARGS)
