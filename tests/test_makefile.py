@@ -32,7 +32,10 @@ class Toy:
 
 PURE = {"bench-decide": Toy("--sizes 20 --decisions 100", {"median_us", "p99_us", "engine_per_s"})}
 REAL = {
-    "bench-bind": Toy("--nodes 2 --pods 10 --rounds 1", {"ratio_lease", "ratio_claims", "pods_per_s"}),
+    "bench-bind": Toy(
+        "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain",
+        {"ratio_lease", "ratio_plain"},
+    ),
     "bench-kube-parse": Toy("--pods 20 --rounds 1", {"seconds", "official_seconds", "speedup"}),
     "bench-kube-write": Toy("--pods 20 --rounds 1 --in-flight 4", {"creates_per_s", "binds_per_s"}),
     "bench-operator": Toy("--nodes 2 --workloads 4", {"scheduled_p99_s", "failover_s", "decided_anew"}),
