@@ -36,7 +36,7 @@ check: $(VENV)/ready ## Format, lint, types and import rules
 test-fast: $(VENV)/ready ## Pure code only: seconds, no server, no network [ARGS=...]
 	@$(BIN)/python -m pytest -q -m "not real" $(ARGS)
 
-test: $(VENV)/ready check tools ## What every change must pass, with a coverage report [ARGS=...]
+test: $(VENV)/bench/ready check tools ## What every change must pass, with a coverage report [ARGS=...]
 	@rm -f .coverage .coverage.*
 	@$(BIN)/python -m coverage run -m pytest $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered
@@ -48,12 +48,12 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where 
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-tasks bench-vram bench-watchers load
-bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS=...]
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-store bench-tasks bench-vram bench-watchers load
+bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease,plain"]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
 bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
-	@$(BIN)/python -m benchmarks.operator $(ARGS)
+	@$(BIN)/python -m benchmarks.operator_scale $(ARGS)
 
 bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
 	@$(BIN)/python -m benchmarks.decide $(ARGS)
@@ -61,8 +61,11 @@ bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throu
 bench-kube-parse: $(VENV)/bench/ready ## Reading 5,000 pods: our client against the official one [ARGS=...]
 	@$(BIN)/python -m benchmarks.kube_parse --official-python $(VENV)/bench/bin/python $(ARGS)
 
-bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds per second on a real API server [ARGS=...]
+bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds on a real API server: our transport beside aiohttp [ARGS=...]
 	@$(BIN)/python -m benchmarks.kube_write $(ARGS)
+
+bench-store: $(VENV)/bench/ready ## Script calls on the store: our client beside valkey-py and valkey-glide [ARGS=...]
+	@$(BIN)/python -m benchmarks.store $(ARGS)
 
 bench-tasks: $(VENV)/bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
 	@$(BIN)/python -m benchmarks.tasks $(ARGS)

@@ -33,9 +33,13 @@ WRITES = {"create", "update", "patch", "delete"}
 PODS = "/api/v1/namespaces/bench/pods"
 SETTLE_S = 1.5
 LIMIT_S = 180.0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+"""The kernel counts CPU in these."""
 
 KUBE = "kube-scheduler"
 OURS = ("lease", "binding", "claims")
+PLAIN = "plain"
+"""Our scheduler as `lease`, with every request sent by aiohttp; see `plain_http.py`."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,8 @@ class Bench:
         file = self._folder / f"{who}.json"
         file.write_text(json.dumps(settings))
         profiler = ["-m", "cProfile", "-o", str(self._profiles / f"{who}.prof")] if self._profiles else []
-        command = [sys.executable, *profiler, "-m", "gpu_orchestrator", "scheduler", f"--config={file}"]
+        module = "benchmarks.plain_http" if who == PLAIN else "gpu_orchestrator"
+        command = [sys.executable, *profiler, "-m", module, "scheduler", f"--config={file}"]
         return Process("ours", command, self._folder, {})
 
     def _cpu(self, process: Process) -> dict[str, float]:
@@ -249,19 +254,23 @@ def summary(rounds: list[list[Result]]) -> dict[str, Any]:
         for each in results:
             by.setdefault(each.who, []).append(each)
 
-    def ratio(who: str, of: Callable[[Result], float]) -> float | None:
-        if who not in by or KUBE not in by:
+    def ratio(who: str, of: Callable[[Result], float], to: str = KUBE) -> float | None:
+        if who not in by or to not in by:
             return None
-        pairs = zip(by[who], by[KUBE], strict=True)
+        pairs = zip(by[who], by[to], strict=True)
         return round(statistics.median(of(ours) / of(theirs) for ours, theirs in pairs), 2)
 
     told: dict[str, Any] = {}
     for who in OURS:
         told[f"ratio_{who}"] = ratio(who, lambda each: each.bound_per_s)
         told[f"ratio_{who}_all_writes"] = ratio(who, lambda each: each.done_per_s)
-        told[f"ratio_{who}_cpu"] = ratio(who, lambda each: 1 / sum(each.cpu_s.values()))
+        told[f"ratio_{who}_cpu"] = ratio(who, lambda each: 1 / _used(each.cpu_s))
         if who in by:
             told[f"writes_per_pod_{who}"] = statistics.median(each.writes_per_pod for each in by[who])
+    if PLAIN in by:
+        told["ratio_plain"] = ratio("lease", lambda each: each.bound_per_s, PLAIN)
+        told["ratio_plain_scheduler_cpu"] = ratio("lease", lambda each: 1 / _scheduler(each), PLAIN)
+        told["ratio_plain_cpu"] = ratio("lease", lambda each: 1 / _used(each.cpu_s), PLAIN)
     told["pods_per_s"] = {
         who: round(statistics.median(each.bound_per_s for each in them), 1) for who, them in by.items()
     }
@@ -269,12 +278,21 @@ def summary(rounds: list[list[Result]]) -> dict[str, Any]:
     return told
 
 
+def _used(cpu_s: dict[str, float]) -> float:
+    return max(sum(cpu_s.values()), TICK_S)
+
+
+def _scheduler(result: Result) -> float:
+    """CPU seconds of the scheduler from its first bind to its last write."""
+    return max(result.cpu_s["scheduler"] + result.rest_cpu_s["scheduler"], TICK_S)
+
+
 def table(rounds: list[list[Result]]) -> None:
     head = (
         f"{'':15}{'bound/s':>9}{'done/s':>9}{'writes':>8}{'api CPU':>9}{'etcd':>7}{'sched':>7}{'RSS MB':>8}"
     )
     print(f"\n{head}")
-    for who in (KUBE, *OURS):
+    for who in (KUBE, *OURS, PLAIN):
         them = [each for results in rounds for each in results if each.who == who]
         if them:
             middle = [
@@ -298,7 +316,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--who", default=",".join((KUBE, *OURS)), help="contenders, by comma")
+    parser.add_argument("--who", default=",".join((KUBE, *OURS)), help=f"contenders, by comma; also {PLAIN}")
     parser.add_argument(
         "--profile", type=Path, metavar="FOLDER", help="write what cProfile sees of our process there"
     )

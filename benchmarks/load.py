@@ -21,7 +21,7 @@ from benchmarks.table import show
 from tests.fleet import Fleet
 
 HERE = Path(__file__).parent.parent
-LOCUST = HERE / ".venv" / "bench" / "bin" / "locust"
+LOCUST = Path(sys.prefix) / "bench" / "bin" / "locust"
 PER_CLIENT = 4
 HIGH = {"requests_per_minute": 1_000_000, "requests_per_hour": 60_000_000, "queued_tasks": 1_000_000}
 Figures = dict[str, Any]

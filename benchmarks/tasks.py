@@ -41,7 +41,7 @@ AT_ONCE = {
     **{peer.name: peer.at_once for peer in tasks_peers.ALL},
 }
 FIRST = {"celery": 150, "dramatiq": 500, ONE_SLOT: 500, OURS: 3000, HTTP: 3000}
-"""Tasks of the first round; later ones are as long as asked for."""
+"""The most tasks of the first round; later ones are as long as asked for."""
 
 
 @dataclass
@@ -73,25 +73,27 @@ class Sizes:
     known: dict[str, int]
 
     def of(self, name: str) -> int:
-        return self.known.get(name, FIRST.get(name, 500))
+        return self.known.get(name, min(FIRST.get(name, 500), int(self.seconds * 1000)))
 
     def learn(self, name: str, per_s: float) -> None:
         self.known[name] = max(int(per_s * self.seconds), 100)
 
 
-def main(*, rounds: int = 3, seconds: float = 3.0, trips: int = 300) -> None:
+def main(*, rounds: int = 3, seconds: float = 3.0, trips: int = 300, peers: str = "") -> None:
+    """`peers`: those to measure, by comma; all unless given."""
     if not tasks_peers.installed():
         sys.exit("the peers are not installed; run `make bench-tasks`")
-    show(uvloop.run(measure(rounds, Sizes(seconds, {}), trips)))
+    chosen = [peer for peer in tasks_peers.ALL if not peers or peer.name in peers.split(",")]
+    show(uvloop.run(measure(rounds, Sizes(seconds, {}), trips, chosen)))
 
 
-async def measure(rounds: int, sizes: Sizes, trips: int) -> Figures:
+async def measure(rounds: int, sizes: Sizes, trips: int, peers: list[tasks_peers.Peer]) -> Figures:
     figures = Figures()
     with tempfile.TemporaryDirectory() as folder:
         async with valkey(Path(folder)) as port, tasks_ours.ours(Path(folder), port) as us:
-            await idle(us, figures)
+            await idle(us, figures, min(5.0, 2 * sizes.seconds))
             for _ in range(rounds):
-                for peer in tasks_peers.ALL:
+                for peer in peers:
                     await measure_peer(peer, port, sizes, trips, figures)
                 await measure_ours(us, sizes, trips, figures)
     return figures
@@ -121,7 +123,7 @@ async def measure_ours(us: Ours, sizes: Sizes, trips: int, figures: Figures) -> 
         figures.trips_ms.setdefault(name, []).extend(await us.trips(trips, usual=usual))
 
 
-async def idle(us: Ours, figures: Figures, for_s: float = 5.0) -> None:
+async def idle(us: Ours, figures: Figures, for_s: float) -> None:
     await us.use(MANY)
     before = cpu_s(us.process.pid)
     await asyncio.sleep(for_s)
@@ -183,12 +185,13 @@ def show(figures: Figures) -> None:
 def summary(figures: Figures) -> dict[str, float]:
     """The named ratios are end to end, as the systems are used; the other ones say against what."""
     found: dict[str, float] = {}
-    for peer in tasks_peers.ALL:
-        name = f"ratio_{peer.name.replace(' ', '_')}"
-        ratios = figures.ratio(peer.name)
+    for peer in (each.name for each in tasks_peers.ALL if each.name in figures.run):
+        name = f"ratio_{peer.replace(' ', '_')}"
+        ratios = figures.ratio(peer)
         found |= {name: ratios["run"], f"{name}_drained": ratios["drained"]}
+    if "celery" in figures.run:
+        found["ratio_celery_1_slot"] = figures.ratio("celery", ONE_SLOT)["run"]
     return found | {
-        "ratio_celery_1_slot": figures.ratio("celery", ONE_SLOT)["run"],
         "p50_ms": round(at(figures.trips_ms[HTTP], 0.5), 2),
         "p99_ms": round(at(figures.trips_ms[HTTP], 0.99), 2),
         "p50_ms_aiohttp": round(at(figures.trips_ms[USUAL], 0.5), 2),

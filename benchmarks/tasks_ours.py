@@ -32,6 +32,7 @@ WORKERS = {MANY: SLOTS, ONE: 1}
 BODY = json.dumps({"task_type": "echo", "parameters": None, "resources": {"gpus": 0}}).encode()
 TRIP, WARM = "/tasks?wait=30", 20
 START_S = 30.0
+COMMAND = (str(Path(sys.executable).with_name("gpu-orchestrator")),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +207,14 @@ class Ours:
 
 
 @contextlib.asynccontextmanager
-async def ours(folder: Path, store_port: int) -> AsyncIterator[Ours]:
+async def ours(
+    folder: Path, store_port: int, *, database: int = 0, command: tuple[str, ...] = COMMAND
+) -> AsyncIterator[Ours]:
+    """`command` starts the server; the workers are always the usual ones."""
     port, data = free_port(), folder / "data"
-    address, url = f"redis://127.0.0.1:{store_port}/0", f"http://127.0.0.1:{port}"
+    address, url = f"redis://127.0.0.1:{store_port}/{database}", f"http://127.0.0.1:{port}"
     words = ("server", "--port", str(port), "--data", str(data))
-    processes = [_start(*words, REDIS_URL=address)]
+    processes = [_start(*command, *words, REDIS_URL=address)]
     try:
         await _answers(f"{url}/health/ready")
         key = json.loads(await asyncio.to_thread((data / "client.json").read_text))["key"]
@@ -237,14 +241,13 @@ def _worker(name: str, slots: int, url: str, folder: Path) -> "subprocess.Popen[
     token, gpus = folder / "data" / "worker-token", folder / f"gpus-{name}"
     what = ("--server", url, "--token-file", str(token), "--name", name)
     return _start(
-        "worker", *what, "--simulate", "1", "--simulation", str(gpus),
+        *COMMAND, "worker", *what, "--simulate", "1", "--simulation", str(gpus),
         "--max-concurrent", str(slots), "--processes", "1",
     )  # fmt: skip
 
 
 def _start(*words: str, **environ: str) -> "subprocess.Popen[bytes]":
-    command = str(Path(sys.executable).with_name("gpu-orchestrator"))
-    return subprocess.Popen([command, *words], env={**os.environ, **environ}, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(words, env={**os.environ, **environ}, stderr=subprocess.DEVNULL)
 
 
 async def _answers(url: str, **headers: str) -> None:

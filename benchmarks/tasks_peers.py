@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
-BENCH = HERE.parent / ".venv" / "bench" / "bin"
+BENCH = Path(sys.prefix) / "bench" / "bin"
 LEAN = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 CELERY = ("celery", "-A", "celery_peer", "worker", "--loglevel", "ERROR", "--pool")
 DRAMATIQ = ("dramatiq", "dramatiq_peer", "--processes", "1", "--threads")

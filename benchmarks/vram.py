@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from controlplane.cluster import free_port
 from gpu_orchestrator.adapters.gpus.find import find
 from gpu_orchestrator.adapters.gpus.gpu import Device, Gpus, Reading
 
@@ -66,13 +67,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulate", default="", help="describe GPUs instead of using real ones")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the random part lasts")
-    parser.add_argument("--port", type=int, default=18_765)
+    parser.add_argument("--port", type=int, default=0, help="of the server; a free one unless given")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         gpus = find(arguments.simulate, folder / "gpus")
         device = discover(gpus)
-        manager = stack.enter_context(running(folder, arguments.port, arguments.simulate))
+        manager = stack.enter_context(running(folder, arguments.port or free_port(), arguments.simulate))
         figures = {
             "model": device.model,
             "memory_mib": device.memory_mib,

@@ -1,6 +1,6 @@
 """What it costs to be watched: memory and CPU of a server with 500 clients on /ws, idle and at work.
 
-    make bench-watchers [ARGS="--clients 500 --seconds 10"]
+    make bench-watchers [ARGS="--clients 500 --seconds 10 --tasks 50"]
 
 The clients are in this process, the server in its own. `lag` is from an event's timestamp to its arrival at
 the last of the clients.
@@ -23,8 +23,6 @@ from rich.table import Table
 
 from benchmarks.tasks import at, cpu_s
 from tests.fleet import Fleet
-
-TASKS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ async def lags(sockets: list[aiohttp.ClientWebSocketResponse], events: int) -> l
     return list(worst.values())
 
 
-async def measure(clients: int, seconds: float) -> dict[str, Any]:
+async def measure(clients: int, seconds: float, tasks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with Fleet(Path(folder)) as fleet:
             assert fleet.server is not None
@@ -67,13 +65,13 @@ async def measure(clients: int, seconds: float) -> dict[str, Any]:
             async with aiohttp.ClientSession(fleet.url, headers=headers, connector=connector) as http:
                 sockets = [await http.ws_connect("/ws") for _ in range(clients)]
                 watched = await cost(fleet.server.pid, seconds)
-                reading = asyncio.create_task(lags(sockets, 2 * TASKS))
+                reading = asyncio.create_task(lags(sockets, 2 * tasks))
                 before = cpu_s(fleet.server.pid)
-                for _ in range(TASKS):
+                for _ in range(tasks):
                     await fleet.submit("echo")
                     await asyncio.sleep(0.1)
                 found = await reading
-                spent = 1000 * (cpu_s(fleet.server.pid) - before) / (2 * TASKS * clients)
+                spent = 1000 * (cpu_s(fleet.server.pid) - before) / (2 * tasks * clients)
                 for socket in sockets:
                     await socket.close()
     return {
@@ -90,8 +88,8 @@ async def measure(clients: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def main(*, clients: int = 500, seconds: float = 10.0) -> None:
-    figures = asyncio.run(measure(clients, seconds))
+def main(*, clients: int = 500, seconds: float = 10.0, tasks: int = 50) -> None:
+    figures = asyncio.run(measure(clients, seconds, tasks))
     table = Table(title=f"a server with {clients} clients on /ws")
     for heading in ("figure", "value"):
         table.add_column(heading)

@@ -1,6 +1,7 @@
 """The house keeps its own rules: lists that must agree, and files that must not name where they were made."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -23,3 +24,9 @@ def test_locks_are_hashed_and_name_no_index() -> None:
         text = lock.read_text()
         assert "--hash=sha256:" in text, lock
         assert not re.search(r"://|--index-url|--find-links", text), lock
+
+
+def test_no_benchmark_shadows_the_standard_library() -> None:
+    """Some run as scripts, and Python looks into a script's own folder before the standard library."""
+    names = {path.stem for path in (ROOT / "benchmarks").rglob("*.py")}
+    assert names & sys.stdlib_module_names == set()
