@@ -25,8 +25,8 @@ from typing import Any
 from controlplane.api import Json
 from controlplane.cluster import Cluster
 from controlplane.process import Process
-from tests.scenarios import stage as stages
-from tests.scenarios.stage import CLAIMS, SYSTEM, claim, pod
+from tests.support import scheduler_stage as stages
+from tests.support.scheduler_stage import CLAIMS, SYSTEM, claim, pod
 
 CONFIG = Path(__file__).parents[1] / "config" / "scheduler"
 WRITES = {"create", "update", "patch", "delete"}

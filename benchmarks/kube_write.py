@@ -21,17 +21,18 @@ import uvloop
 
 from benchmarks.table import show
 from controlplane.cluster import Cluster
-from gpu_orchestrator.adapters.kube import config, pods
+from gpu_orchestrator.adapters.kube import pods
+from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.codec import blind
-from gpu_orchestrator.adapters.kube.lean import LeanTransport
-from gpu_orchestrator.adapters.kube.transport import HttpTransport
+from gpu_orchestrator.adapters.kube.transport.base import HttpTransport
+from gpu_orchestrator.adapters.kube.transport.codec import metadata_only
+from gpu_orchestrator.adapters.kube.transport.pooled import PooledTransport
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import Json
 
 NAMESPACE = "default"
 ACCOUNT = "writer"
-BLIND_PODS = blind(PODS)
+BLIND_PODS = metadata_only(PODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Measured:
 
 
 OURS, PLAIN = "ours", "aiohttp"
-TRANSPORTS = {OURS: LeanTransport, PLAIN: HttpTransport}
+TRANSPORTS = {OURS: PooledTransport, PLAIN: HttpTransport}
 WRITES = ("creates", "patches", "binds")
 
 

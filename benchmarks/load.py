@@ -18,7 +18,7 @@ from typing import Any
 from cyclopts import run
 
 from benchmarks.table import show
-from tests.fleet import Fleet
+from tests.support.fleet import Fleet
 
 HERE = Path(__file__).parent.parent
 LOCUST = Path(sys.prefix) / "bench" / "bin" / "locust"

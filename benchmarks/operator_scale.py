@@ -21,9 +21,9 @@ from benchmarks.replicas import Replica, pair
 from benchmarks.table import show
 from controlplane.audit import Entry
 from controlplane.cluster import Cluster
-from gpu_orchestrator.adapters.kube import config
+from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 

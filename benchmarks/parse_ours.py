@@ -5,9 +5,9 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_orchestrator.adapters.kube import codec
-from gpu_orchestrator.adapters.kube.sharing import share
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.informer.interning import share
+from gpu_orchestrator.adapters.kube.informer.store import Store
+from gpu_orchestrator.adapters.kube.transport import codec
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 

@@ -22,10 +22,10 @@ from uuid import uuid4
 
 import uvloop
 
-from gpu_orchestrator.adapters.store.database import Database
-from gpu_orchestrator.adapters.store.scripts import Script
+from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import NewTask
+from gpu_orchestrator.adapters.store.valkey.database import Database
+from gpu_orchestrator.adapters.store.valkey.scripts import Script
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 
@@ -114,7 +114,7 @@ async def measure(url: str, operation: str, count: int, in_flight: int) -> dict[
 
 
 def _read(store: Store) -> Callable[[], Awaitable[Any]]:
-    return lambda: store.shares.usage("bench")
+    return lambda: store.usage.of("bench")
 
 
 def _submit(store: Store) -> Callable[[], Awaitable[Any]]:

@@ -29,8 +29,8 @@ from rich.table import Table
 from benchmarks import tasks_ours, tasks_peers
 from benchmarks.tasks_ours import MANY, ONE, Ours
 from controlplane.cluster import free_port
-from gpu_orchestrator.adapters.store.database import Database, wait_until_up
-from gpu_orchestrator.adapters.store.embedded import binary
+from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
+from gpu_orchestrator.adapters.store.valkey.embedded import binary
 
 OURS, ONE_SLOT, HTTP, USUAL = "ours", "ours, 1 slot", "ours, HTTP", "ours, aiohttp client"
 AT_ONCE = {

@@ -20,9 +20,9 @@ from uuid import uuid4
 import aiohttp
 
 from controlplane.cluster import free_port
-from gpu_orchestrator.adapters.store.database import Database
+from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import NewTask
+from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.tasks import at, cpu_s
-from tests.fleet import Fleet
+from tests.support.fleet import Fleet
 
 
 @dataclass(frozen=True, slots=True)

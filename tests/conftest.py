@@ -18,8 +18,8 @@ from hypothesis import settings
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.guard import Guard
 from controlplane.toolbox import Toolbox
-from tests.ledger import Ledger
-from tests.scale import Scale
+from tests.support.resume_ledger import Ledger
+from tests.support.scale import Scale
 
 REAL_FIXTURES = {"cluster", "new_cluster", "toolbox"}
 

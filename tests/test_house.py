@@ -3,9 +3,8 @@
 import re
 import sys
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
 
 
 def listed(name: str) -> list[str]:

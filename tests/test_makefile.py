@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 MAKEFILE = (ROOT / "Makefile").read_text()
 AT_ONCE = 3
 LIMIT_S = 240
@@ -48,7 +49,7 @@ REAL = {
 HERE = {"accept", "api-docs", "clean", "crds", "fmt", "help", "lock", "test-fast", "tools"}
 ELSEWHERE = {
     "run": "tests/test_readme.py runs its command",
-    "demo": "tests/scenarios/test_operator_demo.py runs its command",
+    "demo": "tests/scenarios/operator/test_demo.py runs its command",
     "cluster": "tests/controlplane/test_up.py runs its command",
     "check": "`make test` runs it first",
     "test": "runs this test; inside itself it would remove the coverage that it gathers",

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_server import lines_until
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.real
 
-ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(
     r"<!-- run by tests/test_readme\.py -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
 )

@@ -8,8 +8,8 @@ import pytest
 
 from gpu_orchestrator.adapters import settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 KEY = "k" * 32
 
 

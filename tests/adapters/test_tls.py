@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from gpu_orchestrator.adapters import tls
-from tests.adapters.kube.certificates import Authority
-from tests.handshake import shake, strict
+from tests.support.handshake import shake, strict
+from tests.support.kube_certificates import Authority
 
 
 class Files:

@@ -3,10 +3,10 @@
 import pytest
 
 from controlplane.cluster import Cluster
-from tests.api import server
+from tests.support import installed_kinds
 
 
 @pytest.fixture(scope="session")
 def kinds(cluster: Cluster) -> Cluster:
-    server.install(cluster)
+    installed_kinds.install(cluster)
     return cluster

@@ -16,8 +16,8 @@ from gpu_orchestrator.api import crds
 from gpu_orchestrator.api.crds import Kind
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.wire import Resource
-from tests.api import server, values
-from tests.scale import Scale
+from tests.support import installed_kinds, wire_values
+from tests.support.scale import Scale
 
 each_kind = pytest.mark.parametrize("kind", crds.KINDS, ids=lambda kind: kind.resource.kind)
 SMALLEST = {"GPUWorkload": {"modelName": "m", "gpuCount": 1}, "GpuNodeStatus": {"nodeName": "n"}}
@@ -29,7 +29,7 @@ def test_any_valid_spec_is_accepted(kinds: Cluster, namespace: str, scale: Scale
     path = collection(resource, namespace)
 
     def send(spec: msgspec.Struct) -> Any:
-        body = server.manifest(resource, f"{namespace}-any", spec)
+        body = installed_kinds.manifest(resource, f"{namespace}-any", spec)
         return kinds.api.request("POST", f"{path}?dryRun=All", body)
 
     comes_back(resource, "spec", send, examples=scale(test=30, accept=1000))
@@ -39,7 +39,9 @@ def test_any_valid_spec_is_accepted(kinds: Cluster, namespace: str, scale: Scale
 def test_any_valid_status_is_accepted(kinds: Cluster, namespace: str, scale: Scale, kind: Kind) -> None:
     resource = kind.resource
     path, name = collection(resource, namespace), f"{namespace}-status"
-    made = kinds.api.request("POST", path, server.manifest(resource, name, SMALLEST.get(resource.kind, {})))
+    made = kinds.api.request(
+        "POST", path, installed_kinds.manifest(resource, name, SMALLEST.get(resource.kind, {}))
+    )
 
     def send(status: msgspec.Struct) -> Any:
         body = {**made, "status": msgspec.to_builtins(status)}
@@ -53,7 +55,7 @@ def test_any_valid_status_is_accepted(kinds: Cluster, namespace: str, scale: Sca
 def test_smallest_object_gets_the_same_defaults_on_both_sides(
     kinds: Cluster, namespace: str, kind: Kind
 ) -> None:
-    body = server.manifest(kind.resource, f"{namespace}-small", SMALLEST.get(kind.resource.kind, {}))
+    body = installed_kinds.manifest(kind.resource, f"{namespace}-small", SMALLEST.get(kind.resource.kind, {}))
     stored = kinds.api.request("POST", f"{collection(kind.resource, namespace)}?dryRun=All", body)
     ours = msgspec.convert(body, kind.resource.type)
     theirs = msgspec.convert(stored, kind.resource.type)
@@ -63,7 +65,7 @@ def test_smallest_object_gets_the_same_defaults_on_both_sides(
 
 def test_whole_number_written_as_float_returns_as_integer(kinds: Cluster, namespace: str) -> None:
     """Our decoder is stricter than the server, which takes 2.0 for an integer."""
-    body = server.manifest(GPU_WORKLOADS, "float", {"modelName": "m", "gpuCount": 2.0})
+    body = installed_kinds.manifest(GPU_WORKLOADS, "float", {"modelName": "m", "gpuCount": 2.0})
     stored = kinds.api.request("POST", f"{GPU_WORKLOADS.path(namespace)}?dryRun=All", body)
     assert msgspec.convert(stored, GPUWorkload).spec.gpu_count == 2
 
@@ -74,7 +76,7 @@ def comes_back(
     fields = {field.name: field.type for field in structs.fields(resource.type)}
 
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
-    @given(values.of(fields[part]))
+    @given(wire_values.of(fields[part]))
     def same(value: msgspec.Struct) -> None:
         assert getattr(msgspec.convert(send(value), resource.type), part) == value
 

@@ -5,7 +5,7 @@ import pytest
 from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
-from tests.apps.scheduler.objects import claim, pod
+from tests.support.scheduler_objects import claim, pod
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gpu_orchestrator.api import crds, reference, schema
 from gpu_orchestrator.api.crds import Kind
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from tests.test_house import ROOT
+from tests.support.paths import ROOT
 
 each_kind = pytest.mark.parametrize("kind", crds.KINDS, ids=lambda kind: kind.resource.kind)
 

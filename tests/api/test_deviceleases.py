@@ -6,7 +6,7 @@ from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
-from tests.apps.scheduler.objects import pod
+from tests.support.scheduler_objects import pod
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 
 from gpu_orchestrator.api import inventory
-from tests.apps.scheduler.objects import node, report
+from tests.support.scheduler_objects import node, report
 
 ISLANDS = {"islands": [[0, 1], [2, 3]], "bandwidthGBps": 600, "model": "A100", "memoryMiB": 81_920}
 

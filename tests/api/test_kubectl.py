@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.cluster import Cluster
 from controlplane.errors import ClusterError
-from tests.test_house import ROOT
+from tests.support.paths import ROOT
 
 EXAMPLES = str(ROOT / "examples")
 

@@ -8,7 +8,7 @@ from controlplane.cluster import Cluster
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
-from tests.api import server
+from tests.support import installed_kinds
 
 Json = dict[str, Any]
 VALID: Json = {"modelName": "llama2", "gpuCount": 2}
@@ -92,9 +92,13 @@ def test_node_status_without_a_node_is_refused(kinds: Cluster) -> None:
 @pytest.mark.parametrize("pair", [[], [0], [0, 1, 2]])
 def test_link_that_is_not_a_pair_is_refused(kinds: Cluster, namespace: str, pair: list[int]) -> None:
     path = GPU_NODE_STATUSES.path()
-    made = kinds.api.request("POST", path, server.manifest(GPU_NODE_STATUSES, namespace, {"nodeName": "n"}))
+    made = kinds.api.request(
+        "POST", path, installed_kinds.manifest(GPU_NODE_STATUSES, namespace, {"nodeName": "n"})
+    )
     links = [{"pair": pair, "type": "NVLink"}]
-    message = server.refusal(kinds, "PUT", f"{path}/{namespace}/status", {**made, "status": {"links": links}})
+    message = installed_kinds.refusal(
+        kinds, "PUT", f"{path}/{namespace}/status", {**made, "status": {"links": links}}
+    )
     kinds.api.request("DELETE", f"{path}/{namespace}")
     assert "status.links[0].pair: " in message
 
@@ -103,10 +107,10 @@ def test_link_that_is_not_a_pair_is_refused(kinds: Cluster, namespace: str, pair
     "resource", [GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES], ids=lambda resource: resource.kind
 )
 def test_missing_spec_is_refused(kinds: Cluster, resource: Any) -> None:
-    body = server.manifest(resource, "wrong", {})
+    body = installed_kinds.manifest(resource, "wrong", {})
     del body["spec"]
     path = resource.path("default" if resource.namespaced else "")
-    assert "spec: Required value" in server.refusal(kinds, "POST", path, body)
+    assert "spec: Required value" in installed_kinds.refusal(kinds, "POST", path, body)
 
 
 def test_valid_object_is_accepted(kinds: Cluster) -> None:
@@ -116,10 +120,12 @@ def test_valid_object_is_accepted(kinds: Cluster) -> None:
     claims.append({"devices": {"exclusivity": "MIG", "migProfile": "1g.10gb"}})
     valid: list[tuple[Any, Json]] = [(GPU_WORKLOADS, VALID), *((GPU_CLAIMS, spec) for spec in ({}, *claims))]
     for resource, spec in valid:
-        body = server.manifest(resource, "right", spec)
-        assert server.refusal(kinds, "POST", resource.path("default"), body) == ""
+        body = installed_kinds.manifest(resource, "right", spec)
+        assert installed_kinds.refusal(kinds, "POST", resource.path("default"), body) == ""
 
 
 def assert_refused(cluster: Cluster, path: str, resource: Any, spec: Json, field: str) -> None:
-    message = server.refusal(cluster, "POST", path, server.manifest(resource, "wrong", spec))
+    message = installed_kinds.refusal(
+        cluster, "POST", path, installed_kinds.manifest(resource, "wrong", spec)
+    )
     assert f"{field}: " in message

@@ -10,7 +10,7 @@ from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
 from gpu_orchestrator.api.podtemplate import POD_FIELDS
-from tests.api import server
+from tests.support import installed_kinds
 
 Json = dict[str, Any]
 MERGE = "application/merge-patch+json"
@@ -29,7 +29,7 @@ SPEC = {
 @pytest.fixture
 def workload(kinds: Cluster, namespace: str) -> str:
     """The path of a new workload."""
-    body = server.manifest(GPU_WORKLOADS, "w", SPEC)
+    body = installed_kinds.manifest(GPU_WORKLOADS, "w", SPEC)
     kinds.api.request("POST", GPU_WORKLOADS.path(namespace), body)
     return GPU_WORKLOADS.path(namespace, "w")
 
@@ -57,9 +57,9 @@ CHANGES = [
 
 @pytest.mark.parametrize(("change", "field"), CHANGES)
 def test_scheduled_workload_cannot_change(kinds: Cluster, workload: str, change: Json, field: str) -> None:
-    assert server.refusal(kinds, "PATCH", workload, {"spec": change}) == ""
+    assert installed_kinds.refusal(kinds, "PATCH", workload, {"spec": change}) == ""
     set_phase(kinds, workload, "Scheduled")
-    message = server.refusal(kinds, "PATCH", workload, {"spec": change})
+    message = installed_kinds.refusal(kinds, "PATCH", workload, {"spec": change})
     assert f"spec.{field}: " in message
     assert f"spec.{field} cannot be changed once the workload is scheduled" in message
 
@@ -77,14 +77,14 @@ def test_scheduled_workload_cannot_change(kinds: Cluster, workload: str, change:
 )
 def test_phases_in_which_the_spec_is_fixed(kinds: Cluster, workload: str, phase: str, settled: bool) -> None:
     set_phase(kinds, workload, phase)
-    message = server.refusal(kinds, "PATCH", workload, {"spec": {"gpuCount": 3}})
+    message = installed_kinds.refusal(kinds, "PATCH", workload, {"spec": {"gpuCount": 3}})
     assert ("spec.gpuCount" in message) is settled
 
 
 def test_other_fields_of_a_running_workload_can_change(kinds: Cluster, workload: str) -> None:
     set_phase(kinds, workload, "Running")
     change = {"suspend": True, "priority": "high", "retryPolicy": {"maxRetries": 9}, "maxRuntimeSeconds": 60}
-    assert server.refusal(kinds, "PATCH", workload, {"spec": change}) == ""
+    assert installed_kinds.refusal(kinds, "PATCH", workload, {"spec": change}) == ""
 
 
 def test_template_declares_every_pod_field(kinds: Cluster) -> None:
@@ -109,22 +109,22 @@ def test_template_declares_every_pod_field(kinds: Cluster) -> None:
 )
 def test_claim_spec_cannot_change(kinds: Cluster, namespace: str, change: Json, field: str) -> None:
     spec = {"selector": {"matchLabels": {"zone": "a"}}, "gangRef": "gang"}
-    kinds.api.request("POST", GPU_CLAIMS.path(namespace), server.manifest(GPU_CLAIMS, "c", spec))
-    message = server.refusal(kinds, "PATCH", GPU_CLAIMS.path(namespace, "c"), {"spec": change})
+    kinds.api.request("POST", GPU_CLAIMS.path(namespace), installed_kinds.manifest(GPU_CLAIMS, "c", spec))
+    message = installed_kinds.refusal(kinds, "PATCH", GPU_CLAIMS.path(namespace, "c"), {"spec": change})
     assert f"spec.{field} cannot be changed" in message
 
 
 @pytest.fixture
 def node_status(kinds: Cluster, namespace: str) -> Iterator[str]:
     """The path of a GpuNodeStatus of its own."""
-    body = server.manifest(GPU_NODE_STATUSES, namespace, {"nodeName": namespace})
+    body = installed_kinds.manifest(GPU_NODE_STATUSES, namespace, {"nodeName": namespace})
     kinds.api.request("POST", GPU_NODE_STATUSES.path(), body)
     yield GPU_NODE_STATUSES.path(name=namespace)
     kinds.api.request("DELETE", GPU_NODE_STATUSES.path(name=namespace))
 
 
 def test_node_of_a_node_status_cannot_change(kinds: Cluster, node_status: str) -> None:
-    message = server.refusal(kinds, "PATCH", node_status, {"spec": {"nodeName": "other"}})
+    message = installed_kinds.refusal(kinds, "PATCH", node_status, {"spec": {"nodeName": "other"}})
     assert "spec.nodeName cannot be changed" in message
 
 

@@ -11,24 +11,22 @@ from typing import Any, cast
 import pytest
 
 from gpu_orchestrator.adapters import settings
-from gpu_orchestrator.adapters.store.values import Assignment, Remembered, Snapshot
+from gpu_orchestrator.adapters.store.records import Assignment, Remembered, Snapshot
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
-from gpu_orchestrator.apps.cluster import policies
-from gpu_orchestrator.apps.cluster.dispatch import Dispatcher, Means
-from gpu_orchestrator.apps.cluster.metrics import Metrics
-from gpu_orchestrator.apps.cluster.owners import Owners
-from gpu_orchestrator.apps.cluster.translate import Memory, Seen
+from gpu_orchestrator.apps.manager.access.quotas import Quotas
+from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher, DispatcherDeps
+from gpu_orchestrator.apps.manager.fleet import strategies
+from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
+from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.operator.observe.capacity import Capacity
 from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
 from gpu_orchestrator.apps.operator.planning.snapshot import Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry
-from tests.apps.cluster import hand
-from tests.apps.operator import builders
-from tests.apps.scheduler import objects
-from tests.apps.scheduler.desks import World
+from tests.support import operator_builders, scheduler_objects, scripted_worker
+from tests.support.scheduler_harness import World
 
 CHEAP = {"gpu-orchestrator/cheap-node": "true"}
 NOWHERE = "-"
@@ -76,10 +74,10 @@ CASES = [
 def test_the_operator_places_as_the_table_says(case: Case) -> None:
     world = Capacity(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
     for name, gpus in case.gpus.items():
-        world.see_node(None, builders.node(name, gpus, labels=case.labels(name)))
+        world.see_node(None, operator_builders.node(name, gpus, labels=case.labels(name)))
     found: list[str] = []
     for number, gpus in enumerate(case.wishes):
-        wish = builders.workload(
+        wish = operator_builders.workload(
             f"w{number}", meta={"uid": f"uid-{number}"}, gpuCount=gpus, schedulingStrategy=case.strategy
         )
 
@@ -90,16 +88,18 @@ def test_the_operator_places_as_the_table_says(case: Case) -> None:
             found.append(answer.node if isinstance(answer, Given) else NOWHERE)
             return answer
 
-        reconcile(WorkloadSnapshot(wish), builders.NOW, ask, random.Random(1))
+        reconcile(WorkloadSnapshot(wish), operator_builders.NOW, ask, random.Random(1))
     assert tuple(found) == case.places
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_scheduler_places_as_the_table_says(case: Case) -> None:
     """Nodes and pods as the API server shows them; what the desk wants bound is where they go."""
-    world = World(*(objects.node(name, gpus, labels=case.labels(name)) for name, gpus in case.gpus.items()))
+    world = World(
+        *(scheduler_objects.node(name, gpus, labels=case.labels(name)) for name, gpus in case.gpus.items())
+    )
     for number, gpus in enumerate(case.wishes):
-        world.pod(objects.pod(f"p{number}", gpus=gpus, strategy=case.strategy))
+        world.pod(scheduler_objects.pod(f"p{number}", gpus=gpus, strategy=case.strategy))
     found = {job.pod.metadata.name: job.placement.node for job in world.executor.jobs}
     places = tuple(found.get(f"p{number}", NOWHERE) for number in range(len(case.wishes)))
     assert places == case.places
@@ -121,16 +121,18 @@ class Ledger:
 async def test_the_dispatcher_places_as_the_table_says(case: Case) -> None:
     ledger = Ledger()
     store: Any = cast(Any, SimpleNamespace(tasks=ledger))
-    registry = policies.registry(case.strategy)
-    owners = Owners(settings.Settings())
+    registry = strategies.registry(case.strategy)
+    quotas = Quotas(settings.Settings())
     dispatcher = Dispatcher(
-        Means(store, lambda *_: None, registry, Memory(1.0, 0), Metrics(), lambda: 1_000.0, owners)
+        DispatcherDeps(
+            store, lambda *_: None, registry, MemoryPolicy(1.0, 0), Metrics(), lambda: 1_000.0, quotas
+        )
     )
     workers = {
-        name: Seen(
-            hand.hello(
+        name: WorkerState(
+            scripted_worker.hello(
                 name,
-                devices=tuple(hand.device(index) for index in range(gpus)),
+                devices=tuple(scripted_worker.device(index) for index in range(gpus)),
                 labels=case.labels(name),
                 max_concurrent=100,
             )

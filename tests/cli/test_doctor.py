@@ -1,7 +1,6 @@
 """`doctor` checks exactly the permissions that the shipped role grants."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,9 @@ import yaml
 
 from gpu_orchestrator.adapters.kube.reviews import Access
 from gpu_orchestrator.cli.doctor import RIGHTS, Component
+from tests.support.paths import ROOT
 
-CONFIG = Path(__file__).parents[2] / "config"
+CONFIG = ROOT / "config"
 
 
 def granted(role: dict[str, Any]) -> Iterator[Access]:

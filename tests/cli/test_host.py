@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from gpu_orchestrator.adapters import settings
-from gpu_orchestrator.apps.cluster.keys import Keys
+from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.cli import host
 
 OWN, TOKEN = "o" * 32, "t" * 32

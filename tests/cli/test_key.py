@@ -15,13 +15,14 @@ import pytest
 
 from controlplane.cluster import free_port
 from gpu_orchestrator.adapters import tls
-from gpu_orchestrator.adapters.store.resp import Client
+from gpu_orchestrator.adapters.store.valkey.resp import Client
 from tests.adapters.test_tls import Files
-from tests.apps.worker.workers import compiled
 from tests.cli.test_server import COMMAND, lines_until, only_line, start
+from tests.support.paths import ROOT
+from tests.support.workers import compiled
 
 pytestmark = pytest.mark.real
-GUIDE = Path(__file__).parents[2] / "docs" / "security.md"
+GUIDE = ROOT / "docs" / "security.md"
 BLOCKS = re.findall(
     r"<!-- run by tests/cli/test_key\.py -->\n```sh\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL
 )

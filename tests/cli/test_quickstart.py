@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster import free_port
-from tests.apps.worker.workers import compiled
 from tests.cli.test_server import lines_until, up
+from tests.support.paths import ROOT
+from tests.support.workers import compiled
 
 pytestmark = pytest.mark.real
-GUIDE = Path(__file__).parent.parent.parent / "docs" / "quickstart.md"
+GUIDE = ROOT / "docs" / "quickstart.md"
 
 
 def blocks() -> list[str]:

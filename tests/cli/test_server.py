@@ -13,9 +13,9 @@ from threading import Timer
 import pytest
 
 from controlplane.cluster import free_port
-from tests.apps.worker.workers import compiled
-from tests.scenarios.nemesis import children_of
-from tests.scenarios.stage import until
+from tests.support.nemesis import children_of
+from tests.support.scheduler_stage import until
+from tests.support.workers import compiled
 
 pytestmark = pytest.mark.real
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))

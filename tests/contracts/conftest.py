@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters.store.database import Database
-from gpu_orchestrator.adapters.store.store import Store, Terms
-from gpu_orchestrator.adapters.store.values import (
+from gpu_orchestrator.adapters.store.records import (
     Told,
 )
-from tests import stores
-from tests.contracts.storing import SHORT, NewStore
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
+from gpu_orchestrator.adapters.store.valkey.database import Database
+from tests.support import stores
+from tests.support.store_calls import SHORT, NewStore
 
 
 @pytest.fixture(params=["embedded", "external"])
@@ -24,8 +24,8 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[s
 async def new_store(url: str) -> AsyncIterator[NewStore]:
     opened: list[Store] = []
 
-    def open_store(owner: str = "one", terms: Terms = SHORT) -> Store:
-        opened.append(Store(Database(url), owner=owner, terms=terms))
+    def open_store(owner: str = "one", timeouts: StoreTimeouts = SHORT) -> Store:
+        opened.append(Store(Database(url), owner=owner, timeouts=timeouts))
         return opened[-1]
 
     yield open_store
@@ -44,5 +44,5 @@ async def store(new_store: NewStore) -> Store:
 @pytest.fixture
 def heard(store: Store) -> list[Told]:
     news: list[Told] = []
-    store.link.attach(news.extend)
+    store.fenced.attach(news.extend)
     return news

@@ -7,10 +7,10 @@ import pytest
 
 from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.keys import KeyRow, StoredKeys
-from gpu_orchestrator.adapters.store.store import Store, Terms
+from gpu_orchestrator.adapters.store.records import NewTask
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.tasks import Retried
-from gpu_orchestrator.adapters.store.values import NewTask
-from tests.contracts.storing import NewStore, task
+from tests.support.store_calls import NewStore, task
 
 pytestmark = pytest.mark.real
 
@@ -62,7 +62,7 @@ async def test_when_a_key_was_used_last_only_grows(store: Store) -> None:
 
 
 async def test_there_is_room_for_so_many_keys_and_old_ones_make_room(store: Store) -> None:
-    few = StoredKeys(store.link, keep_ms=0, most=2)
+    few = StoredKeys(store.fenced, keep_ms=0, most=2)
     assert await few.save(row("a", expires_ms=1)) == "saved"
     assert await few.save(row("b")) == "saved", "a is long over and forgotten"
     assert await few.save(row("c")) == "saved"
@@ -101,7 +101,7 @@ async def test_nobody_touches_the_tasks_of_others(store: Store) -> None:
 
 
 async def test_what_is_forgotten_leaves_its_owners_lists(new_store: NewStore) -> None:
-    store = new_store(terms=Terms(keep_ms=1))
+    store = new_store(timeouts=StoreTimeouts(keep_ms=1))
     await store.leadership.strive()
     await store.tasks.submit([of("ann", "a1")])
     await store.tasks.cancel(["a1"])
@@ -127,7 +127,7 @@ async def test_the_audit_log_is_numbered_without_gaps_over_both_streams(store: S
 
 
 async def test_a_full_stream_loses_its_oldest_and_the_other_nothing(store: Store) -> None:
-    small = AuditLog(store.link, keep=100)
+    small = AuditLog(store.fenced, keep=100)
     await small.write([("changes", "first")])
     for _ in range(10):
         await small.write([("traffic", "x")] * 100)

@@ -5,11 +5,11 @@ import pytest
 
 from gpu_orchestrator.adapters.store.events import START, Id, id_of
 from gpu_orchestrator.adapters.store.history import Ring
-from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import (
+from gpu_orchestrator.adapters.store.records import (
     Departure,
 )
-from tests.contracts.storing import give, join, run, task, tell
+from gpu_orchestrator.adapters.store.store import Store
+from tests.support.store_calls import give, join, run, task, tell
 
 pytestmark = pytest.mark.real
 

@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controlplane.cluster import Cluster
-from gpu_orchestrator.adapters.kube import config, errors, pods, reviews
+from gpu_orchestrator.adapters.kube import errors, pods, reviews
+from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder, Reference
 from gpu_orchestrator.adapters.kube.reviews import Access, Who
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import Json, ObjectMeta, Resource
-from tests.adapters.kube.objects import CONFIG_MAPS, MISSING, ConfigMap
-from tests.scale import Scale
+from tests.support.kube_objects import CONFIG_MAPS, MISSING, ConfigMap
+from tests.support.scale import Scale
 
 BUDGETS = Resource(ConfigMap, "PodDisruptionBudget", "poddisruptionbudgets", "policy")
 CONTAINERS = [{"name": "main", "image": "none"}]

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from gpu_orchestrator.adapters.store.store import Store, Terms
-from gpu_orchestrator.adapters.store.values import (
+from gpu_orchestrator.adapters.store.records import (
     Assigned,
     Assignment,
     Gone,
     Queued,
 )
-from tests.contracts.storing import NewStore, give, join, run, task, tell
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
+from tests.support.store_calls import NewStore, give, join, run, task, tell
 
 pytestmark = pytest.mark.real
 
@@ -23,7 +23,7 @@ async def test_a_later_leader_shuts_out_the_earlier(store: Store, new_store: New
     other = new_store("two")
     fence = (await other.leadership.strive()).fence
     assert fence > 0
-    store.link.fence = fence - 1  # it was away and believes it still leads
+    store.fenced.fence = fence - 1  # it was away and believes it still leads
     assert await store.tasks.assign([Assignment("t", 0, "w", epoch, "{}")]) is None
     assert await store.tasks.snapshot(1000) is None
     assert (await store.leadership.strive()).fence == 0
@@ -31,7 +31,7 @@ async def test_a_later_leader_shuts_out_the_earlier(store: Store, new_store: New
 
 
 async def test_a_leader_that_falls_silent_is_followed(new_store: NewStore) -> None:
-    terms = Terms(leader_ms=1)
+    terms = StoreTimeouts(leader_ms=1)
     first, second = new_store("one", terms), new_store("two", terms)
     assert (await first.leadership.strive()).fence == 1
     await second.tasks.submit([task("t")])  # takes more than a millisecond to be on disk
@@ -69,7 +69,7 @@ async def test_a_new_leader_finds_everything(store: Store, new_store: NewStore) 
 
 
 async def test_who_lost_track_steps_down_all_the_same(store: Store, new_store: NewStore) -> None:
-    store.link.fence = 0  # it asked to lead, and was stopped before it heard the answer
+    store.fenced.fence = 0  # it asked to lead, and was stopped before it heard the answer
     await store.leadership.resign()
     assert (await new_store("two").leadership.strive()).fence
 

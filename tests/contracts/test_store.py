@@ -5,9 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from gpu_orchestrator.adapters.store.store import Store, Terms
-from gpu_orchestrator.adapters.store.tasks import Retried
-from gpu_orchestrator.adapters.store.values import (
+from gpu_orchestrator.adapters.store.records import (
     Assigned,
     Assignment,
     Ended,
@@ -22,7 +20,9 @@ from gpu_orchestrator.adapters.store.values import (
     Told,
     Worker,
 )
-from tests.contracts.storing import SPEC, NewStore, give, join, lose, row, run, state, task, tell
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
+from gpu_orchestrator.adapters.store.tasks import Retried
+from tests.support.store_calls import SPEC, NewStore, give, join, lose, row, run, state, task, tell
 
 pytestmark = pytest.mark.real
 
@@ -230,7 +230,7 @@ async def test_a_page_far_back_is_the_one_that_follows(store: Store) -> None:
 
 
 async def test_what_ended_is_kept_for_its_time_and_no_longer(new_store: NewStore) -> None:
-    store = new_store(terms=Terms(leader_ms=60_000, keep_ms=700))
+    store = new_store(timeouts=StoreTimeouts(leader_ms=60_000, keep_ms=700))
     await store.leadership.strive()
     await store.tasks.submit([task("done"), task("waits"), task("dead", retries=0)])
     epoch = await join(store, "w")
@@ -252,7 +252,7 @@ async def test_what_ended_is_kept_for_its_time_and_no_longer(new_store: NewStore
 
 
 async def test_a_dead_letter_of_an_older_version_is_forgotten_in_the_end(new_store: NewStore) -> None:
-    store = new_store(terms=Terms(leader_ms=60_000, keep_ms=100))
+    store = new_store(timeouts=StoreTimeouts(leader_ms=60_000, keep_ms=100))
     await store.leadership.strive()
     await store.tasks.submit([task("old", retries=0)])
     epoch = await join(store, "w")

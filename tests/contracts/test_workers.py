@@ -2,15 +2,15 @@
 
 import pytest
 
-from gpu_orchestrator.adapters.store.store import Store, Terms
-from gpu_orchestrator.adapters.store.values import (
+from gpu_orchestrator.adapters.store.records import (
     Departure,
     Moved,
     Newcomer,
     NotAssigned,
     Renewal,
 )
-from tests.contracts.storing import NewStore, give, join, lose, run, state, task, tell
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
+from tests.support.store_calls import NewStore, give, join, lose, run, state, task, tell
 
 pytestmark = pytest.mark.real
 
@@ -40,14 +40,14 @@ async def test_a_worker_started_anew_has_a_new_epoch_and_nothing_else(store: Sto
 
 
 async def test_a_name_with_a_live_connection_is_taken(new_store: NewStore) -> None:
-    store = new_store(terms=Terms(most_workers=1))
+    store = new_store(timeouts=StoreTimeouts(most_workers=1))
     await join(store, "w")
     assert (await store.workers.register(Newcomer("w", "other", "{}", "one", "c2"))).kind == "taken"
     assert (await store.workers.register(Newcomer("v", "i", "{}", "one", "c3"))).kind == "full"
 
 
 async def test_only_a_lease_that_is_over_expires(new_store: NewStore) -> None:
-    store = new_store(terms=Terms(lease_ms=60_000, grace_ms=0))
+    store = new_store(timeouts=StoreTimeouts(lease_ms=60_000, grace_ms=0))
     await store.leadership.strive()
     epoch = await join(store, "w")
     gone = [Departure("w", epoch, "lease over")]

@@ -16,7 +16,7 @@ from controlplane.api import ApiError
 from controlplane.cluster import OPTIONAL, Cluster, port_below
 from controlplane.errors import ClusterError
 from tests.conftest import NewCluster
-from tests.scale import Scale
+from tests.support.scale import Scale
 
 
 def gpu_job(name: str, *, gpus: int, **annotations: str) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.pki import Authority, Pair
-from tests.adapters.kube import certificates as kube_certificates
 from tests.faults import certificates as proxy_certificates
-from tests.handshake import shake, strict
+from tests.support import kube_certificates
+from tests.support.handshake import shake, strict
 
 
 def server(pair: Pair) -> ssl.SSLContext:

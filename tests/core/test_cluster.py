@@ -18,7 +18,7 @@ from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.request import Fabric, HostPort
 from gpu_orchestrator.core.standing import MOST_SEEN, current
 from gpu_orchestrator.policies.registry import Registry
-from tests.builders import cluster, node, placed, request, shared, takes, whole
+from tests.support.builders import cluster, node, placed, request, shared, takes, whole
 
 POLICY = Registry().policy()
 

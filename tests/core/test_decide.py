@@ -12,7 +12,7 @@ from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.node import Node, Taint
 from gpu_orchestrator.core.request import Expression, Fabric, HostPort, Request, Term, Toleration
 from gpu_orchestrator.policies.registry import Registry
-from tests.builders import cluster, node, placed, request, shared, takes, two_islands, whole
+from tests.support.builders import cluster, node, placed, request, shared, takes, two_islands, whole
 
 POLICY = Registry().policy()
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-ROOMS = Path(__file__).parents[2] / "src/gpu_orchestrator"
+from tests.support.paths import ROOT
+
+ROOMS = ROOT / "src/gpu_orchestrator"
 ALLOWED = {
     "bisect",
     "collections",

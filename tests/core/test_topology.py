@@ -6,7 +6,7 @@ import pytest
 
 from gpu_orchestrator.core import topology
 from gpu_orchestrator.core.topology import Topology, best_link, first_set, mask_of, weakest_link
-from tests.builders import links, two_islands
+from tests.support.builders import links, two_islands
 
 EIGHT = topology.from_links(range(8), two_islands())
 RING = topology.from_links(range(4), {(0, 1): 100, (1, 2): 100, (2, 3): 100, (3, 0): 100})

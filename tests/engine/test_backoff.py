@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from gpu_orchestrator.adapters.kube import retry
-from gpu_orchestrator.apps.cluster import callbacks, outcomes
+from gpu_orchestrator.apps.manager.events import callbacks
+from gpu_orchestrator.apps.manager.tasks import outcomes
 from gpu_orchestrator.apps.worker import agent
 from gpu_orchestrator.engine.backoff import Backoff, delay_s, jittered
 

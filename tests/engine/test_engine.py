@@ -27,7 +27,7 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.engine.order import PriorityThenTime
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
-from tests.builders import node, request, whole
+from tests.support.builders import node, request, whole
 
 REGISTRY = Registry()
 

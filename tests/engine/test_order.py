@@ -7,7 +7,7 @@ from gpu_orchestrator.engine.fair_share import BEGINNING_S, FairShare
 from gpu_orchestrator.engine.order import LARGE_MIB, FairBands, Order, PriorityThenTime
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.policies.registry import Registry
-from tests.builders import request
+from tests.support.builders import request
 
 POLICY = Registry().policy()
 

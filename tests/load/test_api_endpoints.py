@@ -11,7 +11,7 @@ from random import Random
 
 from locust import FastHttpUser, constant_throughput, task  # type: ignore[import-not-found]
 
-from tests.load.mix import Client
+from tests.support.request_mix import Client
 
 PER_SECOND = 4
 

@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from tests.fleet import fleet
-from tests.load.mix import Client
-from tests.scale import Scale
+from tests.support.fleet import fleet
+from tests.support.request_mix import Client
+from tests.support.scale import Scale
 
 pytestmark = pytest.mark.real
 CLIENTS, PER_SECOND = 20, 200

@@ -11,7 +11,7 @@ from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.policies.registry import ALLOCATORS, Registry
-from tests.builders import links, node, placed, request, shared, two_islands, whole
+from tests.support.builders import links, node, placed, request, shared, two_islands, whole
 
 FOUR = node("n", 4)
 ISLANDS = node("n", 8, links=two_islands())

@@ -11,7 +11,7 @@ from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Choice, Policy, Strategy
 from gpu_orchestrator.policies.registry import BadPlugin, Registry, UnknownPolicy
-from tests.builders import cluster, links, node, placed, request
+from tests.support.builders import cluster, links, node, placed, request
 
 
 def test_empty_names_mean_the_defaults() -> None:

@@ -11,7 +11,7 @@ from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import STRATEGIES, Registry
-from tests.builders import cluster, links, node, placed, request, shared, takes, two_islands, whole
+from tests.support.builders import cluster, links, node, placed, request, shared, takes, two_islands, whole
 
 CHEAP = {"gpu-orchestrator/cheap-node": "true"}
 REGISTRY = Registry()

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/your-own-strategy.md"
+from tests.support.paths import ROOT
+
+TUTORIAL = ROOT / "docs/tutorials/your-own-strategy.md"
 
 
 @pytest.fixture

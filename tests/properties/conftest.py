@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.properties import cases
+from tests.support import examples
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    cases.factor = 25 if config.getoption("--scale") == "accept" else 1
+    examples.factor = 25 if config.getoption("--scale") == "accept" else 1
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.policies.registry import Registry
-from tests.properties import oracle
-from tests.properties.cases import cases
-from tests.properties.worlds import Ask, Free, Lose, See, Step, World, asked, worlds
+from tests.support import oracle
+from tests.support.examples import cases
+from tests.support.generators import Ask, Free, Lose, See, Step, World, asked, worlds
 
 REGISTRY = Registry()
 AMOUNTS = (0, 1, 2, 10**9, 2**31, 2**53, 2**63, 10**30)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Lost
-from tests.adapters.kube.leases import LeaseServer, Line
+from tests.support.election_lease import LeaseServer, Line
 
 
 @settings(max_examples=40)

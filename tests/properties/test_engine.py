@@ -32,8 +32,8 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.engine.order import FairBands, Order, PriorityThenTime
 from gpu_orchestrator.policies.registry import Registry
-from tests.properties.cases import cases
-from tests.properties.worlds import ALLOCATORS, NAMES, STRATEGIES, a_node, a_shape
+from tests.support.examples import cases
+from tests.support.generators import ALLOCATORS, NAMES, STRATEGIES, a_node, a_shape
 
 REGISTRY = Registry()
 STRATEGIES_AND_WORSE = (*STRATEGIES, *STRATEGIES, "fragile", "unheard")

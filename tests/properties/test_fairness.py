@@ -21,8 +21,8 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
-from tests.builders import node, request
-from tests.properties.cases import cases
+from tests.support.builders import node, request
+from tests.support.examples import cases
 
 DEVICES = 2
 WARM_UP = 20

@@ -15,7 +15,7 @@ from gpu_orchestrator.apps.operator.observe.capacity import Capacity
 from gpu_orchestrator.apps.operator.planning import place
 from gpu_orchestrator.apps.operator.planning.snapshot import Given, WorkloadSnapshot
 from gpu_orchestrator.policies.registry import Registry
-from tests.apps.operator.builders import job, node, pod, workload
+from tests.support.operator_builders import job, node, pod, workload
 
 NODES = ("a", "b", "c")
 GPUS = 8

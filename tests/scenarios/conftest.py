@@ -13,9 +13,10 @@ from controlplane.process import Process
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api import names
 from tests.conftest import NewCluster
-from tests.scenarios import stage as stages
-from tests.scenarios.operating import ACCOUNT, ROOT, SYSTEM, Operator, Site
-from tests.scenarios.stage import Stage
+from tests.support import scheduler_stage as stages
+from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site
+from tests.support.paths import ROOT
+from tests.support.scheduler_stage import Stage
 
 NewOperator = Callable[..., Operator]
 CUT_OFF = "ignore:Exception ignored in. <(socket|asyncio|_Selector):pytest.PytestUnraisableExceptionWarning"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.test_pythons import interpreter
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.paths import ROOT
 
 
 @pytest.fixture

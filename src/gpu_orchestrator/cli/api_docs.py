@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from gpu_orchestrator.apps.cluster import app, reference
-from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.manager.http import app, reference
+from gpu_orchestrator.apps.manager.manager import Manager
 
 
 def markdown() -> str:

@@ -56,8 +56,8 @@ def _run(work: Callable[[], Awaitable[str]]) -> None:
 
 async def _backup(file: Path, data: Path | None) -> str:
     from gpu_orchestrator.adapters import settings
-    from gpu_orchestrator.adapters.store import backup as keeping
-    from gpu_orchestrator.adapters.store.database import Database
+    from gpu_orchestrator.adapters.store.valkey import backup as keeping
+    from gpu_orchestrator.adapters.store.valkey.database import Database
 
     chosen = settings.load(data_dir=str(data) if data else None)
     folder = Path(chosen.data_dir)
@@ -69,8 +69,8 @@ async def _backup(file: Path, data: Path | None) -> str:
 
 async def _restore(file: Path, data: Path | None) -> str:
     from gpu_orchestrator.adapters import settings
-    from gpu_orchestrator.adapters.store import backup as keeping
-    from gpu_orchestrator.adapters.store.database import Database
+    from gpu_orchestrator.adapters.store.valkey import backup as keeping
+    from gpu_orchestrator.adapters.store.valkey.database import Database
     from gpu_orchestrator.cli import host
 
     chosen = settings.load(data_dir=str(data) if data else None)
@@ -89,9 +89,9 @@ async def _restore(file: Path, data: Path | None) -> str:
 @contextlib.asynccontextmanager
 async def _address(external: str, folder: Path) -> AsyncIterator[str]:
     """Yield the address of the store: the configured one, that of a running server, or a temporary one."""
-    from gpu_orchestrator.adapters.store.database import Database
-    from gpu_orchestrator.adapters.store.embedded import Embedded
     from gpu_orchestrator.adapters.store.errors import Unreachable
+    from gpu_orchestrator.adapters.store.valkey.database import Database
+    from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 
     if external:
         yield external

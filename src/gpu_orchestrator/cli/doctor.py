@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpu_orchestrator.adapters.kube import config, reviews
+from gpu_orchestrator.adapters.kube import reviews
+from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.adapters.kube.reviews import Access
@@ -119,7 +120,7 @@ async def _findings(
     found = config.load(kubeconfig, context)
     yield Finding(True, f"configuration: {found.source}")
     async with Client.open(found) as opened:
-        client = opened.hurried(timeout_s=ANSWER_LIMIT_S)
+        client = opened.with_limits(timeout_s=ANSWER_LIMIT_S)
         yield Finding(True, f"server: {found.server}, {await reviews.version(client)}")
         for kind in KINDS:
             yield await _installed(client, kind.group, kind.version, kind.plural)

@@ -18,7 +18,9 @@ from gpu_orchestrator.adapters import logs, settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
 from gpu_orchestrator.adapters.tls import BadCertificate
-from gpu_orchestrator.apps.cluster import keys, server, signing
+from gpu_orchestrator.apps.manager import server
+from gpu_orchestrator.apps.manager.access import keys
+from gpu_orchestrator.apps.manager.events import signing
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 CLIENT = "client.json"

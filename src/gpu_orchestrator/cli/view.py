@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.values import ANY_NUMBER, NewTask
+from gpu_orchestrator.adapters.store.records import ANY_NUMBER, NewTask
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
-from gpu_orchestrator.apps.cluster import shown
-from gpu_orchestrator.apps.cluster.manager import Manager
+from gpu_orchestrator.apps.manager import views
+from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.cli.plain import plain
 
 EVERY_S = 0.25
@@ -83,7 +83,7 @@ class View:
             table.add_column(heading)
         for name, row in zip(page.ids, rows, strict=True):
             if row:
-                status = shown.task_status(name, row)
+                status = views.task_status(name, row)
                 colour = COLOURS.get(status.status, "default")
                 word = Text(status.status, style=colour)
                 worker, duration = status.assigned_worker or "-", status.duration or "-"

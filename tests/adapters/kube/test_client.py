@@ -8,11 +8,11 @@ import pytest
 
 from gpu_orchestrator.adapters.kube import errors, pods
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.codec import Blind, blind
 from gpu_orchestrator.adapters.kube.errors import LostAnswer, Unreachable
-from gpu_orchestrator.adapters.kube.transport import Answer, Request
-from tests.adapters.kube.objects import CONFIG_MAPS, config_map
-from tests.adapters.kube.scripted import Line, Scripted, answer, refusal
+from gpu_orchestrator.adapters.kube.transport.base import Answer, Request
+from gpu_orchestrator.adapters.kube.transport.codec import MetadataOnly, metadata_only
+from tests.support.kube_objects import CONFIG_MAPS, config_map
+from tests.support.scripted_transport import Line, Scripted, answer, refusal
 
 OK = answer(config_map())
 
@@ -216,7 +216,7 @@ async def test_a_name_cannot_lead_elsewhere(name: str) -> None:
 
 async def test_blind_answers_are_not_decoded() -> None:
     speaker, _ = client(Answer(200, b"not json"))
-    assert await speaker.create(blind(CONFIG_MAPS), config_map()) == Blind()
+    assert await speaker.create(metadata_only(CONFIG_MAPS), config_map()) == MetadataOnly()
 
 
 async def test_an_answer_that_does_not_fit_says_so() -> None:

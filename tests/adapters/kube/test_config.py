@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_orchestrator.adapters.kube import config, tls
+from gpu_orchestrator.adapters.kube.auth import config, tls
 from gpu_orchestrator.adapters.kube.errors import ConfigError
-from tests.adapters.kube.certificates import Authority
+from tests.support.kube_certificates import Authority
 
 AUTHORITY = Authority()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.adapters.kube.credentials import Exec, ExecEnv, ExecSpec, TokenFile
+from gpu_orchestrator.adapters.kube.auth.credentials import Exec, ExecEnv, ExecSpec, TokenFile
 from gpu_orchestrator.adapters.kube.errors import ConfigError
 
 V1 = "client.authentication.k8s.io/v1"

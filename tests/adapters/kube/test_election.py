@@ -8,7 +8,7 @@ import pytest
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Lost, Times
 from gpu_orchestrator.api.kubernetes import LEASES
-from tests.adapters.kube.leases import LeaseServer, Line
+from tests.support.election_lease import LeaseServer, Line
 
 pytestmark = pytest.mark.looptime
 

@@ -11,8 +11,8 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import PER_REASON, Recorder, Reference
-from gpu_orchestrator.adapters.kube.transport import Answer, Request
-from tests.adapters.kube.scripted import Scripted, answer, refusal
+from gpu_orchestrator.adapters.kube.transport.base import Answer, Request
+from tests.support.scripted_transport import Scripted, answer, refusal
 
 pytestmark = pytest.mark.looptime
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_orchestrator.adapters.kube.errors import BadAnswer, LostAnswer
-from gpu_orchestrator.adapters.kube.frames import Frames
-from tests.adapters.kube.objects import config_map
-from tests.adapters.kube.scripted import event
+from gpu_orchestrator.adapters.kube.informer.frames import Frames
+from tests.support.kube_objects import config_map
+from tests.support.scripted_transport import event
 
 WHOLE = b"".join(event("ADDED", config_map(f"x{number}", text="é\n")) for number in range(5))
 

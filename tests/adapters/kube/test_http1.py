@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_orchestrator.adapters.kube.errors import BadAnswer
-from gpu_orchestrator.adapters.kube.http1 import Parser
-from gpu_orchestrator.adapters.kube.transport import Answer
+from gpu_orchestrator.adapters.kube.transport.base import Answer
+from gpu_orchestrator.adapters.kube.transport.http1 import Parser
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 ANSWERS = {

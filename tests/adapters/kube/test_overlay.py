@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpu_orchestrator.adapters.kube import versions
-from gpu_orchestrator.adapters.kube.overlay import Overlay
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.informer import versions
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
+from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from tests.apps.operator.builders import workload
+from tests.support.operator_builders import workload
 
 
 class Watched:

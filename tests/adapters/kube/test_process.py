@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder, Reference
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kube.process import FINISH_S, Process
-from gpu_orchestrator.adapters.kube.watch import Watch
 from gpu_orchestrator.api.kubernetes import PODS
-from tests.adapters.kube.scripted import Scripted, answer, refusal
+from tests.support.scripted_transport import Scripted, answer, refusal
 
 pytestmark = pytest.mark.looptime
 

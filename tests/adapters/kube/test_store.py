@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api.wire import key
-from tests.adapters.kube.objects import ConfigMap, config_map
+from tests.support.kube_objects import ConfigMap, config_map
 
 
 def store() -> Store[ConfigMap]:

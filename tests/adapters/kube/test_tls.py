@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gpu_orchestrator.adapters.kube import tls
-from tests.adapters.kube.certificates import Authority
+from gpu_orchestrator.adapters.kube.auth import tls
+from tests.support.kube_certificates import Authority
 
 
 @pytest.mark.parametrize("year", [2020, 2035, 2049, 2050, 2120])

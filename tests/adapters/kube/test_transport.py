@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 
 from gpu_orchestrator.adapters.kube import errors
-from gpu_orchestrator.adapters.kube.config import Config
-from gpu_orchestrator.adapters.kube.credentials import Fixed, Identity
-from gpu_orchestrator.adapters.kube.lean import LeanTransport
-from gpu_orchestrator.adapters.kube.tls import Trust
-from gpu_orchestrator.adapters.kube.transport import HttpTransport, Request
-from tests.adapters.kube.certificates import Authority, Pair
+from gpu_orchestrator.adapters.kube.auth.config import Config
+from gpu_orchestrator.adapters.kube.auth.credentials import Fixed, Identity
+from gpu_orchestrator.adapters.kube.auth.tls import Trust
+from gpu_orchestrator.adapters.kube.transport.base import HttpTransport, Request
+from gpu_orchestrator.adapters.kube.transport.pooled import PooledTransport
+from tests.support.kube_certificates import Authority, Pair
 
 AUTHORITY = Authority()
 SERVER = AUTHORITY.pair("server")
@@ -75,7 +75,7 @@ async def opened(
 Open = Callable[..., AbstractAsyncContextManager[HttpTransport]]
 
 
-@pytest.fixture(params=[HttpTransport, LeanTransport])
+@pytest.fixture(params=[HttpTransport, PooledTransport])
 def transport(request: pytest.FixtureRequest) -> Open:
     return partial(opened, request.param)
 

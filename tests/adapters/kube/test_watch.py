@@ -9,9 +9,9 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import LostAnswer, Unreachable
-from gpu_orchestrator.adapters.kube.watch import Watch
-from tests.adapters.kube.objects import CONFIG_MAPS, ConfigMap, config_map
-from tests.adapters.kube.scripted import HANG, Line, Scripted, answer, bookmark, event, refusal
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
+from tests.support.kube_objects import CONFIG_MAPS, ConfigMap, config_map
+from tests.support.scripted_transport import HANG, Line, Scripted, answer, bookmark, event, refusal
 
 pytestmark = pytest.mark.looptime
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters.store import backup, version
-from gpu_orchestrator.adapters.store.database import Database
-from gpu_orchestrator.adapters.store.embedded import embedded
 from gpu_orchestrator.adapters.store.errors import Unfit
+from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import NewTask
+from gpu_orchestrator.adapters.store.valkey import backup, migrations
+from gpu_orchestrator.adapters.store.valkey.database import Database
+from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 
 
 async def test_a_store_into_which_a_restore_was_interrupted_is_of_no_use_before_it_is_emptied(
@@ -19,7 +19,7 @@ async def test_a_store_into_which_a_restore_was_interrupted_is_of_no_use_before_
 ) -> None:
     file = tmp_path / "all.backup"
     async with embedded(tmp_path / "old") as server, Store(Database(server.url), owner="one") as store:
-        await version.prepare(store.database, {})
+        await migrations.prepare(store.database, {})
         await store.tasks.submit([NewTask("t", '{"task_type":"echo"}', "null")])
         await backup.save(store.database, file, {})
     async with embedded(tmp_path / "new") as server, Database(server.url) as database:
@@ -34,7 +34,7 @@ async def test_a_store_into_which_a_restore_was_interrupted_is_of_no_use_before_
             await backup.load(database, file)
         monkeypatch.undo()
         for use in (
-            version.prepare(database, {}),
+            migrations.prepare(database, {}),
             backup.load(database, file),
             backup.save(database, tmp_path / "part.backup", {}),
         ):

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters.store.database import Database, Facts, _open, shown
-from gpu_orchestrator.adapters.store.embedded import Embedded, embedded
 from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
+from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.values import NewTask
-from tests import stores
-from tests.apps.worker.workers import is_alive
+from gpu_orchestrator.adapters.store.valkey.database import Database, Facts, _open, shown
+from gpu_orchestrator.adapters.store.valkey.embedded import Embedded, embedded
+from tests.support import stores
+from tests.support.workers import is_alive
 
 pytestmark = pytest.mark.real
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from gpu_orchestrator.adapters.store.embedded import Embedded
+from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 
 async def main():
     server = Embedded(Path(sys.argv[1]))

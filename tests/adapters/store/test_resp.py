@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpu_orchestrator.adapters.store.resp import Client, Lost, Refused
+from gpu_orchestrator.adapters.store.valkey.resp import Client, Lost, Refused
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

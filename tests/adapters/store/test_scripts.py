@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpu_orchestrator.adapters.store.scripts import FOLDER, Script
+from gpu_orchestrator.adapters.store.valkey.scripts import FOLDER, Script
 
 NAMES = sorted(each.name.removesuffix(".lua") for each in FOLDER.iterdir() if each.name != "common.lua")
 DEFINED = re.compile(r"^\s*local (?:function )?([\w, ]+)", re.MULTILINE)

@@ -20,7 +20,7 @@ from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
-from tests.apps.operator.builders import job, node, pod, workload
+from tests.support.operator_builders import job, node, pod, workload
 
 NVIDIA = "nvidia.com/gpu"
 

@@ -12,7 +12,7 @@ from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.planning.plan import CreateClaim, CreateJob, DeleteJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
-from tests.apps.operator.builders import NOW, after, gives, job, later, plan_for, pod, workload
+from tests.support.operator_builders import NOW, after, gives, job, later, plan_for, pod, workload
 
 CLAIM: dict[str, Any] = {
     "devices": {"policy": "packed"},

@@ -14,7 +14,7 @@ from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
-from tests.apps.operator.builders import NOW, node, workload
+from tests.support.operator_builders import NOW, node, workload
 
 NAME = "team/bert"
 ASKED = errors.Asked("create", "jobs", "batch")

@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import labels
-from tests.apps.operator.builders import UID, workload
+from tests.support.operator_builders import UID, workload
 
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

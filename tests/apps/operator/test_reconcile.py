@@ -22,7 +22,7 @@ from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, Workloa
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.policies.registry import Registry
-from tests.apps.operator.builders import (
+from tests.support.operator_builders import (
     NOW,
     after,
     gives,

@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 from gpu_orchestrator.api.gpuworkload import RetryPolicy
 from gpu_orchestrator.apps.operator.planning import retries
-from tests.apps.operator.builders import NOW
+from tests.support.operator_builders import NOW
 
 
 @given(some.integers(1, 300), some.integers(0, 9), some.integers())

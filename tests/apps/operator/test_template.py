@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
-from tests.apps.operator.builders import workload
+from tests.support.operator_builders import workload
 
 MAIN: dict[str, Any] = {"name": "main", "image": "trainer"}
 

@@ -7,19 +7,19 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.overlay import Overlay
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
+from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
-from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.leases import LeaseHold, Leases
+from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
+from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, LeaseHold
+from gpu_orchestrator.apps.scheduler.controllers.release import POLL_S, Leaving, Releaser
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
-from gpu_orchestrator.apps.scheduler.release import POLL_S, Leaving, Releaser
-from tests.apps.scheduler.desks import Shown
-from tests.apps.scheduler.lease_server import LeaseServer
-from tests.apps.scheduler.objects import report
+from tests.support.lease_server import LeaseServer
+from tests.support.scheduler_harness import Shown
+from tests.support.scheduler_objects import report
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -33,7 +33,7 @@ def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100
     node_statuses: Store[GpuNodeStatus] = Store()
     if used is not None:
         node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
-    agents = Agents(lambda: clock, lambda: NOW)
+    agents = AgentLiveness(lambda: clock, lambda: NOW)
     if agent_age_s is not None:
         agents.see_lease(None, sign_of_life(NOW - timedelta(seconds=agent_age_s)))
     return Releaser(
@@ -70,7 +70,7 @@ def test_a_pod_that_was_never_bound_leaves_at_once() -> None:
 def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
     """Its clock is an hour behind; it counts from when we see it move."""
     moment = [0.0]
-    agents = Agents(lambda: moment[0], lambda: NOW)
+    agents = AgentLiveness(lambda: moment[0], lambda: NOW)
     old = sign_of_life(NOW - timedelta(hours=1))
     agents.see_lease(None, old)
     assert not agents.is_live("a")
@@ -87,7 +87,9 @@ def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
 async def test_a_lease_written_to_since_it_was_seen_is_released_all_the_same() -> None:
     """As when the sweep, whose watch lagged behind, gave the pod back one of what it had."""
     server, known, freed = LeaseServer(0), Store[Lease](), list[str]()
-    leases = Leases(Client(server), "system", Overlay(Shown(known)), metrics=Metrics(), now=lambda: "now")
+    leases = DeviceLeases(
+        Client(server), "system", Overlay(Shown(known)), metrics=Metrics(), now=lambda: "now"
+    )
     holder = Holder("p", "p", "default")
 
     async def acquired(ref: DeviceRef) -> Lease:
@@ -100,7 +102,7 @@ async def test_a_lease_written_to_since_it_was_seen_is_released_all_the_same() -
     made = Releaser(
         leases,
         Store(),
-        Agents(lambda: 0.0, lambda: NOW),
+        AgentLiveness(lambda: 0.0, lambda: NOW),
         leases_of=lambda _: list(known),
         freed=freed.append,
         clock=lambda: 0.0,

@@ -7,23 +7,23 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
-from gpu_orchestrator.adapters.kube.overlay import Overlay
-from gpu_orchestrator.adapters.kube.store import Store
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
+from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.apps.scheduler.account import Account
+from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
 from gpu_orchestrator.apps.scheduler.actions import Failed
-from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.claims import Claims
-from gpu_orchestrator.apps.scheduler.leases import Leases
+from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
+from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
+from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
+from gpu_orchestrator.apps.scheduler.controllers.sweep import BREATH, Sweeper, SweeperDeps
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
-from gpu_orchestrator.apps.scheduler.release import Releaser
-from gpu_orchestrator.apps.scheduler.sweep import BREATH, Parts, Sweep
-from gpu_orchestrator.apps.scheduler.tell import Teller
-from gpu_orchestrator.apps.scheduler.touch import Touch
-from tests.apps.scheduler.desks import Shown, World
-from tests.apps.scheduler.lease_server import LeaseServer
-from tests.apps.scheduler.objects import node, pod, report
-from tests.apps.scheduler.test_desk import lease
+from tests.apps.scheduler.test_coordinator import lease
+from tests.support.lease_server import LeaseServer
+from tests.support.scheduler_harness import Shown, World
+from tests.support.scheduler_objects import node, pod, report
 
 pytestmark = pytest.mark.looptime
 
@@ -37,25 +37,30 @@ class Swept:
         self.server, self.metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
         metrics = self.metrics
         client = Client(self.server)
-        leases = Leases(client, "system", Overlay(Shown(world.leases)), metrics=metrics, now=lambda: "now")
-        desk, pacer, self.cleared = world.desk, Pacer(clock), list[str]()
+        leases = DeviceLeases(
+            client, "system", Overlay(Shown(world.leases)), metrics=metrics, now=lambda: "now"
+        )
+        coordinator, pacer, self.cleared = world.coordinator, Pacer(clock), list[str]()
         releaser = Releaser(
             leases,
             Store(),
-            Agents(clock, lambda: datetime.now(UTC)),
-            leases_of=desk.leases.of,
-            freed=desk.freed,
+            AgentLiveness(clock, lambda: datetime.now(UTC)),
+            leases_of=coordinator.leases.of,
+            freed=coordinator.freed,
             clock=clock,
             wait_s=WAIT_S,
         )
-        account = Account(Claims(client), desk, releaser, pacer=pacer, now=lambda: "now")
-        teller = Teller(
-            Touch(client, Overlay(Shown(world.pods))), Recorder(client, "test"), pacer, lambda _: None
+        account = ClaimController(ClaimWriter(client), coordinator, releaser, pacer=pacer, now=lambda: "now")
+        reporter = Reporter(
+            PodStatusWriter(client, Overlay(Shown(world.pods))),
+            Recorder(client, "test"),
+            pacer,
+            lambda _: None,
         )
-        self.sweep = Sweep(
+        self.sweep = Sweeper(
             client,
             leases,
-            Parts(desk, account, releaser, teller, metrics),
+            SweeperDeps(coordinator, account, releaser, reporter, metrics),
             clear=lambda pod: self.cleared.append(pod.metadata.name),
             now=lambda: "now",
             clock=clock,
@@ -156,7 +161,7 @@ async def test_a_lease_that_is_gone_by_the_time_we_tell_of_it_is_forgotten(is_sh
     if is_shown:
         world.lease(met)
         world.lease_gone("gpu-a-0")
-    world.desk.done(Failed(job, "taken", found=(met,)))
+    world.coordinator.done(Failed(job, "taken", found=(met,)))
     assert world.free("a") == 0
     await Swept(world).sweep.once()
     assert world.free("a") == 1
@@ -166,7 +171,7 @@ async def test_a_lease_that_the_watch_shows_after_we_met_it_is_not_forgotten() -
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
     met = lease("a", 0, "uid-other")
-    world.desk.done(Failed(world.executor.jobs[0], "taken", found=(met,)))
+    world.coordinator.done(Failed(world.executor.jobs[0], "taken", found=(met,)))
     world.lease(met)
     await Swept(world).sweep.once()
     assert world.free("a") == 0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps.worker.peer import Peer, serving
-from tests.apps.worker.workers import Worker, gone_within
+from tests.support.scripted_server import Peer, serving
+from tests.support.workers import Worker, gone_within
 
 NewWorker = Callable[..., Worker]
 

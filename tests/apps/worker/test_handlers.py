@@ -10,15 +10,15 @@ from aiohttp import web
 
 from gpu_orchestrator.adapters.gpus import simulated
 from gpu_orchestrator.adapters.gpus.simulated import Simulated
-from gpu_orchestrator.apps.worker import frames
-from gpu_orchestrator.apps.worker.frames import Options
 from gpu_orchestrator.apps.worker.handlers import find
-from tests.apps.worker.runners import running
+from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker.runners.frames import Options
+from tests.support.runners import running
 
 pytestmark = pytest.mark.real
 
 FUNCTIONS = {
-    name: f"tests.apps.worker.functions:{name}"
+    name: f"tests.support.worker_functions:{name}"
     for name in ("add", "environment", "fail", "large", "unspeakable", "prints")
 }
 

@@ -8,17 +8,17 @@ from contextlib import suppress
 import pytest
 
 from gpu_orchestrator.adapters.clock import elapsed_s
-from gpu_orchestrator.apps.worker import frames, keeper
-from gpu_orchestrator.apps.worker.frames import Options
-from tests.apps.worker.runners import Spoken, running
-from tests.apps.worker.workers import is_alive
-from tests.scale import Scale
+from gpu_orchestrator.apps.worker.runners import frames, keeper
+from gpu_orchestrator.apps.worker.runners.frames import Options
+from tests.support.runners import Spoken, running
+from tests.support.scale import Scale
+from tests.support.workers import is_alive
 
 pytestmark = pytest.mark.real
 
 NAMES = ("family", "crash", "exits", "deaf", "cleans_up")
 OPTIONS = Options(
-    functions={name: f"tests.apps.worker.functions:{name}" for name in NAMES}, allow_command=True
+    functions={name: f"tests.support.worker_functions:{name}" for name in NAMES}, allow_command=True
 )
 
 

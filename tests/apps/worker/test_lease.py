@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_orchestrator.apps.worker.lease import Lease
+from gpu_orchestrator.apps.worker.session.lease import Lease
 
 
 def lease(sent_at: float = 100.0) -> Lease:

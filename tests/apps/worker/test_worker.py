@@ -13,14 +13,14 @@ import pytest
 from gpu_orchestrator.adapters.gpus import simulated
 from gpu_orchestrator.api import session
 from tests.apps.worker.conftest import NewWorker
-from tests.apps.worker.peer import SHORT_LEASE_S, Peer
-from tests.apps.worker.workers import Worker, gone_within, grown_to
-from tests.scale import Scale
+from tests.support.scale import Scale
+from tests.support.scripted_server import SHORT_LEASE_S, Peer
+from tests.support.workers import Worker, gone_within, grown_to
 
 pytestmark = pytest.mark.real
 
-DEAF = ("--function", "deaf=tests.apps.worker.functions:deaf")
-FAMILY = ("--function", "family=tests.apps.worker.functions:family")
+DEAF = ("--function", "deaf=tests.support.worker_functions:deaf")
+FAMILY = ("--function", "family=tests.support.worker_functions:family")
 QUICK = {"function": "family", "arguments": {"seconds": 300}}
 LATE_S = 10.0
 """On a machine that stands still, who would kill a runner stands still beside it."""
@@ -159,7 +159,7 @@ async def test_a_lost_connection_is_resumed_and_the_task_goes_on(peer: Peer, new
 async def test_many_large_results_come_in_frames_the_server_can_take(
     peer: Peer, new_worker: NewWorker
 ) -> None:
-    new_worker("--function", "large=tests.apps.worker.functions:large", "--max-concurrent", "20")
+    new_worker("--function", "large=tests.support.worker_functions:large", "--max-concurrent", "20")
     await peer.hear(session.Hello)
     asked = {"function": "large", "arguments": {"size": 7 << 20}}
     for number in range(12):
@@ -258,7 +258,7 @@ async def test_limits_end_what_runs_too_long(peer: Peer, new_worker: NewWorker) 
 async def test_a_runner_is_shown_its_devices_and_kept_for_the_next_task(
     peer: Peer, new_worker: NewWorker
 ) -> None:
-    functions = "environment=tests.apps.worker.functions:environment"
+    functions = "environment=tests.support.worker_functions:environment"
     worker = new_worker("--simulate", "2", "--function", functions, "--max-concurrent", "4")
     hello = await peer.hear(session.Hello)
     asked = {"function": "environment", "arguments": {"name": simulated.VISIBLE_VARIABLE}}

@@ -15,14 +15,15 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gpu_orchestrator.adapters.kube import codec, errors
-from gpu_orchestrator.adapters.kube.addresses import collection, target
-from gpu_orchestrator.adapters.kube.codec import Body
-from gpu_orchestrator.adapters.kube.config import Config
+from gpu_orchestrator.adapters.kube import errors
+from gpu_orchestrator.adapters.kube.auth.config import Config
 from gpu_orchestrator.adapters.kube.errors import Asked
-from gpu_orchestrator.adapters.kube.lean import LeanTransport
 from gpu_orchestrator.adapters.kube.retry import Retry
-from gpu_orchestrator.adapters.kube.transport import Request, Stream, Transport
+from gpu_orchestrator.adapters.kube.transport import codec
+from gpu_orchestrator.adapters.kube.transport.base import Request, Stream, Transport
+from gpu_orchestrator.adapters.kube.transport.codec import Body
+from gpu_orchestrator.adapters.kube.transport.pooled import PooledTransport
+from gpu_orchestrator.adapters.kube.transport.urls import collection, target
 from gpu_orchestrator.api.wire import Object, Resource
 
 T = TypeVar("T", bound=Object)
@@ -62,7 +63,7 @@ class Client:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: Config, kind: Callable[[Config], Transport] = LeanTransport
+        cls, config: Config, kind: Callable[[Config], Transport] = PooledTransport
     ) -> AsyncIterator["Client"]:
         """A client on its own transport, closed at the end."""
         transport = kind(config)
@@ -71,7 +72,7 @@ class Client:
         finally:
             await transport.close()
 
-    def hurried(self, *, patience_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> "Client":
+    def with_limits(self, *, patience_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> "Client":
         """The same connections with other limits: for callers who know better when to try again."""
         return Client(self.transport, retry=Retry(patience_s, self.retry.backoff), timeout_s=timeout_s)
 

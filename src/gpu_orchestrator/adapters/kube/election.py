@@ -77,7 +77,7 @@ class Elector:
         self._times = times or Times()
         self._clock, self._abort = clock, abort
         # One slow answer must leave time for another try before the deadline.
-        self._client = client.hurried(timeout_s=max(self._times.retry_s, self._times.renew_s / 2))
+        self._client = client.with_limits(timeout_s=max(self._times.retry_s, self._times.renew_s / 2))
         self._seen = Lease(ObjectMeta())
         self._seen_at = NEVER
         self._renewed_at = NEVER

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_orchestrator.adapters.kube import codec
-from gpu_orchestrator.adapters.kube.addresses import target
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Asked, NotFound
-from gpu_orchestrator.adapters.kube.transport import Request
+from gpu_orchestrator.adapters.kube.transport import codec
+from gpu_orchestrator.adapters.kube.transport.base import Request
+from gpu_orchestrator.adapters.kube.transport.urls import target
 from gpu_orchestrator.api.wire import Object, ObjectMeta, Resource
 
-_PODS: Resource[Any] = Resource(codec.Blind, "Pod", "pods")
+_PODS: Resource[Any] = Resource(codec.MetadataOnly, "Pod", "pods")
 
 
 async def bind(

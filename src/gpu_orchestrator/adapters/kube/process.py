@@ -12,11 +12,11 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gpu_orchestrator.adapters import serving
-from gpu_orchestrator.adapters.kube import config
+from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector
 from gpu_orchestrator.adapters.kube.events import Recorder
-from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 
 # What work in hand gets to finish in. Kubernetes kills 30 s after SIGTERM.
 FINISH_S = 10.0

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gpu_orchestrator.adapters.kube import codec
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Asked, BadAnswer, NotFound, NotServed
-from gpu_orchestrator.adapters.kube.transport import Request
+from gpu_orchestrator.adapters.kube.transport import codec
+from gpu_orchestrator.adapters.kube.transport.base import Request
 
 
 class Who(msgspec.Struct, frozen=True, rename="camel"):

@@ -6,9 +6,9 @@ push out who changed what. Numbers go through both without gaps.
 from collections.abc import Sequence
 from typing import Literal
 
-from gpu_orchestrator.adapters.store.link import Link
-from gpu_orchestrator.adapters.store.scripts import Script
-from gpu_orchestrator.adapters.store.values import Item
+from gpu_orchestrator.adapters.store.records import Item
+from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
+from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 Stream = Literal["changes", "traffic"]
 
@@ -34,12 +34,12 @@ _PAGE = Script[AuditPage]("audit_page", AuditPage)
 class AuditLog:
     """Each stream holds about `keep` entries."""
 
-    def __init__(self, link: Link, *, keep: int) -> None:
-        self._link, self.keep = link, keep
+    def __init__(self, fenced: FencedDatabase, *, keep: int) -> None:
+        self._fenced, self.keep = fenced, keep
 
     async def write(self, entries: Sequence[tuple[Stream, str]]) -> None:
-        await self._link.read(_WRITE, self.keep, entries)
+        await self._fenced.read(_WRITE, self.keep, entries)
 
     async def page(self, *, before: int = 0, limit: int) -> AuditPage:
         """Entries with lower numbers than `before`; 0: the newest."""
-        return await self._link.read(_PAGE, before, limit)
+        return await self._fenced.read(_PAGE, before, limit)

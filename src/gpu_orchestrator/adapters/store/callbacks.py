@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from gpu_orchestrator.adapters.store.link import Link
-from gpu_orchestrator.adapters.store.scripts import Script
 from gpu_orchestrator.adapters.store.tasks import Row, row_of
+from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
+from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 _Flat = tuple[str | int, ...]
 _DUE = Script[tuple[tuple[str, int, _Flat], ...]]("callbacks", tuple[tuple[str, int, _Flat], ...])
-_CALLED = Script[bool]("called", bool)
+_CALLBACK_RESULT = Script[bool]("callback_result", bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Due:
 
 
 class Callbacks:
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, fenced: FencedDatabase) -> None:
+        self._fenced = fenced
 
     async def take(self, most: int, for_ms: int) -> list[Due]:
         """Those that are due; they are due again after `for_ms` unless something is said of them."""
-        found = await self._link.read(_DUE, most, for_ms)
+        found = await self._fenced.read(_DUE, most, for_ms)
         return [Due(task, tries, row_of(row) or {}) for task, tries, row in found]
 
     async def delivered(self, due: Due) -> None:
@@ -40,4 +40,4 @@ class Callbacks:
 
     async def _said(self, due: Due, word: str, again_ms: int, *, given_up: bool = False) -> None:
         finished = due.row.get("finished", "")
-        await self._link.read(_CALLED, due.task, finished, word[:500], again_ms, int(given_up))
+        await self._fenced.read(_CALLBACK_RESULT, due.task, finished, word[:500], again_ms, int(given_up))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_orchestrator.adapters.store.link import Link
-from gpu_orchestrator.adapters.store.scripts import Script
-from gpu_orchestrator.adapters.store.values import Item
+from gpu_orchestrator.adapters.store.records import Item
+from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
+from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 READ_MOST = 500
 STREAM = "events"
@@ -71,23 +71,23 @@ _EMIT = Script[bool]("emit", bool)
 
 
 class Events:
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, fenced: FencedDatabase) -> None:
+        self._fenced = fenced
 
     async def page(self, after: Id | None, most: int = READ_MOST) -> Page:
         """What came after an event; without one the latest."""
-        return await self._link.read(_EVENTS, () if after is None else after, most)
+        return await self._fenced.read(_EVENTS, () if after is None else after, most)
 
     async def emit(self, name: str, data: msgspec.Struct, *, owner: str = "") -> None:
-        await self._link.read(_EMIT, name, owner, msgspec.json.encode(data).decode())
+        await self._fenced.read(_EMIT, name, owner, msgspec.json.encode(data).decode())
 
     async def keep(self, most: int) -> None:
         """How many events are kept, about."""
-        await self._link.database.set_field("watch", "most", str(most))
+        await self._fenced.database.set_field("watch", "most", str(most))
 
     async def follow(self, after: Id) -> AsyncGenerator[list[Entry], None]:
         """What comes, as it comes, until the connection is lost."""
-        async for entries in self._link.database.follow(STREAM, str(after), READ_MOST):
+        async for entries in self._fenced.database.follow(STREAM, str(after), READ_MOST):
             yield [_entry(name, fields) for name, fields in entries]
 
 

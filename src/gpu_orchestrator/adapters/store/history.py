@@ -5,9 +5,9 @@ as large as it is. The leader writes, every process reads.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpu_orchestrator.adapters.store.link import Link
-from gpu_orchestrator.adapters.store.scripts import Script
-from gpu_orchestrator.adapters.store.values import Item
+from gpu_orchestrator.adapters.store.records import Item
+from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
+from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ _HISTORY = Script[tuple[int, tuple[Bucket, ...]]]("history", tuple[int, tuple[Bu
 
 
 class History:
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, fenced: FencedDatabase) -> None:
+        self._fenced = fenced
 
     async def record(self, measured: Mapping[str, float], rings: Iterable[Ring] = RINGS.values()) -> bool:
         """Only the leader's counts."""
         sizes = [(each.name, each.bucket_ms, each.buckets) for each in rings]
-        return await self._link.write(_RECORD, sizes, [part for item in measured.items() for part in item])
+        return await self._fenced.write(_RECORD, sizes, [part for item in measured.items() for part in item])
 
     async def read(self, ring: Ring) -> list[Bucket]:
         """Oldest first; a bucket in which nobody wrote is missing."""
-        _, found = await self._link.read(_HISTORY, ring.name, ring.bucket_ms, ring.buckets)
+        _, found = await self._fenced.read(_HISTORY, ring.name, ring.bucket_ms, ring.buckets)
         return sorted(found, key=lambda each: each.number)

@@ -5,9 +5,9 @@ version has changed.
 from collections.abc import Sequence
 from typing import Literal
 
-from gpu_orchestrator.adapters.store.link import Link
-from gpu_orchestrator.adapters.store.scripts import Script
-from gpu_orchestrator.adapters.store.values import Item
+from gpu_orchestrator.adapters.store.records import Item
+from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
+from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 
 class KeyRow(Item, frozen=True):
@@ -42,17 +42,17 @@ _REVOKE = Script[bool]("key_revoke", bool)
 class StoredKeys:
     """No more than `most`; those that are over are kept for `keep_ms`, to be looked up."""
 
-    def __init__(self, link: Link, *, keep_ms: int, most: int = 10_000) -> None:
-        self._link, self.keep_ms, self.most = link, keep_ms, most
+    def __init__(self, fenced: FencedDatabase, *, keep_ms: int, most: int = 10_000) -> None:
+        self._fenced, self.keep_ms, self.most = fenced, keep_ms, most
 
     async def look(self, known_version: int = -1, used: Sequence[tuple[str, int]] = ()) -> KeyPage:
         """All keys if there is news. `used` are `(id, ms)` to be written down."""
-        version, rows = await self._link.read(_KEYS, known_version, used)
+        version, rows = await self._fenced.read(_KEYS, known_version, used)
         return KeyPage(version, None if isinstance(rows, bool) else rows)
 
     async def save(self, row: KeyRow) -> Literal["saved", "full"]:
-        return await self._link.read(_SAVE, self.keep_ms, self.most, row)
+        return await self._fenced.read(_SAVE, self.keep_ms, self.most, row)
 
     async def revoke(self, id_: str) -> bool:
         """For good; False if nobody knows it."""
-        return await self._link.read(_REVOKE, id_)
+        return await self._fenced.read(_REVOKE, id_)

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_orchestrator.adapters.store.link import Link
-from gpu_orchestrator.adapters.store.scripts import Script
-from gpu_orchestrator.adapters.store.values import (
+from gpu_orchestrator.adapters.store.records import (
     ANY_NUMBER,
     Assigned,
     Assignment,
@@ -25,6 +23,8 @@ from gpu_orchestrator.adapters.store.values import (
     Taken,
     Unit,
 )
+from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
+from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 DAY_MS = 86_400_000
 Row = dict[str, str]
@@ -76,7 +76,7 @@ _Retried = tuple[str, int, int]
 """`(state before, 0 or a code of Limit, ms until the next day)`."""
 _Flat = tuple[str | int, ...]
 _SUBMIT = Script[tuple[tuple[Taken, ...], _Given]]("submit", tuple[tuple[Taken, ...], _Given])
-_WISHES = Script[tuple[str, ...]]("wishes", tuple[str, ...])
+_IDEMPOTENCY_CONFLICTS = Script[tuple[str, ...]]("idempotency_conflicts", tuple[str, ...])
 _ASSIGN = Script[_Given | bool]("assign", _Given | bool)
 _NOTE = Script[bool]("note", bool)
 _FINISH = Script[tuple[Settled, ...]]("finish", tuple[Settled, ...])
@@ -94,19 +94,21 @@ _COUNTS = Script[tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]
 
 
 class Tasks:
-    def __init__(self, link: Link, *, keep_ms: int = 7 * DAY_MS) -> None:
-        self._link, self.keep_ms = link, keep_ms
+    def __init__(self, fenced: FencedDatabase, *, keep_ms: int = 7 * DAY_MS) -> None:
+        self._fenced, self.keep_ms = fenced, keep_ms
 
     async def submit(
         self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
     ) -> list[Submitted]:
         """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
-        taken, _ = await self._link.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of)
+        taken, _ = await self._fenced.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of)
         return _submitted(taken)
 
     async def conflicts(self, wishes: Sequence[NewTask]) -> tuple[str, ...]:
         """For each the task that has its idempotency key and another content; empty if none has."""
-        return await self._link.read(_WISHES, [(each.idempotency, each.spec, each.params) for each in wishes])
+        return await self._fenced.read(
+            _IDEMPOTENCY_CONFLICTS, [(each.idempotency, each.spec, each.params) for each in wishes]
+        )
 
     async def submit_and_assign(
         self,
@@ -117,50 +119,50 @@ class Tasks:
     ) -> tuple[list[Submitted], list[Given]]:
         """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
         told of these tasks, it has them."""
-        taken, given = await self._link.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
+        taken, given = await self._fenced.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
         return _submitted(taken), [_given(*each) for each in given]
 
     async def assign(self, assignments: Sequence[Assignment]) -> list[Given] | None:
         """None for who does not lead."""
-        given = await self._link.write(_ASSIGN, assignments)
+        given = await self._fenced.write(_ASSIGN, assignments)
         return None if isinstance(given, bool) else [_given(*each) for each in given]
 
     async def note(self, notes: Sequence[Note]) -> None:
-        await self._link.read(_NOTE, notes)
+        await self._fenced.read(_NOTE, notes)
 
     async def finish(self, outcomes: Sequence[Outcome]) -> tuple[Settled, ...]:
-        return await self._link.write(_FINISH, self.keep_ms, outcomes)
+        return await self._fenced.write(_FINISH, self.keep_ms, outcomes)
 
     async def cancel(self, ids: Sequence[str], *, owner: str = "") -> tuple[Asked, ...]:
         """Only tasks of this owner; without one, everybody's."""
-        return await self._link.write(_CANCEL, self.keep_ms, owner, ids)
+        return await self._fenced.write(_CANCEL, self.keep_ms, owner, ids)
 
     async def retry(
         self, ids: Sequence[str], *, owner: str = "", may: Unit = ANY_NUMBER
     ) -> list[Retried | NoRoom]:
         """As far as `may` has room for them."""
-        return [_retried(*each) for each in await self._link.write(_RETRY, owner, ids, may)]
+        return [_retried(*each) for each in await self._fenced.write(_RETRY, owner, ids, may)]
 
     async def snapshot(self, lease_ms: int) -> Snapshot | None:
         """Everything a new leader must know; None for who does not lead."""
-        found = await self._link.write(_SNAPSHOT, lease_ms)
+        found = await self._fenced.write(_SNAPSHOT, lease_ms)
         return None if isinstance(found, bool) else found
 
     async def fetch(self, ids: Sequence[str], *, parameters: bool = False) -> list[Row | None]:
         """Rows as they are stored, without `parameters` unless wanted; None for what is not there."""
-        _, rows, _ = await self._link.read(_FETCH, ids, (), int(parameters))
+        _, rows, _ = await self._fenced.read(_FETCH, ids, (), int(parameters))
         return [row_of(row) for row in rows]
 
     async def page(
         self, *, states: Sequence[str] = (), worker: str = "", owner: str = "", offset: int, limit: int
     ) -> Page:
-        return await self._link.read(_LIST, states, worker, owner, offset, limit)
+        return await self._fenced.read(_LIST, states, worker, owner, offset, limit)
 
     async def trim(self, most_per_worker: int = 1000) -> int:
-        return await self._link.read(_TRIM, self.keep_ms, most_per_worker)
+        return await self._fenced.read(_TRIM, self.keep_ms, most_per_worker)
 
     async def counts(self) -> Counts:
-        now, states, stats, workers, leader = await self._link.read(_COUNTS)
+        now, states, stats, workers, leader = await self._fenced.read(_COUNTS)
         return Counts(now, _numbers(states), _numbers(stats), workers, leader[0])
 
 

@@ -19,7 +19,7 @@ import structlog
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
-from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import CALM, Pacer
 from gpu_orchestrator.api import names, timestamps

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.store import Store
-from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.informer.store import Store
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.api import claims, volumes
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus

@@ -10,25 +10,25 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
-from gpu_orchestrator.adapters.kube.overlay import Overlay
-from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.account import Account
-from gpu_orchestrator.apps.scheduler.agents import Agents
-from gpu_orchestrator.apps.scheduler.bind import Binder
-from gpu_orchestrator.apps.scheduler.claims import Claims
-from gpu_orchestrator.apps.scheduler.desk import Desk, Rules
+from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
+from gpu_orchestrator.apps.scheduler.binding.binder import Binder
+from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
+from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
+from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
+from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
+from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
+from gpu_orchestrator.apps.scheduler.executor import KubeExecutor, waited_s
 from gpu_orchestrator.apps.scheduler.informers import Watches
-from gpu_orchestrator.apps.scheduler.leases import Leases
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
-from gpu_orchestrator.apps.scheduler.release import Releaser
 from gpu_orchestrator.apps.scheduler.settings import Settings
-from gpu_orchestrator.apps.scheduler.sweep import Parts, Sweep
-from gpu_orchestrator.apps.scheduler.tell import Teller
-from gpu_orchestrator.apps.scheduler.touch import Touch
-from gpu_orchestrator.apps.scheduler.work import Work, waited_s
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
@@ -58,10 +58,10 @@ class Scheduler:
         clock, stores = asyncio.get_running_loop().time, watches.stores
         uses_leases = settings.lock == "lease"
         self._written_pods, self._written_leases = Overlay(watches.pods), Overlay(watches.leases)
-        leases = Leases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
+        leases = DeviceLeases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
         guard = leases if uses_leases else None
-        self._pods = Touch(client, self._written_pods)
-        claims = Claims(client)
+        self._pods = PodStatusWriter(client, self._written_pods)
+        claims = ClaimWriter(client)
         binder = Binder(
             client,
             self._pods,
@@ -71,36 +71,40 @@ class Scheduler:
             may_write=may_write,
             now=_now,
         )
-        self._teller = Teller(self._pods, recorder, pacer, self._waits)
-        self._work = Work(client, self._pods, guard, binder, self._teller, metrics=metrics, pacer=pacer)
+        self._reporter = Reporter(self._pods, recorder, pacer, self._waits)
+        self._executor = KubeExecutor(
+            client, self._pods, guard, binder, self._reporter, metrics=metrics, pacer=pacer
+        )
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
-        self.desk = Desk(
+        self.coordinator = Coordinator(
             engine,
             stores,
-            self._work,
-            Rules(settings.scheduler_name, clears=settings.leader_elect, leases=uses_leases),
+            self._executor,
+            CoordinatorConfig(settings.scheduler_name, clears=settings.leader_elect, leases=uses_leases),
             clock=clock,
             waited_s=waited_s,
         )
-        self._agents = Agents(clock, lambda: datetime.now(UTC))
+        self._agent_liveness = AgentLiveness(clock, lambda: datetime.now(UTC))
         self._releaser = Releaser(
             guard,
             stores.node_statuses,
-            self._agents,
-            leases_of=self.desk.leases.of,
+            self._agent_liveness,
+            leases_of=self.coordinator.leases.of,
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,
         )
-        self._work.attach(self.desk, self._releaser)
-        self._account = Account(claims, self.desk, self._releaser, pacer=pacer, now=_now)
-        self._sweep = Sweep(
+        self._executor.attach(self.coordinator, self._releaser)
+        self._claim_controller = ClaimController(
+            claims, self.coordinator, self._releaser, pacer=pacer, now=_now
+        )
+        self._sweep = Sweeper(
             client,
             guard,
-            Parts(self.desk, self._account, self._releaser, self._teller, metrics),
-            clear=self._work.clear,
+            SweeperDeps(self.coordinator, self._claim_controller, self._releaser, self._reporter, metrics),
+            clear=self._executor.clear,
             now=_now,
             clock=clock,
             wait_s=settings.release_seconds,
@@ -115,14 +119,14 @@ class Scheduler:
         """Take in all that there is, then decide until `stop` is called and what is under way has ended."""
         self._listen()
         _leave_out_of_collections()
-        self.desk.open()
+        self.coordinator.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
         sweeps = self._sweep.run(self._settings.sweep_seconds)
         async with asyncio.TaskGroup() as group:
-            runs = (self._releaser.run(), self._account.run(), self._teller.run(), sweeps)
+            runs = (self._releaser.run(), self._claim_controller.run(), self._reporter.run(), sweeps)
             helpers = [group.create_task(each) for each in runs]
             await self._stopped.wait()
-            await self._work.finish()
+            await self._executor.finish()
             for each in helpers:
                 each.cancel()
 
@@ -132,28 +136,28 @@ class Scheduler:
     def _listen(self) -> None:
         """In this order: who holds what must be known before anybody asks."""
         watches = self._watches
-        watches.nodes.on_change(self.desk.nodes.see)
-        watches.node_statuses.on_change(self.desk.nodes.see_node_status)
+        watches.nodes.on_change(self.coordinator.nodes.see)
+        watches.node_statuses.on_change(self.coordinator.nodes.see_node_status)
         watches.node_statuses.on_change(self._releaser.see_node_status)
-        watches.claims.on_change(self.desk.see_claim)
+        watches.claims.on_change(self.coordinator.see_claim)
         watches.leases.on_change(self._written_leases.see)
-        watches.leases.on_change(self._agents.see_lease)
-        watches.leases.on_change(self.desk.leases.see)
+        watches.leases.on_change(self._agent_liveness.see_lease)
+        watches.leases.on_change(self.coordinator.leases.see)
         watches.pods.on_change(self._written_pods.see)
-        watches.pods.on_change(self.desk.see_pod)
-        watches.volumes.on_change(self.desk.see_volume)
-        watches.volume_claims.on_change(self.desk.see_volume_claim)
-        watches.pods.on_change(self._account.see_pod)
-        watches.leases.on_change(self._account.see_lease)
-        watches.claims.on_change(self._account.see_claim)
+        watches.pods.on_change(self.coordinator.see_pod)
+        watches.volumes.on_change(self.coordinator.see_volume)
+        watches.volume_claims.on_change(self.coordinator.see_volume_claim)
+        watches.pods.on_change(self._claim_controller.see_pod)
+        watches.leases.on_change(self._claim_controller.see_lease)
+        watches.claims.on_change(self._claim_controller.see_claim)
 
     def _freed(self, uid: str) -> None:
-        self.desk.freed(uid)
-        self._account.freed(uid)
+        self.coordinator.freed(uid)
+        self._claim_controller.freed(uid)
 
     def _waits(self, uid: str) -> tuple[Pod, str] | None:
-        why, pod = self.desk.waiting.why(uid), self.desk.our_pods.get(uid)
-        return (pod, why) if pod is not None and why and self.desk.fate(uid) == "waiting" else None
+        why, pod = self.coordinator.waiting.why(uid), self.coordinator.our_pods.get(uid)
+        return (pod, why) if pod is not None and why and self.coordinator.fate(uid) == "waiting" else None
 
 
 def _leave_out_of_collections() -> None:

@@ -18,15 +18,15 @@ from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.worker import system
-from gpu_orchestrator.apps.worker.attempt import Attempt
-from gpu_orchestrator.apps.worker.crew import Crew
+from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
+from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.lease import Lease
-from gpu_orchestrator.apps.worker.link import Link, NotWanted
-from gpu_orchestrator.apps.worker.report import Reporter
+from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
+from gpu_orchestrator.apps.worker.session import system
+from gpu_orchestrator.apps.worker.session.connection import Connection, NotWanted
+from gpu_orchestrator.apps.worker.session.lease import Lease
+from gpu_orchestrator.apps.worker.session.report import Reporter
 from gpu_orchestrator.apps.worker.settings import Settings
-from gpu_orchestrator.apps.worker.work import Hands, Work
 from gpu_orchestrator.engine import backoff
 
 TICK_S = 0.25
@@ -46,11 +46,13 @@ class Agent:
     def __init__(self, settings: Settings, gpus: Gpus) -> None:
         self._settings, self._gpus = settings, gpus
         self._instance = uuid4().hex
-        self._link = Link(settings.session_url, settings.token, self._hear)
+        self._connection = Connection(settings.session_url, settings.token, self._hear)
         self._lease = Lease()
-        self._crew = Crew(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
-        self._reporter = Reporter(gpus, self._crew)
-        self._work = Work(self._crew, Hands(self._check_lease, self._room, self._link.say))
+        self._pool = RunnerPool(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
+        self._reporter = Reporter(gpus, self._pool)
+        self._attempts = Attempts(
+            self._pool, AgentCallbacks(self._check_lease, self._room, self._connection.say)
+        )
         self._welcome: session.Welcome | None = None
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
@@ -80,7 +82,9 @@ class Agent:
     def leave(self) -> None:
         """Finish what runs, take nothing new, then end. Said twice: end at once."""
         if self._leaving.is_set():
-            self._work.give_up(session.TaskError("WorkerLeft", "the worker was told to end at once", True))
+            self._attempts.give_up(
+                session.TaskError("WorkerLeft", "the worker was told to end at once", True)
+            )
         self._leaving.set()
 
     # --- the session ---------------------------------------------------------------------------------------
@@ -89,7 +93,7 @@ class Agent:
         failed = 0
         while True:
             try:
-                await self._link.talk(http, self._hello)
+                await self._connection.talk(http, self._hello)
                 why = "the server closed the connection"
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 why = f"{type(error).__name__}: {error}"
@@ -119,25 +123,25 @@ class Agent:
             max_concurrent=self._settings.max_concurrent,
             version=__version__,
             resume_epoch=self._welcome.epoch if self._welcome else 0,
-            running=self._work.attempts(),
-            unacked=tuple(session.Attempt(said.task, said.attempt) for said in self._work.unacked()),
+            running=self._attempts.attempts(),
+            unacked=tuple(session.Attempt(said.task, said.attempt) for said in self._attempts.unacked()),
         )
 
     def _hear(self, said: session.ToWorker) -> None:
         match said:
             case session.Assign():
-                self._work.assign(said)
+                self._attempts.assign(said)
             case session.Ack():
-                self._work.ack(said)
+                self._attempts.ack(said)
             case session.Renewed(number):
                 if self._lease.granted(number):
-                    self._crew.prolong(self._lease.until)
+                    self._pool.prolong(self._lease.until)
             case session.Cancel():
-                self._work.cancel(said)
+                self._attempts.cancel(said)
             case session.Welcome():
                 self._welcomed(said)
             case session.Drain(leave):
-                self._work.give_back("the worker drains")
+                self._attempts.give_back("the worker drains")
                 if leave:
                     self._leaving.set()
             case session.Goodbye():
@@ -145,29 +149,29 @@ class Agent:
 
     def _welcomed(self, welcome: session.Welcome) -> None:
         if not welcome.resumed:
-            self._work.stop()
-            self._work.forget_outcomes()
+            self._attempts.stop()
+            self._attempts.forget_outcomes()
         self._lease.begin(welcome.lease_s, self._hello_at)
-        self._crew.prolong(self._lease.until)
+        self._pool.prolong(self._lease.until)
         self._reporter.heartbeat_s = welcome.heartbeat_s
         self._welcome, self._is_joined = welcome, True
         self._renew_at = self._hello_at + welcome.renew_every_s
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
-        self._link.say(self._reporter.report(elapsed_s()))
-        for message in (*self._work.begun(), *self._work.unacked()):
-            self._link.say(message)
+        self._connection.say(self._reporter.report(elapsed_s()))
+        for message in (*self._attempts.begun(), *self._attempts.unacked()):
+            self._connection.say(message)
         if self._leaving.is_set():
-            self._link.say(session.Leaving())
+            self._connection.say(session.Leaving())
 
     def _dismissed(self, goodbye: session.Goodbye) -> None:
         log.warning("the server says goodbye", reason=goodbye.reason, fenced=goodbye.fenced)
         if goodbye.fenced:
-            self._work.stop()
-            self._work.forget_outcomes()
+            self._attempts.stop()
+            self._attempts.forget_outcomes()
             self._welcome = None
         if not goodbye.retry:
             self._goodbye = goodbye.reason
-        self._link.hang_up()
+        self._connection.hang_up()
 
     # --- as time goes by -----------------------------------------------------------------------------------
 
@@ -181,62 +185,62 @@ class Agent:
 
     def _tick_once(self, time: float) -> None:
         self._check_lease()
-        self._crew.tidy(asyncio.get_running_loop().time())
+        self._pool.tidy(asyncio.get_running_loop().time())
         if self._is_joined and self._welcome:
             self._renew(time, self._welcome.renew_every_s)
             if (report := self._reporter.due(time)) is not None:
-                self._link.say(report)
+                self._connection.say(report)
 
     def _check_lease(self) -> None:
         """After its end, what runs here may run elsewhere."""
-        if self._lease.is_over(elapsed_s()) and self._work.attempts():
-            log.warning("lease over, all runners are killed", running=len(self._work.attempts()))
-            self._work.stop()
-            self._link.hang_up()
+        if self._lease.is_over(elapsed_s()) and self._attempts.attempts():
+            log.warning("lease over, all runners are killed", running=len(self._attempts.attempts()))
+            self._attempts.stop()
+            self._connection.hang_up()
 
     def _renew(self, time: float, every_s: float) -> None:
         if time >= self._renew_at:
             self._renew_at = time + every_s
             if self._lease.unanswered_s(time) >= every_s * 0.9:
                 log.warning("a renewal was not answered, connecting anew")
-                self._link.hang_up()
+                self._connection.hang_up()
             else:
-                self._link.say(session.Renew(self._lease.asked(time)))
+                self._connection.say(session.Renew(self._lease.asked(time)))
 
     def _room(self, attempt: Attempt) -> str:
         """Before an attempt is refused, the server gets the numbers that say why."""
         if reason := self._reporter.room(attempt):
-            self._link.say(self._reporter.report(elapsed_s()))
+            self._connection.say(self._reporter.report(elapsed_s()))
         return reason
 
     # --- the end -------------------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
         await self._leaving.wait()
-        log.info("worker leaves", running=len(self._work.attempts()))
-        self._work.refuse("the worker leaves")
-        self._link.say(session.Leaving())
-        await self._until(lambda: self._work.is_over, self._settings.drain_s)
-        if self._work.attempts():
+        log.info("worker leaves", running=len(self._attempts.attempts()))
+        self._attempts.refuse("the worker leaves")
+        self._connection.say(session.Leaving())
+        await self._until(lambda: self._attempts.is_over, self._settings.drain_s)
+        if self._attempts.attempts():
             message = f"the worker left and waited {self._settings.drain_s:g} s"
-            self._work.give_up(session.TaskError("WorkerLeft", message, retryable=True))
-        await self._until(lambda: self._work.is_over, LAST_WORDS_S)
+            self._attempts.give_up(session.TaskError("WorkerLeft", message, retryable=True))
+        await self._until(lambda: self._attempts.is_over, LAST_WORDS_S)
 
     async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not is_so():
-                    self._work.moved.clear()
-                    await self._work.moved.wait()
+                    self._attempts.moved.clear()
+                    await self._attempts.moved.wait()
 
     async def _end(self, *tasks: "asyncio.Task[None]") -> None:
-        self._work.stop()
+        self._attempts.stop()
         first = next((task for task in tasks if task.done()), None)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # A process held up in a driver is left to its keeper.
-        await self._until(lambda: not self._crew.all(), LAST_WORDS_S)
+        await self._until(lambda: not self._pool.all(), LAST_WORDS_S)
         self._gpus.close()
         if first is not None:
             first.result()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.overlay import Overlay
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
 from gpu_orchestrator.api.job import Job

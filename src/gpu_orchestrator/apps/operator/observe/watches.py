@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.watch import Watch
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.job import JOBS, Job
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod

@@ -1,0 +1,301 @@
+"""A live copy of one kind of object: lists, watches, resumes, and lists again when it must.
+
+    pods = Watch(client, PODS, fields="spec.schedulerName=gpu-scheduler", indices={"node": node_of})
+    pods.on_change(handler)                    # handler(old, new), called after the copy has changed
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pods.run())          # never returns; cancel it to stop
+        await pods.synced()
+
+        ┌──────────── 410, ERROR event, or three refusals in a row ─────────────┐
+        ▼                                                                       │
+    LISTING ── all seen: store.replace tells also what was deleted ──► WATCHING ┘
+                                                                        ▲     │
+                                         resume at the last version ────┴─────┘ end, cut or silence
+
+A silent connection is found because every stream has an end that the server owes us: it is asked to end the
+stream after `turn_s`, and one that does not is dropped `grace_s` later. Bookmarks before the end keep the
+version to resume at fresh.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import structlog
+
+from gpu_orchestrator.adapters.kube import errors
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.informer.frames import Frame, Frames
+from gpu_orchestrator.adapters.kube.informer.interning import share
+from gpu_orchestrator.adapters.kube.informer.store import Change, Index, Store
+from gpu_orchestrator.adapters.kube.retry import Backoff
+from gpu_orchestrator.adapters.kube.transport import codec
+from gpu_orchestrator.adapters.kube.transport.base import Request
+from gpu_orchestrator.adapters.kube.transport.urls import collection
+from gpu_orchestrator.api.wire import Object, Resource, key
+
+T = TypeVar("T", bound=Object)
+Handler = Callable[[T | None, T | None], None]
+
+TURN_S = (30.0, 45.0)
+GRACE_S = 10.0
+# While the initial events come, silence of this length means that their end is never told (old servers).
+INITIAL_SILENCE_S = 15.0
+INITIAL_LIMIT_S = 600
+REFUSALS = 3
+SHORT_S = 0.5
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened so far, for metrics and tests."""
+
+    lists: int = 0
+    streams: int = 0
+    events: int = 0
+    hangs: int = 0
+    failures: int = 0
+    bad_objects: int = 0
+
+
+class Watch(Generic[T]):
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource[T],
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
+        indices: Mapping[str, Index[T]] | None = None,
+        turn_s: tuple[float, float] = TURN_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.store: Store[T] = Store(indices)
+        self.counts = Counts()
+        self.last_error: errors.KubeError | None = None
+        self._client, self._resource, self._namespace = client, resource, namespace
+        self._selectors = {"labelSelector": labels, "fieldSelector": fields}
+        self._turn_s, self._grace_s = turn_s, grace_s
+        self._asked = errors.Asked("watch", resource.plural, resource.group, "", namespace)
+        self._handlers: list[Handler[T]] = []
+        self._synced = asyncio.Event()
+        self._streams_lists = True
+        self._version = ""
+        self._heard = False
+        self._gathering: dict[str, T] | None = None
+
+    def on_change(self, handler: Handler[T]) -> None:
+        """Call `handler(old, new)` for what is known already and for each change from now on."""
+        self._handlers.append(handler)
+        for obj in list(self.store):
+            self._call(handler, None, obj)
+
+    async def synced(self) -> None:
+        """Wait until the copy has been complete once."""
+        await self._synced.wait()
+
+    @property
+    def is_synced(self) -> bool:
+        return self._synced.is_set()
+
+    @property
+    def resource_version(self) -> str:
+        """The version of the collection that the copy shows."""
+        return self._version
+
+    async def run(self) -> None:
+        """Keep the copy live until cancelled."""
+        backoff, failed, refused = Backoff(base_s=0.2, cap_s=8.0), 0, 0
+        loop = asyncio.get_running_loop()
+        while True:
+            began, self._heard, at_least_s = loop.time(), False, 0.0
+            try:
+                await self._turn()
+                self.last_error = None
+                self._heard |= loop.time() - began > SHORT_S  # a quiet turn that ended as agreed
+            except errors.Gone as error:
+                self._list_again(error)
+            except errors.KubeError as error:
+                at_least_s = getattr(error, "delay_s", 0.0)
+                refused += isinstance(error, errors.ApiError)
+                self._note(error)
+            # A stream that ends at once and told nothing, as from a server that shuts down, is a failure too:
+            # neither that nor a 410 to every try may become a storm of requests.
+            failed, refused = (0, 0) if self._heard else (failed + 1, refused)
+            if refused >= REFUSALS:
+                refused = 0
+                self._list_again(self.last_error)
+            if failed:
+                await asyncio.sleep(backoff.delay_s(failed, at_least_s))
+
+    async def _turn(self) -> None:
+        if self._version:
+            await self._watch()
+        elif self._streams_lists:
+            await self._streamed_list()
+        else:
+            await self._paged_list()
+
+    async def _paged_list(self) -> None:
+        self._gathering, version = {}, ""
+        pages = self._client.pages(
+            self._resource,
+            self._namespace,
+            labels=self._selectors["labelSelector"],
+            fields=self._selectors["fieldSelector"],
+            on_bad=self._keep_bad,
+        )
+        async for page in pages:
+            version = page.metadata.resource_version
+            for obj in page.items or ():
+                share(obj)
+                self._gathering[key(obj)] = obj
+        self._complete(version)
+        self._heard = True
+
+    async def _streamed_list(self) -> None:
+        """The list as a watch: first all that is there, then a marked bookmark, then changes as ever."""
+        self._gathering = {}
+        query = {
+            "sendInitialEvents": "true",
+            "resourceVersionMatch": "NotOlderThan",
+            "timeoutSeconds": INITIAL_LIMIT_S,
+        }
+        try:
+            await self._stream(query, limit_s=INITIAL_SILENCE_S)
+        except (errors.Invalid, errors.BadRequest) as error:
+            self._streams_lists = False
+            log.info("server does not stream lists", resource=self._resource.plural, error=str(error))
+        except TimeoutError:
+            if self._version:
+                return  # our own end of a stream that has become an ordinary watch
+            self._streams_lists = False
+            log.warning("streamed list fell silent, listing by pages", resource=self._resource.plural)
+
+    async def _watch(self) -> None:
+        turn_s = random.uniform(*self._turn_s)  # noqa: S311  # spreads the load, guards nothing
+        query = {"resourceVersion": self._version, "timeoutSeconds": max(1, round(turn_s))}
+        try:
+            await self._stream(query, limit_s=turn_s + self._grace_s)
+        except TimeoutError:
+            self.counts.hangs += 1
+            log.warning("watch fell silent, resuming", resource=self._resource.plural, after_s=turn_s)
+
+    async def _stream(self, query: Mapping[str, Any], *, limit_s: float) -> None:
+        """Read one stream to its end. Raises TimeoutError when it should have ended and did not."""
+        self.counts.streams += 1
+        query = {"watch": "true", "allowWatchBookmarks": "true", **self._selectors, **query}
+        request = Request("GET", collection(self._resource, self._namespace, query))
+        loop, frames = asyncio.get_running_loop(), Frames()
+        async with (
+            asyncio.timeout(limit_s) as limit,
+            self._client.stream(
+                self._asked,
+                request,
+                timeout_s=INITIAL_LIMIT_S + GRACE_S,
+                renew=isinstance(self.last_error, errors.Unauthorized),
+            ) as stream,
+        ):
+            async for chunk in stream.chunks:
+                initial = self._gathering is not None
+                for frame in frames.feed(chunk):
+                    self._take(frame)
+                    self._heard = True
+                if initial:
+                    left_s = INITIAL_SILENCE_S if self._gathering is not None else self._turn_s[1]
+                    limit.reschedule(loop.time() + left_s)
+                await asyncio.sleep(0)  # a busy stream must let the others run
+        frames.close()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.type == "ERROR":
+            self._version = ""  # whatever it says, what follows our version cannot be had: list again
+            raise errors.from_event(self._asked, frame.object)
+        if frame.type == "BOOKMARK":
+            self._take_bookmark(codec.metadata(frame.object))
+            return
+        self.counts.events += 1
+        if frame.type == "DELETED":
+            self._take_deletion(codec.metadata(frame.object))
+            return
+        try:
+            obj = codec.decode(self._resource, frame.object)
+        except errors.BadAnswer as error:
+            self._keep_bad(error, frame.object)
+            return
+        share(obj)
+        if self._gathering is not None:
+            self._gathering[key(obj)] = obj
+            return
+        self._version = obj.metadata.resource_version
+        self._tell(self.store.put(obj))
+
+    def _take_deletion(self, gone: codec.MetadataOnly) -> None:
+        """Who it was is all that counts: what does not fit its type can be deleted as well."""
+        if self._gathering is not None:
+            self._gathering.pop(key(gone), None)
+            return
+        self._version = gone.metadata.resource_version
+        self._tell(self.store.drop(key(gone), gone.metadata.uid))
+
+    def _take_bookmark(self, mark: codec.MetadataOnly) -> None:
+        version = mark.metadata.resource_version
+        if self._gathering is None:
+            self._version = version
+        elif mark.metadata.annotations.get("k8s.io/initial-events-end") == "true":
+            self._complete(version)
+
+    def _complete(self, version: str) -> None:
+        """The list is whole: take it over, and tell what changed since the copy was last live."""
+        gathered, self._gathering = self._gathering or {}, None
+        self._version = version
+        self.counts.lists += 1
+        changes = self.store.replace(gathered)
+        self._synced.set()
+        self._tell(changes)
+
+    def _list_again(self, error: errors.KubeError | None) -> None:
+        log.info("listing again", resource=self._resource.plural, error=str(error))
+        self._version, self._gathering = "", None
+
+    def _keep_bad(self, error: errors.BadAnswer, raw: msgspec.Raw) -> None:
+        """An object that does not fit its type stays as it was known: better old than forgotten.
+
+        Unless it is another one of the same name: then the one that was known is gone.
+        """
+        self.counts.bad_objects += 1
+        bad = codec.metadata(raw)
+        log.error(
+            "object does not fit its type", resource=self._resource.plural, key=key(bad), error=str(error)
+        )
+        known = self.store.get(key(bad))
+        is_same = known is not None and known.metadata.uid == bad.metadata.uid
+        if self._gathering is None:
+            self._version = bad.metadata.resource_version
+            self._tell([] if is_same else self.store.drop(key(bad)))
+        elif known is not None and is_same:
+            self._gathering[key(bad)] = known
+
+    def _note(self, error: errors.KubeError) -> None:
+        self.counts.failures += 1
+        # Told once per kind of trouble: a server that is away for an hour is one line, not a thousand.
+        tell = log.warning if type(error) is not type(self.last_error) else log.debug
+        tell("watch interrupted", resource=self._resource.plural, error=str(error))
+        self.last_error = error
+
+    def _tell(self, changes: list[Change[T]]) -> None:
+        for old, new in changes:
+            for handler in self._handlers:
+                self._call(handler, old, new)
+
+    def _call(self, handler: Handler[T], old: T | None, new: T | None) -> None:
+        try:
+            handler(old, new)
+        except Exception:
+            log.exception("watch handler failed", resource=self._resource.plural)

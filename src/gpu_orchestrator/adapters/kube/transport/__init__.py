@@ -1,0 +1,1 @@
+"""Requests and responses on the wire: HTTP, JSON, URLs."""

@@ -1,0 +1,112 @@
+"""Between wire values and bytes: what `Client` sends and what `Watch` reads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gpu_orchestrator.adapters.kube.errors import BadAnswer
+from gpu_orchestrator.api.wire import Object, ObjectMeta, Resource, Wire
+
+T = TypeVar("T", bound=Object)
+
+OnBad = Callable[[BadAnswer, msgspec.Raw], None]
+Body = msgspec.Struct | Mapping[str, Any]
+
+
+class MetadataOnly(Wire, frozen=True, gc=False):
+    """An object of which nobody wants more than who it is; see `blind` and `metadata`."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+
+def metadata_only(resource: Resource[Any]) -> Resource[MetadataOnly]:
+    """The same resource, its answers left undecoded: for hot writes that need none."""
+    return replace(resource, type=MetadataOnly)
+
+
+class ListMeta(Wire, frozen=True, gc=False):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Page(Wire, Generic[T], frozen=True, gc=False):
+    """One page of a list. `items` may be null on the wire."""
+
+    metadata: ListMeta = ListMeta()
+    items: list[T] | None = None
+
+
+class RawPage(Wire, frozen=True, gc=False):
+    metadata: ListMeta = ListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+@cache
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Making a decoder costs more than using it once."""
+    return msgspec.json.Decoder(kind)
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(resource: Resource[Any], obj: Body) -> bytes:
+    """The object with its apiVersion and kind, which slim types need not carry."""
+    if isinstance(obj, msgspec.Struct):
+        body = _encoder.encode(obj)
+        if body.find(b'"apiVersion":', 0, 16) >= 0:
+            return body
+        head = f'{{"apiVersion":"{resource.api_version}","kind":"{resource.kind}"'.encode()
+        return head + (b"," + body[1:] if len(body) > 2 else b"}")
+    return _encoder.encode({"apiVersion": resource.api_version, "kind": resource.kind, **obj})
+
+
+def encode_plain(body: Any) -> bytes:
+    return _encoder.encode(body)
+
+
+def decode(resource: Resource[T], body: bytes | msgspec.Raw) -> T:
+    if resource.type is MetadataOnly:
+        return MetadataOnly()  # type: ignore[return-value]  # T is Blind here
+    try:
+        found: T = decoder(resource.type).decode(body)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"the answer is not a {resource.kind} as we know it: {error}") from error
+    return found
+
+
+def metadata(body: msgspec.Raw) -> MetadataOnly:
+    """Who an object is, whatever else it holds."""
+    try:
+        found: MetadataOnly = decoder(MetadataOnly).decode(body)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"the answer is not an object with metadata: {error}") from error
+    return found
+
+
+def decode_page(resource: Resource[T], body: bytes, on_bad: OnBad | None = None) -> Page[T]:
+    """A page of a list. With `on_bad`, an object that does not fit its type is reported and left out."""
+    try:
+        page: Page[T] = decoder(Page[resource.type]).decode(body)  # type: ignore[name-defined]
+    except msgspec.DecodeError as error:
+        if on_bad is None:
+            raise BadAnswer(f"the answer is not a list of {resource.kind} as we know it: {error}") from error
+        return _page_of_good(resource, body, on_bad)
+    return page
+
+
+def _page_of_good(resource: Resource[T], body: bytes, on_bad: OnBad) -> Page[T]:
+    try:
+        raw = decoder(RawPage).decode(body)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"the answer is not a list of {resource.kind}: {error}") from error
+    items: list[T] = []
+    for item in raw.items or ():
+        try:
+            items.append(decode(resource, item))
+        except BadAnswer as error:
+            on_bad(error, item)
+    return Page(raw.metadata, items)

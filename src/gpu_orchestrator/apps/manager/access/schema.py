@@ -1,0 +1,109 @@
+"""Bodies about who may do what: keys, the audit log, secrets of callbacks."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from gpu_orchestrator.apps.manager.access.limits import DEFAULTS, Limits
+from gpu_orchestrator.apps.manager.schema import Answer, Body
+
+Handle = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$(?!\n)")]
+"""A short name without spaces or separators, because it becomes part of other names."""
+
+
+class KeyRequest(Body, frozen=True):
+    """Keys of one `owner` have tasks, limits and share in common; without one, the name is the owner. Without
+    `expires_in` (seconds) a key is good until it is revoked."""
+
+    name: Handle
+    owner: Handle | None = None
+    scopes: Annotated[tuple[Literal["read", "submit", "admin", "worker"], ...], Meta(min_length=1)] = (
+        "submit",
+    )
+    expires_in: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
+    limits: Limits = DEFAULTS
+
+
+class KeyInfo(Answer, frozen=True):
+    """`limits` are what it says itself; all else is as the settings say, and `configured` keys have none."""
+
+    key_id: str
+    name: str
+    owner: str
+    scopes: list[str]
+    status: Literal["active", "expired", "revoked"]
+    limits: Limits
+    configured: bool
+    created_at: str | None
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None
+
+
+class KeyMade(KeyInfo, frozen=True):
+    """`key` is the secret, shown this once: only its hash is kept."""
+
+    key: str
+
+
+class Share(Answer, frozen=True):
+    """What may be had of one thing, 0 for any number, and what is taken of it now."""
+
+    most: int
+    used: float
+
+
+class MyLimits(Answer, frozen=True):
+    """`held_back` says why no task of this owner begins now, if so. GPU seconds are those of today (UTC), of
+    what has ended; the day ends in `day_left_seconds`."""
+
+    key_id: str
+    owner: str
+    requests_per_minute: Share
+    requests_per_hour: Share
+    queued_tasks: Share
+    running_tasks: Share
+    gpu_seconds_per_day: Share
+    weight: float
+    day_left_seconds: float
+    held_back: str
+
+
+class KeyPage(Answer, frozen=True):
+    keys: list[KeyInfo]
+    total: int
+    limit: int
+    offset: int
+
+
+class CallbackSecret(Answer, frozen=True):
+    """`secret` is shown this once."""
+
+    owner: str
+    secret: str
+
+
+class CallbackSecretGone(Answer, frozen=True):
+    owner: str
+    status: str
+
+
+class AuditEntry(Answer, frozen=True):
+    """`action` is the method and the route, `object` the ids in its path or the one that was made."""
+
+    number: int
+    time: str
+    key_id: str | None
+    owner: str | None
+    action: str
+    object: str
+    status: int
+    outcome: Literal["done", "refused", "failed"]
+    correlation_id: str
+    source: str
+
+
+class AuditPage(Answer, frozen=True):
+    entries: list[AuditEntry]
+    total: int
+    next: int | None

@@ -1,0 +1,98 @@
+"""How a task is given to a worker: on which devices, what the store is asked, what the worker is told."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from gpu_orchestrator.adapters.store.records import Assignment, Given, Moved, NotAssigned
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.manager.dispatch.task_table import TaskTable
+from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.nodes import DeviceGrant, MemoryPolicy, WorkerState
+from gpu_orchestrator.apps.manager.metrics import Metrics
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.engine.events import Event, Place, Placed, PlaceFailed, RequestRemoved
+
+log = structlog.get_logger()
+
+Deliver = Callable[[WorkerState, session.Assign], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAssignment:
+    """What was decided, and the worker as it was then: it may leave before the store has answered."""
+
+    place: Place
+    worker: WorkerState
+    grant: DeviceGrant
+
+
+@dataclass(frozen=True, slots=True)
+class Assigner:
+    """Between what was decided and what workers are told stands the store, which has the last word."""
+
+    tasks: TaskTable
+    memory: MemoryPolicy
+    metrics: Metrics
+    deliver: Deliver
+    now: Callable[[], float]
+
+    def plans(self, places: Iterable[Place], workers: Mapping[str, WorkerState]) -> list[PlannedAssignment]:
+        """Of those whose worker is still there."""
+        found = ((place, workers.get(place.placement.node)) for place in places)
+        return [
+            PlannedAssignment(place, worker, rows.grant_of(place, worker))
+            for place, worker in found
+            if worker is not None
+        ]
+
+    def asked(self, plans: Iterable[PlannedAssignment]) -> list[Assignment]:
+        """What the store is to write down before any worker is told."""
+        return [assignment_of(each, self._attempt(each.place), self.memory) for each in plans]
+
+    def answered(self, plans: Sequence[PlannedAssignment], answers: Sequence[Given]) -> Iterator[Event]:
+        """Tell the workers what the store let them have."""
+        for plan, answer in zip(plans, answers, strict=True):
+            yield from self._answered(plan, answer)
+
+    def _attempt(self, place: Place) -> int:
+        known = self.tasks.get(place.request.key)
+        return known.attempt if known else -1
+
+    def _answered(self, plan: PlannedAssignment, answer: Given) -> Iterator[Event]:
+        key, known = plan.place.request.key, self.tasks.get(plan.place.request.key)
+        if isinstance(answer, NotAssigned) or known is None:
+            if isinstance(answer, NotAssigned) and answer.moved is Moved.TASK:
+                yield RequestRemoved(key)
+            yield PlaceFailed(key)
+            return
+        known.attempt += 1
+        assign = rows.message_of(
+            key, known.attempt, known.spec, plan.grant, answer.parameters, answer.correlation
+        )
+        self.deliver(plan.worker, assign)
+        yield Placed(key)
+        waited_s = self.now() - known.created_s
+        asyncio.get_running_loop().call_soon(self._tell, plan.place.placement, waited_s, answer.correlation)
+
+    def _tell(self, placement: Placement, waited_s: float, correlation: str) -> None:
+        """Once the task is on its way."""
+        self.metrics.dispatched(waited_s)
+        log.debug(
+            "task_scheduled",
+            task_id=placement.key,
+            worker_id=placement.node,
+            estimated_duration=round(self.metrics.average_s, 3),
+            correlation_id=correlation,
+        )
+
+
+def assignment_of(plan: PlannedAssignment, attempt: int, memory: MemoryPolicy) -> Assignment:
+    """`attempt` counts the runs begun so far."""
+    place, worker, grant = plan.place, plan.worker, plan.grant
+    milli = rows.milli_of(grant, worker, memory)
+    return Assignment(
+        place.request.key, attempt, place.placement.node, worker.epoch, rows.encode(grant), milli
+    )

@@ -1,0 +1,50 @@
+"""What the leader knows of tasks that are not final."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.engine.scheduling_queue import State
+
+
+@dataclass(slots=True)
+class TrackedTask:
+    """A task that is not final. `attempt` counts the runs begun so far."""
+
+    spec: TaskSpec
+    attempt: int
+    created_s: float
+    died_on: tuple[str, ...] = ()
+
+
+TaskTable = dict[str, TrackedTask]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """Waiting tasks by priority, and by owner those that wait and those that run."""
+
+    waiting: Counter[int] = field(default_factory=Counter)
+    waiting_of: Counter[str] = field(default_factory=Counter)
+    running_of: Counter[str] = field(default_factory=Counter)
+
+
+def depth_of(tasks: Mapping[str, TrackedTask], state_of: Callable[[str], State | None]) -> QueueDepth:
+    found = QueueDepth()
+    for name, known in tasks.items():
+        spec = known.spec
+        waits = state_of(name) not in ("held", "in flight")
+        found.waiting_of[spec.tenant] += waits
+        found.running_of[spec.tenant] += not waits
+        if waits:
+            found.waiting[spec.priority] += 1
+    return found
+
+
+def died_on(deaths: str) -> tuple[str, ...]:
+    if not deaths:
+        return ()
+    return tuple(sorted({each["worker"] for each in msgspec.json.decode(deaths)}))

@@ -1,0 +1,1 @@
+"""Events for those who watch: the feed, history, signed callbacks."""

@@ -1,0 +1,148 @@
+"""Between the words of the manager and those of the core: a worker is a node, a task is a request.
+
+Pure, so that what decides here can be asked the same question by anyone.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from gpu_orchestrator.api import session
+from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.apps.manager.fleet.strategies import SCORE_LABEL, SLOTS
+from gpu_orchestrator.core.device import WHOLE, Device
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
+from gpu_orchestrator.core.node import Node, node
+from gpu_orchestrator.core.request import Expression, Request, Shape, Term
+
+HANDLER_LABEL = "gpu-orchestrator/handler."
+VENDORLESS = "unknown"
+
+
+class DeviceGrant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where an attempt runs, as it is stored with the task: enough to account for it after a restart."""
+
+    devices: tuple[session.Given, ...] = ()
+    memory_mib: int = 0
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPolicy:
+    """How much of a device may be given: at most this part of it, and never the last few MiB."""
+
+    threshold: float = 0.8
+    headroom_mib: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What is promised on one device: all together, and of that what its holders have not allocated yet."""
+
+    mib: int = 0
+    unallocated_mib: int = 0
+
+
+def free_mib(
+    total_mib: int, memory: MemoryPolicy, reading: session.Reading | None, reserved: Reserved
+) -> int:
+    """What may still be promised: the smaller of what our books and what the driver say. Memory taken by
+    others counts in both; what is promised and not yet allocated is free to the driver, but not to us."""
+    if reading is None:
+        return int(total_mib * memory.threshold) - reserved.mib
+    by_books = int(total_mib * memory.threshold) - reserved.mib - reading.others_mib
+    by_driver = reading.free_mib - memory.headroom_mib - reserved.unallocated_mib
+    return min(by_books, by_driver)
+
+
+class ActiveAlert(msgspec.Struct, frozen=True):
+    """An alert that stands, as the store keeps it."""
+
+    device: int
+    kind: str
+    value: float
+    message: str
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A worker as the store knows it."""
+
+    hello: session.Hello
+    epoch: int = 0
+    online: bool = True
+    cordoned: bool = False
+    draining: bool = False
+    cordoned_devices: frozenset[int] = frozenset()
+    readings: tuple[session.Reading, ...] = ()
+    alerts: tuple[ActiveAlert, ...] = ()
+    score: float | None = None
+    api: str = ""
+    connection: str = ""
+
+
+def node_of(worker: WorkerState, memory: MemoryPolicy, reserved: dict[int, Reserved]) -> Node:
+    """`reserved` is what is promised on each device, by index."""
+    hello = worker.hello
+    readings = {reading.index: reading for reading in worker.readings}
+    labels = {**hello.labels, **{HANDLER_LABEL + name: "true" for name in hello.task_types}}
+    if worker.score is not None:
+        labels[SCORE_LABEL] = f"{worker.score:.2f}"
+    return node(
+        hello.name,
+        [
+            _device(each, worker, memory, readings.get(each.index), reserved.get(each.index, Reserved()))
+            for each in hello.devices
+        ],
+        resources={SLOTS: within(hello.max_concurrent, MOST_AMOUNT)},
+        labels=labels,
+        ready=worker.online,
+        schedulable=not (worker.cordoned or worker.draining),
+    )
+
+
+def _device(
+    each: session.Device,
+    worker: WorkerState,
+    memory: MemoryPolicy,
+    reading: session.Reading | None,
+    reserved: Reserved,
+) -> Device:
+    """The core subtracts what is promised itself; `taken_mib` is all else that is not free."""
+    offered = within(int(each.memory_mib * memory.threshold), MOST_MIB)
+    free = free_mib(each.memory_mib, memory, reading, reserved)
+    return Device(
+        each.index,
+        uuid=each.uuid,
+        vendor=each.vendor or VENDORLESS,
+        model=each.model,
+        memory_mib=offered,
+        taken_mib=within(offered - reserved.mib - free, MOST_MIB),
+        healthy=not (reading and reading.problem) and each.index not in worker.cordoned_devices,
+        island=each.island,
+        numa=each.numa,
+    )
+
+
+def request_of(task: str, spec: TaskSpec, *, avoid: tuple[str, ...] = ()) -> Request:
+    """`avoid` names workers on which it died. Without `memory_mib` the devices are wanted whole."""
+    shape = _shape(spec.task_type, spec.gpus, spec.memory_mib, spec.vendor, avoid)
+    return Request(task, shape, spec.priority, spec.tenant)
+
+
+@lru_cache(maxsize=4096)
+def _shape(task_type: str, gpus: int, memory_mib: int, vendor: str, avoid: tuple[str, ...]) -> Shape:
+    """Remembered: thousands of tasks ask for the same."""
+    shared = bool(gpus and memory_mib)
+    return Shape(
+        gpus=gpus,
+        exclusive=not shared,
+        milli=0 if shared else WHOLE,
+        memory_mib=max(memory_mib, 1) if gpus else 0,  # a device that others filled is not whole
+        vendor=vendor,
+        resources=((SLOTS, 1),),
+        labels=((HANDLER_LABEL + task_type, "true"),),
+        affinity=(Term(fields=(Expression("metadata.name", "NotIn", avoid),)),) if avoid else (),
+    )

@@ -1,0 +1,156 @@
+"""Workers as the store has them, read into values; and the cluster they make, for questions aside."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpu_orchestrator.adapters.store.records import Remembered
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Row
+from gpu_orchestrator.api import session
+from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.apps.manager.fleet.nodes import (
+    ActiveAlert,
+    DeviceGrant,
+    MemoryPolicy,
+    Reserved,
+    WorkerState,
+    node_of,
+)
+from gpu_orchestrator.apps.manager.fleet.strategies import SLOTS
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.errors import InvalidRequest
+from gpu_orchestrator.engine.events import Place
+
+_hello = msgspec.json.Decoder(session.Hello)
+_report = msgspec.json.Decoder(session.Report)
+_grant = msgspec.json.Decoder(DeviceGrant)
+_alerts = msgspec.json.Decoder(tuple[ActiveAlert, ...])
+_devices = msgspec.json.Decoder(list[int])
+_encode = msgspec.json.Encoder().encode
+
+ENOUGH_TASKS = 10
+"""So many must have ended on a worker before their success is held for or against it."""
+
+
+def encode(value: msgspec.Struct) -> str:
+    return _encode(value).decode()
+
+
+def worker_state_of(row: Row) -> WorkerState:
+    report = _report.decode(row["report"]) if row.get("report") else None
+    done, failed = int(row.get("done", 0)), int(row.get("failed", 0))
+    return WorkerState(
+        hello=_hello.decode(row["spec"]),
+        epoch=int(row["epoch"]),
+        online=row["state"] == "online",
+        cordoned=row.get("cordoned") == "1",
+        draining=row.get("draining") == "1" or row.get("leaving") == "1",
+        cordoned_devices=frozenset(_devices.decode(row.get("cordoned_devices") or "[]")),
+        readings=report.readings if report else (),
+        alerts=_alerts.decode(row.get("alerts") or "[]"),
+        score=done / (done + failed) if done + failed >= ENOUGH_TASKS else None,
+        api=row.get("api", ""),
+        connection=row.get("connection", ""),
+    )
+
+
+def ram_used_mib(row: Row) -> int:
+    return _report.decode(row["report"]).ram_used_mib if row.get("report") else 0
+
+
+def placement_of(task: str, worker: str, grant: DeviceGrant) -> Placement:
+    return Placement(
+        task,
+        worker,
+        tuple(each.index for each in grant.devices),
+        exclusive=grant.exclusive,
+        milli=0,
+        memory_mib=grant.memory_mib,
+        resources=((SLOTS, 1),),
+    )
+
+
+def grant_of(place: Place, worker: WorkerState) -> DeviceGrant:
+    placement, shape = place.placement, place.request.shape
+    if not placement.devices:
+        return DeviceGrant((), placement.memory_mib, exclusive=False)
+    uuids = {each.index: each.uuid for each in worker.hello.devices}
+    given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
+    exclusive = bool(shape.gpus) and shape.exclusive
+    return DeviceGrant(given, 0 if exclusive else placement.memory_mib, exclusive)
+
+
+def read_grant(text: str) -> DeviceGrant:
+    return _grant.decode(text)
+
+
+def milli_of(grant: DeviceGrant, worker: WorkerState, memory: MemoryPolicy) -> int:
+    """Thousandths of a GPU: a device counts whole, or by what is taken of the memory that it offers."""
+    if grant.exclusive or not grant.devices:
+        return WHOLE * len(grant.devices)
+    offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
+    parts = (min(grant.memory_mib / max(offered.get(each.index, 0), 1), 1.0) for each in grant.devices)
+    return round(WHOLE * sum(parts))
+
+
+def reserved_on(worker: WorkerState, memory: MemoryPolicy, held: Iterable[Placement]) -> dict[int, Reserved]:
+    """What is promised on each device of a worker, and what of it its holders have not allocated yet."""
+    offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
+    has = {(reading.index, held.task): held.used_mib for reading in worker.readings for held in reading.held}
+    found: dict[int, Reserved] = {}
+    for placement in held:
+        for index in placement.devices:
+            before = found.get(index, Reserved())
+            mib = offered.get(index, 0) if placement.exclusive else placement.memory_mib
+            waits = max(mib - has.get((index, placement.key), 0), 0)
+            found[index] = Reserved(before.mib + mib, before.unallocated_mib + waits)
+    return found
+
+
+def message_of(
+    task: str, attempt: int, spec: TaskSpec, grant: DeviceGrant, parameters: str, correlation: str
+) -> session.Assign:
+    return session.Assign(
+        task,
+        attempt,
+        spec.task_type,
+        msgspec.Raw(parameters),
+        model_name=spec.model_name,
+        devices=grant.devices,
+        memory_mib=grant.memory_mib,
+        exclusive=grant.exclusive,
+        soft_limit_s=spec.soft_limit_s,
+        timeout_s=spec.timeout_s,
+        correlation_id=correlation,
+    )
+
+
+def misfit(hello: session.Hello) -> str:
+    """Why such a worker cannot be counted, or nothing. Found out by counting it, before anybody else does."""
+    try:
+        Cluster().set_node(node_of(WorkerState(hello), MemoryPolicy(), {}))
+    except (InvalidRequest, OverflowError) as error:
+        return str(error)
+    return ""
+
+
+async def load(store: Store, names: Sequence[str]) -> dict[str, WorkerState]:
+    rows = await store.workers.fetch(names)
+    return {row["name"]: worker_state_of(row) for row in rows if row and "spec" in row}
+
+
+def cluster_of(workers: dict[str, WorkerState], memory: MemoryPolicy, tasks: Iterable[Remembered]) -> Cluster:
+    """The cluster with all that runs on it."""
+    held: dict[str, list[Placement]] = {name: [] for name in workers}
+    for task in tasks:
+        if task.worker in held and task.place:
+            held[task.worker].append(placement_of(task.id, task.worker, read_grant(task.place)))
+    cluster = Cluster()
+    for name, worker in workers.items():
+        cluster.set_node(node_of(worker, memory, reserved_on(worker, memory, held[name])))
+        for placement in held[name]:
+            cluster.account(placement)
+    return cluster

@@ -1,0 +1,106 @@
+"""The ASGI application: routes under `/` and `/api/v1`, the gate before them, and a true OpenAPI document."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.apps.manager import errors
+from gpu_orchestrator.apps.manager.http import gate, responses, route_auth
+from gpu_orchestrator.apps.manager.http.openapi import components
+from gpu_orchestrator.apps.manager.http.routes import audit, callbacks, cluster, events, keys, tasks, workers
+from gpu_orchestrator.apps.manager.manager import Manager
+from gpu_orchestrator.apps.manager.schema import PREFIX
+
+ROUTERS = (
+    tasks.router,
+    workers.router,
+    cluster.router,
+    events.router,
+    keys.router,
+    audit.router,
+    callbacks.router,
+)
+"""The busiest first: they are tried in turn."""
+
+
+def build(manager: Manager) -> ASGIApp:
+    app = application(manager)
+    gated = gate.Gate(app, manager, _fast_path(route_auth.guarded_routes(app)))
+    origins = manager.settings.cors_origins
+    if not origins:
+        return gated
+    # Before the gate: a browser asks whether it may ask without sending the key.
+    shown = ["X-Correlation-ID", "Retry-After"]
+    return CORSMiddleware(
+        gated, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
+    )
+
+
+def application(manager: Manager) -> FastAPI:
+    app = FastAPI(
+        title="gpu-orchestrator",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        # A redirect would answer strangers, and behind a proxy with TLS lead clients to http, key and all.
+        redirect_slashes=False,
+    )
+    app.state.manager = manager
+    for router in ROUTERS:
+        app.include_router(router, prefix=PREFIX)
+        app.include_router(router, include_in_schema=False)
+    app.add_api_route(
+        "/openapi.json", _document, include_in_schema=False, dependencies=route_auth.needs("read")
+    )
+    app.add_exception_handler(errors.ApiError, gate.on_api_error)
+    app.add_exception_handler(StoreError, gate.on_store_error)
+    app.add_exception_handler(HTTPException, gate.on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_bad_query)
+    app.add_exception_handler(Exception, gate.on_any_error)
+    return app
+
+
+def _fast_path(
+    openings: Iterable[route_auth.GuardedRoute],
+) -> dict[tuple[str, str], tuple[gate.Endpoint, route_auth.RouteGuard]]:
+    """Going through all of them finds the one that does not say what it needs."""
+    return {
+        (each.method, each.path): (tasks.QUICK[bare], each.route_guard)
+        for each in openings
+        if each.method == "POST" and (bare := each.path.removeprefix(PREFIX)) in tasks.QUICK
+    }
+
+
+async def _document(request: Request) -> Response:
+    return responses.json_response(openapi(request.app))
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # our errors have one shape, which `default` shows
+    document["components"] = {
+        "schemas": components(),
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
+    document["security"] = [{"key": []}]
+    return document
+
+
+async def _on_bad_query(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return responses.error_response(errors.Unprocessable(f"{where}={first.get('input')}: {first['msg']}"))

@@ -1,0 +1,100 @@
+"""Read requests and make responses, for every route: bodies with a size limit, JSON, one shape of errors."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from gpu_orchestrator.apps.manager import errors
+from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of
+from gpu_orchestrator.apps.manager.schema import ErrorBody, Problem
+
+T = TypeVar("T")
+NO_HEADERS: Mapping[str, str] = {}
+_encode = msgspec.json.Encoder().encode
+
+
+class JsonResponse(Response):
+    """With as many headers as it needs, and no search for those that somebody may have set before."""
+
+    def __init__(self, value: Any, status: int, headers: Mapping[str, str]) -> None:
+        self.status_code, self.background, self.body = status, None, _encode(value)
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(self.body)),
+            (b"content-type", b"application/json"),
+            *((name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()),
+        ]
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> Response:
+    return JsonResponse(value, status, headers)
+
+
+def error_response(error: errors.ApiError) -> Response:
+    body = ErrorBody(Problem(error.code, error.message, error.details))
+    return json_response(body, error.status, error.headers)
+
+
+async def read(request: Request, kind: type[T]) -> T:
+    """The body as a value of this kind, or an error that says where it is wrong."""
+    body = await body_of(request)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise errors.Unprocessable(f"the body does not fit: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.BadRequest(f"the body is no JSON that can be read: {error}") from error
+
+
+async def body_of(request: Request) -> bytes:
+    """Not more than is allowed."""
+    manager = manager_of(request)
+    most = int(manager.settings.max_request_mb * 1024 * 1024)
+    declared = header(request.scope, b"content-length")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(most)
+    parts, size, more = [], 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise _too_large(most)
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def while_there(request: Request, doing: Awaitable[T]) -> T | None:
+    """What comes of it; None if whoever asks leaves before, and then it is cancelled. For after the body."""
+    done = await done_before(doing, until_left(request.receive))
+    return None if done is None else done.result()
+
+
+async def done_before(doing: Awaitable[T], over: Awaitable[None]) -> "asyncio.Future[T] | None":
+    """Done, well or not; None if the other came first, and then it is cancelled."""
+    tasks = asyncio.ensure_future(doing), asyncio.ensure_future(over)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0] if tasks[0].done() else None
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_left(receive: Receive) -> None:
+    """Until whoever asks leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(most: int) -> errors.TooLarge:
+    return errors.TooLarge(
+        f"the body is larger than {most} bytes; send less, or raise MAX_REQUEST_MB", limit_bytes=most
+    )

@@ -1,0 +1,102 @@
+"""Health, the state of the whole, and metrics."""
+
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Literal
+
+import prometheus_client
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.store.history import RINGS
+from gpu_orchestrator.api import timestamps
+from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
+from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager.events import history
+from gpu_orchestrator.apps.manager.http.openapi import described
+from gpu_orchestrator.apps.manager.http.responses import json_response
+from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
+from gpu_orchestrator.apps.manager.manager import Manager
+
+router = APIRouter(tags=["cluster"])
+Timeframe = Literal["1h", "24h", "7d", "30d"]
+
+
+@router.get("/health", **described(schema.Health, needs="nothing"))
+async def health(request: Request) -> Response:
+    """How this process and what it needs are; always 200 when somebody is there to answer."""
+    return json_response(await _health(manager_of(request)))
+
+
+@router.get("/health/live", **described(schema.Health, needs="nothing"))
+async def live(request: Request) -> Response:
+    return json_response(_answer("healthy", {}))
+
+
+@router.get("/health/ready", **described(schema.Health, needs="nothing"))
+async def ready(request: Request) -> Response:
+    """503 when the store does not answer or nobody leads."""
+    found = await _health(manager_of(request))
+    return json_response(found, 200 if found.status != "unhealthy" else 503)
+
+
+@router.get("/cluster/status", **described(schema.ClusterStatus, needs="read"))
+async def status(request: Request) -> Response:
+    manager = manager_of(request)
+    workers, cluster = await manager.overview.cluster()
+    counts = manager.overview.counts
+    online = [worker for worker in workers.values() if worker.online]
+    readings = [reading for worker in online for reading in worker.readings]
+    total = sum(device.memory_mib for worker in online for device in worker.hello.devices)
+    free = sum(int(max(mib, 0)) for w in online for mib in cluster.usage.free_mib[cluster.row(w.hello.name)])
+    uptime = monotonic() - manager.started
+    states = counts.states if counts else {}
+    return json_response(
+        schema.ClusterStatus(
+            cluster_id=manager.store.database.prefix.strip("{}:"),
+            status="healthy" if online else "no workers",
+            total_workers=len(workers),
+            active_workers=len(online),
+            queued_tasks=states.get("queued", 0),
+            running_tasks=states.get("assigned", 0) + states.get("running", 0),
+            gpu_utilization=round(sum(r.utilization for r in readings) / len(readings), 3)
+            if readings
+            else 0.0,
+            total_memory=show_memory(total),
+            total_memory_bytes=total * MIB,
+            available_memory=show_memory(free),
+            available_memory_bytes=free * MIB,
+            uptime=show_seconds(uptime),
+            uptime_seconds=round(uptime, 1),
+            leader=counts.leader if counts else "",
+            tasks=states,
+            committed=counts.stats.get("completed", 0) if counts else 0,
+        )
+    )
+
+
+@router.get("/cluster/metrics", **described(schema.MetricsHistory, needs="read"))
+async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Response:
+    """How the cluster was in the last hour, day, week or month."""
+    ring = RINGS[timeframe]
+    return json_response(history.body(ring, await manager_of(request).store.history.read(ring)))
+
+
+@router.get("/metrics", include_in_schema=False, dependencies=needs("metrics"))
+async def metrics(request: Request) -> Response:
+    body = prometheus_client.generate_latest(manager_of(request).metrics.registry)
+    return Response(body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
+
+async def _health(manager: Manager) -> schema.Health:
+    missing = await manager.ready()
+    weak = manager.facts.durable and not manager.store.database.strict
+    store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
+    status = "unhealthy" if missing else "degraded" if weak else "healthy"
+    return _answer(status, {"store": store, "leader": manager.leader.leader or "none"})
+
+
+def _answer(status: str, dependencies: dict[str, str]) -> schema.Health:
+    now = timestamps.milliseconds(datetime.now(UTC))
+    return schema.Health(status=status, timestamp=now, version=__version__, dependencies=dependencies)

@@ -1,0 +1,58 @@
+"""What happens in the cluster: page by page, as server-sent events, and over a WebSocket."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, WebSocket
+from starlette.responses import Response
+
+from gpu_orchestrator.adapters.store.events import Id, id_of
+from gpu_orchestrator.apps.manager import errors, schema
+from gpu_orchestrator.apps.manager.events import event_feed
+from gpu_orchestrator.apps.manager.http.event_streams import EventStream, serve_socket
+from gpu_orchestrator.apps.manager.http.openapi import described
+from gpu_orchestrator.apps.manager.http.responses import json_response
+from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
+from gpu_orchestrator.apps.manager.manager import Manager
+
+router = APIRouter(tags=["events"])
+After = Annotated[str, Query(max_length=40)]
+
+
+@router.get("/cluster/events", **described(schema.EventPage, needs="read"))
+async def page(
+    request: Request, after: After = "", limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> Response:
+    """Events after one whose id is given, oldest first; without one the latest. `after=0` begins with the
+    oldest that is kept. A page may be empty though there are more: go on from `next`."""
+    manager = manager_of(request)
+    found = await manager.store.events.page(_id(after) if after else None, limit)
+    watcher = event_feed.Watcher(request.state.key)
+    seen = [each for each in map(event_feed.encoded, found.entries) if watcher.sees(each)]
+    body = schema.EventPage(events=[each.event for each in seen], next=found.last, reset=bool(found.lost))
+    return json_response(body)
+
+
+@router.get("/events", include_in_schema=False, dependencies=needs("read"))
+async def stream(request: Request, after: After = "") -> Response:
+    """Server-sent events. Resumes from the header `Last-Event-ID` or from `after`."""
+    manager = manager_of(request)
+    at = await _from(manager, request.headers.get("last-event-id", "") or after)
+    return EventStream(manager.feed, at, request.state.key)
+
+
+@router.websocket("/ws", dependencies=needs("read"))
+async def socket(websocket: WebSocket, after: After = "") -> None:
+    """The same, one event a message. Resumes from `after`."""
+    manager = manager_of(websocket)
+    await serve_socket(manager.feed, websocket, await _from(manager, after))
+
+
+async def _from(manager: Manager, given: str) -> Id:
+    return _id(given) if given else await manager.feed.latest()
+
+
+def _id(given: str) -> Id:
+    try:
+        return id_of(given)
+    except ValueError as error:
+        raise errors.Unprocessable(str(error)) from error

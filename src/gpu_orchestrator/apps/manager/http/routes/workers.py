@@ -1,0 +1,215 @@
+"""Workers: who they are, what they have, and what an operator says of them; and their one connection."""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request, WebSocket
+from starlette.responses import Response
+
+from gpu_orchestrator.adapters.store.records import Departure
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.manager import errors, schema, views
+from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.http.openapi import described
+from gpu_orchestrator.apps.manager.http.responses import body_of, json_response, read, while_there
+from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
+from gpu_orchestrator.apps.manager.manager import Manager
+from gpu_orchestrator.apps.manager.workers.transports import WebSocketTransport
+
+router = APIRouter(tags=["workers"])
+LONGEST_POLL_S = 60.0
+
+
+@router.websocket("/workers/{name}/session", dependencies=needs("worker"))
+async def connect(websocket: WebSocket, name: str) -> None:
+    """The worker's one connection; what is said on it is in `api/session.py`."""
+    manager = manager_of(websocket)
+    await websocket.accept()
+    await manager.sessions.serve(WebSocketTransport(websocket), name, websocket.state.key)
+
+
+@router.post("/workers", **described(schema.WorkerRegistered, needs="worker", status=201, body=session.Hello))
+async def register(request: Request) -> Response:
+    """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token.
+
+    A worker that had no answer to one joins again, with `resume_epoch` and what it runs: what was in the
+    answer is said anew.
+    """
+    hello = await read(request, session.Hello)
+    request.state.object = hello.name
+    welcome = await manager_of(request).polls.register(hello, request.state.key)
+    return json_response(
+        schema.WorkerRegistered(
+            worker_id=welcome.worker_id,
+            epoch=welcome.epoch,
+            resumed=welcome.resumed,
+            lease_seconds=welcome.lease_s,
+            renew_seconds=welcome.renew_every_s,
+            heartbeat_interval=welcome.heartbeat_s,
+        ),
+        201,
+    )
+
+
+@router.post(
+    "/workers/{worker_id}/heartbeat", include_in_schema=False, dependencies=needs("worker", audited=False)
+)
+async def heartbeat(
+    request: Request,
+    worker_id: str,
+    epoch: int,
+    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_POLL_S)] = 3.0,
+) -> Response:
+    """The session's messages as a JSON array, both ways; waits for something to say."""
+    said = await body_of(request)
+    try:
+        session.read_by_server(said)
+    except msgspec.MsgspecError as error:
+        raise errors.Unprocessable(f"not understood: {error}") from error
+    asked = manager_of(request).polls.heartbeat(worker_id, request.state.key, epoch, said, timeout_s)
+    frames = await while_there(request, asked)  # what would reach nobody stays for the next one
+    joined = b",".join(frame[1:-1] for frame in frames or ())
+    return Response(b"[" + joined + b"]", media_type="application/json")
+
+
+@router.get("/workers", **described(schema.WorkerPage, needs="read"))
+async def page(
+    request: Request, status: str = "", gpu_type: Annotated[str, Query(max_length=200)] = ""
+) -> Response:
+    """All workers; `gpu_type` is part of a device's model."""
+    manager = manager_of(request)
+    found = [views.worker_info(row, await _reserved(manager, row)) for row in await _rows(manager)]
+    online = sum(each.status not in ("offline", "suspect") for each in found)
+    chosen = [each for each in found if _asked_for(each, status, gpu_type)]
+    return json_response(
+        schema.WorkerPage(workers=chosen, total=len(found), online=online, offline=len(found) - online)
+    )
+
+
+@router.get("/workers/{worker_id}", **described(schema.WorkerDetail, needs="read"))
+async def detail(request: Request, worker_id: str) -> Response:
+    manager = manager_of(request)
+    (row,) = await manager.store.workers.fetch([worker_id])
+    if row is None:
+        raise _nobody(worker_id)
+    return json_response(views.worker_detail(row, await _reserved(manager, row)))
+
+
+@router.post("/workers/{worker_id}/cordon", **described(schema.WorkerChanged, needs="admin"))
+async def cordon(request: Request, worker_id: str) -> Response:
+    """Nothing new goes there; what runs goes on."""
+    return await _control(request, worker_id, {"cordoned": "1"}, "cordoned")
+
+
+@router.post("/workers/{worker_id}/uncordon", **described(schema.WorkerChanged, needs="admin"))
+async def uncordon(request: Request, worker_id: str) -> Response:
+    return await _control(request, worker_id, {"cordoned": "0", "draining": "0"}, "online")
+
+
+@router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged, needs="admin"))
+async def drain(request: Request, worker_id: str) -> Response:
+    """Nothing new goes there, what runs is finished; the worker stays."""
+    return await _control(request, worker_id, {"draining": "1"}, "draining", session.Drain())
+
+
+@router.post("/workers/{worker_id}/restart", **described(schema.WorkerChanged, needs="admin"))
+async def restart(request: Request, worker_id: str) -> Response:
+    """The worker finishes what runs and ends; whoever keeps it running starts it anew."""
+    return await _control(request, worker_id, {"leaving": "1"}, "restarting", session.Drain(leave=True))
+
+
+@router.post("/workers/{worker_id}/devices/{index}/cordon", **described(schema.WorkerChanged, needs="admin"))
+async def cordon_device(request: Request, worker_id: str, index: int) -> Response:
+    """One device gets nothing new."""
+    return await _control_device(request, worker_id, index, cordoned=True)
+
+
+@router.post(
+    "/workers/{worker_id}/devices/{index}/uncordon", **described(schema.WorkerChanged, needs="admin")
+)
+async def uncordon_device(request: Request, worker_id: str, index: int) -> Response:
+    return await _control_device(request, worker_id, index, cordoned=False)
+
+
+@router.delete("/workers/{worker_id}", **described(schema.WorkerChanged, needs="admin"))
+async def remove(request: Request, worker_id: str, drain: bool = True) -> Response:
+    """With `drain` the worker finishes what runs first; without, that is run elsewhere at once."""
+    manager = manager_of(request)
+    (row,) = await manager.store.workers.fetch([worker_id])
+    if row is None:
+        raise _nobody(worker_id)
+    if row["state"] != "offline" and drain:
+        return await _control(request, worker_id, {"leaving": "1"}, "draining", session.Drain(leave=True))
+    epoch, goodbye = int(row["epoch"]), session.Goodbye("removed", fenced=True, retry=False)
+    await manager.store.workers.leave([Departure(worker_id, epoch, f"worker {worker_id} was removed")])
+    manager.sessions.to(worker_id, row.get("api", ""), goodbye, epoch)
+    known = await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
+    if known.state not in ("", "offline"):
+        raise errors.Conflict(f"worker {worker_id} has joined anew; ask again to remove that one")
+    return json_response(schema.WorkerChanged(worker_id=worker_id, status="removed"))
+
+
+async def _control(
+    request: Request,
+    worker_id: str,
+    fields: dict[str, str],
+    status: str,
+    command: session.Message | None = None,
+) -> Response:
+    manager = manager_of(request)
+    known = await manager.store.workers.control(worker_id, fields, status=status)
+    if command is not None and known.state:
+        manager.sessions.to(worker_id, known.api, command)
+    return _changed(worker_id, known.state, status)
+
+
+def _changed(worker_id: str, state: str, status: str) -> Response:
+    if not state:
+        raise _nobody(worker_id)
+    return json_response(schema.WorkerChanged(worker_id=worker_id, status=status))
+
+
+async def _control_device(request: Request, worker_id: str, index: int, *, cordoned: bool) -> Response:
+    manager = manager_of(request)
+    seen = (await rows.load(manager.store, [worker_id])).get(worker_id)
+    if seen is None:
+        raise _nobody(worker_id)
+    known = [device.index for device in seen.hello.devices]
+    if index not in known:
+        raise errors.NotFound(f"worker {worker_id} has no device {index}; it has {known}")
+    status = f"device {index} {'' if cordoned else 'un'}cordoned"
+    told = await manager.store.workers.cordon(worker_id, index, cordoned=cordoned, status=status)
+    return _changed(worker_id, told.state, status)
+
+
+async def _rows(manager: Manager) -> list[dict[str, str]]:
+    names = (await manager.store.tasks.counts()).workers
+    return [row for row in await manager.store.workers.fetch(sorted(names)) if row and "spec" in row]
+
+
+async def _reserved(manager: Manager, row: dict[str, str]) -> dict[int, int]:
+    """MiB promised on each device."""
+    if not int(row.get("active", 0)):
+        return {}
+    page = await manager.store.tasks.page(
+        states=("assigned", "running"), worker=row["name"], offset=0, limit=1000
+    )
+    found: dict[int, int] = {}
+    worker = rows.worker_state_of(row)
+    placements = [
+        rows.placement_of(name, row["name"], rows.read_grant(each["place"]))
+        for name, each in zip(page.ids, await manager.store.tasks.fetch(page.ids), strict=True)
+        if each
+    ]
+    for index, reserved in rows.reserved_on(worker, manager.memory, placements).items():
+        found[index] = reserved.mib
+    return found
+
+
+def _asked_for(worker: schema.WorkerInfo, status: str, gpu_type: str) -> bool:
+    of_type = not gpu_type or any(gpu_type.lower() in gpu.model.lower() for gpu in worker.gpu_info)
+    return of_type and status in ("", worker.status)
+
+
+def _nobody(worker_id: str) -> errors.NotFound:
+    return errors.NotFound(f"there is no worker {worker_id}")

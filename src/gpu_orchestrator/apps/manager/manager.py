@@ -1,0 +1,202 @@
+"""The manager of one process: what the routes call, and what runs behind them."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+
+from prometheus_client.metrics_core import Metric
+
+from gpu_orchestrator.adapters.outbound.addresses import Allowed
+from gpu_orchestrator.adapters.seal import Seal
+from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.store import Store
+from gpu_orchestrator.adapters.store.tasks import Row
+from gpu_orchestrator.adapters.store.usage import Usage
+from gpu_orchestrator.adapters.store.valkey.database import Facts
+from gpu_orchestrator.api import task
+from gpu_orchestrator.apps.manager.access.audit import Audit
+from gpu_orchestrator.apps.manager.access.key_sync import KeySync
+from gpu_orchestrator.apps.manager.access.keys import Keys
+from gpu_orchestrator.apps.manager.access.quotas import Quotas
+from gpu_orchestrator.apps.manager.access.rate_limiter import RateLimiter
+from gpu_orchestrator.apps.manager.dispatch.dispatcher import DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.leader import Leader, StoreClock
+from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
+from gpu_orchestrator.apps.manager.errors import NotFound
+from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
+from gpu_orchestrator.apps.manager.events.event_feed import Feed
+from gpu_orchestrator.apps.manager.events.signing import Signing
+from gpu_orchestrator.apps.manager.fleet import strategies
+from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
+from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
+from gpu_orchestrator.apps.manager.tasks.admission import Admission
+from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
+from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
+from gpu_orchestrator.apps.manager.tasks.overview import Overview
+from gpu_orchestrator.apps.manager.workers.listener import Listener
+from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
+from gpu_orchestrator.apps.manager.workers.sessions import Sessions
+from gpu_orchestrator.apps.manager.workers.transports import Polls
+
+LOOK_AGAIN_S = 2.0
+"""Whoever waits for a task looks for himself this often, should word of its end be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerDeps:
+    """What a manager stands on."""
+
+    settings: Settings
+    store: Store
+    facts: Facts
+    keys: Keys
+    seal: Seal
+
+
+class Manager:
+    def __init__(self, deps: ManagerDeps) -> None:
+        settings, store = deps.settings, deps.store
+        self.settings, self.store, self.facts, self.keys = settings, store, deps.facts, deps.keys
+        self.signing = Signing(store.database, deps.seal, settings.callback_secret)
+        self.started = monotonic()
+        self.metrics = Metrics()
+        self.audit = Audit(store.audit, self.metrics.audit_dropped)
+        self.memory = MemoryPolicy(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
+        self.registry = strategies.registry(settings.placement_policy)
+        self.chance = Random()  # noqa: S311 - settles ties
+        self.waiters = CompletionWaiters()
+        self.outcomes = Outcomes(store, self.metrics, self.waiters)
+        self.overview = Overview(store, self.memory, settings.max_store_mb)
+        self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)
+        self.polls = Polls(self.sessions.serve, settings.worker_lease)
+        self.feed = Feed(store.events, settings.max_watchers)
+        self.key_sync = KeySync(store, self.keys, self._keys_changed)
+        self.allowed = Allowed.of(settings.callback_hosts, settings.callback_networks)
+        self.quotas = Quotas(settings)
+        clock = StoreClock()
+        self.rate_limiter = RateLimiter(store.usage, settings, self.metrics, clock.now)
+        self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms))
+        callback_config = CallbackConfig(self.signing.find, self.allowed)
+        self.callback_sender = CallbackSender(
+            store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
+        )
+        self.admission = Admission(self.leader.submit)
+        self._behind: list[asyncio.Task[None]] = []
+        self.metrics.collect_from(self._gauges)
+
+    async def start(self) -> None:
+        listener = Listener(
+            self.store,
+            wake=self.leader.wake,
+            letter=self.sessions.deliver,
+            ended=self.waiters.ended,
+            keys=self.key_sync.wake,
+        )
+        await self.key_sync.refresh()
+        await self.store.events.keep(self.settings.events_kept)
+        loop = asyncio.get_running_loop()
+        behind = (self.leader, listener, self.key_sync, self.rate_limiter, self.audit, self.callback_sender)
+        self._behind = [loop.create_task(each.run()) for each in behind]
+
+    async def stop(self) -> None:
+        """What workers have said is stored before the leader steps down."""
+        await self.part()
+        with contextlib.suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(2.0):
+                await self.outcomes.close()
+                await self.key_sync.write_used()
+                await self.audit.flush()
+        for each in self._behind:
+            each.cancel()
+        await asyncio.gather(*self._behind, return_exceptions=True)
+
+    def _keys_changed(self) -> None:
+        self.quotas.follow(self.keys)
+        self.sessions.part_from(lambda key: not self.keys.is_good(key))
+        self.feed.part_from(lambda key: not self.keys.is_good(key), "this key may no longer be used")
+
+    async def part(self) -> None:
+        """Say goodbye to all who are connected for long."""
+        self.feed.part_from(lambda _: True, "the server ends; resume from the last id")
+        await self.sessions.close()
+
+    async def row(self, name: str, owner: str = "") -> Row:
+        """A task of this owner; without one, anybody's. That others' tasks are there is not even said."""
+        (row,) = await self.store.tasks.fetch([name])
+        if row is None or (owner and row.get("tenant") != owner):
+            raise NotFound(
+                f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
+            )
+        return row
+
+    async def wait(self, name: str, timeout_s: float) -> Row:
+        """The task's row when it has ended, or as it is when time is up."""
+        deadline = monotonic() + timeout_s
+        while True:
+            ended = self.waiters.join(name)
+            try:
+                if not self._runs_here(name) and (row := await self.row(name))["state"] in task.FINAL:
+                    return row
+                left_s = deadline - monotonic()
+                if left_s > 0 and (told := await within(ended, min(left_s, LOOK_AGAIN_S))):
+                    return told
+            finally:
+                self.waiters.leave(name, ended)
+            if left_s <= 0:
+                return await self.row(name)
+
+    async def held_back(self, owner: str) -> str:
+        """Why no task of this owner may begin now, or empty."""
+        return self.quotas.held_back(owner, (await self.usage(owner)).active)
+
+    async def usage(self, owner: str) -> Usage:
+        """What an owner has now of what it may."""
+        usage = await self.store.usage.of(owner)
+        self.quotas.used_s = usage.used_s()
+        return usage
+
+    def _runs_here(self, name: str) -> bool:
+        """Whether its end will be heard of here without asking the store."""
+        dispatcher = self.leader.dispatcher
+        return dispatcher is not None and name in dispatcher.tasks
+
+    async def ready(self) -> str:
+        """Empty when tasks can be taken and placed, else what is missing; strangers are told."""
+        try:
+            await self.store.database.ping()
+        except StoreError:
+            return "the store does not answer"
+        return "" if self.leader.leader else "nobody leads yet"
+
+    def _deps(self, clock: StoreClock) -> DispatcherDeps:
+        return DispatcherDeps(
+            self.store,
+            lambda worker, assign: self.sessions.to(worker.hello.name, worker.api, assign, worker.epoch),
+            self.registry,
+            self.memory,
+            self.metrics,
+            clock.now,
+            self.quotas,
+        )
+
+    def _gauges(self) -> Iterable[Metric]:
+        yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        yield gauge("watchers", "Clients that watch events at this process", [], [([], len(self.feed))])
+        dispatcher = self.leader.dispatcher
+        yield gauge("leader", "1 if this process leads", [], [([], float(dispatcher is not None))])
+        if dispatcher is None:
+            return
+        depth = dispatcher.depth()
+        waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
+        yield gauge("queue_depth", "Waiting tasks", ["priority"], waiting)
+        for name, text, counted in (
+            ("owner_tasks_queued", "Waiting tasks of each owner", depth.waiting_of),
+            ("owner_tasks_running", "Tasks of each owner that were given to a worker", depth.running_of),
+            ("owner_gpu_seconds_today", "GPU seconds of each owner, of what ended today", self.quotas.used_s),
+        ):
+            yield gauge(name, text, ["owner"], [([owner], float(n)) for owner, n in counted.items()])
+        yield from self.overview.device_gauges(dispatcher.workers, dispatcher.engine.cluster)

@@ -1,0 +1,175 @@
+"""A whole server: the address, the store (its own or a configured one), the manager and HTTP, in this order.
+
+What fails, fails before anything after it was begun, and all before it is undone.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import structlog
+import uvicorn
+
+from gpu_orchestrator.adapters import tls
+from gpu_orchestrator.adapters.seal import Seal
+from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
+from gpu_orchestrator.adapters.store.valkey import migrations
+from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
+from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
+from gpu_orchestrator.apps.manager.access.keys import Keys
+from gpu_orchestrator.apps.manager.http import app
+from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol
+from gpu_orchestrator.apps.manager.manager import Manager, ManagerDeps
+from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
+
+log = structlog.get_logger()
+STORE_WAIT_S = 5.0
+RENEW_S = 60.0
+CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS before it"
+
+
+class CannotListen(Exception):
+    """The address is taken, or not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    url: str
+    manager: Manager
+    embedded: Embedded | None
+    tls: ssl.SSLContext | None = None
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> AsyncIterator[Running]:
+    async with contextlib.AsyncExitStack() as stack:
+        context = (
+            tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
+        )
+        listening = stack.enter_context(listen(settings.api_host, settings.api_port))
+        embedded = await _embedded(settings, stack)
+        url = embedded.url if embedded else settings.external_store
+        database = Database(url, strict=settings.durability == "strict")
+        stack.push_async_callback(database.close)
+        await wait_until_up(database, STORE_WAIT_S)
+        facts = await database.check(insecure=insecure)
+        await migrations.prepare(database, keys.owners_before())
+        store = Store(
+            database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", timeouts=_timeouts(settings)
+        )
+        manager = Manager(ManagerDeps(settings, store, facts, keys, Seal.of(settings)))
+        await stack.enter_async_context(_serving(manager, listening, context))
+        if context is None and not _is_loopback(listening):
+            log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
+        yield Running(_url(settings, listening), manager, embedded, context)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Taken before anything else is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because event loops switch off Nagle's delay only where they know it is TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        raise CannotListen(
+            f"cannot listen on {host}:{port}: {error.strerror}; set API_HOST or API_PORT to another"
+        ) from error
+    listening.setblocking(False)
+    return listening
+
+
+def _is_loopback(listening: socket.socket) -> bool:
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+
+
+async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Embedded | None:
+    if settings.external_store:
+        return None
+    server = Embedded(Path(settings.data_dir) / "store")
+    await server.start()
+    stack.push_async_callback(server.stop)
+    keeper = asyncio.get_running_loop().create_task(server.keep())
+    stack.callback(keeper.cancel)
+    return server
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    manager: Manager, listening: socket.socket, context: ssl.SSLContext | None
+) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        app.build(manager),
+        http=CoalescingHttpProtocol,
+        ws="websockets-sansio",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws_per_message_deflate=False,
+        ws_max_size=64 * 1024 * 1024,
+        timeout_graceful_shutdown=2,
+        backlog=1024,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+    )
+    config.load()
+    config.ssl = context
+    server = _Server(config)
+    await manager.start()
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
+    renewing = asyncio.get_running_loop().create_task(_renew(context, manager.settings))
+    try:
+        yield
+    finally:
+        renewing.cancel()
+        await manager.part()
+        server.should_exit = True
+        await serving
+        await manager.stop()
+
+
+async def _renew(context: ssl.SSLContext | None, settings: Settings) -> None:
+    """For ever: a renewed certificate is taken up without a restart."""
+    while context is not None:
+        await asyncio.sleep(RENEW_S)
+        try:
+            tls.load(context, settings.ssl_cert_path, settings.ssl_key_path)
+        except tls.BadCertificate as error:
+            log.error("the certificate cannot be renewed; the old one is kept", error=str(error))
+
+
+class _Server(uvicorn.Server):
+    """Signals are for whoever started us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        yield
+
+
+def _timeouts(settings: Settings) -> StoreTimeouts:
+    lease_ms = int(settings.worker_lease * 1000)
+    return StoreTimeouts(
+        lease_ms=lease_ms,
+        grace_ms=int(lease_ms * GRACE_PER_LEASE),
+        leader_ms=3000,
+        keep_ms=int(settings.task_retention * 1000),
+        most_workers=settings.max_workers,
+        audit_entries=settings.audit_keep,
+    )
+
+
+def _url(settings: Settings, listening: socket.socket) -> str:
+    scheme = "https" if settings.ssl_cert_path else "http"
+    host = "127.0.0.1" if settings.api_host in ("0.0.0.0", "::") else settings.api_host  # noqa: S104
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

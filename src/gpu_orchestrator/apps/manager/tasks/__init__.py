@@ -1,0 +1,1 @@
+"""Tasks from submission to outcome, apart from placing them."""

@@ -1,0 +1,119 @@
+"""Many callers, one call: what arrives while a call to the store is under way goes together in the next one.
+
+One write to disk then serves hundreds of tasks, and a single task waits for nobody. Flows take turns, so that
+one caller with ten thousand keeps nobody else waiting.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar, cast
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class BatchQueue(Generic[A]):
+    """`perform` takes a batch and does not raise. Items of one flow begin in order; `at_once` batches of at
+    most `most` may be under way."""
+
+    def __init__(
+        self, perform: Callable[[list[A]], Awaitable[None]], *, most: int = 500, at_once: int = 1
+    ) -> None:
+        self._perform, self._most, self._at_once = perform, most, at_once
+        self._flows: dict[str, deque[A]] = {}
+        self._running: set[asyncio.Future[None]] = set()
+
+    def put(self, item: A, flow: str = "") -> None:
+        waiting = self._flows.get(flow)
+        if waiting is None:
+            waiting = self._flows[flow] = deque()
+        waiting.append(item)
+        self._go_on()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running
+
+    async def alone(self, doing: Awaitable[B]) -> B:
+        """Do this in the caller's own task, which costs less than a batch of one; for who found it idle just
+        now. What comes meanwhile waits as it would for a batch."""
+        under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running.add(under_way)
+        try:
+            return await doing
+        finally:
+            under_way.set_result(None)
+            self._ended(under_way)
+
+    def _ended(self, running: "asyncio.Future[None] | None") -> None:
+        self._running.discard(cast("asyncio.Future[None]", running))
+        if self._flows:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if len(self._running) < self._at_once:
+            self._running.add(asyncio.get_running_loop().create_task(self._run()))
+
+    async def close(self) -> None:
+        """Until all that was put in is done."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def _run(self) -> None:
+        try:
+            while self._flows:
+                await self._perform(self._next())
+        finally:
+            self._ended(asyncio.current_task())
+
+    def _next(self) -> list[A]:
+        """One of each flow in turn, and who had the last one is the last in the next round."""
+        batch: list[A] = []
+        while self._flows and len(batch) < self._most:
+            flow, waiting = next(iter(self._flows.items()))
+            count = min(len(waiting), self._most - len(batch)) if len(self._flows) == 1 else 1
+            batch.extend([waiting.popleft() for _ in range(count)])
+            del self._flows[flow]
+            if waiting:
+                self._flows[flow] = waiting
+        return batch
+
+
+class Batcher(Generic[A, B]):
+    """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get it."""
+
+    def __init__(
+        self, perform: Callable[[list[A]], Awaitable[Sequence[B]]], *, most: int = 500, at_once: int = 1
+    ) -> None:
+        self._perform = perform
+        self._batches: BatchQueue[tuple[A, asyncio.Future[B]]] = BatchQueue(
+            self._answer, most=most, at_once=at_once
+        )
+
+    def put(self, item: A, flow: str = "") -> asyncio.Future[B]:
+        future: asyncio.Future[B] = asyncio.get_running_loop().create_future()
+        self._batches.put((item, future), flow)
+        return future
+
+    async def put_all(self, items: Sequence[A], flow: str = "") -> list[B]:
+        if len(items) == 1:
+            if self._batches.is_idle:
+                return list(await self._batches.alone(self._perform([items[0]])))
+            return [await self.put(items[0], flow)]
+        return await asyncio.gather(*[self.put(item, flow) for item in items])
+
+    async def close(self) -> None:
+        await self._batches.close()
+
+    async def _answer(self, batch: list[tuple[A, asyncio.Future[B]]]) -> None:
+        try:
+            answers = await self._perform([item for item, _ in batch])
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)

@@ -1,0 +1,90 @@
+"""Why a task waits: every worker and device, with what keeps it from being taken; and where it would go.
+
+Asks the same filters and the same policy that decide.
+"""
+
+import numpy as np
+
+from gpu_orchestrator.api import session
+from gpu_orchestrator.api.units import MIB, show_memory
+from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.filters import compile_filters
+from gpu_orchestrator.core.filters.devices import Kind
+from gpu_orchestrator.core.offers import Offers
+from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.request import Shape
+
+
+def worker_verdict(
+    shape: Shape, cluster: Cluster, worker: WorkerState, *, named: bool
+) -> schema.WorkerVerdict:
+    """`named`: whoever asks may know which tasks stand in the way, whosever they are."""
+    row = cluster.row(worker.hello.name)
+    only = np.array([row])
+    why = [
+        each.lack(cluster, row)
+        for each in compile_filters(shape, cluster.inventory)
+        if not each.passes(cluster, only)[0]
+    ]
+    devices = [_device(shape, cluster, worker, at, named=named) for at in range(len(worker.hello.devices))]
+    return schema.WorkerVerdict(worker_id=worker.hello.name, fits=not why, why=why, devices=devices)
+
+
+def score_reasons(shape: Shape, cluster: Cluster, policy: Policy, worker: str) -> list[str]:
+    """What each opinion of the policy thinks of the chosen worker, and how much that counts."""
+    only = np.array([cluster.row(worker)])
+    offers = Offers(cluster, Kind(shape, cluster.inventory), policy.allocate, only, {})
+    return [
+        f"{opinion.__name__.replace('_', ' ')}: {float(opinion(offers)[0]):.2f} × {weight:g}"
+        for weight, opinion in policy.strategy.opinions
+    ]
+
+
+def _device(
+    shape: Shape, cluster: Cluster, worker: WorkerState, at: int, *, named: bool
+) -> schema.DeviceVerdict:
+    row, device = cluster.row(worker.hello.name), worker.hello.devices[at]
+    free = max(int(cluster.usage.free_mib[row, at]), 0)
+    kind = Kind(shape, cluster.inventory)
+    fits = bool(shape.gpus) and bool(kind.free(cluster, np.array([row]))[0, at])
+    return schema.DeviceVerdict(
+        index=device.index,
+        uuid=device.uuid,
+        model=device.model,
+        fits=fits,
+        why="" if fits else _why(shape, cluster, worker, device, named=named),
+        memory_free=show_memory(free),
+        memory_free_bytes=free * MIB,
+    )
+
+
+def _why(shape: Shape, cluster: Cluster, worker: WorkerState, device: session.Device, *, named: bool) -> str:
+    row, at = cluster.row(worker.hello.name), worker.hello.devices.index(device)
+    free = max(int(cluster.usage.free_mib[row, at]), 0)
+    reading = next((each for each in worker.readings if each.index == device.index), None)
+    held = [p for p in cluster.held_on(worker.hello.name).values() if device.index in p.devices]
+    if not shape.gpus:
+        return "no GPU is asked for"
+    if device.index in worker.cordoned_devices:
+        return "it is cordoned"
+    if reading and reading.problem:
+        return f"it is not healthy: {reading.problem}"
+    if shape.vendor and device.vendor != shape.vendor:
+        return f"its vendor is {device.vendor}; {shape.vendor} is asked for"
+    if shape.exclusive and held:
+        return f"it is asked for whole and held by {_holders(held, named=named)}"
+    if any(placement.exclusive for placement in held):
+        return f"it is held whole by {_holders(held, named=named)}"
+    others = f", {reading.others_mib} MiB are used by others" if reading and reading.others_mib else ""
+    promised = sum(placement.memory_mib for placement in held)
+    sizes = f"{free} MiB are free of {device.memory_mib}"
+    return f"{sizes}; {shape.memory_mib} are asked for, {promised} promised{others}"
+
+
+def _holders(held: list[Placement], *, named: bool) -> str:
+    if named:
+        return ", ".join(sorted(placement.key for placement in held))
+    return f"{len(held)} task{'s' if len(held) > 1 else ''}"

@@ -1,0 +1,153 @@
+"""Rows of the store as bodies of the API."""
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from gpu_orchestrator.adapters.store.tasks import Row
+from gpu_orchestrator.api import session, task, timestamps
+from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
+from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.nodes import ActiveAlert, WorkerState
+
+_error = msgspec.json.Decoder(schema.ErrorInfo)
+_deaths = msgspec.json.Decoder(list[schema.Death])
+
+
+def when(ms: str | int | None) -> str | None:
+    second, part = divmod(int(ms or 0), 1000)
+    return f"{_second(second)}.{part:03d}Z" if second or part else None
+
+
+@lru_cache(maxsize=64)
+def _second(number: int) -> str:
+    """Remembered: what happens to a task mostly happens within one."""
+    return timestamps.seconds(datetime.fromtimestamp(number, UTC)).removesuffix("Z")
+
+
+def task_status(name: str, row: Row) -> schema.TaskStatus:
+    spec = task.decode(row["spec"])
+    seconds = _seconds(row)
+    error, deaths = row.get("error"), row.get("deaths")
+    return schema.TaskStatus(
+        task_id=name,
+        status=row["state"],
+        task_type=spec.task_type,
+        model_name=spec.model_name,
+        priority=spec.priority,
+        attempt=int(row["attempt"]),
+        assigned_worker=row.get("worker") or None,
+        created_at=when(row["created"]) or "",
+        started_at=when(row.get("started")),
+        completed_at=when(row.get("finished")),
+        duration=None if seconds is None else show_seconds(seconds),
+        duration_seconds=seconds,
+        progress=row.get("progress") or None,
+        result=msgspec.Raw(row.get("result") or "null"),
+        error=_error.decode(error) if error else None,
+        reason=row.get("reason", ""),
+        deaths=_deaths.decode(deaths) if deaths else [],
+        labels=spec.labels,
+        correlation_id=row.get("correlation", ""),
+        callback=row.get("callback", ""),
+    )
+
+
+def _seconds(row: Row) -> float | None:
+    began, ended = int(row.get("started") or 0), int(row.get("finished") or 0)
+    return (ended - began) / 1000 if began and ended and row["state"] != "cancelled" else None
+
+
+def worker_info(row: Row, reserved: dict[int, int]) -> schema.WorkerInfo:
+    worker = rows.worker_state_of(row)
+    return schema.WorkerInfo(**_worker_fields(row, worker, reserved))
+
+
+def worker_detail(row: Row, reserved: dict[int, int]) -> schema.WorkerDetail:
+    worker = rows.worker_state_of(row)
+    return schema.WorkerDetail(
+        **_worker_fields(row, worker, reserved),
+        system_info=_system(worker.hello.system_info, rows.ram_used_mib(row)),
+        task_history=_history(row),
+        registered_at=when(row["registered"]) or "",
+        epoch=worker.epoch,
+    )
+
+
+def status_of(row: Row, worker: WorkerState) -> str:
+    """One word: what stands in the way first."""
+    if row["state"] != "online":
+        return row["state"]
+    if worker.draining:
+        return "draining"
+    if worker.cordoned:
+        return "cordoned"
+    return "busy" if int(row.get("active", 0)) >= worker.hello.max_concurrent else "online"
+
+
+def _worker_fields(row: Row, worker: WorkerState, reserved: dict[int, int]) -> dict[str, Any]:
+    return {
+        "worker_id": worker.hello.name,
+        "status": status_of(row, worker),
+        "gpu_info": [_gpu(each, worker, reserved.get(each.index, 0)) for each in worker.hello.devices],
+        "current_tasks": int(row.get("active", 0)),
+        "max_concurrent": worker.hello.max_concurrent,
+        "last_heartbeat": when(row.get("seen")),
+        "performance_score": 1.0 if worker.score is None else worker.score,
+        "labels": worker.hello.labels,
+        "task_types": list(worker.hello.task_types),
+    }
+
+
+def _gpu(device: session.Device, worker: WorkerState, reserved_mib: int) -> schema.GpuInfo:
+    reading = next((each for each in worker.readings if each.index == device.index), None)
+    used = reading.used_mib if reading else 0
+    return schema.GpuInfo(
+        index=device.index,
+        uuid=device.uuid,
+        vendor=device.vendor,
+        model=device.model,
+        memory_total=show_memory(device.memory_mib),
+        memory_total_bytes=device.memory_mib * MIB,
+        memory_used=show_memory(used),
+        memory_used_bytes=used * MIB,
+        memory_reserved_bytes=reserved_mib * MIB,
+        temperature=reading.temperature_c if reading else 0.0,
+        utilization=reading.utilization if reading else 0.0,
+        driver_version=device.driver_version,
+        cordoned=device.index in worker.cordoned_devices,
+        problem=reading.problem if reading else "",
+        alerts=[_alert(each) for each in worker.alerts if each.device == device.index],
+    )
+
+
+def _alert(stands: ActiveAlert) -> schema.GpuAlert:
+    return schema.GpuAlert(
+        kind=stands.kind, message=stands.message, value=stands.value, since=when(stands.since) or ""
+    )
+
+
+def _system(info: session.SystemInfo, used_mib: int) -> schema.WorkerSystem:
+    return schema.WorkerSystem(
+        cpu=info.cpu,
+        ram_total=show_memory(info.ram_total_mib),
+        ram_total_bytes=info.ram_total_mib * MIB,
+        ram_used=show_memory(used_mib or info.ram_used_mib),
+        ram_used_bytes=(used_mib or info.ram_used_mib) * MIB,
+        os=info.os,
+    )
+
+
+def _history(row: Row) -> schema.TaskHistory:
+    done, failed = int(row.get("done", 0)), int(row.get("failed", 0))
+    today = int(row.get(f"done:{int(row['now']) // 86_400_000}", 0)) if "now" in row else 0
+    average = int(row.get("ms", 0)) / 1000 / done if done else 0.0
+    return schema.TaskHistory(
+        completed_today=today,
+        average_duration=show_seconds(average),
+        average_duration_seconds=round(average, 3),
+        success_rate=round(done / (done + failed), 4) if done + failed else 1.0,
+    )

@@ -1,0 +1,1 @@
+"""Sessions of workers: connections, messages, leases."""

@@ -1,0 +1,32 @@
+"""What is agreed with workers: how long a lease is, how often to renew it and to report."""
+
+from dataclasses import dataclass
+
+from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.manager.fleet.alerts import Thresholds
+
+RENEWALS_PER_LEASE = 3.33
+GRACE_PER_LEASE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    lease_s: float = 10.0
+    heartbeat_s: float = 30.0
+    registration_s: float = 60.0
+    cancel_grace_s: float = 5.0
+    alerts: Thresholds = Thresholds()  # noqa: RUF009 - frozen
+
+    @classmethod
+    def of(cls, settings: Settings) -> "SessionConfig":
+        return cls(
+            lease_s=settings.worker_lease,
+            heartbeat_s=settings.heartbeat_interval,
+            registration_s=settings.worker_registration_timeout,
+            alerts=Thresholds(settings.gpu_temperature_alert, settings.gpu_memory_alert),
+        )
+
+    def welcome(self, worker: str, epoch: int, *, resumed: bool) -> session.Welcome:
+        renew_every_s = self.lease_s / RENEWALS_PER_LEASE
+        return session.Welcome(worker, epoch, self.lease_s, renew_every_s, self.heartbeat_s, resumed)

@@ -1,0 +1,1 @@
+"""What is held on which node: by pods, by leases, by device plugins."""

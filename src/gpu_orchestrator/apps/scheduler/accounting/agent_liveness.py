@@ -1,0 +1,43 @@
+"""Which nodes have a living agent. Judged by when *we* saw its Lease renewed, so clocks need not agree."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from gpu_orchestrator.api import deviceleases, names, timestamps
+from gpu_orchestrator.api.kubernetes import Lease
+
+LIVE_S = 90.0
+
+
+class AgentLiveness:
+    """`clock` only moves forward; `today` is the time of day, for leases that were there before us."""
+
+    def __init__(self, clock: Callable[[], float], today: Callable[[], datetime]) -> None:
+        self._clock, self._today = clock, today
+        self._renewed: dict[str, float] = {}
+
+    def see_lease(self, old: Lease | None, new: Lease | None) -> None:
+        lease = new or old
+        if lease is None or deviceleases.is_device(lease):
+            return
+        name = lease.metadata.name
+        if not name.startswith(names.AGENT_LEASE_PREFIX):
+            return
+        node = name.removeprefix(names.AGENT_LEASE_PREFIX)
+        if new is None:
+            self._renewed.pop(node, None)
+        elif old is None:
+            self._renewed[node] = self._clock() - self._age_s(new)
+        elif old.spec.renew_time != new.spec.renew_time:
+            self._renewed[node] = self._clock()
+
+    def is_live(self, node: str) -> bool:
+        renewed = self._renewed.get(node)
+        return renewed is not None and self._clock() - renewed < LIVE_S
+
+    def _age_s(self, lease: Lease) -> float:
+        try:
+            renewed = timestamps.parse(lease.spec.renew_time)
+        except ValueError:
+            return LIVE_S
+        return abs((self._today() - renewed).total_seconds())

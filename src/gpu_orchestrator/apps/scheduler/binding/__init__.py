@@ -1,0 +1,1 @@
+"""The writes that bind a pod: device leases, claim, pod status, binding."""

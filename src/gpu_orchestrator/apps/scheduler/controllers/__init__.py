@@ -1,0 +1,1 @@
+"""Loops beside the scheduling cycle: claims, releases, sweeps, reports."""

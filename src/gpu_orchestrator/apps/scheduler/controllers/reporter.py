@@ -1,0 +1,82 @@
+"""What people are told: events and the pod's PodScheduled condition. Written later by few writers, so that no
+bind waits for a word about another one. A claim's status is written by `account`.
+
+A reason is written once and again only when it changed: ten thousand pods that do not fit cost ten thousand
+words, not ten thousand a second.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from gpu_orchestrator.adapters.kube.errors import Conflict, NotFound
+from gpu_orchestrator.adapters.kube.events import Recorder, about
+from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.api import claims, names
+from gpu_orchestrator.api.kubernetes import PODS, Pod
+from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.scheduler.actions import BindJob
+from gpu_orchestrator.apps.scheduler.binding.pod_status import (
+    SCHEDULED,
+    UNSCHEDULABLE,
+    PodStatusWriter,
+    condition,
+)
+
+WRITERS = 4
+
+log = structlog.get_logger()
+
+
+class Reporter:
+    """`waits` gives the pod that still waits under a UID, and why; None when it waits no longer."""
+
+    def __init__(
+        self,
+        pods: PodStatusWriter,
+        recorder: Recorder,
+        pacer: Pacer,
+        waits: Callable[[str], tuple[Pod, str] | None],
+    ) -> None:
+        self._pods, self._recorder, self._pacer, self._waits = pods, recorder, pacer, waits
+        self.queue: WorkQueue[str] = WorkQueue()
+
+    def bound(self, job: BindJob) -> None:
+        log.debug("pod bound", pod=key(job.pod), allocated=claims.allocated(job.placement))
+        note = f"bound to {job.placement.node}, devices {claims.allocated(job.placement).rpartition(':')[2]}"
+        self._recorder.normal(about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
+
+    def refused(self, pod: Pod, why: str) -> None:
+        self._recorder.warning(about(PODS, pod), names.FAILED_SCHEDULING, why, action="Scheduling")
+        self.queue.add(pod.metadata.uid)
+
+    def failed(self, job: BindJob, why: str) -> None:
+        log.info("pod not bound", pod=key(job.pod), node=job.placement.node, why=why)
+
+    def conflict(self, pod: Pod, why: str) -> None:
+        log.error("device has two holders", pod=key(pod), why=why)
+        self._recorder.warning(about(PODS, pod), "DeviceConflict", why, action="Sweep")
+
+    async def run(self) -> None:
+        await self.queue.run(self._write, workers=WRITERS)
+
+    async def _write(self, uid: str) -> None:
+        await self._pacer.wait()
+        found = self._waits(uid)
+        if found is None:
+            return
+        pod, why = found
+        if _told(pod) == why:
+            return
+        try:
+            await self._pods.write(pod, condition(UNSCHEDULABLE, why))
+        except NotFound:
+            return
+        except Conflict:
+            self.queue.add_after(uid, 1.0)
+
+
+def _told(pod: Pod) -> str:
+    found = next((each for each in pod.status.conditions if each.type == SCHEDULED), None)
+    return found.message if found and found.status == "False" and found.reason == UNSCHEDULABLE else ""

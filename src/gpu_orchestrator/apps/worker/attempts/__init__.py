@@ -1,0 +1,1 @@
+"""Attempts of tasks on this worker: waiting, running, ended."""

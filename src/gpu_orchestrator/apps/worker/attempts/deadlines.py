@@ -1,0 +1,41 @@
+"""How an attempt that runs is ended from outside: soft limit, hard limit, cancellation."""
+
+import asyncio
+from collections.abc import Callable
+
+from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
+from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
+
+START_S = 60.0
+
+
+def until_ready(attempt: Attempt, runner: RunnerHandle) -> None:
+    """A runner that never becomes ready is ended, and its attempt with it."""
+    _later(attempt, START_S, runner.kill)
+
+
+def begin(attempt: Attempt, runner: RunnerHandle) -> None:
+    attempt.stop_timers()
+    if attempt.assign.soft_limit_s:
+        _later(attempt, attempt.assign.soft_limit_s, runner.send, frames.SoftLimit(*attempt.key))
+    if attempt.assign.timeout_s:
+        _later(attempt, attempt.assign.timeout_s, _time_out, attempt, runner)
+    if attempt.is_cancelled:
+        cancel(attempt, runner)
+
+
+def cancel(attempt: Attempt, runner: RunnerHandle) -> None:
+    """Asks the handler, then SIGTERM, then SIGKILL."""
+    runner.send(frames.Cancel(*attempt.key))
+    _later(attempt, attempt.grace_s, runner.terminate)
+    _later(attempt, attempt.grace_s * 2, runner.kill)
+
+
+def _time_out(attempt: Attempt, runner: RunnerHandle) -> None:
+    attempt.timed_out = True
+    runner.kill()
+
+
+def _later(attempt: Attempt, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
+    attempt.timers.append(asyncio.get_running_loop().call_later(delay_s, call, *arguments))

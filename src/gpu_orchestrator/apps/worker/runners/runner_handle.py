@@ -1,0 +1,226 @@
+"""A runner as the agent sees it: started with its keeper, spoken to over a socket pair, watched.
+
+What it must hear while a task runs is announced by a byte in a pipe, its bell.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from gpu_orchestrator.apps.worker.handlers import find
+from gpu_orchestrator.apps.worker.runners import frames, keeper
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
+
+LAST_LINES = 20
+LONGEST_EVIDENCE = 8192
+REAP_S = 0.5
+RING = b"!"
+SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
+"""Beginnings of variables that are for the agent and not for what it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerPlan:
+    """What a runner is started with, and who is told of what it says and how it ended."""
+
+    devices: tuple[str, ...]
+    environment: Mapping[str, str]
+    options: frames.Options
+    hear: Callable[["RunnerHandle", frames.ToAgent], None]
+    told: Callable[["RunnerHandle", str], None]
+    gone: Callable[["RunnerHandle", str], None]
+
+
+class RunnerHandle:
+    """`queue` holds the attempts given to it; the first is the one it works on.
+
+    starting --Ready--> ready --spent, retired or killed--> ending --> gone (told once)
+    """
+
+    def __init__(self, plan: RunnerPlan) -> None:
+        self.devices = plan.devices
+        self.queue: deque[Attempt] = deque()
+        self.is_ready = False
+        self.is_ending = False
+        self.is_quick = False
+        self.idle_since = 0.0
+        self.pid = 0
+        self._plan = plan
+        self._lifeline, far_lifeline = _pipe()
+        self._bell, far_bell = _pipe()
+        self._far_ends = (far_lifeline, far_bell)
+        self._channel: asyncio.WriteTransport | None = None
+        self._unsent: list[bytes] = []
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._is_gone = False
+        self.send(frames.Setup(plan.options, find.installed()))
+
+    async def start(self, until: float) -> None:
+        """Frames may be sent before this is done; they wait. `until` is the lease, see `prolong`."""
+        try:
+            near, far = socket.socketpair()
+            with far:
+                try:
+                    self.pid = await self._spawn(far, until)
+                except OSError:
+                    near.close()
+                    raise
+        finally:
+            for end in self._far_ends:
+                os.close(end)
+        await self._connect(near)
+
+    async def _spawn(self, far: socket.socket, until: float) -> int:
+        self.prolong(until)
+        lifeline, bell = self._far_ends
+        process, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Output(self),
+            sys.executable,
+            "-m",
+            keeper.__name__,
+            *map(str, (lifeline, far.fileno(), bell)),
+            stdin=None,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=_environment(self._plan.environment),
+            pass_fds=(lifeline, far.fileno(), bell),
+            start_new_session=True,
+        )
+        return process.get_pid() or 0
+
+    async def _connect(self, near: socket.socket) -> None:
+        """Not `create_unix_connection(sock=near)`: if the runner is dead by then, uvloop closes its number
+        behind the socket's back, and the socket closes that again when it is somebody else's."""
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: _Channel(self), near)
+
+    def send(self, frame: frames.Frame) -> None:
+        """What is sent in one go is written in one go."""
+        self._unsent.append(frames.encode(frame))
+        if self._channel is not None and len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+        if not isinstance(frame, frames.Run):
+            self._write(self._bell, RING)
+
+    def _flush(self) -> None:
+        if self._channel is not None and not self._channel.is_closing():  # else it is dead and told so soon
+            self._channel.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def prolong(self, until: float) -> None:
+        """The keeper ends the runner at this time (by `clock.elapsed_s()`) unless told a later one."""
+        self._write(self._lifeline, keeper.order(keeper.LEASE, until))
+
+    def terminate(self) -> None:
+        self._write(self._lifeline, keeper.order(keeper.TERM))
+
+    def kill(self) -> None:
+        """With all it started. `gone` is told when none of them is left."""
+        self.is_ending = True
+        self._write(self._lifeline, keeper.order(keeper.KILL))
+
+    def pids(self) -> set[int]:
+        """Every process of this runner."""
+        return {self.pid, *keeper.descendants(self.pid)} if self.pid and not self._is_gone else set()
+
+    def _write(self, pipe: int, data: bytes) -> None:
+        if self._is_gone:
+            return
+        with suppress(OSError):
+            os.write(pipe, data)
+
+    def opened(self, channel: asyncio.WriteTransport) -> None:
+        self._channel = channel
+        self._flush()
+
+    def heard(self, frame: frames.ToAgent) -> None:
+        if not self._is_gone:
+            self._plan.hear(self, frame)
+
+    def told(self, line: str) -> None:
+        self._last_lines.append(line)
+        self._plan.told(self, line)
+
+    def closed(self) -> None:
+        """The runner is gone; its keeper clears up after it, which may take a while on a busy device."""
+        self.is_ending = True
+        asyncio.get_running_loop().call_later(REAP_S, self.ended, "its processes are still ending")
+
+    def ended(self, how: str) -> None:
+        if not self._is_gone:
+            self._is_gone = self.is_ending = True
+            os.close(self._lifeline)
+            os.close(self._bell)
+            if self._channel is not None:
+                self._channel.close()
+            evidence = "; ".join([f"runner {self.pid}: {how}", *self._last_lines])
+            self._plan.gone(self, evidence[:LONGEST_EVIDENCE])
+
+
+class _Channel(asyncio.Protocol):
+    def __init__(self, runner: RunnerHandle) -> None:
+        self._runner = runner
+        self._reader = frames.read_by_agent()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._runner.opened(cast(asyncio.WriteTransport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._reader.feed(data):
+            self._runner.heard(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._runner.closed()
+
+
+class _Output(asyncio.SubprocessProtocol):
+    """What the runner's libraries print past Python, and how its keeper ended."""
+
+    def __init__(self, runner: RunnerHandle) -> None:
+        self._runner = runner
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._begun = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        for line in lines:
+            self._runner.told(line.decode(errors="replace"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process ended and all it printed was read."""
+        code = self._transport.get_returncode() if self._transport else None
+        self._runner.ended(in_words(code))
+        if self._transport:
+            self._transport.close()
+
+
+def _pipe() -> tuple[int, int]:
+    """Our end, into which writing never blocks, and the far end."""
+    far, near = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(near, False)
+    return near, far
+
+
+def in_words(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code < 0:
+        with suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    return kept | dict(extra)

@@ -1,0 +1,96 @@
+"""Who leads, and what it does while the store is away."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store.records import Gone, Leading, Newcomer, Told
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
+from gpu_orchestrator.adapters.store.valkey.database import Database
+from gpu_orchestrator.adapters.store.valkey.embedded import embedded
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.manager.access.quotas import Quotas
+from gpu_orchestrator.apps.manager.dispatch.dispatcher import DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.leader import STORE_PAUSE_S, Leader, StoreClock
+from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
+from gpu_orchestrator.apps.manager.fleet import rows, strategies
+from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
+from gpu_orchestrator.apps.manager.metrics import Metrics
+
+
+def leader_of(store: Store) -> Leader:
+    clock = StoreClock()
+    deps = DispatcherDeps(
+        store,
+        lambda *_: None,
+        strategies.registry("balanced"),
+        MemoryPolicy(),
+        Metrics(),
+        clock.now,
+        Quotas(Settings()),
+    )
+    return Leader(deps, clock, Reaper(1000))
+
+
+@pytest.mark.looptime
+async def test_a_store_that_is_away_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(Database("unix:///nowhere/valkey.sock"), owner="one", timeouts=StoreTimeouts())
+    strive, asked = store.leadership.strive, 0
+
+    async def counted() -> Leading:
+        nonlocal asked
+        asked += 1
+        if asked > 100:  # a leader that never pauses would not even let the test end
+            raise asyncio.CancelledError
+        return await strive()
+
+    monkeypatch.setattr(store.leadership, "strive", counted)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(10 * STORE_PAUSE_S):
+            await leader_of(store).run()
+    assert 5 <= asked <= 11
+
+
+async def test_doubt_that_comes_up_while_news_is_read_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Somebody's write is given up just then: the next round looks at everything anew."""
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="one") as store:
+        leader, rounds = leader_of(store), 0
+
+        async def read(most: int = 1000) -> list[Told]:
+            nonlocal rounds
+            rounds += 1
+            if rounds > 1:
+                return []
+            leader._doubt()
+            return [Gone("t")]
+
+        monkeypatch.setattr(store.leadership, "news", read)
+        with capture_logs() as logs, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await leader.run()
+        assert rounds > 1
+        assert [each["event"] for each in logs if each["log_level"] == "error"] == []
+
+
+async def test_a_lease_that_a_new_term_prolonged_is_not_over(tmp_path: Path) -> None:
+    """Nobody led for longer than it lasted. The worker may have lived on, and is not said to be taken off."""
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="two") as store:
+        async with Store(Database(server.url), owner="one", timeouts=StoreTimeouts(lease_ms=1)) as before:
+            hello = rows.encode(session.Hello("w", "i"))
+            await before.workers.register(Newcomer("w", "i", hello, "two", "c"))
+        await asyncio.sleep(0.01)
+        leader = leader_of(store)
+        with capture_logs() as logs, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await leader.run()
+        (row,) = await store.workers.fetch(["w"])
+        assert row is not None
+        assert row["state"] == "online"
+        assert "worker taken off" not in {each["event"] for each in logs}
+        assert not leader.reaper.taken_ms

@@ -1,0 +1,196 @@
+"""Callbacks: at least once after the end is committed, signed, over restarts, only where it is allowed."""
+
+import asyncio
+import base64
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from gpu_orchestrator.apps.manager.events import callbacks
+from gpu_orchestrator.apps.manager.events.signing import MARK
+from tests.apps.manager.conftest import NewSite, Site
+from tests.support.fleet import eventually
+
+pytestmark = pytest.mark.real
+SECRET = MARK + base64.b64encode(b"s" * 32).decode()
+OPEN = {"callback_hosts": "127.0.0.1", "callback_networks": "127.0.0.0/8", "callback_secret": SECRET}
+
+
+class Receiver:
+    """Answers what it is told to, one after the other, then 200. A 0 is answered in the end."""
+
+    def __init__(self, *answers: int) -> None:
+        self.answers, self.url = list(answers), ""
+        self.got: asyncio.Queue[tuple[dict[str, str], bytes]] = asyncio.Queue()
+        self.ends = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.got.put_nowait(
+            ({name.lower(): value for name, value in request.headers.items()}, await request.read())
+        )
+        status = self.answers.pop(0) if self.answers else 200
+        if not status:
+            await self.ends.wait()
+        return web.Response(status=status, headers={"Location": "/elsewhere"} if status == 302 else {})
+
+    async def next(self) -> tuple[dict[str, str], bytes]:
+        async with asyncio.timeout(20):
+            return await self.got.get()
+
+
+@asynccontextmanager
+async def receiving(*answers: int) -> AsyncIterator[Receiver]:
+    receiver, app = Receiver(*answers), web.Application()
+    app.router.add_post("/hook", receiver.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    try:
+        yield receiver
+    finally:
+        receiver.ends.set()
+        await runner.cleanup()
+
+
+def verify(headers: dict[str, str], body: bytes, key: bytes = b"s" * 32) -> None:
+    """As a receiver would."""
+    said = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = hmac.new(key, said, sha256).digest()
+    assert headers["webhook-signature"] == f"v1,{base64.b64encode(expected).decode()}"
+
+
+async def shows(site: Site, name: str, word: str) -> None:
+    async def shown() -> bool:
+        return bool((await site.task(name))["callback"].startswith(word))
+
+    await eventually(shown, 20)
+
+
+async def test_an_end_is_told_signed_and_with_the_result(new_site: NewSite) -> None:
+    site = await new_site(**OPEN)
+    worker = await site.join()
+    async with receiving() as receiver:
+        name = await site.submit(callback_url=receiver.url)
+        await worker.finish(await worker.take(), {"answer": 42})
+        headers, body = await receiver.next()
+        verify(headers, body)
+        told = _json(body)
+        assert (told["type"], told["data"]["task_id"]) == ("task.completed", name)
+        assert told["data"]["result"] == {"answer": 42}
+        assert headers["x-correlation-id"] == told["data"]["correlation_id"]
+        await shows(site, name, "delivered")
+
+
+async def test_it_is_told_again_until_it_is_taken(new_site: NewSite) -> None:
+    """Errors and redirects are no yes; every repetition has the same id."""
+    site = await new_site(**OPEN)
+    site.running.manager.callback_sender._config = _quickly(site)
+    worker = await site.join()
+    async with receiving(503, 302) as receiver:
+        name = await site.submit(callback_url=receiver.url)
+        await worker.finish(await worker.take())
+        got = [await receiver.next() for _ in range(3)]
+        assert len({headers["webhook-id"] for headers, _ in got}) == 1
+        for headers, body in got:
+            verify(headers, body)
+        await shows(site, name, "delivered")
+        assert receiver.got.empty(), "the redirect was not followed, and once taken it is not told again"
+
+
+async def test_who_says_gone_is_asked_no_more(new_site: NewSite) -> None:
+    site = await new_site(**OPEN)
+    worker = await site.join()
+    async with receiving(410) as receiver:
+        name = await site.submit(callback_url=receiver.url)
+        await worker.finish(await worker.take())
+        await shows(site, name, "given up")
+    _, page = await site.call("GET", "/cluster/events?after=0")
+    (failed,) = [each for each in page["events"] if each["event"] == "callback_failed"]
+    assert failed["data"]["task_id"] == name
+
+
+async def test_what_was_due_survives_a_restart(new_site: NewSite, tmp_path: Path) -> None:
+    """The task ends while callbacks are off; a server started on the same data delivers."""
+    async with receiving() as receiver:
+        first = await new_site("first", **OPEN)
+        first.running.manager.callback_sender._leads = lambda: False
+        worker = await first.join()
+        name = await first.submit(callback_url=receiver.url)
+        await worker.finish(await worker.take(), 1)
+        await worker.close()
+        assert first.running.embedded is not None
+        second = await new_site("second", redis_url=first.running.embedded.url, **OPEN)
+        await first.running.manager.stop()
+        _, body = await receiver.next()
+        assert _json(body)["data"]["task_id"] == name
+        await shows(second, name, "delivered")
+
+
+async def test_what_was_on_its_way_when_the_server_ended_is_told_at_once_by_the_next(
+    new_site: NewSite,
+) -> None:
+    async with receiving(0) as receiver:
+        first = await new_site("first", **OPEN)
+        assert first.running.embedded is not None
+        second = await new_site("second", redis_url=first.running.embedded.url, **OPEN)
+        name = await first.submit(callback_url=receiver.url)
+        await first.call("DELETE", f"/tasks/{name}")
+        before, _ = await receiver.next()
+        await first.running.manager.stop()
+        after, _ = await receiver.next()
+        assert before["webhook-id"] == after["webhook-id"]
+        await shows(second, name, "delivered")
+
+
+async def test_an_owners_own_secret_signs_what_is_its(new_site: NewSite) -> None:
+    site = await new_site(**OPEN)
+    _, made = await site.call("POST", "/callbacks/secret")
+    async with receiving() as receiver:
+        name = await site.submit(callback_url=receiver.url)
+        await site.call("DELETE", f"/tasks/{name}")
+        verify(*await receiver.next(), base64.b64decode(made["secret"].removeprefix(MARK)))
+
+
+async def test_a_cancelled_and_a_failed_task_are_told_too(new_site: NewSite) -> None:
+    site = await new_site(**OPEN)
+    async with receiving() as receiver:
+        name = await site.submit(callback_url=receiver.url)
+        await site.call("DELETE", f"/tasks/{name}")
+        _, body = await receiver.next()
+        assert _json(body)["type"] == "task.cancelled"
+
+
+@pytest.mark.parametrize(
+    ("settings", "url", "said"),
+    [
+        pytest.param({}, "https://example.org/", "CALLBACK_HOSTS", id="off"),
+        pytest.param({"callback_hosts": "*"}, "http://2130706433/", "private", id="private"),
+        pytest.param({"callback_hosts": "a.org"}, "http://b.org/", "not among", id="not listed"),
+        pytest.param({"callback_hosts": "*"}, "file:///etc/passwd", "http://", id="no http"),
+    ],
+)
+async def test_what_is_not_allowed_is_refused_at_once(
+    new_site: NewSite, settings: dict[str, str], url: str, said: str
+) -> None:
+    site = await new_site(**settings)
+    status, answer = await site.call("POST", "/tasks", {"task_type": "echo", "callback_url": url})
+    assert (status, said in answer["error"]["message"]) == (422, True), answer
+
+
+def _json(body: bytes) -> Any:
+    return msgspec.json.decode(body)
+
+
+def _quickly(site: Site) -> callbacks.CallbackConfig:
+    return callbacks.CallbackConfig(
+        site.running.manager.signing.find, site.running.manager.allowed, first_wait_s=0.05
+    )

@@ -1,0 +1,54 @@
+"""What the documents say of the manager is what it does: every metric, every alert, every route and event."""
+
+import re
+from typing import get_args
+
+import pytest
+
+from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.manager.fleet import alerts
+from gpu_orchestrator.cli import api_docs
+from tests.apps.manager.conftest import Site
+from tests.support import scripted_worker
+from tests.support.paths import ROOT
+
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+SCRIPTS = ROOT / "src/gpu_orchestrator/adapters/store/valkey/scripts"
+
+
+def column(text: str, heading: str) -> set[str]:
+    """The names in the first column of all tables under this heading."""
+    found: set[str] = set()
+    for table in re.findall(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE):
+        for row in table.splitlines():
+            found |= set(re.findall(r"`([a-z_]+)(?:{[a-z,]*})?`", row.split("|")[1]))
+    return found
+
+
+def test_the_reference_is_of_today() -> None:
+    """If this fails, run `make api-docs`."""
+    assert (ROOT / "docs/reference/api.md").read_text() == api_docs.markdown()
+
+
+def test_every_alert_is_explained() -> None:
+    assert column(OPERATIONS, "kind") == set(get_args(alerts.Kind))
+
+
+def test_every_event_is_explained() -> None:
+    """By the names that the scripts emit."""
+    lua = "".join(path.read_text() for path in SCRIPTS.glob("*.lua"))
+    emitted = set(re.findall(r"'((?:task|worker|gpu|callback)_[a-z_]+)'", lua)) - {"callback_tries"}
+    assert emitted | {"reset"} == column(api_docs.markdown(), "event")
+
+
+@pytest.mark.real
+async def test_every_metric_is_explained_and_every_explained_one_is_there(site: Site) -> None:
+    worker = await site.join()
+    await worker.say(session.Report((scripted_worker.reading(0, ecc_errors=1), scripted_worker.reading(1))))
+    await site.submit()
+    await worker.finish(await worker.take())
+    async with site.http.get("/metrics") as answer:
+        text = await answer.text()
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    there = {name for name in kinds if not name.endswith("_created")}
+    assert there == column(OPERATIONS, "metric")

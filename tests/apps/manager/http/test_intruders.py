@@ -1,0 +1,148 @@
+"""What comes in from those who mean no good: pickles, and pages of other origins."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from structlog.testing import capture_logs
+from yarl import URL
+
+from gpu_orchestrator.api import session
+from tests.apps.manager.conftest import TOKEN, NewSite, Site
+from tests.support import scripted_worker
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.real
+SRC = ROOT / "src"
+
+
+class Bomb:
+    """Makes a folder in whoever unpickles it."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.mkdir, (self.mark,))
+
+
+@pytest.fixture(params=[0, 2, pickle.HIGHEST_PROTOCOL])
+def bomb(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
+    return pickle.dumps(Bomb(tmp_path / "exploded"), protocol=request.param)
+
+
+async def test_a_pickle_is_refused_everywhere_and_never_read(site: Site, tmp_path: Path, bomb: bytes) -> None:
+    kind = {"Content-Type": "application/python-pickle"}
+    worker = {**kind, "Authorization": f"Bearer {TOKEN}"}
+    for path, headers in {
+        "/tasks": kind,
+        "/tasks/batch": kind,
+        "/keys": kind,
+        "/workers": worker,
+        "/workers/w/heartbeat?epoch=1": worker,
+    }.items():
+        async with site.http.post(path, data=bomb, headers=headers) as answer:
+            assert answer.status in (400, 422), (path, await answer.text())
+            assert "error" in await answer.json()
+    async with scripted_worker.joined(site.running.url, TOKEN, scripted_worker.hello("w")) as joined:
+        await joined.hear(session.Welcome)
+        await joined.socket.send_bytes(bomb)
+        assert "not understood" in (await joined.hear(session.Goodbye)).reason
+    assert not (tmp_path / "exploded").exists()
+    assert (await site.call("GET", "/tasks"))[1]["total"] == 0
+
+
+def test_nothing_here_could_unpickle() -> None:
+    forbidden = ("pickle", "marshal", "shelve", "dill")
+    for path in SRC.rglob("*.py"):
+        for line in path.read_text().splitlines():
+            words = line.split()
+            assert not (words[:1] in (["import"], ["from"]) and words[1].split(".")[0] in forbidden), path
+
+
+async def test_pages_of_listed_origins_may_ask_and_no_others(new_site: NewSite) -> None:
+    site: Site = await new_site(cors_origins=("https://good.example",))
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    async with aiohttp.ClientSession(site.running.url) as browser:
+        async with browser.options("/tasks", headers={**asked, "Origin": "https://good.example"}) as answer:
+            assert answer.status == 200
+            assert answer.headers["Access-Control-Allow-Origin"] == "https://good.example"
+        async with browser.options("/tasks", headers={**asked, "Origin": "https://bad.example"}) as answer:
+            assert answer.status == 400
+            assert "Access-Control-Allow-Origin" not in answer.headers
+    async with site.http.get("/tasks", headers={"Origin": "https://good.example"}) as answer:
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "https://good.example")
+    async with site.http.get("/tasks", headers={"Origin": "https://bad.example"}) as answer:
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+async def test_who_opens_it_without_tls_is_warned(new_site: NewSite, host: str, warned: bool) -> None:
+    with capture_logs() as said:
+        await new_site(api_host=host)
+    assert any(each["event"] == "keys travel in clear" for each in said) == warned
+
+
+async def test_by_default_no_page_may_ask(site: Site) -> None:
+    async with site.http.get("/tasks", headers={"Origin": "https://good.example"}) as answer:
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        pytest.param(b'{"task_type":"echo","parameters":"\xff"}', 400, "is no JSON", id="no UTF-8"),
+        pytest.param(
+            b'{"task_type":"echo","parameters":%b}' % (b"[" * 500 + b"]" * 500), 422, "deep", id="deep"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","parameters":%b}' % (b"[" * 99_999), 400, "can be read", id="abysmal"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","labels":{"a":"%b"}}' % (b"x" * 1001), 422, "1000", id="long label"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","resources":{"gpu_memory":"%b"}}' % (b"9" * 9999),
+            422,
+            "40",
+            id="long amount",
+        ),
+    ],
+)
+async def test_a_body_that_nobody_could_read_is_refused_by_us(
+    site: Site, body: bytes, status: int, why: str
+) -> None:
+    async with site.http.post("/tasks", data=body) as answer:
+        assert (answer.status, why in (await answer.json())["error"]["message"]) == (status, True)
+    assert (await site.call("GET", "/tasks"))[1]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "after", ["99999999999999999999-1", "1-99999999999999999999", "9223372036854775808-1", "\u0663-\u0663"]
+)
+async def test_ids_of_events_that_cannot_be_are_refused(site: Site, after: str) -> None:
+    for path in ("/cluster/events", "/events"):
+        async with site.http.get(path, params={"after": after}) as answer:
+            assert answer.status == 422, await answer.text()
+
+
+@pytest.mark.parametrize("path", ["/tasks/", "/api/v1/keys/", "/health/", "/tasks%2f"])
+async def test_no_path_leads_elsewhere(site: Site, path: str) -> None:
+    """A redirect would tell strangers what there is, and lead who came by TLS to where there is none."""
+    url = URL(site.running.url + path, encoded=True)
+    async with aiohttp.ClientSession() as stranger, stranger.get(url, allow_redirects=False) as answer:
+        assert (answer.status, "Location" in answer.headers) == (401, False)
+
+
+async def test_nobody_is_told_where_the_store_is(site: Site, tmp_path: Path) -> None:
+    assert site.running.embedded is not None
+    await site.running.embedded.stop()
+    with capture_logs() as logged:
+        for path, status in {"/health": 200, "/health/ready": 503, "/tasks": 503}.items():
+            async with site.http.get(path) as answer:
+                text = await answer.text()
+                assert (answer.status, "the store does not answer" in text) == (status, True)
+                assert str(tmp_path) not in text
+    assert any(str(tmp_path) in entry.get("error", "") for entry in logged), "the operator is told"

@@ -1,0 +1,152 @@
+"""Keys over HTTP: made, listed, used, expired and revoked, on every process of a store."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gpu_orchestrator.api import session
+from tests.apps.manager.conftest import NewSite, Site
+from tests.support import scripted_worker
+
+pytestmark = pytest.mark.real
+
+
+BUSY = {"requests_per_minute": 0, "requests_per_hour": 0}
+"""For keys that ask again and again."""
+
+
+async def make(site: Site, name: str = "ann", **asked: Any) -> Any:
+    status, answer = await site.call("POST", "/keys", {"name": name, "limits": BUSY, **asked})
+    assert status == 201, answer
+    return answer
+
+
+def bearing(key: str) -> dict[str, Any]:
+    return {"headers": {"Authorization": f"Bearer {key}"}}
+
+
+async def test_a_key_is_shown_once_and_kept_as_a_hash(site: Site) -> None:
+    made = await make(site, owner="research", scopes=["read", "submit"], expires_in=3600)
+    assert made["key"].startswith("gpo_")
+    assert (made["owner"], made["scopes"], made["status"]) == ("research", ["read", "submit"], "active")
+    assert (await site.call("GET", "/tasks", **bearing(made["key"])))[0] == 200
+    status, page = await site.call("GET", "/keys?owner=research")
+    assert (status, page["total"]) == (200, 1)
+    (listed,) = page["keys"]
+    assert listed["last_used_at"]
+    assert {**made, "last_used_at": listed["last_used_at"]} == {**listed, "key": made["key"]}
+    everything = (await site.call("GET", "/keys"))[1]["keys"]
+    assert [each["key_id"] for each in everything] == ["bootstrap", "bootstrap-worker", made["key_id"]]
+    assert made["key"] not in str(everything)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        pytest.param({"name": ""}, "name", id="no name"),
+        pytest.param({"name": "a b"}, "name", id="a space"),
+        pytest.param({"name": "a\n"}, "name", id="a new line"),
+        pytest.param({"name": "a", "owner": "x:y"}, "owner", id="a separator"),
+        pytest.param({"name": "a", "scopes": []}, "scopes", id="no scope"),
+        pytest.param({"name": "a", "scopes": ["root"]}, "scopes", id="unknown scope"),
+        pytest.param({"name": "a", "expires_in": 0}, "expires_in", id="no time"),
+        pytest.param({"name": "a", "scope": "read"}, "scope", id="unknown field"),
+    ],
+)
+async def test_a_bad_wish_is_refused_and_says_where(site: Site, asked: dict[str, Any], said: str) -> None:
+    status, answer = await site.call("POST", "/keys", asked)
+    assert (status, answer["error"]["code"]) == (422, "unprocessable")
+    assert said in answer["error"]["message"]
+
+
+async def test_a_key_ends_when_its_time_is_over(site: Site) -> None:
+    made, keys = await make(site, expires_in=3600), site.running.manager.keys
+    assert (await site.call("GET", "/tasks", **bearing(made["key"])))[0] == 200
+    keys.now_ms = lambda: int((time.time() + 3600) * 1000)
+    status, answer = await site.call("GET", "/tasks", **bearing(made["key"]))
+    assert (status, answer["error"]["message"]) == (
+        401,
+        f"this key ({made['key_id']}) has expired; ask the operator for another",
+    )
+    assert (await site.call("GET", "/keys?owner=ann"))[1]["keys"][0]["status"] == "expired"
+
+
+async def ended(site: Site, key: str) -> Any:
+    """What is said to the key once it is refused. A second is promised; a busy machine gets more."""
+    async with asyncio.timeout(10.0):
+        while (answer := await site.call("GET", "/tasks", **bearing(key)))[0] == 200:
+            pass
+    assert answer[0] == 401
+    return answer[1]
+
+
+async def test_a_revoked_key_ends_within_a_second_on_every_process(
+    site: Site, new_site: NewSite, figure: Callable[[str], None]
+) -> None:
+    other: Site = await new_site("two", redis_url=site.running.manager.store.database.url)
+    made = await make(site)
+    async with asyncio.timeout(10.0):
+        while (await other.call("GET", "/tasks", **bearing(made["key"])))[0] != 200:
+            pass
+    assert (await site.call("DELETE", f"/keys/{made['key_id']}"))[1]["status"] == "revoked"
+    began = time.monotonic()
+    assert (await site.call("GET", "/tasks", **bearing(made["key"])))[0] == 401
+    refused = await ended(other, made["key"])
+    figure(f"revoked on another process after {time.monotonic() - began:.3f} s")
+    assert refused["error"]["message"].endswith("was revoked; ask the operator for another")
+    assert (await site.call("DELETE", f"/keys/{made['key_id']}"))[0] == 200, "again is no mistake"
+
+
+async def test_word_of_a_revocation_may_be_lost(
+    site: Site, new_site: NewSite, figure: Callable[[str], None]
+) -> None:
+    other: Site = await new_site("two", redis_url=site.running.manager.store.database.url)
+    made = await make(site)
+    manager = other.running.manager
+    await manager.key_sync.refresh()
+    manager._behind[1].cancel()  # nobody listens any more
+    await site.call("DELETE", f"/keys/{made['key_id']}")
+    began = time.monotonic()
+    await ended(other, made["key"])
+    figure(f"revoked without word of it after {time.monotonic() - began:.3f} s")
+
+
+async def test_a_worker_whose_token_is_revoked_is_sent_away(site: Site) -> None:
+    made = await make(site, "gpu-box", scopes=["worker"])
+    async with scripted_worker.joined(site.running.url, made["key"], scripted_worker.hello("w")) as worker:
+        await worker.hear(session.Welcome)
+        await site.call("DELETE", f"/keys/{made['key_id']}")
+        goodbye = await worker.hear(session.Goodbye)
+    assert (goodbye.fenced, goodbye.retry) == (True, False)
+    with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
+        async with scripted_worker.joined(site.running.url, made["key"], scripted_worker.hello("w")):
+            pass
+
+
+async def test_a_worker_that_polls_is_known_by_its_key(site: Site) -> None:
+    mine, yours = [(await make(site, name, scopes=["worker"]))["key"] for name in ("mine", "yours")]
+    hello = {"type": "Hello", "name": "p", "instance": "i"}
+    status, welcome = await site.call("POST", "/workers", hello, **bearing(mine))
+    assert status == 201, welcome
+    beat = f"/workers/p/heartbeat?epoch={welcome['epoch']}&timeout=0"
+    assert (await site.call("POST", beat, [], **bearing(mine)))[0] == 200
+    status, answer = await site.call("POST", beat, [], **bearing(yours))
+    assert (status, answer["error"]["code"]) == (403, "forbidden")
+
+
+async def test_what_is_configured_cannot_be_revoked_and_what_is_unknown_is_not_there(site: Site) -> None:
+    status, answer = await site.call("DELETE", "/keys/bootstrap")
+    assert (status, answer["error"]["code"]) == (409, "conflict")
+    assert (await site.call("DELETE", "/keys/nobody"))[0] == 404
+
+
+async def test_keys_outlive_the_server(new_site: NewSite) -> None:
+    first: Site = await new_site("one")
+    made = await make(first)
+    url = first.running.manager.store.database.url
+    again: Site = await new_site("again", redis_url=url)
+    assert (await again.call("GET", "/tasks", **bearing(made["key"])))[0] == 200

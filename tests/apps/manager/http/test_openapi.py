@@ -1,0 +1,94 @@
+"""The OpenAPI document is true: what it says of a route is what the route takes and gives."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.apps.manager.http.openapi import TYPES
+from tests.apps.manager.conftest import Site
+
+pytestmark = pytest.mark.real
+
+BODIES: dict[str, Any] = {
+    "TaskRequest": {"task_type": "echo"},
+    "TaskBatch": {"tasks": [{"task_type": "echo"}]},
+    "KeyRequest": {"name": "ann"},
+    "Hello": {"type": "Hello", "name": "p", "instance": "i"},
+}
+METHODS = {"get", "post", "delete"}
+
+
+def name_of(content: dict[str, Any]) -> str:
+    return str(content["content"]["application/json"]["schema"]["$ref"]).rpartition("/")[2]
+
+
+async def test_every_answer_has_the_declared_shape(site: Site) -> None:
+    worker = await site.join()
+    done, dead = await site.submit(), await site.submit(max_retries=0)
+    for _ in range(2):
+        assign = await worker.take()
+        if assign.task == done:
+            await worker.finish(assign, {"a": 1})
+    _, document = await site.call("GET", "/openapi.json")
+    filled = {"task_id": done, "worker_id": "w", "index": "0", "key_id": "bootstrap"}
+    seen = 0
+    for path, operations in document["paths"].items():
+        address = re.sub(r"{(\w+)}", lambda found: filled[found[1]], path)
+        for method in METHODS & set(operations):
+            if method == "delete" or address.endswith("/restart"):
+                continue
+            operation = operations[method]
+            asked = BODIES[name_of(operation["requestBody"])] if "requestBody" in operation else None
+            status, answer = await site.call(method.upper(), address, asked)
+            declared = operation["responses"].get(str(status)) or operation["responses"]["default"]
+            kind = TYPES[name_of(declared)]
+            read: Any = msgspec.json.decode(msgspec.json.encode(answer), type=kind)
+            assert msgspec.json.decode(msgspec.json.encode(read)) == answer, (
+                "no more and no less than declared"
+            )
+            seen += 1
+    assert seen >= 18
+    assert dead
+
+
+async def test_the_document_needs_nothing_it_does_not_have(site: Site) -> None:
+    _, document = await site.call("GET", "/openapi.json")
+    known = document["components"]["schemas"]
+    wanted = set(re.findall(r"#/components/schemas/(\w+)", msgspec.json.encode(document).decode()))
+    assert wanted <= set(known)
+    assert document["openapi"].startswith("3.")
+
+
+async def test_both_addresses_of_a_route_are_one(site: Site) -> None:
+    assert (await site.call("GET", "/api/v1/workers"))[0] == (await site.call("GET", "/workers"))[0] == 200
+
+
+async def test_health_tells_of_a_weak_store_and_metrics_of_everything(site: Site) -> None:
+    _, health = await site.call("GET", "/health")
+    assert (health["status"], health["dependencies"]["store"]) == ("healthy", "ok")
+    worker = await site.join()
+    await site.submit()
+    await worker.finish(await worker.take())
+    async with site.http.get("/metrics") as answer:
+        text = await answer.text()
+    for line in (
+        'tasks_total{status="completed"} 1.0',
+        "leader 1.0",
+        'gpu_memory_free_bytes{device="0",worker="w"}',
+        'http_requests_total{method="POST",route="/tasks",status="202"} 1.0',
+        "task_dispatch_seconds_count 1.0",
+    ):
+        assert line in text
+
+
+async def test_a_correlation_id_goes_from_request_to_worker_and_back(site: Site) -> None:
+    worker = await site.join()
+    async with site.http.post(
+        "/tasks", json={"task_type": "echo"}, headers={"X-Request-ID": "r-7"}
+    ) as answer:
+        assert answer.headers["X-Correlation-ID"] == "r-7"
+        name = (await answer.json())["task_id"]
+    assert (await worker.take()).correlation_id == "r-7"
+    assert (await site.task(name))["correlation_id"] == "r-7"

@@ -1,0 +1,281 @@
+"""Tasks over HTTP on a real store, with workers played by hand."""
+
+import asyncio
+import contextlib
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from gpu_orchestrator.api import session
+from tests.apps.manager.conftest import Site
+from tests.support import scripted_worker
+from tests.support.scale import Scale
+
+pytestmark = pytest.mark.real
+
+
+async def test_a_task_runs_and_its_result_comes_back(site: Site) -> None:
+    worker = await site.join()
+    status, accepted = await site.call(
+        "POST",
+        "/api/v1/tasks",
+        {"task_type": "echo", "parameters": {"n": 1.50}, "resources": {"gpu_memory": "10GB"}},
+        headers={"X-Correlation-ID": "c-1"},
+    )
+    assert status == 202
+    assert accepted["status"] == "queued"
+    assign = await worker.take()
+    assert (assign.task, assign.attempt, assign.task_type) == (accepted["task_id"], 1, "echo")
+    assert (bytes(assign.parameters), assign.memory_mib, assign.exclusive) == (b'{"n": 1.5}', 10_240, False)
+    assert assign.correlation_id == "c-1"
+    assert assign.devices[0].uuid == f"GPU-{assign.devices[0].index}"
+    await worker.say(session.Progress(assign.task, 1, "half way"))
+    waiting = asyncio.create_task(site.wait(assign.task))
+    assert await worker.finish(assign, {"good": True})
+    ended = await waiting
+    assert (ended["status"], ended["result"], ended["assigned_worker"]) == ("completed", {"good": True}, "w")
+    assert ended["duration_seconds"] >= 0
+
+
+async def test_submitting_can_wait_for_the_end(site: Site) -> None:
+    worker = await site.join(max_concurrent=1)
+    asked = asyncio.create_task(site.call("POST", "/tasks?wait=10", {"task_type": "echo"}))
+    await worker.finish(await worker.take(), "good")
+    status, ended = await asked
+    assert (status, ended["status"], ended["result"]) == (200, "completed", "good")
+    status, waits = await site.call("POST", "/api/v1/tasks?wait=2", {"task_type": "echo"})
+    assert (status, waits["status"]) == (200, "assigned")
+    status, waits = await site.call("POST", f"/tasks?note={'x' * 100}&wait=0.1", {"task_type": "echo"})
+    assert (status, waits["status"]) == (200, "queued")
+    status, answer = await site.call("POST", "/tasks?wait=long", {"task_type": "echo"})
+    assert (status, answer["error"]["message"]) == (422, "wait=long: give seconds from 0 to 600")
+
+
+async def test_a_task_without_memory_gets_a_device_whole(site: Site) -> None:
+    worker = await site.join()
+    names = [await site.submit() for _ in range(3)]
+    given = [await worker.take() for _ in range(2)]
+    assert {assign.devices[0].index for assign in given} == {0, 1}
+    assert all(assign.exclusive for assign in given)
+    assert (await site.task(names[2]))["status"] == "queued"
+    await worker.finish(given[0])
+    assert (await worker.take()).task == names[2]
+
+
+async def test_a_batch_is_taken_whole_or_not_at_all(site: Site) -> None:
+    worker = await site.join(max_concurrent=500)
+    working = asyncio.create_task(worker.work())
+    good = {"task_type": "echo", "resources": {"gpus": 0}}
+    status, answer = await site.call("POST", "/tasks/batch", {"tasks": [good, {**good, "priority": "soon"}]})
+    assert (status, answer["error"]["code"]) == (422, "unprocessable")
+    status, answer = await site.call("POST", "/tasks/batch", {"tasks": [good] * 300})
+    assert (status, answer["total"]) == (202, 300)
+    for each in answer["tasks"]:
+        assert (await site.wait(each["task_id"]))["status"] == "completed"
+    _, page = await site.call("GET", "/tasks?status=completed&limit=7")
+    assert (page["total"], len(page["tasks"])) == (300, 7)
+    working.cancel()
+
+
+async def test_the_high_one_goes_first_though_thousands_wait(site: Site, scale: Scale) -> None:
+    worker = await site.join(max_concurrent=1)
+    low = {"task_type": "echo", "priority": "low", "resources": {"gpus": 0}}
+    status, _ = await site.call("POST", "/tasks/batch", {"tasks": [low] * scale(test=3000, accept=10_000)})
+    assert status == 202
+    for _ in range(scale(test=5, accept=50)):
+        running = await worker.take()
+        high = await site.submit(priority="high", resources={"gpus": 0})
+        await worker.finish(running)
+        next_one = await worker.take()
+        assert next_one.task == high
+        await worker.finish(next_one)
+
+
+async def test_a_running_task_is_cancelled_by_asking_its_worker(site: Site) -> None:
+    worker = await site.join(max_concurrent=1)
+    running, queued = await site.submit(), await site.submit()
+    assign = await worker.take()
+    assert (await site.call("DELETE", f"/tasks/{queued}"))[1]["status"] == "cancelled"
+    assert (await site.call("DELETE", f"/tasks/{running}"))[1]["status"] == "cancelling"
+    cancel = await worker.hear(session.Cancel)
+    assert (cancel.task, cancel.attempt) == (running, 1)
+    await worker.say(session.Cancelled(running, 1))
+    assert await worker.acked(assign)
+    assert (await site.task(running))["status"] == "cancelled"
+    status, answer = await site.call("DELETE", f"/tasks/{running}")
+    assert (status, answer["error"]["message"]) == (409, f"task {running} is cancelled already")
+    assert (await site.call("DELETE", "/tasks/unknown"))[0] == 404
+
+
+async def test_an_error_that_may_pass_is_tried_again_and_a_final_one_is_not(site: Site) -> None:
+    worker = await site.join()
+    name = await site.submit(max_retries=1)
+    first = await worker.take()
+    await worker.say(session.Failed(name, 1, session.TaskError("OutOfMemory", "no room", retryable=True)))
+    second = await worker.take()
+    assert second.attempt == first.attempt + 1
+    await worker.say(session.Failed(name, 2, session.TaskError("ValueError", "no such thing")))
+    ended = await site.wait(name)
+    assert (ended["status"], ended["attempt"], ended["error"]["type"]) == ("failed", 2, "ValueError")
+    assert (await site.call("POST", f"/tasks/{name}/retry"))[0] == 202
+    third = await worker.take()
+    assert third.attempt == 3
+    await worker.finish(third)
+    status, answer = await site.call("POST", f"/tasks/{name}/retry")
+    assert (status, answer["error"]["code"]) == (409, "conflict")
+
+
+async def test_dead_letters_carry_the_evidence(site: Site) -> None:
+    worker = await site.join()
+    name = await site.submit(max_retries=0)
+    await worker.take()
+    await worker.say(session.RunnerDied(name, 1, "signal 9, last line: Killed"))
+    assert (await site.wait(name))["status"] == "dead"
+    _, page = await site.call("GET", "/tasks/dead")
+    (dead,) = page["tasks"]
+    assert dead["deaths"][0]["evidence"] == "signal 9, last line: Killed"
+    assert dead["error"]["type"] == "RunnerDied"
+
+
+async def test_what_can_never_fit_is_refused_at_once_with_reasons(site: Site) -> None:
+    assert (await site.call("POST", "/tasks", {"task_type": "any"}))[0] == 202, "no worker yet: it waits"
+    await site.join(devices=(scripted_worker.device(0, gib=24),))
+    status, answer = await site.call(
+        "POST", "/tasks", {"task_type": "echo", "resources": {"gpu_memory": "40GB"}}
+    )
+    assert status == 409
+    assert answer["error"]["details"]["reasons"] == ["1 have no GPU of 40960 MiB"]
+    status, answer = await site.call("POST", "/tasks", {"task_type": "echo", "resources": {"gpus": 2}})
+    assert status == 409
+    status, answer = await site.call("POST", "/tasks", {"task_type": "ecko"})
+    assert (status, answer["error"]["message"]) == (
+        422,
+        "unknown task_type 'ecko'; did you mean 'echo'? the workers know: echo, sleep",
+    )
+
+
+async def test_explain_names_every_device_and_why_not(site: Site) -> None:
+    worker = await site.join(
+        devices=(
+            scripted_worker.device(0),
+            scripted_worker.device(1),
+            scripted_worker.device(2),
+            scripted_worker.device(3, 48),
+        )
+    )
+    await worker.say(
+        session.Report(
+            (
+                scripted_worker.reading(0, others_gib=20),
+                scripted_worker.reading(1, problem="XID 79"),
+                scripted_worker.reading(2),
+                scripted_worker.reading(3, gib=48),
+            )
+        ),
+        session.Renew(1),
+    )
+    await worker.hear(session.Renewed)
+    holder = await site.submit(resources={"gpus": 1, "gpu_memory": "30GB"})
+    assert (await worker.take()).devices[0].index == 3
+    await site.call("POST", "/workers/w/devices/2/cordon")
+    waiting = await site.submit(resources={"gpu_memory": "15GB"})
+    status, answer = await site.call("GET", f"/tasks/{waiting}/explain")
+    assert (status, answer["status"], answer["would_go_to"]) == (200, "queued", None)
+    (verdict,) = answer["workers"]
+    why = [each["why"] for each in verdict["devices"]]
+    assert "20480 MiB are used by others" in why[0]
+    assert why[1] == "it is not healthy: XID 79"
+    assert why[2] == "it is cordoned"
+    assert "30720 promised" in why[3]
+    assert "1 has no GPU with 15360 MiB free" in answer["reason"]
+    await site.call("POST", "/workers/w/devices/2/uncordon")
+    assert (await worker.take()).task == waiting
+    _, answer = await site.call("GET", f"/tasks/{holder}/explain")
+    assert answer["status"] in ("assigned", "running")
+
+
+async def test_memory_is_given_once_whatever_happens_beside(site: Site) -> None:
+    """24 GiB at 80 %: 19.2; 10 used by others leaves 9.2, so of three tasks of 4 GiB two go."""
+    worker = await site.join(devices=(scripted_worker.device(0),))
+    await worker.say(session.Report((scripted_worker.reading(0, others_gib=10),)), session.Renew(1))
+    await worker.hear(session.Renewed)
+    for _ in range(3):
+        await site.submit(resources={"gpu_memory": "4GiB"})
+    first, second = await worker.take(), await worker.take()
+    with contextlib.suppress(TimeoutError):
+        extra = await worker.hear(session.Assign, within_s=0.5)
+        pytest.fail(f"oversubscribed by {extra}")
+    await worker.say(session.Report((scripted_worker.reading(0, others_gib=0),)))
+    third = await worker.take()
+    assert len({first.task, second.task, third.task}) == 3
+
+
+async def test_the_same_wish_twice_is_one_task(site: Site) -> None:
+    first = await site.submit(idempotency_key="k", parameters={"n": 1})
+    assert await site.submit(idempotency_key="k", parameters={"n": 1}) == first
+    status, answer = await site.call(
+        "POST", "/tasks", {"task_type": "echo", "idempotency_key": "k", "parameters": {"n": 2}}
+    )
+    assert (status, answer["error"]["details"]["task_id"]) == (409, first)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        pytest.param(b"{", 400, "the body is no JSON", id="malformed"),
+        pytest.param(b"{}", 422, "missing required field `task_type`", id="no type"),
+        pytest.param(b'{"task_type":"echo","prio":1}', 422, "unknown field `prio`", id="unknown field"),
+        pytest.param(b'{"task_type":"echo","priority":101}', 422, "priority", id="priority too high"),
+        pytest.param(
+            b'{"task_type":"echo","priority":"soon"}', 422, "low, normal, high", id="no such priority"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","resources":{"gpu_memory":"much"}}', 422, "such as 24GB", id="no amount"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","parameters":"' + b"x" * 10_000_000 + b'"}',
+            413,
+            "MAX_REQUEST_MB",
+            id="10 MB",
+        ),
+    ],
+)
+async def test_a_bad_body_is_one_clear_error(site: Site, body: bytes, status: int, said: str) -> None:
+    async with site.http.post("/tasks", data=BytesIO(body)) as answer:
+        error: dict[str, Any] = (await answer.json())["error"]
+        assert answer.status == status
+    assert said in error["message"]
+    assert set(error) == {"code", "message", "details"}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/tasks?status=lost", "unknown status 'lost'; known: queued"),
+        ("/tasks?limit=0", "limit=0"),
+        ("/tasks/unknown", "there is no task unknown"),
+        ("/nowhere", "Not Found"),
+    ],
+)
+async def test_a_bad_question_is_one_clear_error(site: Site, path: str, said: str) -> None:
+    status, answer = await site.call("GET", path)
+    assert 400 <= status < 500
+    assert said in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("others", [1, 600])
+async def test_a_batch_with_one_wish_that_is_another_task_is_taken_not_at_all(
+    site: Site, others: int
+) -> None:
+    name = await site.submit(idempotency_key="once")
+    different = {"task_type": "echo", "parameters": {"other": 1}, "idempotency_key": "once"}
+    batch = {"tasks": [{"task_type": "echo", "idempotency_key": f"{n}"} for n in range(others)] + [different]}
+    status, answer = await site.call("POST", "/tasks/batch", batch)
+    assert (status, answer["error"]["details"]) == (409, {"task_id": name, "task": others})
+    twice = [{"task_type": "echo", "parameters": n, "idempotency_key": "new"} for n in (1, 1, 2)]
+    status, answer = await site.call("POST", "/tasks/batch", {"tasks": twice})
+    assert (status, answer["error"]["details"]) == (409, {"task": 2})
+    assert (await site.call("GET", "/tasks"))[1]["total"] == 1
+    status, answer = await site.call("POST", "/tasks/batch", {"tasks": twice[:2]})
+    assert (status, len({each["task_id"] for each in answer["tasks"]})) == (202, 1), "the same wish twice"

@@ -1,0 +1,405 @@
+"""Workers' sessions with a real manager: epochs, leases, resuming, an operator's word."""
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+import pytest
+
+from gpu_orchestrator.adapters.store.records import Departure
+from gpu_orchestrator.api import session
+from tests.apps.manager.conftest import KEY, TOKEN, NewSite, Site
+from tests.support import scripted_worker
+
+pytestmark = pytest.mark.real
+
+
+async def test_a_worker_is_shown_with_what_it_has(site: Site) -> None:
+    worker = await site.join(labels={"rack": "a"})
+    await worker.say(
+        session.Report(
+            (scripted_worker.reading(0, others_gib=6, temperature_c=61), scripted_worker.reading(1)), 1024
+        )
+    )
+    await site.submit(resources={"gpu_memory": "10GiB"})
+    assign = await worker.take()
+    await worker.finish(assign)
+    status, shown = await site.call("GET", "/workers/w")
+    assert (status, shown["status"], shown["labels"]) == (200, "online", {"rack": "a"})
+    assert shown["gpu_info"][0]["memory_total"] == "24GB"
+    assert shown["gpu_info"][0]["memory_used_bytes"] == 6 * 2**30
+    assert shown["gpu_info"][0]["temperature"] == 61
+    assert shown["task_history"]["completed_today"] == 1
+    _, page = await site.call("GET", "/workers?gpu_type=l4")
+    assert (page["total"], page["online"], len(page["workers"])) == (1, 1, 1)
+    _, none = await site.call("GET", "/workers?gpu_type=h200")
+    assert none["workers"] == []
+
+
+async def test_what_was_missed_is_said_again_after_a_reconnect(site: Site) -> None:
+    worker = await site.join()
+    await site.submit()
+    assign = await worker.take()
+    await worker.vanish()
+    again = await site.stack.enter_async_context(
+        scripted_worker.joined(site.running.url, TOKEN, scripted_worker.hello("w", resume_epoch=1))
+    )
+    welcome = await again.hear(session.Welcome)
+    assert (welcome.resumed, welcome.epoch) == (True, 1)
+    said = await again.hear(session.Assign)
+    assert said == assign
+    assert await again.finish(said)
+
+
+async def test_what_the_worker_still_has_is_not_said_again(site: Site) -> None:
+    worker = await site.join()
+    name = await site.submit()
+    await worker.take()
+    await worker.vanish()
+    running = (session.Attempt(name, 1),)
+    again = await site.stack.enter_async_context(
+        scripted_worker.joined(
+            site.running.url, TOKEN, scripted_worker.hello("w", resume_epoch=1, running=running)
+        )
+    )
+    await again.hear(session.Welcome)
+    await again.say(session.Renew(1))
+    await again.hear(session.Renewed)
+    assert not [each for each in again.heard if isinstance(each, session.Assign)]
+    await again.say(session.Done(name, 1))
+    assert (await site.wait(name))["status"] == "completed"
+
+
+async def test_a_worker_started_anew_is_not_who_it_was(site: Site) -> None:
+    worker = await site.join()
+    name = await site.submit()
+    await worker.take()
+    await worker.vanish()
+    await _until_missed(site, "w")
+    again = await site.join(instance="w-2")
+    assign = await again.take()
+    assert (assign.task, assign.attempt) == (name, 2)
+
+
+async def test_a_worker_that_leaves_politely_leaves_no_doubt(site: Site) -> None:
+    """It goes while what it said is being written down."""
+    await site.ready()
+    terms = await _metric(site, "leader_terms_total")
+    for number in range(5):
+        worker = await site.join(f"w{number}")
+        await worker.say(session.Leaving())
+        await worker.socket.close()
+        await _until_missed(site, f"w{number}")
+    assert await _metric(site, "leader_terms_total") == terms
+
+
+async def test_a_late_result_is_dropped_and_counted(site: Site) -> None:
+    """Of an attempt that was lost with its worker's epoch, of one that has ended, and of a task long gone."""
+    worker = await site.join()
+    name = await site.submit()
+    first = await worker.take()
+    await worker.vanish()
+    await _until_missed(site, "w")
+    again = await site.join(instance="w-2")
+    second = await again.take()
+    assert not await again.finish(first, "from before")
+    assert await _metric(site, "stale_results_total") == 1
+    assert await again.finish(second, "the one")
+    assert not await again.finish(second, "said twice")
+    assert not await again.finish(session.Assign("unknown", 1, "echo"), "of nothing")
+    assert await _metric(site, "stale_results_total") == 3
+    ended = await site.task(name)
+    assert (ended["status"], ended["attempt"], ended["result"]) == ("completed", 2, "the one")
+    _, shown = await site.call("GET", "/cluster/status")
+    assert shown["committed"] == 1
+
+
+async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=20)
+    first, second = await site.join("a"), await site.join("b")
+    name = await site.submit(resources={"gpus": 0})
+    for worker in (first, second):
+        if worker.name == await _worker_of(site, name):
+            await worker.take()
+            await worker.vanish()
+            other = second if worker is first else first
+    began = asyncio.get_running_loop().time()
+    assign = await other.take()
+    assert (assign.task, assign.attempt) == (name, 2)
+    assert asyncio.get_running_loop().time() - began < 15, "the lease alone would have lasted longer"
+
+
+async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=4)
+    silent = await site.join("a", max_concurrent=1)
+    name = await site.submit(resources={"gpus": 0})
+    assign = await silent.take()
+    other = await site.join("b")
+    keeping = asyncio.create_task(_renew(other))
+    again = await other.take()
+    assert (again.task, again.attempt) == (name, 2)
+    await silent.say(session.Done(name, 1))
+    ack = await silent.hear(session.Ack)
+    assert (ack.task, ack.accepted) == (assign.task, False)
+    assert await other.finish(again, "good")
+    assert (await site.task(name))["result"] == "good"
+    await silent.say(session.Renew(1))
+    goodbye = await silent.hear(session.Goodbye)
+    assert goodbye.fenced
+    keeping.cancel()
+
+
+async def test_when_most_fall_silent_at_once_we_suspect_ourselves_first(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=3)
+    began = asyncio.get_running_loop().time()
+    workers = [await site.join(name) for name in "abcd"]
+    name = await site.submit(resources={"gpus": 0})
+    await _reaches(site, "reaper_pauses_total", 1)
+    before = await _metric(site, "lease_expirations_total")
+    assert before <= 2, "of four the first half may be believed"
+    await _reaches(site, "lease_expirations_total", 4)
+    assert asyncio.get_running_loop().time() - began >= 6, "a lease, and another one for us"
+    assert (await site.task(name))["status"] == "queued"
+    assert len(workers) == 4
+
+
+async def _reaches(site: Site, metric: str, value: float) -> None:
+    async with asyncio.timeout(60):
+        while await _metric(site, metric) < value:  # noqa: ASYNC110 - asked over HTTP, there is no event
+            await asyncio.sleep(0.05)
+
+
+async def _metric(site: Site, name: str) -> float:
+    async with site.http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+async def test_a_name_is_one_worker_s(site: Site) -> None:
+    await site.join()
+    async with scripted_worker.joined(
+        site.running.url, TOKEN, scripted_worker.hello("w", instance="other")
+    ) as second:
+        goodbye = await second.hear(session.Goodbye)
+    assert "another --name" in goodbye.reason
+    assert goodbye.retry
+
+
+async def test_no_more_workers_than_allowed(new_site: NewSite) -> None:
+    site = await new_site(max_workers=1)
+    await site.join("a")
+    async with scripted_worker.joined(site.running.url, TOKEN, scripted_worker.hello("b")) as second:
+        assert "MAX_WORKERS" in (await second.hear(session.Goodbye)).reason
+
+
+async def test_a_cordoned_worker_gets_nothing_until_it_is_uncordoned(site: Site) -> None:
+    worker = await site.join()
+    assert (await site.call("POST", "/workers/w/cordon"))[1]["status"] == "cordoned"
+    name = await site.submit()
+    _, explained = await site.call("GET", f"/tasks/{name}/explain")
+    assert explained["would_go_to"] is None
+    assert (await site.call("POST", "/workers/w/uncordon"))[0] == 200
+    assert (await worker.take()).task == name
+    assert (await site.call("POST", "/workers/nobody/cordon"))[0] == 404
+
+
+async def test_devices_cordoned_at_the_same_time_all_are(site: Site) -> None:
+    await site.join(devices=tuple(scripted_worker.device(index) for index in range(8)))
+
+    async def all_at_once(word: str) -> list[bool]:
+        paths = [f"/workers/w/devices/{index}/{word}" for index in range(8)]
+        answers = await asyncio.gather(*(site.call("POST", path) for path in paths))
+        assert [status for status, _ in answers] == [200] * 8
+        _, shown = await site.call("GET", "/workers/w")
+        return [gpu["cordoned"] for gpu in shown["gpu_info"]]
+
+    assert await all_at_once("cordon") == [True] * 8
+    assert await all_at_once("uncordon") == [False] * 8
+
+
+async def test_a_removed_worker_s_tasks_run_elsewhere_at_once(site: Site) -> None:
+    worker = await site.join("a", max_concurrent=1)
+    name = await site.submit(resources={"gpus": 0})
+    await worker.take()
+    other = await site.join("b")
+    status, answer = await site.call("DELETE", "/workers/a?drain=false")
+    assert (status, answer["status"]) == (200, "removed")
+    assert (await worker.hear(session.Goodbye)).fenced
+    assert (await other.take()).task == name
+
+
+async def test_a_worker_that_joins_anew_while_it_is_removed_stays(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.join()
+    workers, again = site.running.manager.store.workers, list[scripted_worker.Hand]()
+    leave = workers.leave
+
+    async def too_late(departures: Sequence[Departure]) -> tuple[bool, ...]:
+        again.append(await site.join())
+        return await leave(departures)
+
+    monkeypatch.setattr(workers, "leave", too_late)
+    status, answer = await site.call("DELETE", "/workers/w?drain=false")
+    assert (status, "joined anew" in answer["error"]["message"]) == (409, True)
+    assert (await site.call("GET", "/workers/w"))[1]["status"] == "online"
+    await again[0].say(session.Renew(1))
+    await again[0].hear(session.Renewed)
+    assert not [each for each in again[0].heard if isinstance(each, session.Goodbye)]
+
+
+async def test_drain_and_restart_reach_the_worker(site: Site) -> None:
+    worker = await site.join()
+    await site.call("POST", "/workers/w/drain")
+    assert not (await worker.hear(session.Drain)).leave
+    await site.call("POST", "/workers/w/restart")
+    assert (await worker.hear(session.Drain)).leave
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 401), ("x" * 64, 401), (TOKEN, 403)])
+async def test_the_api_is_for_keys_only(site: Site, key: str, status: int) -> None:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
+        for method, path in (("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/openapi.json")):
+            async with http.request(method, path) as answer:
+                assert answer.status == status
+                assert (await answer.json())["error"]["code"] in ("unauthorized", "forbidden")
+        for path in ("/health", "/health/live", "/health/ready", "/metrics"):
+            async with http.get(path) as answer:
+                assert answer.status == 200
+
+
+async def test_a_worker_behind_an_old_proxy_can_poll(new_site: NewSite) -> None:
+    site = await new_site(worker_lease=6)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
+
+        async def poll(epoch: int, *messages: session.Message) -> list[session.ToWorker]:
+            path = f"/workers/w/heartbeat?epoch={epoch}&timeout=5"
+            async with http.post(path, data=session.frame(*messages)) as answer:
+                assert answer.status == 200, await answer.text()
+                return session.read_by_worker(await answer.read())
+
+        async with http.post("/workers", data=session.frame(scripted_worker.hello("w"))[1:-1]) as answer:
+            assert answer.status == 201, await answer.text()
+            joined = await answer.json()
+        assert (joined["worker_id"], joined["lease_seconds"]) == ("w", 6)
+        name = await site.submit()
+        (assign,) = await poll(joined["epoch"])
+        assert isinstance(assign, session.Assign)
+        heard = await poll(joined["epoch"], session.Done(name, assign.attempt), session.Renew(1))
+        heard += await poll(joined["epoch"]) if len(heard) < 2 else []
+        assert {type(each) for each in heard} == {session.Ack, session.Renewed}
+        assert (await site.wait(name))["status"] == "completed"
+        async with http.post(
+            "/workers", data=session.frame(scripted_worker.hello("w", instance="x"))[1:-1]
+        ) as answer:
+            assert answer.status == 409
+        async with http.post("/workers/w/heartbeat?epoch=99", data=b"[]") as answer:
+            assert answer.status == 409
+        async with http.get("/workers") as answer:
+            assert answer.status == 403
+    await _until_missed(site, "w")
+
+
+async def test_a_stranger_cannot_join(site: Site) -> None:
+    with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
+        async with scripted_worker.joined(site.running.url, "guess", scripted_worker.hello("w")):
+            pass
+    async with scripted_worker.joined(site.running.url, KEY, scripted_worker.hello("w")) as worker:
+        assert (await worker.hear(session.Welcome)).worker_id == "w"
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        pytest.param(
+            (scripted_worker.device(0), scripted_worker.device(0)),
+            "two devices have the same id: [0, 0]",
+            id="twice",
+        ),
+        pytest.param(tuple(map(scripted_worker.device, range(1025))), "Expected `int` <= 1023", id="many"),
+        pytest.param(
+            (scripted_worker.device(0, gib=10**400),),
+            "Expected `int` <= 2147483648",
+            id="a number past all numbers",
+        ),
+    ],
+)
+async def test_a_worker_that_cannot_be_counted_is_told_why_and_harms_nobody(
+    site: Site, devices: tuple[session.Device, ...], said: str
+) -> None:
+    async with scripted_worker.joined(
+        site.running.url, TOKEN, scripted_worker.hello("odd", devices=devices)
+    ) as odd:
+        goodbye = await odd.hear(session.Goodbye)
+    assert said in goodbye.reason
+    assert not goodbye.retry
+    good = await site.join()
+    name = await site.submit()
+    assert (await good.take()).task == name
+
+
+async def test_a_worker_that_speaks_nonsense_is_told_and_left(site: Site) -> None:
+    worker = await site.join()
+    await worker.socket.send_bytes(b'[{"type": "Sing"}]')
+    assert "not understood" in (await worker.hear(session.Goodbye)).reason
+    await _until_missed(site, "w")
+
+
+async def _until_missed(site: Site, worker: str) -> None:
+    """Suspect, or already taken off where its short lease was over before the connection was."""
+    async with asyncio.timeout(30):
+        while (await site.call("GET", f"/workers/{worker}"))[1]["status"] not in ("suspect", "offline"):
+            pass
+
+
+async def _worker_of(site: Site, name: str) -> str:
+    async with asyncio.timeout(30):
+        while not (shown := await site.task(name))["assigned_worker"]:
+            pass
+    return str(shown["assigned_worker"])
+
+
+async def _renew(worker: scripted_worker.Hand) -> None:
+    for number in range(1, 1000):
+        await worker.say(session.Renew(number))
+        await worker.hear(session.Renewed)
+        await asyncio.sleep(0.3)
+
+
+async def test_who_gave_up_polling_takes_nothing_with_him(site: Site) -> None:
+    """What is meant for the worker waits for its next word, whatever became of the last one."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
+        async with http.post("/workers", data=session.frame(scripted_worker.hello("w"))[1:-1]) as answer:
+            epoch = (await answer.json())["epoch"]
+        path = f"/workers/w/heartbeat?epoch={epoch}&timeout=30"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await http.post(path, data=b"[]")
+        name = await site.submit()
+        async with asyncio.timeout(5), http.post(path, data=b"[]") as answer:
+            said = session.read_by_worker(await answer.read())
+        assert [(each.task, each.attempt) for each in said if isinstance(each, session.Assign)] == [(name, 1)]
+
+
+async def test_what_was_in_an_answer_that_got_lost_is_said_to_who_joins_again(site: Site) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
+
+        async def told(epoch: int) -> list[str]:
+            """What it is to run, as it is told after it joined."""
+            hello = scripted_worker.hello("w", resume_epoch=epoch)
+            async with http.post("/workers", data=session.frame(hello)[1:-1]) as answer:
+                assert (await answer.json())["epoch"] == 1
+            async with asyncio.timeout(30):
+                while True:
+                    async with http.post("/workers/w/heartbeat?epoch=1&timeout=5", data=b"[]") as answer:
+                        said = session.read_by_worker(await answer.read())
+                    if given := [each.task for each in said if isinstance(each, session.Assign)]:
+                        return given
+
+        name = await site.submit()
+        assert await told(0) == [name]
+        assert await told(1) == [name]

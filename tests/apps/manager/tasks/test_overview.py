@@ -1,0 +1,51 @@
+"""What is known of the whole cluster is looked up anew when it must be, and not more often."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from gpu_orchestrator.adapters.store.tasks import Counts
+from gpu_orchestrator.adapters.store.valkey.database import Room
+from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
+from gpu_orchestrator.apps.manager.tasks.overview import Overview
+
+
+class Empty:
+    """A store without workers; `looks` counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.tasks = SimpleNamespace(counts=self.counts)
+        self.database = SimpleNamespace(room=self.room)
+        self.workers = SimpleNamespace(fetch=self.fetch)
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def counts(self) -> Counts:
+        self.looks += 1
+        self.meanwhile()
+        return Counts(0, {}, {}, (), "")
+
+    async def room(self, most: int) -> Room:
+        return Room(0, most)
+
+    async def fetch(self, names: tuple[str, ...]) -> list[Any]:
+        return []
+
+
+async def test_for_a_second_nobody_needs_to_look_again() -> None:
+    store = Empty()
+    overview = Overview(store, MemoryPolicy())  # type: ignore[arg-type]
+    for _ in range(3):
+        await overview.refresh(at_most_old_s=10.0)
+    assert store.looks == 1
+
+
+async def test_a_worker_that_comes_while_somebody_looks_is_not_missed_by_the_next() -> None:
+    store = Empty()
+    overview = Overview(store, MemoryPolicy())  # type: ignore[arg-type]
+    store.meanwhile = overview.expire
+    await overview.refresh(at_most_old_s=10.0)
+    store.meanwhile = lambda: None
+    for _ in range(2):
+        await overview.refresh(at_most_old_s=10.0)
+    assert store.looks == 2

@@ -1,0 +1,129 @@
+"""What a pod asks for, and in which words it is refused."""
+
+from typing import Any
+
+import pytest
+
+from gpu_orchestrator.api.kubernetes import VolumeClaim
+from gpu_orchestrator.api.volumes import Volume
+from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable, request_of
+from gpu_orchestrator.core.request import Expression, Request, Term
+from tests.support.scheduler_objects import claim, pod, volume, volume_claim
+
+
+class Volumes:
+    def __init__(self, *claims: VolumeClaim, volumes: tuple[Volume, ...] = ()) -> None:
+        self._claims = {f"default/{each.metadata.name}": each for each in claims}
+        self._volumes = {each.metadata.name: each for each in volumes}
+
+    def volume_claim(self, key: str) -> VolumeClaim | None:
+        return self._claims.get(key)
+
+    def volume(self, name: str) -> Volume | None:
+        return self._volumes.get(name)
+
+
+NO_VOLUMES = Volumes()
+MOUNTED: dict[str, Any] = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]}
+
+
+def affinity(kind: str) -> dict[str, Any]:
+    return {"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        pytest.param({}, "asks for no GPU; add one of the annotations", id="nothing"),
+        pytest.param({"gpus": 1, "claim": "c"}, "asks in 2 ways at once", id="two ways"),
+        pytest.param({"gpus": 0}, "gpu.scheduling/gpus is '0'; write a number from 1 to 64", id="none"),
+        pytest.param({"gpus": "-1"}, "write a number from 1 to 64", id="negative"),
+        pytest.param({"gpus": 1, **affinity("podAffinity")}, "required podAffinity", id="affinity"),
+        pytest.param({"gpus": 1, **affinity("podAntiAffinity")}, "required podAntiAffinity", id="anti"),
+        pytest.param({"gpus": 1, "resourceClaims": [{"name": "r"}]}, "spec.resourceClaims", id="DRA"),
+        pytest.param(
+            {"gpus": 1, "volumes": [{"name": "v", "ephemeral": {}}]}, "ephemeral volumes", id="ephemeral"
+        ),
+        pytest.param(
+            {"gpus": 1, "topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
+            "topologySpreadConstraints with DoNotSchedule",
+            id="spread",
+        ),
+        pytest.param(
+            {"gpus": 1, "containers": [{"resources": {"limits": {"amd.com/gpu": "1"}}}]},
+            "a request for amd.com/gpu beside a claim",
+            id="device plugin",
+        ),
+        pytest.param(
+            {"gpus": 1, "containers": [{"resources": {"requests": {"cpu": "many"}}}]},
+            "'many' is not a quantity",
+            id="bad quantity",
+        ),
+        pytest.param({"gpus": 1, **MOUNTED}, "default/data does not exist", id="volume"),
+        pytest.param({"claim": "other"}, "GpuClaim default/other does not exist; create it", id="no claim"),
+        pytest.param({"claim_template": "t"}, "template GpuClaim default/t does not exist", id="no template"),
+    ],
+)
+def test_refused(asked: dict[str, Any], said: str) -> None:
+    answer = request_of(pod("p", **asked), None, NO_VOLUMES)
+    assert isinstance(answer, Unschedulable)
+    assert said in answer.why
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        pytest.param({"exclusivity": "MIG"}, "does not implement: devices.exclusivity MIG", id="MIG"),
+        pytest.param({"gangRef": "g"}, "does not implement: gangRef g", id="gang"),
+        pytest.param({"exclusivity": "Shared"}, "without share or memory", id="share of nothing"),
+        pytest.param({"deleting": True}, "is being deleted", id="deleting"),
+        pytest.param({"served": "uid-q"}, "serves another pod (UID uid-q)", id="in use"),
+    ],
+)
+def test_refused_for_its_claim(made: dict[str, Any], said: str) -> None:
+    answer = request_of(pod("p", claim="c"), claim("c", **made), NO_VOLUMES)
+    assert isinstance(answer, Unschedulable)
+    assert said in answer.why
+
+
+def test_the_claim_may_serve_another_before_it_says_so() -> None:
+    answer = request_of(pod("p", claim="c"), claim("c"), NO_VOLUMES, pod("q", claim="c"))
+    assert answer == Unschedulable("GpuClaim c serves another pod (q); it is free when that pod has ended")
+    assert isinstance(request_of(pod("p", claim="c"), claim("c", served="uid-p"), NO_VOLUMES), Request)
+
+
+def test_a_template_serves_any_number() -> None:
+    assert isinstance(
+        request_of(pod("p", claim_template="c"), claim("c", served="uid-q"), NO_VOLUMES), Request
+    )
+
+
+def test_soft_rules_are_no_obstacle() -> None:
+    soft: dict[str, Any] = {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}
+    assert isinstance(request_of(pod("p", gpus=1, **soft), None, NO_VOLUMES), Request)
+
+
+def on(*names: str) -> Expression:
+    return Expression("kubernetes.io/hostname", "In", names)
+
+
+def test_bound_volumes_narrow_the_nodes() -> None:
+    known = Volumes(volume_claim("data", "v1"), volumes=(volume("v1", "a", "b"),))
+    answer = request_of(pod("p", gpus=1, **MOUNTED), None, known)
+    assert isinstance(answer, Request)
+    assert answer.shape.affinity == (Term((on("a", "b"),)),)
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        pytest.param(Volumes(volume_claim("data")), "is not bound", id="unbound"),
+        pytest.param(
+            Volumes(volume_claim("data", "v1")), "PersistentVolume v1 of default/data", id="no volume"
+        ),
+    ],
+)
+def test_volumes_that_are_not_ready(known: Volumes, said: str) -> None:
+    answer = request_of(pod("p", gpus=1, **MOUNTED), None, known)
+    assert isinstance(answer, Unschedulable)
+    assert said in answer.why

@@ -1,0 +1,87 @@
+"""Our own words about a waiting pod must not refuse our own bind: it names the version they left."""
+
+import asyncio
+import json
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import Conflict
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
+from gpu_orchestrator.adapters.kube.informer.store import Store
+from gpu_orchestrator.adapters.kube.transport.base import Answer, Request, Stream
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from tests.support.scheduler_harness import Shown
+from tests.support.scheduler_objects import pod
+
+pytestmark = pytest.mark.looptime
+
+
+class PodServer:
+    """One pod at a version, which moves with every write that names it."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
+        await asyncio.sleep(1)
+        if json.loads(request.body or b"{}")["metadata"]["resourceVersion"] != self.version:
+            return Answer(409, b'{"kind":"Status","code":409,"reason":"Conflict"}')
+        self.version = str(int(self.version) + 10_000)
+        meta = {"name": "p", "namespace": "default", "uid": "uid-p", "resourceVersion": self.version}
+        return Answer(200, json.dumps({"metadata": meta}).encode())
+
+    def stream(
+        self, request: Request, *, timeout_s: float, renew: bool = False
+    ) -> AbstractAsyncContextManager[Stream]:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.pod, self.known = pod("p", gpus=1), Store[Pod]()
+        self.known.put(self.pod)
+        self.server = PodServer(self.pod.metadata.resource_version)
+        self.written = Overlay(Shown(self.known))
+        self.touch = PodStatusWriter(Client(self.server), self.written)
+
+    async def version(self) -> str:
+        return (await self.touch.latest(self.pod)).metadata.resource_version
+
+    def show(self, version: str) -> None:
+        """The watch tells that the pod is at this version."""
+        seen = pod("p", gpus=1, meta={"resourceVersion": version})
+        for change in self.known.put(seen):
+            self.written.see(*change)
+        self.pod = seen
+
+
+async def test_a_bind_waits_for_our_write_and_names_its_version() -> None:
+    scene = Scene()
+    telling = asyncio.create_task(scene.touch.touch(scene.pod, "does not fit"))
+    await asyncio.sleep(0.5)
+    assert await scene.version() == scene.server.version
+    assert (await telling).metadata.resource_version == scene.server.version
+    assert await scene.version() == scene.server.version  # the watch has not shown it yet
+
+
+async def test_what_the_watch_shows_counts_from_then_on() -> None:
+    scene = Scene()
+    written = (await scene.touch.touch(scene.pod, "does not fit")).metadata.resource_version
+    scene.show(written)
+    assert await scene.version() == written
+    scene.show(str(int(written) + 1))
+    assert await scene.version() == str(int(written) + 1)
+
+
+async def test_a_write_that_was_refused_changes_nothing() -> None:
+    scene = Scene()
+    known = scene.pod.metadata.resource_version
+    scene.server.version = "7"
+    with pytest.raises(Conflict):
+        await scene.touch.touch(scene.pod, "does not fit")
+    assert await scene.version() == known

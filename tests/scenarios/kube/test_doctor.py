@@ -1,0 +1,157 @@
+"""`gpu-orchestrator doctor` as people run it: each trouble is one line with a way out, and exit code 1."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controlplane import kubeconfig
+from controlplane.cluster import Cluster, free_port
+from tests.conftest import NewCluster
+from tests.support.paths import ROOT
+
+COMMAND = Path(sys.executable).with_name("gpu-orchestrator")
+CRDS = ROOT / "config" / "crd"
+
+
+def doctor(config: Path | str, *words: str) -> tuple[int, list[str], list[str]]:
+    """Exit code, what is well, what is not."""
+    command = [str(COMMAND), "doctor", "--kubeconfig", str(config), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def test_a_cluster_as_it_should_be(cluster: Cluster) -> None:
+    cluster.kubectl("apply", "-k", str(CRDS))
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    code, good, bad = doctor(cluster.kubeconfig)
+    assert (code, bad) == (0, [])
+    assert any("server: https://" in line and ", v1." in line for line in good)
+    assert any("gpuworkloads.gpu.warp.dev/v1alpha1" in line for line in good)
+
+
+def test_our_kinds_are_missing(new_cluster: NewCluster) -> None:
+    code, _, bad = doctor(new_cluster().kubeconfig)
+    assert code == 1
+    assert len(bad) == 3
+    assert all("kubectl apply -k config/crd" in line for line in bad)
+
+
+def test_rights_are_missing(cluster: Cluster) -> None:
+    cluster.kubectl("apply", "-k", str(CRDS))
+    code, _, bad = doctor(cluster.kubeconfig_for("nobody-special"), "--component", "operator")
+    assert code == 1
+    expected = (
+        "failed  this identity may not patch gpuworkloads.gpu.warp.dev/status; grant verb 'patch' on "
+        "'gpuworkloads/status' of API group gpu.warp.dev in a ClusterRole (see config/rbac)"
+    )
+    assert expected in bad
+    assert any(
+        line.endswith(
+            "grant verb 'patch' on 'leases' of API group coordination.k8s.io in a Role in namespace "
+            "gpu-orchestrator-system (see config/rbac)"
+        )
+        for line in bad
+    )
+
+
+def test_the_shipped_account_has_all_its_rights(account: Path) -> None:
+    code, _, bad = doctor(account, "--component", "operator")
+    assert (code, bad) == (0, [])
+
+
+def test_the_client_certificate_has_expired(cluster: Cluster, tmp_path: Path) -> None:
+    pair = cluster.authority.client("late", ["system:masters"], valid_s=-60)
+    config = kubeconfig.with_certificate(tmp_path / "k", url=cluster.url, ca=cluster.ca_file, pair=pair)
+    code, _, bad = doctor(config)
+    assert code == 1
+    assert len(bad) == 1
+    assert "does not accept the client certificate of context 'local'" in bad[0]
+    assert bad[0].endswith("UTC; renew it")
+
+
+def test_the_token_is_not_known(cluster: Cluster, tmp_path: Path) -> None:
+    config = kubeconfig.with_token(tmp_path / "k", url=cluster.url, ca=cluster.ca_file, token="rubbish")
+    code, _, bad = doctor(config)
+    assert code == 1
+    assert len(bad) == 1
+    assert "Unauthorized (401); renew the credentials of this context" in bad[0]
+
+
+def test_the_server_is_not_the_one_we_trust(cluster: Cluster, new_cluster: NewCluster) -> None:
+    text = cluster.kubeconfig.read_text().replace(str(cluster.ca_file), str(new_cluster().ca_file))
+    config = cluster.folder / "wrong-ca.kubeconfig"
+    config.write_text(text)
+    code, _, bad = doctor(config)
+    assert code == 1
+    assert len(bad) == 1
+    assert "set certificate-authority-data to its CA" in bad[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(None, "No such file or directory; check the path", id="no file"),
+        pytest.param("{[", "is not YAML at line 1; mend it", id="not YAML"),
+        pytest.param("current-context: prod", "has no context 'prod'; none is defined", id="no context"),
+    ],
+)
+def test_the_kubeconfig_is_bad(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    code, good, bad = doctor(path)
+    assert (code, good, len(bad)) == (1, [], 1)
+    assert said in bad[0]
+
+
+@pytest.mark.parametrize(
+    ("server", "token", "said"),
+    [
+        pytest.param("https://h:99999", "t", "it must be a URL such as", id="port too high"),
+        pytest.param("https://h:abc", "t", "it must be a URL such as", id="port of letters"),
+        pytest.param("https://[::1", "t", "it must be a URL such as", id="half a bracket"),
+        pytest.param("https://127.0.0.1:1", "ab€c", "copy it again", id="a token that is none"),
+    ],
+)
+def test_the_kubeconfig_cannot_work(tmp_path: Path, server: str, token: str, said: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "current-context: x\n"
+        "contexts: [{name: x, context: {cluster: x, user: x}}]\n"
+        f"users: [{{name: x, user: {{token: '{token}'}}}}]\n"
+        f"clusters: [{{name: x, cluster: {{server: '{server}'}}}}]\n"
+    )
+    code, _, bad = doctor(path)
+    assert (code, len(bad)) == (1, 1)
+    assert said in bad[0]
+
+
+def test_no_configuration_at_all(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
+    done = subprocess.run(
+        [str(COMMAND), "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**env, "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("pass --kubeconfig or set KUBECONFIG\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "current-context: x\n"
+        "contexts: [{name: x, context: {cluster: x}}]\n"
+        f"clusters: [{{name: x, cluster: {{server: 'https://127.0.0.1:{free_port()}'}}}}]\n"
+    )
+    code, _, bad = doctor(path)
+    assert (code, len(bad)) == (1, 1)
+    assert "cannot reach https://127.0.0.1" in bad[0]
+    assert "check that the API server runs" in bad[0]

@@ -1,0 +1,104 @@
+"""Thousands of tasks while all fails at random: none lost, none committed twice, nothing left behind."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.support import nemesis
+from tests.support.fleet import Fleet, eventually, fleet
+from tests.support.nemesis import WORKER_OPTIONS, Nemesis
+from tests.support.scale import Scale
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+BATCH = 50
+Figure = Callable[[str], None]
+
+
+def bodies(rng: Random, first: int, count: int) -> list[dict[str, object]]:
+    """Small ones with and without GPU memory, each with an answer of its own."""
+    made: list[dict[str, object]] = []
+    for number in range(first, first + count):
+        sleeps = rng.random() < 0.3
+        parameters = {"seconds": round(rng.uniform(0.01, 0.3), 3)} if sleeps else {"number": number}
+        memory = {"gpu_memory": rng.choice(("2GB", "6GB", "15GB"))} if rng.random() < 0.3 else {"gpus": 0}
+        made.append(
+            {
+                "task_type": "sleep" if sleeps else "echo",
+                "parameters": parameters,
+                "resources": memory,
+                "priority": rng.choice(("low", "normal", "high")),
+                "max_retries": 50,
+                "idempotency_key": f"n-{number}",
+            }
+        )
+    return made
+
+
+def seeds(metafunc: pytest.Metafunc) -> list[int]:
+    return [1] if metafunc.config.getoption("--scale") == "test" else [1, 2, 3]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", seeds(metafunc))
+
+
+def check_ends(asked: list[dict[str, object]], final: list[dict[str, object]]) -> None:
+    """Completed with its own result; or given up because two different workers died running it."""
+    for wish, end in zip(asked, final, strict=True):
+        if end["status"] == "dead":
+            deaths: list[dict[str, str]] = end["deaths"]  # type: ignore[assignment]
+            assert len({each["worker"] for each in deaths if each["kind"] == "worker"}) >= 2, end
+        else:
+            assert end["status"] == "completed", end
+            if wish["task_type"] == "echo":
+                assert end["result"] == wish["parameters"]
+
+
+async def check_books(manager: Fleet, states: Counter[str]) -> None:
+    """As many were committed as completed, and every device and slot is free again."""
+    await asyncio.sleep(1.5)  # what is shown of the whole may be a second old
+    _, shown = await manager.call("GET", "/cluster/status")
+    assert {name: n for name, n in shown["tasks"].items() if n} == dict(states)
+    assert shown["committed"] == states["completed"]
+    for worker in ("a", "b", "c"):
+        await manager.back(worker)
+
+    async def all_free() -> bool:
+        _, shown = await manager.call("GET", "/workers")
+        reserved = sum(gpu["memory_reserved_bytes"] for each in shown["workers"] for gpu in each["gpu_info"])
+        return reserved == 0 and all(each["current_tasks"] == 0 for each in shown["workers"])
+
+    await eventually(all_free, nemesis.PATIENCE_S)
+    whole: list[dict[str, object]] = [
+        {"task_type": "echo", "resources": {"gpus": 2}, "idempotency_key": f"w-{n}"} for n in range(9)
+    ]
+    for name in await nemesis.submit_until_taken(manager, whole):
+        assert (await nemesis.ended(manager, name))["status"] == "completed"
+
+
+async def test_whatever_fails_no_task_is_lost_or_counted_twice(
+    tmp_path: Path, scale: Scale, figure: Figure, seed: int
+) -> None:
+    rng, count = Random(seed), scale(test=600, accept=5000)
+    async with fleet(tmp_path) as manager:
+        for name in ("a", "b", "c"):
+            await manager.worker(name, *WORKER_OPTIONS)
+        foe = Nemesis(manager, rng)
+        raging = asyncio.create_task(foe.rage(scale(test=8, accept=60), scale(test=1.5, accept=2.5)))
+        asked = bodies(rng, 0, count)
+        names: list[str] = []
+        for first in range(0, count, BATCH):
+            names += await nemesis.submit_until_taken(manager, asked[first : first + BATCH])
+            await asyncio.sleep(1.0)
+        await raging
+        final = [await nemesis.ended(manager, name) for name in names]
+        states = Counter(str(each["status"]) for each in final)
+        figure(f"seed {seed}: {count} tasks, {dict(states)}, faults: {dict(Counter(foe.faults))}")
+        assert len(set(names)) == count
+        check_ends(asked, final)
+        await check_books(manager, states)

@@ -1,0 +1,125 @@
+"""What becomes of tasks when runners, workers and hosts fail: real server, real store, real processes."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from os import kill
+from pathlib import Path
+
+import pytest
+
+from gpu_orchestrator.adapters.gpus import simulated
+from gpu_orchestrator.adapters.gpus.simulated import Simulated
+from tests.support import nemesis
+from tests.support.fleet import Fleet, fleet
+from tests.support.scale import Scale
+
+pytestmark = pytest.mark.real
+Figure = Callable[[str], None]
+RUNS_S = 5.0
+"""Longer than it takes to stop a host on a busy machine, shorter than a lease: the result must wait when the
+agent wakes."""
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with fleet(tmp_path) as running:
+        yield running
+
+
+async def test_a_killed_runner_costs_less_than_a_second(manager: Fleet, scale: Scale, figure: Figure) -> None:
+    worker = await manager.worker("a")
+    task = await manager.submit("sleep", {"seconds": 8})
+    await manager.running(task)
+    kill(worker.runner(), signal.SIGKILL)
+    killed = time.monotonic()
+    await manager.until(task, attempt=2, status="running")
+    figure(f"runner killed, run again after {time.monotonic() - killed:.2f} s")
+    assert time.monotonic() - killed < scale(test=8.0, accept=1.0), "long before a lease would be over"
+    assert (await manager.wait(task))["status"] == "completed"
+
+
+async def test_a_killed_worker_costs_less_than_five_seconds(
+    manager: Fleet, scale: Scale, figure: Figure
+) -> None:
+    await manager.worker("a")
+    await manager.worker("b")
+    task = await manager.submit("sleep", {"seconds": 8})
+    worker = await manager.running(task)
+    worker.signal(signal.SIGKILL)
+    killed = time.monotonic()
+    again = await manager.until(task, attempt=2, status="running")
+    figure(f"worker killed, run again after {time.monotonic() - killed:.2f} s")
+    assert time.monotonic() - killed < scale(test=nemesis.BUSY, accept=1) * 5.0
+    assert again["assigned_worker"] != worker.name
+    assert (await manager.wait(task))["status"] == "completed"
+
+
+async def test_a_silent_host_costs_less_than_fifteen_seconds_and_its_late_result_is_dropped(
+    manager: Fleet, scale: Scale, figure: Figure
+) -> None:
+    """Of one host all is stopped while a task runs; of another the agent alone, so that a result waits in its
+    socket when it wakes. Both wake while a third runs their tasks again: only the third's results count."""
+    who = ("--function", "who=tests.support.worker_functions:pid_after")
+    third = await manager.worker("c", *who)
+    await manager.call("POST", "/workers/c/cordon")
+    first, second = await manager.worker("a", *who), await manager.worker("b", *who)
+    asked = {"function": "who", "arguments": {"seconds": RUNS_S}}
+    tasks = [await manager.submit("python", asked) for _ in range(2)]
+    for task in tasks:
+        await manager.running(task)
+    stopped = [first.process.pid, *first.below(), second.process.pid]
+    nemesis.send(stopped, signal.SIGSTOP)
+    silent = time.monotonic()
+    try:
+        await manager.call("POST", "/workers/c/uncordon")
+        await manager.until(tasks[0], attempt=2)
+        figure(f"host silent, run again after {time.monotonic() - silent:.2f} s")
+        assert time.monotonic() - silent < scale(test=nemesis.BUSY, accept=1) * 15.0
+        await manager.until(tasks[1], attempt=2)
+    finally:
+        nemesis.send(stopped, signal.SIGCONT)
+    for task in tasks:
+        final = await manager.wait(task)
+        assert (final["status"], final["attempt"], final["assigned_worker"]) == ("completed", 2, "c")
+        assert final["result"] in third.below()
+    await manager.back("a")
+    await manager.back("b")
+
+
+async def test_a_worker_that_leaves_finishes_what_runs_and_hands_on_the_rest(manager: Fleet) -> None:
+    await manager.worker("b")
+    await manager.call("POST", "/workers/b/cordon")
+    leaving = await manager.worker("a")
+    running = await manager.submit("sleep", {"seconds": 4})
+    await manager.running(running)
+    await manager.call("POST", "/workers/b/uncordon")
+    leaving.signal(signal.SIGTERM)
+    later = [await manager.submit("echo", {"number": number}) for number in range(10)]
+    assert await asyncio.to_thread(leaving.process.wait, 30) == 0
+    first = await manager.wait(running)
+    assert (first["status"], first["attempt"], first["assigned_worker"]) == ("completed", 1, "a")
+    for number, task in enumerate(later):
+        shown = await manager.wait(task)
+        assert (shown["status"], shown["result"], shown["assigned_worker"]) == (
+            "completed",
+            {"number": number},
+            "b",
+        )
+
+
+async def test_memory_taken_by_a_stranger_is_never_given(manager: Fleet) -> None:
+    """Six tasks fit on two devices at once, four while a stranger has memory on one of them. None may ever
+    run out of memory, whatever the last report said."""
+    await manager.worker("a", "--simulate", "2xL4:24GiB", "--max-concurrent", "6")
+    folder = manager.folder / "gpus-a"
+    devices = Simulated(folder, "2xL4:24GiB").devices()
+    for device in (*devices, *devices):
+        stranger = simulated.allocate(folder, device.uuid, 9_000)
+        resources = {"gpus": 1, "gpu_memory": "6GB"}
+        tasks = [await manager.submit("vram", {"hold_s": 0.2}, resources=resources) for _ in range(6)]
+        for task in tasks:
+            assert (await manager.wait(task))["status"] == "completed"
+        stranger.free()
+    assert "OutOfMemory" not in manager.workers[0].log.read_text()

@@ -1,0 +1,183 @@
+"""Claimed workloads on a real control plane: the operator makes Jobs, the gpu-scheduler gives exact devices,
+both under their shipped ServiceAccounts."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.operator_process import FINAL, Json, Operator, Site, eventually
+from tests.support.paths import ROOT
+from tests.support.scheduler_stage import CLAIMS, SYSTEM
+
+pytestmark = pytest.mark.usefixtures("operator", "scheduler")
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases?labelSelector=gpu.scheduling/managed=true"
+PACKED: Json = {"devices": {"policy": "packed"}}
+SOON = {"maxRetries": 2, "backoffSeconds": 1}
+
+
+def claims(site: Site) -> list[Json]:
+    items: list[Json] = site.request("GET", CLAIMS.format(site.namespace))["items"]
+    return items
+
+
+def leases(site: Site) -> list[str]:
+    """Devices of this site's nodes that somebody holds."""
+    found = [each["metadata"]["name"] for each in site.request("GET", LEASES)["items"]]
+    return [name for name in found if name.startswith(f"gpu-{site.namespace}-")]
+
+
+def nothing_left(site: Site) -> None:
+    """Also what only the garbage collector and the scheduler's release take away."""
+    eventually(lambda: not site.jobs() and not site.pods(), "Job and pods are gone")
+    eventually(lambda: not claims(site), "the claims are gone")
+    eventually(lambda: not leases(site), "the devices are free")
+
+
+def test_the_example_gets_devices_that_talk_and_succeeds(site: Site, operator: Operator) -> None:
+    (node,) = site.nodes(1, gpus=8, islands=((0, 2, 4, 6), (1, 3, 5, 7)))
+    before = operator.metrics()
+    site.cluster.kubectl(
+        "apply", "-n", site.namespace, "-f", str(ROOT / "examples" / "gpuworkload-claimed.yaml")
+    )
+    status = site.until("claimed-model", "Scheduled", "Running", *FINAL)
+    assert status["assignedNode"] == node
+    assert status["jobName"].startswith("claimed-model-job-")
+    (pod,) = site.pods("app=llama3-70b")
+    assert pod["metadata"]["annotations"]["gpu.scheduling/allocated"] in (
+        f"{node}:0,2,4,6",
+        f"{node}:1,3,5,7",
+    )
+    assert pod["spec"]["schedulerName"] == "gpu-scheduler"
+    status = site.until("claimed-model", *FINAL)
+    assert (status["phase"], status["retryCount"], status["assignedNode"]) == ("Succeeded", 0, node)
+    assert node in site.told("claimed-model", "Scheduled", "4 GPUs of")
+    site.told("claimed-model", "JobSucceeded")
+    assert {reason for reason, _ in site.events("claimed-model")} == {
+        "Scheduled",
+        "JobCreated",
+        "JobSucceeded",
+    }
+    counted = 'warp_gpuworkload_scheduled_total{strategy="topology"}'
+    assert operator.metrics()[counted] - before.get(counted, 0) == 1
+    template, child = sorted(claims(site), key=lambda each: len(each["metadata"].get("finalizers", [])))
+    assert template["spec"] == child["spec"]
+    site.delete("claimed-model")
+    site.gone("claimed-model")
+    nothing_left(site)
+
+
+def test_it_waits_with_the_schedulers_reason_and_the_same_job_starts_when_there_is_room(site: Site) -> None:
+    (node,) = site.nodes(1, gpus=4)
+    site.create("first", gpus=3, run_for="1h", claim=PACKED)
+    assert "(devices 0,1,2)" in site.until("first", "Running")["message"]
+    assert len(leases(site)) == 3
+    site.create("second", gpus=2, run_for="1h", claim=PACKED, retryPolicy={"backoffSeconds": 300})
+    waiting = site.until("second", "Pending")
+    assert waiting["message"] == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
+    assert (waiting["retryCount"], waiting.get("assignedNode")) == (1, None)
+    site.told("second", "FailedScheduling", "fewer than 2 free GPUs")
+    job = next(each for each in site.jobs() if each["metadata"]["name"] == waiting["jobName"])
+    site.delete("first")
+    running = site.until("second", "Running")
+    assert (running["retryCount"], running["assignedNode"]) == (1, node)  # its arrival's, and no more
+    assert job["metadata"]["uid"] in {each["metadata"]["uid"] for each in site.jobs()}
+
+
+def test_tries_are_spent_waiting_and_then_it_fails_and_holds_nothing(site: Site) -> None:
+    site.nodes(1, gpus=4)
+    site.create("big", gpus=8, claim=PACKED, retryPolicy=SOON)
+    status = site.until("big", "Failed")
+    assert status["retryCount"] == 2
+    assert "0/1 nodes fit" in status["message"]
+    site.told("big", "MaxRetriesExceeded")
+    eventually(lambda: not site.jobs() and not site.pods(), "its Job is gone")
+
+
+def test_a_failed_job_is_tried_again_and_its_devices_are_given_back(site: Site) -> None:
+    site.nodes(1, gpus=1)
+    site.create("flaky", run_for="100ms", outcome="fail", claim=PACKED, retryPolicy=SOON)
+    status = site.until("flaky", "Failed")
+    assert status["retryCount"] == 2
+    assert "container main ended with exit code 1" in site.told("flaky", "JobFailed")
+    assert len({each["metadata"]["name"] for each in site.jobs()}) == 2
+    eventually(lambda: not leases(site), "the device is free")
+
+
+def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
+    """The kubelet, which these nodes do not have, ends a pod whose time on its node is over."""
+    site.nodes(1, gpus=1)
+    site.create("slow", run_for="1h", claim=PACKED, maxRuntimeSeconds=60)
+    site.until("slow", "Running")
+    (pod,) = site.pods()
+    assert pod["spec"]["activeDeadlineSeconds"] == 60
+    site.end("slow", "Failed", reason="DeadlineExceeded")
+    status = site.until("slow", "Failed")
+    assert "longer than maxRuntimeSeconds (60)" in status["message"]
+    assert status["retryCount"] == 0
+
+
+def test_a_wish_changed_while_it_waits_is_asked_anew(site: Site) -> None:
+    (node,) = site.nodes(1, gpus=4)
+    nowhere = {"selector": {"matchLabels": {"zone": "none"}}}
+    site.create("picky", gpus=2, run_for="1h", claim=nowhere, retryPolicy={"backoffSeconds": 300})
+    assert "do not match the selector zone=none" in _plural(site.until("picky", "Pending")["message"])
+    site.patch("picky", {"claim": {"selector": {"matchLabels": {"zone": None}}}})
+    assert site.until("picky", "Running")["assignedNode"] == node
+    assert len(site.jobs()) == 1
+
+
+def _plural(message: str) -> str:
+    return message.replace("does not match", "do not match")
+
+
+def test_suspended_it_gives_its_devices_back_and_resumes(site: Site) -> None:
+    site.nodes(1, gpus=1)
+    site.create("paused", run_for="1h", claim=PACKED)
+    site.until("paused", "Running")
+    site.patch("paused", {"suspend": True})
+    site.until("paused", "Pending")
+    eventually(lambda: not site.pods() and not leases(site), "it holds nothing")
+    site.patch("paused", {"suspend": False})
+    assert site.until("paused", "Running")["retryCount"] == 0
+    site.delete("paused")
+    site.gone("paused")
+    nothing_left(site)
+
+
+@pytest.mark.parametrize(
+    ("phase", "spec"),
+    [
+        ("Pending", {"gpus": 8}),
+        ("Scheduling", {"template": {"spec": {"schedulingGates": [{"name": "example.com/later"}]}}}),
+        ("Succeeded", {"run_for": "100ms"}),
+    ],
+)
+def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict[str, Any]) -> None:
+    site.nodes(1, gpus=4)
+    site.create("doomed", claim=PACKED, **spec)
+    site.until("doomed", phase)
+    site.delete("doomed")
+    site.gone("doomed")
+    nothing_left(site)
+
+
+def test_plain_and_claimed_workloads_keep_to_different_nodes(site: Site) -> None:
+    first, second = site.nodes(2, gpus=4)
+    site.create("exact", run_for="1h", claim={"selector": {"matchLabels": {"kubernetes.io/hostname": first}}})
+    site.until("exact", "Running")
+    site.create("plain", gpus=3, run_for="1h")
+    assert site.until("plain", "Running")["assignedNode"] == second
+    site.create("late", gpus=3)
+    message = site.until("late", "Pending")["message"]
+    assert "1 has pods with claimed devices, which a device plugin does not know of" in message
+    site.create("other", claim={"selector": {"matchLabels": {"kubernetes.io/hostname": second}}})
+    assert "device plugin" in site.until("other", "Pending")["message"]
+
+
+def test_what_contradicts_the_claim_is_told(site: Site) -> None:
+    main = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    site.create("both", claim=PACKED, template={"spec": {"containers": [main]}})
+    assert "asks for nvidia.com/gpu; leave it out" in site.until("both", "Failed")["message"]
+    site.create("gang", claim=PACKED, replicas=2)
+    assert "gangs are not supported yet" in site.until("gang", "Pending")["message"]

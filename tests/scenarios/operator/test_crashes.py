@@ -1,0 +1,238 @@
+"""SIGKILL at every write of the operator, three ways: the end is that of an undisturbed run, every time.
+
+The writes are those an undisturbed run makes, in its order. Each is struck before the server hears of it,
+when it is done and the answer is lost, and when the answer has arrived.
+"""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.cluster import Cluster
+from tests.faults.proxy import Call, Cut, DropAnswer, Fault, Proxy
+from tests.support.operator_process import ACCOUNT, Operator, Site, eventually
+from tests.support.scale import Scale
+
+OURS = ("gpuworkloads", "gpuworkloads/status", "gpuclaims", "jobs")
+WRITES = ("create", "patch", "delete")
+MOMENTS = ("not forwarded", "answer lost", "after the answer")
+SOON = {"maxRetries": 2, "backoffSeconds": 1}
+
+Write = tuple[str, str, int]
+"""Verb, resource, and which of its kind."""
+
+
+def succeeds(site: Site) -> None:
+    """Created, run, succeeded, given its TTL, deleted."""
+    site.create("one", run_for="200ms", ttlSecondsAfterFinished=600)
+    site.until("one", "Succeeded")
+    eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "the TTL is set")
+
+
+def fails(site: Site) -> None:
+    """Its Job fails, is tried again, and fails for good."""
+    site.create("one", run_for="100ms", outcome="fail", retryPolicy=SOON)
+    site.until("one", "Failed")
+
+
+def is_suspended(site: Site) -> None:
+    site.create("one", run_for="1h")
+    site.until("one", "Running")
+    # Else the two might meet, and a write be made twice in this run and not in the next.
+    eventually(lambda: (site.get("one") or {})["metadata"].get("finalizers"), "it has its finalizer")
+    site.patch("one", {"suspend": True})
+    site.until("one", "Pending")
+    eventually(lambda: not site.jobs(), "the Job is gone")
+
+
+def is_claimed(site: Site) -> None:
+    """As `succeeds`, but the gpu-scheduler gives it a device."""
+    site.create("one", run_for="200ms", claim={"devices": {"policy": "packed"}}, ttlSecondsAfterFinished=600)
+    site.until("one", "Succeeded")
+    eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "the TTL is set")
+
+
+def waits_in_vain(site: Site) -> None:
+    """The gpu-scheduler has no room for it until its tries are spent."""
+    site.create("one", gpus=8, claim={"devices": {"policy": "packed"}}, retryPolicy=SOON)
+    site.until("one", "Failed")
+    eventually(lambda: not site.jobs(), "the Job is gone")
+
+
+STORIES: dict[str, Callable[[Site], None]] = {
+    "succeeds": succeeds,
+    "fails": fails,
+    "is suspended": is_suspended,
+    "is claimed": is_claimed,
+    "waits in vain": waits_in_vain,
+}
+
+
+@dataclass
+class Outcome:
+    """How a story ended, without what differs from run to run."""
+
+    status: Any
+    jobs: list[Any]
+    created: tuple[int, int]
+
+
+def play(site: Site, story: str, operator: Operator) -> Outcome:
+    node = site.nodes(1, gpus=4)[0]
+    STORIES[story](site)
+    outcome = Outcome(plain(site.status("one"), node), sorted(map(_of_job, site.jobs())), (0, 0))
+    site.delete("one")
+    site.gone("one")
+    # One that was struck before it had its finalizer is cleaned up by Kubernetes, a moment later.
+    eventually(lambda: not site.jobs() and not site.pods(), "nothing is left")
+    outcome.created = created(site, "jobs"), created(site, "gpuclaims")
+    return outcome
+
+
+def _of_job(job: dict[str, Any]) -> str:
+    name = re.sub(r"-job-[0-9a-f]{8}", "-job-UID", job["metadata"]["name"])
+    return f"{name} ttl={job['spec'].get('ttlSecondsAfterFinished')}"
+
+
+def plain(value: Any, node: str) -> Any:
+    match value:
+        case dict():
+            return {name: plain(each, node) for name, each in value.items() if not name.endswith("Time")}
+        case list():
+            return [plain(each, node) for each in value]
+        case str():
+            return re.sub(r"-job-[0-9a-f]{8}", "-job-UID", value).replace(node, "NODE")
+    return value
+
+
+def created(site: Site, resource: str) -> int:
+    """How many of these the operator has made."""
+    entries = (entry for entry in site.cluster.audit.entries() if entry.namespace == site.namespace)
+    made = (entry for entry in entries if entry.user.endswith(f":{ACCOUNT}"))
+    return sum((entry.verb, entry.resource, entry.code) == ("create", resource, 201) for entry in made)
+
+
+def strike(moment: str, kill: Callable[[object], None]) -> Fault:
+    match moment:
+        case "not forwarded":
+            return Call(kill, then=Cut(), at="request")
+        case "answer lost":
+            return Call(kill, then=DropAnswer(), at="answer")
+    return Call(kill, at="done")
+
+
+@pytest.fixture
+def proxy(account: Path) -> Iterator[Proxy]:
+    with Proxy(account) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    operator_cluster: Cluster, account: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Outcome, list[Write]]]:
+    """A story as it goes without any fault, and the writes it takes; each is played once."""
+    known: dict[str, tuple[Outcome, list[Write]]] = {}
+
+    def run(story: str) -> tuple[Outcome, list[Write]]:
+        if story not in known:
+            known[story] = _run(story)
+        return known[story]
+
+    def _run(story: str) -> tuple[Outcome, list[Write]]:
+        log = tmp_path_factory.mktemp("undisturbed") / "operator.log"
+        with (
+            closing(Site(operator_cluster)) as site,
+            Proxy(account) as proxy,
+            Operator(proxy.kubeconfig, "--no-leader-elect", log=log) as operator,
+        ):
+            outcome = play(site, story, operator)
+            writes = writes_in(proxy)
+        return outcome, writes
+
+    return run
+
+
+def writes_in(proxy: Proxy) -> list[Write]:
+    seen: Counter[tuple[str, str]] = Counter()
+    writes: list[Write] = []
+    for sent in proxy.requests:
+        verb, resource = sent[0], sent[1]
+        if verb in WRITES and resource in OURS:
+            seen[verb, resource] += 1
+            writes.append((verb, resource, seen[verb, resource]))
+    return writes
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.usefixtures("scheduler")
+def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
+    story: str,
+    operator_cluster: Cluster,
+    undisturbed: Callable[[str], tuple[Outcome, list[Write]]],
+    account: Path,
+    tmp_path: Path,
+    scale: Scale,
+    figure: Callable[[str], None],
+) -> None:
+    expected, writes = undisturbed(story)
+    points = [(write, moment) for write in writes for moment in MOMENTS]
+    # In short, every write of the first story at one moment, going round, and some of the others; in full,
+    # every moment of every write.
+    one_each = list(zip(writes, cycle(MOMENTS), strict=False))
+    chosen = scale(test=one_each if story == "succeeds" else one_each[2::4], accept=points)
+    kills = 0
+    for number, (write, moment) in enumerate(chosen):
+        log = tmp_path / f"{number}.log"
+        found, was_killed = killed_at(write, moment, story, operator_cluster, account, log)
+        assert found == expected, f"killed at {write}, {moment}; log: {log}"
+        kills += was_killed
+    # Two changes that are seen together cost one write, so a run may have one less than the undisturbed.
+    assert kills >= 0.8 * (len(chosen) - 1)
+    figure(f"{kills} of {len(points)} kills, each at another point of {len(writes)} writes")
+
+
+def killed_at(
+    write: Write, moment: str, story: str, cluster: Cluster, account: Path, log: Path
+) -> tuple[Outcome, bool]:
+    """How it ended, and whether it came to that write."""
+    with (
+        closing(Site(cluster)) as site,
+        Proxy(account) as proxy,
+        Operator(proxy.kubeconfig, "--no-leader-elect", log=log) as operator,
+    ):
+        verb, resource, nth = write
+        killed, over, judging = threading.Event(), threading.Event(), threading.Lock()
+
+        def kill(_: object) -> None:
+            with judging:
+                if not over.is_set():  # else it was the last write of the story, and nobody would start again
+                    operator.kill()
+                    killed.set()
+
+        def start_again() -> None:
+            killed.wait()
+            if not over.is_set():
+                operator.start()
+
+        proxy.on(verb, resource, nth=nth, do=strike(moment, kill))
+        helper = threading.Thread(target=start_again, daemon=True)
+        helper.start()
+        outcome = play(site, story, operator)
+        with judging:
+            was_killed = killed.is_set()
+            if not was_killed:
+                over.set()
+                killed.set()
+        helper.join()
+        operator.ready()
+    return outcome, was_killed

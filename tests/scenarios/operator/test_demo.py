@@ -1,0 +1,47 @@
+"""`make demo` for somebody who pipes its output: the samples live, Ctrl-C ends it, nothing is left."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.toolbox import Toolbox
+from tests.support.paths import ROOT
+
+PATIENCE_S = 150.0
+IN_THE_BACKGROUND = ("sh", "-c", 'trap \'\' INT; exec "$0" "$@"')
+"""As a shell starts what ends with `&`: Ctrl-C is to be ignored. Whoever sends it all the same means it."""
+
+
+@pytest.fixture
+def demo(toolbox: Toolbox) -> Iterator["subprocess.Popen[str]"]:
+    command = [*IN_THE_BACKGROUND, sys.executable, "-u", str(ROOT / "scripts" / "demo.py"), "--nodes=4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    yield process
+    process.kill()
+    process.wait(10)
+    assert process.stdout
+    process.stdout.close()
+
+
+def test_the_samples_live_and_ctrl_c_leaves_nothing(demo: "subprocess.Popen[str]") -> None:
+    assert demo.stdout
+    too_late = threading.Timer(PATIENCE_S, demo.kill)  # ends the lines that we wait for
+    too_late.start()
+    seen: list[str] = []
+    for line in demo.stdout:
+        seen.append(line.strip())
+        if sum(": Succeeded: " in each for each in seen) == 4:
+            break
+    too_late.cancel()
+    assert sum(": Running: " in each for each in seen) == 4, seen
+    assert any(each.startswith("claimed-model: Running: running on claim-node-0 (devices ") for each in seen)
+    kubeconfig = next(each.partition("=")[2] for each in seen if each.startswith("export KUBECONFIG="))
+    assert Path(kubeconfig).exists()
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(60) == 0
+    assert not Path(kubeconfig).parent.exists()

@@ -1,0 +1,279 @@
+"""The life of workloads on a real control plane, with the operator under its shipped ServiceAccount."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controlplane.api import ApiError
+from tests.support.operator_process import FINAL, WORKLOADS, Operator, Site, eventually
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.usefixtures("operator")
+SAMPLES = ROOT / "examples" / "gpuworkload-sample.yaml"
+
+
+def apply(site: Site, file: Path) -> list[str]:
+    site.cluster.kubectl("apply", "-n", site.namespace, "-f", str(file))
+    return [each["metadata"]["name"] for each in yaml.safe_load_all(file.read_text()) if each]
+
+
+def test_the_samples_run_and_succeed(site: Site, operator: Operator, figure: Callable[[str], None]) -> None:
+    site.nodes(3)
+    before = operator.metrics()
+    names = apply(site, SAMPLES)
+    started = time.monotonic()
+    for name in names:
+        status = site.until(name, "Scheduled", "Running", *FINAL)
+        assert status["assignedNode"]
+        assert status["jobName"].startswith(f"{name}-job-")
+    figure(f"all three Scheduled {time.monotonic() - started:.2f} s after they were applied (spec: 1 s)")
+    for name in names:
+        site.until(name, "Running", *FINAL)
+        status = site.until(name, *FINAL)
+        assert status["phase"] == "Succeeded"
+        assert {each["type"]: each["status"] for each in status["conditions"]} == {
+            "Scheduled": "True",
+            "Running": "False",
+            "Complete": "True",
+        }
+        site.told(name, "JobSucceeded")
+        assert {"Scheduled", "JobCreated", "JobSucceeded"} == {reason for reason, _ in site.events(name)}
+    after = operator.metrics()
+    for strategy in ("leastLoaded", "costOptimized", "random"):
+        name = f'warp_gpuworkload_scheduled_total{{strategy="{strategy}"}}'
+        assert after[name] - before.get(name, 0) == 1
+
+
+def test_people_see_it_with_kubectl(site: Site) -> None:
+    site.nodes(1)
+    site.create("bert", modelName="google/BERT-large", gpus=2, priority="high")
+    site.until("bert", "Succeeded")
+    table = site.cluster.kubectl("get", "gpuw", "-n", site.namespace).splitlines()
+    assert table[0].split() == ["NAME", "MODEL", "GPUS", "PHASE", "NODE", "AGE"]
+    assert table[1].split()[:4] == ["bert", "google/BERT-large", "2", "Succeeded"]
+    wide = site.cluster.kubectl("get", "gpuw", "-n", site.namespace, "-o", "wide").splitlines()
+    assert wide[0].split()[6:] == ["STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
+    assert wide[1].split()[6:9] == ["leastLoaded", "high", "0"]
+    site.told("bert", "JobSucceeded")
+    described = site.cluster.kubectl("describe", "gpuw", "bert", "-n", site.namespace)
+    assert "JobCreated" in described
+    (pod,) = site.pods("app=google-BERT-large")
+    assert pod["spec"]["priorityClassName"] == "gpu-high"
+    env = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
+    assert (env["MODEL_NAME"], env["GPU_COUNT"]) == ("google/BERT-large", "2")
+
+
+def test_free_gpus_are_counted_from_what_pods_hold(site: Site, figure: Callable[[str], None]) -> None:
+    site.nodes(2, gpus=4)
+    for name in ("one", "two"):
+        site.create(name, gpus=4, run_for="1h")
+    nodes = {site.until(name, "Running")["assignedNode"] for name in ("one", "two")}
+    assert len(nodes) == 2
+    site.create("three", gpus=4)
+    waiting = eventually(lambda: (s := site.status("three")) and s.get("message") and s, "three was refused")
+    assert waiting["message"] == "0/2 nodes fit: 2 have fewer than 4 free GPUs"
+    assert (waiting["phase"], waiting["retryCount"]) == ("Pending", 1)
+    site.end("one")
+    site.until("one", "Succeeded")
+    ended = time.monotonic()
+    status = site.until("three", "Scheduled", "Running", *FINAL)
+    figure(f"the third was placed {time.monotonic() - ended:.2f} s after the first had ended (spec: 2 s)")
+    assert status["retryCount"] == 1  # what its arrival cost, and no more
+    site.until("three", "Succeeded")
+
+
+def test_pods_of_others_count_too(site: Site) -> None:
+    (node,) = site.nodes(1, gpus=4)
+    limits = {"nvidia.com/gpu": "3"}
+    container = {"name": "x", "image": "x", "resources": {"limits": limits}}
+    body = {"metadata": {"name": "other"}, "spec": {"nodeName": node, "containers": [container]}}
+    site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", body)
+    # Two watches tell of a pod and of a workload, in any order: by now the operator has heard of the pod.
+    eventually(lambda: site.pods()[0]["status"].get("phase") == "Running", "the other pod runs")
+    site.create("two", gpus=2)
+    assert site.until("two", "Pending")["message"] == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
+    site.request("DELETE", f"/api/v1/namespaces/{site.namespace}/pods/other")
+    site.until("two", "Succeeded")
+
+
+def test_cost_optimized_prefers_cheap_nodes_and_falls_back(site: Site) -> None:
+    (dear,) = site.nodes(1, gpus=4, prefix="dear")
+    (cheap,) = site.nodes(1, gpus=4, prefix="z-cheap", labels={"gpu-orchestrator/cheap-node": "true"})
+    for name, expected in (("first", cheap), ("second", dear)):
+        site.create(name, gpus=4, run_for="1h", schedulingStrategy="costOptimized")
+        assert site.until(name, "Running")["assignedNode"] == expected
+
+
+def test_least_loaded_spreads(site: Site) -> None:
+    nodes = site.nodes(3, gpus=4)
+    for number in range(6):
+        site.create(f"w{number}", run_for="1h")
+    chosen = [site.until(f"w{number}", "Running")["assignedNode"] for number in range(6)]
+    assert {node: chosen.count(node) for node in nodes} == dict.fromkeys(nodes, 2)
+
+
+def test_a_node_that_comes_wakes_those_who_wait(site: Site) -> None:
+    site.create("early", retryPolicy={"maxRetries": 3, "backoffSeconds": 300})
+    assert site.until("early", "Pending")["message"] == "0/0 nodes fit: there are no nodes"
+    site.nodes(1)
+    site.until("early", "Succeeded")  # long before its backoff is over
+
+
+def test_tries_are_spent_and_then_it_fails(site: Site) -> None:
+    site.nodes(1, gpus=4)
+    site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
+    status = site.until("big", "Failed")
+    assert status["retryCount"] == 2
+    assert "no node of this cluster can ever fit these 8 GPUs" in status["message"]
+    assert ("False", "MaxRetriesExceeded") in {(c["status"], c["reason"]) for c in status["conditions"]}
+    site.told("big", "MaxRetriesExceeded")
+    site.told("big", "Retrying", "try 2 of 2")
+
+
+def test_a_failed_job_is_tried_again_on_another_node(site: Site) -> None:
+    nodes = site.nodes(2)
+    site.create("flaky", run_for="100ms", outcome="fail", retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
+    status = site.until("flaky", "Failed")
+    assert status["retryCount"] == 2
+    chosen = {job["metadata"]["name"]: _node(job) for job in site.jobs()}
+    assert len(chosen) == 2
+    assert set(chosen.values()) == set(nodes)
+    assert {name.rpartition("-")[2] for name in chosen} > {"r1"}
+    assert "container main ended with exit code 1 (Error)" in site.told("flaky", "JobFailed")
+
+
+def _node(job: dict[str, object]) -> str:
+    affinity = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]  # type: ignore[index]
+    required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+
+
+def test_a_finished_workload_whose_job_is_gone_stays_finished(site: Site) -> None:
+    site.nodes(1)
+    site.create("short", run_for="100ms", ttlSecondsAfterFinished=0)
+    done = site.until("short", "Succeeded")
+    eventually(lambda: not site.jobs(), "the Job was removed by its TTL")
+    site.patch("short", {"retryPolicy": {"maxRetries": 7}})  # makes the operator look
+    site.create("next", run_for="100ms")
+    site.until("next", "Succeeded")
+    assert site.status("short") == done
+
+
+def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
+    site.nodes(1)
+    site.create("slow", run_for="1h", maxRuntimeSeconds=1)
+    status = site.until("slow", "Failed")
+    assert "longer than maxRuntimeSeconds (1)" in status["message"]
+    assert status["retryCount"] == 0
+
+
+def test_suspend_holds_nothing_and_resume_places_anew(site: Site) -> None:
+    site.nodes(1, gpus=4)
+    site.create("paused", gpus=4, run_for="1h")
+    site.until("paused", "Running")
+    site.patch("paused", {"suspend": True})
+    assert "suspended" in site.until("paused", "Pending")["message"]
+    site.create("other", gpus=4, run_for="100ms")
+    site.until("other", "Succeeded")
+    assert not [pod for pod in site.pods() if pod["metadata"]["labels"]["app"] == "paused"]
+    site.patch("paused", {"suspend": False})
+    site.until("paused", "Running")
+    site.end("paused")
+    assert site.until("paused", "Succeeded")["retryCount"] == 0
+
+
+@pytest.mark.parametrize(
+    ("phase", "spec"),
+    [
+        ("Pending", {"gpus": 8}),
+        ("Scheduled", {"template": {"spec": {"schedulingGates": [{"name": "example.com/later"}]}}}),
+        ("Running", {"run_for": "1h"}),
+        ("Succeeded", {"run_for": "100ms"}),
+        ("Failed", {"run_for": "1h", "maxRuntimeSeconds": 1}),
+    ],
+)
+def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict[str, Any]) -> None:
+    site.nodes(1, gpus=4)
+    site.create("doomed", **spec)
+    site.until("doomed", phase)
+    site.delete("doomed")
+    site.gone("doomed")
+    eventually(lambda: not site.jobs() and not site.pods(), "Job and pods are gone")
+
+
+def test_a_job_that_somebody_deletes_is_made_again(site: Site) -> None:
+    site.nodes(1)
+    site.create("kept", run_for="1h")
+    name = site.until("kept", "Running")["jobName"]
+    old = site.jobs()[0]["metadata"]["uid"]
+    site.cluster.kubectl("delete", "job", name, "-n", site.namespace)
+    eventually(lambda: [j for j in site.jobs() if j["metadata"]["uid"] != old], "a new Job")
+    assert site.until("kept", "Running")["retryCount"] == 0
+
+
+def test_what_is_wrong_is_told(site: Site) -> None:
+    site.nodes(1)
+    for name, template, words in (
+        ("pinned", {"spec": {"nodeName": "x"}}, "nodeName is 'x'"),
+        ("twins", {"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}, "two containers called 'a'"),
+        (
+            "quantity",
+            {"spec": {"containers": [{"name": "a", "resources": {"limits": {"memory": "much"}}}]}},
+            "'much' is not a quantity",
+        ),
+        # What only the API server knows to be wrong.
+        ("imageless", {"spec": {"containers": [{"name": "a"}]}}, "image"),
+    ):
+        site.create(name, template=template)
+        status = site.until(name, "Failed")
+        assert words in status["message"], status
+        assert {c["type"]: c["reason"] for c in status["conditions"]}["Scheduled"] == "InvalidTemplate"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param({"schedulingStrategy": "leastload"}, "schedulingStrategy", id="strategy"),
+        pytest.param({"gpuCount": 9}, "gpuCount", id="too many GPUs"),
+        pytest.param({"modelName": ""}, "modelName", id="no model"),
+        pytest.param({"retryPolicy": {"maxRetries": 11}}, "maxRetries", id="too many tries"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_door(site: Site, spec: dict[str, object], words: str) -> None:
+    with pytest.raises(ApiError) as told:
+        site.create("bad", **{"gpus": 1, **spec})  # type: ignore[arg-type]
+    assert words in str(told.value)
+
+
+def test_names_at_their_limits_and_models_in_any_script(site: Site) -> None:
+    site.nodes(1)
+    long = "a" * 245 + ".example"
+    site.create(long, modelName="大型语言模型/七十亿-" + "x" * 200, run_for="100ms")
+    site.create("b", modelName="模" * 255, run_for="100ms")
+    site.until(long, "Succeeded")
+    site.until("b", "Succeeded")
+    assert all(len(job["metadata"]["name"]) <= 63 for job in site.jobs())
+
+
+def test_a_gang_waits_and_says_so(site: Site) -> None:
+    site.nodes(1)
+    site.create("gang", replicas=2)
+    status = site.until("gang", "Pending")
+    assert "gangs are not supported yet" in status["message"]
+    assert status["retryCount"] == 0
+
+
+def test_the_advanced_examples_are_accepted(site: Site) -> None:
+    site.cluster.kubectl(
+        "apply",
+        "-n",
+        site.namespace,
+        "--dry-run=server",
+        "-f",
+        str(ROOT / "examples" / "advanced-examples.yaml"),
+    )
+    assert site.request("GET", WORKLOADS.format(site.namespace))["items"] == []

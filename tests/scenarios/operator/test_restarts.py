@@ -1,0 +1,209 @@
+"""The operator away for a while: what it finds when it returns, and who takes over meanwhile."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from controlplane.process import Process
+from tests.faults.proxy import Answer, Call, HoldWatch, Proxy
+from tests.scenarios.conftest import NewOperator
+from tests.support.operator_process import Operator, Site, eventually
+
+
+def test_a_restart_between_tries_changes_nothing(site: Site, new_operator: NewOperator) -> None:
+    site.nodes(1, gpus=4)
+    operator = new_operator("--no-leader-elect")
+    with operator:
+        site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 15})
+        before = site.until("big", "Pending")
+    operator.start().ready()
+    operator.kill()
+    with operator:
+        failed = site.until("big", "Failed")
+    assert failed["completionTime"] >= before["nextRetryTime"]
+    written = [line for line in operator.lines() if line.get("workload") == f"{site.namespace}/big"]
+    assert [line["phase"] for line in written if "phase" in line] == [
+        "Pending",
+        "Failed",
+    ]
+
+
+def test_deleted_while_nobody_looks_it_goes_when_the_operator_returns(
+    site: Site, new_operator: NewOperator
+) -> None:
+    site.nodes(1)
+    operator = new_operator("--no-leader-elect")
+    with operator:
+        site.create("left", run_for="1h")
+        site.until("left", "Running")
+        eventually(lambda: (site.get("left") or {})["metadata"].get("finalizers"), "it has its finalizer")
+    site.delete("left")
+    assert site.status("left")["phase"] == "Running"
+    with operator:
+        site.gone("left")
+    assert site.jobs() == []
+    eventually(lambda: not site.pods(), "the pods are gone")
+
+
+def test_a_job_removed_by_its_ttl_while_nobody_looks_is_not_run_again(
+    site: Site, new_operator: NewOperator
+) -> None:
+    """The end is written before the TTL is set, so a Job that is gone has always been recorded."""
+    site.nodes(1)
+    operator = new_operator("--no-leader-elect")
+    with operator:
+        site.create("short", run_for="100ms", ttlSecondsAfterFinished=1)
+        site.until("short", "Succeeded")
+        eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "TTL is set")
+    eventually(lambda: not site.jobs(), "the Job was removed by its TTL")
+    with operator:
+        site.create("next", run_for="100ms")
+        site.until("next", "Succeeded")
+    assert site.status("short")["phase"] == "Succeeded"
+    assert {job["metadata"]["labels"]["app"] for job in site.jobs()} <= {"next"}
+
+
+def test_the_other_replica_takes_over(
+    site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    site.nodes(1)
+    replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
+    leader = replicas[0].start().ready()
+    eventually(lambda: any(line["message"] == "leading" for line in leader.lines()), "the first leads")
+    with replicas[1]:  # ready as a standby: its caches are warm
+        site.create("before", run_for="1h")
+        site.until("before", "Running")
+        leader.kill()
+        killed = time.monotonic()
+        site.create("after", run_for="1h")
+        site.until("after", "Scheduled", "Running")
+        figure(f"first new placement {time.monotonic() - killed:.1f} s after the leader was killed (20 s)")
+        assert site.status("before")["phase"] == "Running"
+    assert len(site.jobs()) == 2
+
+
+def test_a_frozen_leaders_writes_come_too_late(site: Site, account: Path, tmp_path: Path) -> None:
+    """Frozen with a status and a Job on their way; another leads and does the work. What the first one wrote,
+    and whatever it does when it wakes up, changes nothing."""
+    site.nodes(1)
+    with Proxy(account) as proxy:
+        status, create = Hold(), Hold()
+        proxy.on("patch", "gpuworkloads/status", do=Call(status))
+        proxy.on("create", "jobs", nth=2, do=Call(create))
+        old = Operator(proxy.kubeconfig, log=tmp_path / "old.log").start().ready()
+        try:
+            site.create("one", run_for="1h")
+            assert status.came.wait(30)
+            site.create("two", run_for="1h")
+            assert create.came.wait(30)
+            old.pause()
+            with Operator(account, log=tmp_path / "new.log"):
+                found = {name: site.until(name, "Running") for name in ("one", "two")}
+                uids = {job["metadata"]["uid"] for job in site.jobs()}
+                before = len(proxy.requests)
+                for hold in (status, create):
+                    hold.let_go.set()
+                eventually(lambda: late_writes(proxy, before) == [409, 409], "both writes are answered")
+                old.resume()
+                assert old.wait(60) == 1  # it has noticed that it leads no more
+                assert set(late_writes(proxy, before)) == {409}  # what it tried again included
+                assert {name: site.status(name) for name in found} == found
+                assert {job["metadata"]["uid"] for job in site.jobs()} == uids
+        finally:
+            for hold in (status, create):
+                hold.let_go.set()
+            old.kill()
+
+
+class Hold:
+    """Keeps a request on its way until it is let go."""
+
+    def __init__(self) -> None:
+        self.came, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, _: object) -> None:
+        self.came.set()
+        self.let_go.wait(180)
+
+
+def late_writes(proxy: Proxy, since: int) -> list[int | None]:
+    """How the writes were answered that came after so many requests, without events and the Lease."""
+    ours = ("gpuworkloads", "gpuworkloads/status", "jobs")
+    sent = [each for each in proxy.requests[since:] if each.resource in ours]
+    return [each.status for each in sent if each.verb in ("create", "patch", "delete")]
+
+
+def test_a_leader_that_leaves_politely_is_followed_at_once(
+    site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    site.nodes(1)
+    replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
+    replicas[0].start().ready()
+    eventually(
+        lambda: any(line["message"] == "leading" for line in replicas[0].lines()), "the first leads", 30
+    )
+    with replicas[1]:
+        assert replicas[0].stop() == 0
+        left = time.monotonic()
+        site.create("after", run_for="1h")
+        site.until("after", "Scheduled", "Running", timeout_s=12)  # less than the Lease would have lasted
+        figure(f"first new placement {time.monotonic() - left:.1f} s after the leader had left (3 s)")
+
+
+def test_a_server_that_is_throttled_conflicts_and_fails_is_borne(
+    site: Site, account: Path, tmp_path: Path
+) -> None:
+    site.nodes(1)
+    with Proxy(account) as proxy, Operator(proxy.kubeconfig, "--no-leader-elect", log=tmp_path / "log"):
+        proxy.on("create", "jobs", do=Answer(429, retry_after=1))
+        proxy.on("patch", "gpuworkloads", do=Answer(409, reason="Conflict"))
+        proxy.on("patch", "gpuworkloads/status", do=Answer(503))
+        proxy.on("patch", "gpuworkloads/status", nth=3, do=Answer(409, reason="Conflict"))
+        site.create("one", run_for="100ms")
+        site.until("one", "Succeeded")
+    assert len(site.jobs()) == 1
+
+
+def test_a_cache_that_lags_behind_makes_no_second_job(site: Site, account: Path, tmp_path: Path) -> None:
+    """The watch of Jobs falls silent; what we wrote ourselves is known all the same."""
+    site.nodes(1)
+    hold = HoldWatch(after_events=1)  # the end of the list, which is empty
+    with Proxy(account) as proxy:
+        held = proxy.on("watch", "jobs", do=hold)
+        flags = ("--no-leader-elect", f"--namespace={site.namespace}")
+        with Operator(proxy.kubeconfig, *flags, log=tmp_path / "log") as operator:
+            held.wait(60)
+            site.create("one", run_for="100ms")
+            site.until("one", "Scheduled", "Running")
+            for tries in (4, 5, 6):
+                make_it_look(site, operator, tries)
+            assert site.status("one")["phase"] in ("Scheduled", "Running")
+            hold.release()
+            site.until("one", "Succeeded")
+            creations = [sent for sent in proxy.requests if (sent.verb, sent.resource) == ("create", "jobs")]
+    assert len(creations) == 1
+    assert len(site.jobs()) == 1
+
+
+def make_it_look(site: Site, operator: Operator, tries: int) -> None:
+    before = passes(operator)
+    site.patch("one", {"retryPolicy": {"maxRetries": tries}})
+    eventually(lambda: passes(operator) > before, "it looked again")
+
+
+def passes(operator: Operator) -> float:
+    name = "warp_gpuworkload_reconcile_duration_seconds_count"
+    return sum(value for key, value in operator.metrics().items() if key.startswith(name))
+
+
+def test_where_claiming_is_the_default_bare_gpus_are_asked_for(
+    site: Site, scheduler: Process, new_operator: NewOperator
+) -> None:
+    (node,) = site.nodes(1, gpus=4)
+    with new_operator("--no-leader-elect", "--default-path=claimed"):
+        site.create("two", gpus=2, run_for="1h")
+        status = site.until("two", "Running")
+    assert (status["assignedNode"], status["message"]) == (node, f"running on {node} (devices 0,1)")
+    (pod,) = site.pods()
+    assert pod["metadata"]["annotations"]["gpu.scheduling/gpus"] == "2"

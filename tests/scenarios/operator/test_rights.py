@@ -1,0 +1,80 @@
+"""The shipped role grants what the operator uses, and nothing else: compared with the audit log both ways."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.faults.proxy import Answer, DropAnswer, Proxy
+from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site, eventually
+from tests.support.paths import ROOT
+
+USER = f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
+
+Right = tuple[str, str]
+"""Verb and resource."""
+
+
+def granted() -> set[Right]:
+    rights: set[Right] = set()
+    for role in yaml.safe_load_all((ROOT / "config" / "rbac" / "role.yaml").read_text()):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
+    return rights
+
+
+def used(site: Site) -> tuple[set[Right], list[str]]:
+    """What the ServiceAccount asked for, and what of it was refused. Namespaces of other tests, which are on
+    their way out, refuse everything."""
+    ours = ("", SYSTEM, site.namespace)
+    asked = [e for e in site.cluster.audit.entries() if e.user == USER and e.namespace in ours]
+    # `doctor`, tried as the same account, asks what everybody may ask: versions, and its own rights.
+    entries = [e for e in asked if not e.resource.startswith(("/", "selfsubject"))]
+    refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
+    return {(entry.verb, entry.resource) for entry in entries if entry.code != 403}, refused
+
+
+def live_a_full_life(site: Site, account: Path, log: Path) -> None:
+    """Every write and read the operator knows, those after lost answers and on old servers included."""
+    with Proxy(account) as proxy:
+        for resource in ("nodes", "pods", "jobs", "gpuworkloads"):  # a server that cannot stream lists
+            proxy.on("watch", resource, do=Answer(422, reason="Invalid"))
+        proxy.on("create", "jobs", do=DropAnswer())
+        proxy.on("create", "gpuclaims", do=DropAnswer())
+        with Operator(proxy.kubeconfig, log=log):
+            (node,) = site.nodes(1, gpus=4)
+            site.create("fits", run_for="100ms", ttlSecondsAfterFinished=600)
+            site.create("big", gpus=8, retryPolicy={"maxRetries": 10, "backoffSeconds": 1})
+            site.create("claimed", claim={"devices": {"policy": "packed"}})
+            site.until("fits", "Succeeded")
+            site.until("claimed", "Scheduling", "Pending")
+            assert node == site.status("fits")["assignedNode"]
+            site.delete("fits")
+            site.gone("fits")
+            # The same refusal, told again: counted in one event, not written as many.
+            eventually(lambda: ("patch", "events") in {(r[0], r[1]) for r in proxy.requests}, "a series", 30)
+
+
+def test_the_role_is_exactly_what_is_used(site: Site, account: Path, tmp_path: Path) -> None:
+    live_a_full_life(site, account, tmp_path / "operator.log")
+    # A watch is told to the audit log when it ends.
+    with suppress(AssertionError):
+        eventually(lambda: granted() <= used(site)[0], "every right was used", 10)
+    rights, refused = used(site)
+    assert rights == granted()
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"), [("get", "secrets"), ("delete", "pods"), ("create", "pods"), ("patch", "nodes")]
+)
+def test_nothing_else_is_allowed(site: Site, verb: str, resource: str) -> None:
+    asked = {
+        "user": USER,
+        "resourceAttributes": {"verb": verb, "resource": resource, "namespace": site.namespace},
+    }
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    answer = site.request("POST", path, {"spec": asked})
+    assert answer["status"]["allowed"] is False

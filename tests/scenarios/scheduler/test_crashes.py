@@ -1,0 +1,209 @@
+"""Killed anywhere, frozen anywhere: after the restart every pod is bound exactly once and nothing has leaked.
+
+Judged by the whole history of pods, leases and claims, not by how things look at the end.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+from controlplane.api import Json
+from controlplane.process import Process
+from tests.faults.calls import Call as Request
+from tests.faults.proxy import Call, Cut, DropAnswer, Fault, Proxy
+from tests.support import invariants
+from tests.support.object_history import History
+from tests.support.scale import Scale
+from tests.support.scheduler_stage import Stage, claim, pod, until
+
+ALONE: dict[str, Any] = {"leaderElect": False, "releaseSeconds": 1, "sweepSeconds": 2}
+PATIENT: dict[str, Any] = {"leaseSeconds": 60, "renewSeconds": 50, "retrySeconds": 0.5, "releaseSeconds": 1}
+LEADING: dict[str, Any] = {"leaseSeconds": 5, "renewSeconds": 4, "retrySeconds": 0.5, "releaseSeconds": 1}
+
+Moment = Literal["request", "answer", "done"]
+MOMENTS: dict[Moment, Fault | None] = {"request": Cut(), "answer": DropAnswer(), "done": None}
+
+# Every kind of write, and what to do so that it happens.
+WRITES = {
+    ("create", "leases"): "gpus",
+    ("create", "pods/binding"): "gpus",
+    ("create", "events"): "gpus",
+    ("patch", "gpuclaims"): "claim",
+    ("patch", "gpuclaims/status"): "claim",
+    ("create", "gpuclaims"): "claim_template",
+    ("patch", "leases"): "shared",
+    ("patch", "pods/status"): "unfit",
+    ("delete", "leases"): "delete",
+}
+
+
+@pytest.fixture
+def proxy(bare_stage: Stage) -> Iterator[Proxy]:
+    with Proxy(bare_stage.cluster.kubeconfig, remember=1000) as made:
+        yield made
+
+
+class Crowd:
+    """Pods of every kind, made so that a certain write follows."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.made = stage, 0
+        stage.create(claim("template"), claim("shared", exclusivity="Shared", share=100))
+        self.provoke("shared")
+
+    def provoke(self, how: str) -> None:
+        self.made += 1
+        name = f"{how.replace('_', '-')}-{self.made}"
+        match how:
+            case "gpus":
+                self.stage.create(*(pod(f"{name}-{n}", gpus=1) for n in range(3)))
+            case "claim":
+                self.stage.create(claim(name), pod(name, claim=name))
+            case "claim_template":
+                self.stage.create(pod(name, claim_template="template"))
+            case "shared":
+                self.stage.create(*(pod(f"{name}-{n}", claim_template="shared") for n in range(2)))
+            case "unfit":
+                self.stage.create(pod(name, gpus=9))
+            case "delete":
+                self.stage.delete(next(iter(self.stage.bound())), force=True)
+
+    def fitting(self) -> list[str]:
+        return [name for name in self.stage.pods() if not name.startswith("unfit")]
+
+
+def settled(stage: Stage, crowd: list[str]) -> None:
+    """Everything that fits is bound, and the leases and claims say so."""
+    stage.wait_bound(*crowd, within_s=60)
+    until(stage.holds_exactly, f"leases are those of the bound pods\n{stage.last_words()}", 60)
+    until(lambda: claims_are_true(stage), "claims say what their pods have", 60)
+
+
+def claims_are_true(stage: Stage) -> bool:
+    pods = {each["metadata"]["uid"]: each for each in stage.pods().values()}
+    return all(is_true(each, pods) for each in stage.claims().values())
+
+
+def is_true(found: Json, pods: dict[str, Json]) -> bool:
+    """Kept for nobody, or Bound and where its pod is."""
+    meta, status = found["metadata"], found.get("status", {})
+    server = meta.get("labels", {}).get("gpu.scheduling/pod-uid")
+    if server is None:
+        return "gpu.scheduling/in-use" not in meta.get("finalizers", [])
+    node = pods[server]["spec"].get("nodeName") if server in pods else None
+    return bool(node) and status.get("phase") == "Bound" and status.get("nodeName") == node
+
+
+def test_killed_at_every_kind_of_write(
+    bare_stage: Stage, proxy: Proxy, scale: Scale, figure: Callable[[str], None]
+) -> None:
+    """Not forwarded; applied and the answer dropped; right after the answer."""
+    bare_stage.gpu_nodes(10, gpus=8)
+    scheduler = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **ALONE)
+    began = time.monotonic()
+    with History(bare_stage.cluster) as history:
+        crowd = Crowd(bare_stage)
+        for (verb, resource), how in WRITES.items():
+            for moment in MOMENTS:
+                bare_stage.wait_bound(*crowd.fitting())
+                kill_at(proxy, scheduler, (verb, resource), moment, partial(crowd.provoke, how))
+                scheduler.start()
+        settled(bare_stage, crowd.fitting())
+        bare_stage.delete(*bare_stage.pods(), force=True)
+        until(lambda: not bare_stage.leases(), f"every lease is gone\n{bare_stage.last_words()}", 60)
+    figure(f"{len(WRITES) * len(MOMENTS)} kills in {time.monotonic() - began:.0f} s")
+    assert set(invariants.check(history).binds.values()) == {1}
+
+
+def kill_at(
+    proxy: Proxy,
+    scheduler: Process,
+    write: tuple[str, str],
+    moment: Moment,
+    provoke: Callable[[], None],
+) -> None:
+    then = MOMENTS[moment]
+    proxy.on(*write, do=Call(lambda _: scheduler.kill(), at=moment, then=then))
+    provoke()
+    until(lambda: not scheduler.is_running, f"killed at {write}, {moment}", 30)
+    proxy.heal()
+
+
+def test_killed_at_random_moments(bare_stage: Stage, scale: Scale) -> None:
+    """A thousand pods while the scheduler dies again and again."""
+    count, kills = scale(test=300, accept=1000), scale(test=5, accept=50)
+    bare_stage.gpu_nodes(count // 8 + 1, gpus=8)
+    bare_stage.create(claim("template"), claim("shared", exclusivity="Shared", share=500))
+    scheduler = bare_stage.scheduler(**LEADING)
+    rng, kinds = random.Random(7), ({"gpus": 1}, {"claim_template": "template"}, {"claim_template": "shared"})
+    with History(bare_stage.cluster) as history:
+        for turn in range(kills):
+            batch = range(turn * count // kills, (turn + 1) * count // kills)
+            bare_stage.create(*(pod(f"p{n}", **kinds[n % 3]) for n in batch), threads=4)
+            time.sleep(rng.uniform(0, 0.5))
+            scheduler.kill()
+            scheduler.start()
+        settled(bare_stage, [f"p{n}" for n in range(count)])
+    assert list(invariants.check(history).binds.values()) == [1] * count
+
+
+def test_a_frozen_leaders_bind_comes_too_late(bare_stage: Stage, proxy: Proxy) -> None:
+    """Frozen with the lease in hand and the bind on its way; another leads and gives the device away."""
+    (node,) = bare_stage.gpu_nodes(1, gpus=1)
+    high = {"metadata": {"name": "high"}, "value": 1000}
+    bare_stage.cluster.api.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", high)
+    old = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **LEADING)
+    let_go = threading.Event()
+
+    def freeze(_: Request) -> None:
+        old.pause()
+        let_go.wait(120)
+
+    proxy.on("create", "pods/binding", do=Call(freeze))
+    with History(bare_stage.cluster) as history:
+        bare_stage.create(pod("first", gpus=1))
+        until(lambda: f"gpu-{node}-0" in bare_stage.leases(), "the device is reserved for the first pod")
+        bare_stage.create(pod("urgent", gpus=1, priorityClassName="high"))
+        bare_stage.scheduler(**LEADING)
+        assert bare_stage.wait_bound("urgent", within_s=60) == {"urgent": f"{node}:0"}
+        let_go.set()
+        until(lambda: binds(proxy), "the late bind was answered")
+        assert binds(proxy) == [409]
+        before = len(proxy.requests)
+        old.resume()
+        until(lambda: not old.is_running, "the old leader has noticed and ended", 20)
+    changed = {(sent.verb, sent.resource) for sent in proxy.requests[before:] if (sent.status or 999) < 300}
+    assert not changed & {("create", "leases"), ("delete", "leases"), ("create", "pods/binding")}
+    assert set(bare_stage.bound()) == {"urgent"}
+    assert bare_stage.holds_exactly()
+    invariants.check(history, spare_s=40)
+
+
+def binds(proxy: Proxy) -> list[int | None]:
+    return [sent.status for sent in proxy.requests if sent.resource == "pods/binding"]
+
+
+@pytest.mark.parametrize("polite", [True, False], ids=["asked to leave", "killed"])
+def test_another_takes_over(
+    bare_stage: Stage, scale: Scale, figure: Callable[[str], None], polite: bool
+) -> None:
+    """Within 20 s of a leader's death with default times, and at once when it leaves in order: long before
+    its lease would have been over."""
+    bare_stage.gpu_nodes(1, gpus=8)
+    times: dict[str, Any] = scale(test=PATIENT if polite else LEADING, accept={})
+    limit_s = scale(test=30, accept=3 if polite else 20)
+    leader = bare_stage.scheduler(**times)
+    bare_stage.create(pod("before", gpus=1))
+    bare_stage.wait_bound("before")
+    bare_stage.scheduler(**times)
+    ended_at = time.monotonic()
+    leader.stop() if polite else leader.kill()
+    bare_stage.create(pod("after", gpus=1))
+    bare_stage.wait_bound("after", within_s=limit_s)
+    figure(f"bound {time.monotonic() - ended_at:.1f} s after the leader {'left' if polite else 'was killed'}")
+    assert time.monotonic() - ended_at < limit_s

@@ -1,0 +1,116 @@
+"""The shipped role grants what the scheduler uses, and nothing else: the audit log compared both ways."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from controlplane.cluster import OPTIONAL, Cluster
+from tests.conftest import NewCluster
+from tests.faults.proxy import Answer, DropAnswer, Proxy
+from tests.support import scheduler_stage as stages
+from tests.support.paths import ROOT
+from tests.support.scheduler_stage import SYSTEM, Stage, claim, pod, until
+
+CONFIG = ROOT / "config" / "scheduler"
+USER = f"system:serviceaccount:{SYSTEM}:gpu-scheduler"
+WATCHED = (
+    "nodes",
+    "pods",
+    "persistentvolumes",
+    "persistentvolumeclaims",
+    "gpuclaims",
+    "gpunodestatuses",
+    "leases",
+)
+
+Right = tuple[str, str]
+"""Verb and resource."""
+
+
+def granted() -> set[Right]:
+    rights: set[Right] = set()
+    for role in yaml.safe_load_all((CONFIG / "role.yaml").read_text()):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
+    return rights
+
+
+def used(cluster: Cluster) -> tuple[set[Right], list[str]]:
+    """What the ServiceAccount asked for, and what of it was refused."""
+    entries = [entry for entry in cluster.audit.entries() if entry.user == USER]
+    refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
+    return {(entry.verb, entry.resource) for entry in entries}, refused
+
+
+@pytest.fixture
+def shipped(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Stage]:
+    """A cluster with all that `kubectl apply -k config/scheduler` brings; the scheduler runs as a process."""
+    cluster = new_cluster(deps=OPTIONAL)
+    stages.install(cluster)
+    cluster.kubectl("apply", "-k", str(CONFIG))
+    cluster.kubectl("delete", "deployment", "gpu-scheduler", "-n", SYSTEM)
+    cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "work"}})
+    stage = Stage(cluster, "work", tmp_path)
+    yield stage
+    stage.close()
+
+
+def test_the_role_is_exactly_what_is_used(shipped: Stage) -> None:
+    account = shipped.cluster.service_account_kubeconfig(SYSTEM, "gpu-scheduler")
+    with Proxy(account) as proxy:
+        for resource in WATCHED:  # a server that cannot stream lists
+            proxy.on("watch", resource, do=Answer(422, reason="Invalid"))
+        live_a_full_life(shipped, proxy)
+        shipped.running[-1].stop()
+    # A watch is told to the audit log when it ends.
+    until(lambda: granted() <= used(shipped.cluster)[0], "every right was used")
+    rights, refused = used(shipped.cluster)
+    assert refused == []
+    assert rights == granted()
+    assert dispatched(shipped.cluster) > 0
+
+
+def dispatched(cluster: Cluster) -> float:
+    """Requests that the API server served at our own level of priority, not among every tenant's."""
+    told = cluster.kubectl("get", "--raw", "/metrics").splitlines()
+    head = "apiserver_flowcontrol_dispatched_requests_total{"
+    ours = 'flow_schema="gpu-scheduler",priority_level="gpu-scheduler"'
+    return sum(float(line.split()[-1]) for line in told if line.startswith(head) and ours in line)
+
+
+def live_a_full_life(stage: Stage, proxy: Proxy) -> None:
+    """Every write and read the scheduler knows, those after lost answers and on old servers included."""
+    (node,) = stage.gpu_nodes(1, gpus=4)
+    stage.scheduler(kubeconfig=proxy.kubeconfig, releaseSeconds=0, sweepSeconds=1)
+    stage.create(claim("one"), claim("half", exclusivity="Shared", share=500), pod("plain", claim="one"))
+    stage.create(*(pod(f"half-{n}", claim_template="half") for n in range(2)))
+    stage.wait_bound()
+    proxy.on("create", "pods/binding", do=DropAnswer())
+    proxy.on("create", "gpuclaims", do=DropAnswer())
+    stage.create(pod("lost", claim_template="one"))
+    stage.wait_bound("lost")
+    stage.create(pod("big", gpus=9))
+    first = stage.wait_event("big", "FailedScheduling: ")
+    stage.cluster.kubectl("cordon", node)
+    until(lambda: len(stage.events("big")) >= 2, "another reason is told")
+    stage.cluster.kubectl("uncordon", node)
+    stage.delete("plain", "lost")
+    until(lambda: stage.claim("one")["status"]["phase"] == "Released", "the claim is free again")
+    # The first reason, told again: counted in its event, not written as another.
+    until(lambda: ("patch", "events") in {(sent.verb, sent.resource) for sent in proxy.requests}, first, 30)
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"), [("get", "secrets"), ("delete", "pods"), ("create", "pods"), ("patch", "nodes")]
+)
+def test_nothing_else_is_allowed(cluster: Cluster, verb: str, resource: str) -> None:
+    stages.install(cluster)
+    cluster.kubectl("apply", "-f", str(CONFIG / "role.yaml"), "-f", str(CONFIG / "role_binding.yaml"))
+    asked = {"user": USER, "resourceAttributes": {"verb": verb, "resource": resource, "namespace": "default"}}
+    answer = cluster.api.request(
+        "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": asked}
+    )
+    assert answer["status"]["allowed"] is False

@@ -1,0 +1,137 @@
+"""Many pods that do not fit, many that come in a steady stream, and many that are there already."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from controlplane.api import Json
+from tests.support.object_history import Change, History
+from tests.support.scale import Scale
+from tests.support.scheduler_stage import Stage, pod, until
+
+Figure = Callable[[str], None]
+
+
+def test_pods_that_do_not_fit_do_not_slow_those_that_do(
+    new_bare_stage: Callable[[], Stage], scale: Scale, figure: Figure
+) -> None:
+    """Two clusters alike, one of them with the backlog, take turns: what else the machine does meets both."""
+    backlog, fitting = scale(test=500, accept=10_000), scale(test=100, accept=500)
+    alone, beside = new_bare_stage(), new_bare_stage()
+    for each in (alone, beside):
+        each.gpu_nodes(fitting // 8 + 1, gpus=8)
+        each.scheduler(leaderElect=False, releaseSeconds=0)
+    let_wait(beside, backlog)
+    turns = [(work_off(alone, fitting), work_off(beside, fitting)) for _ in range(scale(test=3, accept=21))]
+    rate = statistics.median(there.rate / here.rate for here, there in turns)
+    cost = statistics.median(there.cost / here.cost for here, there in turns)
+    per_s = ", ".join(f"{there.rate:.0f}:{here.rate:.0f}" for here, there in turns)
+    figure(
+        f"beside {backlog} unfit pods: {rate:.2f} of the throughput (pods/s {per_s}), "
+        f"{cost:.2f} of the CPU per pod"
+    )
+    assert rate > 0.9 or scale.tier == "test"
+    assert cost < scale(test=3.0, accept=1.3)
+
+
+def let_wait(stage: Stage, count: int) -> None:
+    """Pods that fit nowhere, in a namespace of their own: we shall not list them with the others."""
+    waiting = replace(stage, namespace="backlog", running=[], nodes=[])
+    stage.cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "backlog"}})
+    here = {"stage": stage.namespace}
+    waiting.create(*(pod(f"unfit-{n}", gpus=64, nodeSelector=here) for n in range(count)))
+    until(lambda: told(waiting) == count, "each was told why it waits", 240)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Pods per second and CPU seconds per pod."""
+
+    rate: float
+    cost: float
+
+
+def work_off(stage: Stage, count: int) -> Turn:
+    """The scheduler sleeps until all pods are there, or we would measure how fast we create them; and a watch
+    tells us that they are bound, or we would measure how fast the server lists ten thousand."""
+    (scheduler,), pods = stage.running, [f"fit-{n}" for n in range(count)]
+    scheduler.pause()
+    stage.create(*(pod(each, gpus=1) for each in pods))
+    with History(stage.cluster, stage.namespace) as history:
+        began, cpu_s = time.monotonic(), scheduler.cpu_s
+        scheduler.resume()
+        took_s = history.heard("pods", is_bound, count=count, within_s=120) - began
+        cost = (scheduler.cpu_s - cpu_s) / count
+    stage.delete(*pods, force=True)
+    until(lambda: not stage.leases(), "the devices are free again", 60)
+    return Turn(count / took_s, cost)
+
+
+def is_bound(each: Json) -> bool:
+    return bool(each["spec"].get("nodeName"))
+
+
+def told(stage: Stage) -> int:
+    """Pods that carry the reason why they wait."""
+    reasons = [
+        each
+        for found in stage.pods().values()
+        for each in found["status"].get("conditions", [])
+        if each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable"
+    ]
+    return len(reasons)
+
+
+def test_a_steady_stream_is_bound_at_once(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
+    """50 pods a second; from a pod's creation to its bind, as a watch sees both."""
+    seconds = scale(test=4, accept=60)
+    bare_stage.gpu_nodes(50 * seconds // 8 + 1, gpus=8)
+    bare_stage.scheduler()
+    with History(bare_stage.cluster, bare_stage.namespace) as history:
+        start = time.monotonic()
+        for number in range(50 * seconds):
+            time.sleep(max(0.0, start + number / 50 - time.monotonic()))
+            bare_stage.create(pod(f"p{number}", gpus=1))
+        bare_stage.wait_bound(within_s=60)
+    waits = latencies(history.changes)
+    p99_s = statistics.quantiles(waits, n=100)[98]
+    figure(f"{len(waits)} pods at 50/s: median {statistics.median(waits):.3f} s, p99 {p99_s:.3f} s")
+    assert len(waits) == 50 * seconds
+    assert p99_s <= scale(test=8.0, accept=1.0)
+
+
+def latencies(changes: list[Change]) -> list[float]:
+    created: dict[str, float] = {}
+    waits: dict[str, float] = {}
+    for change in changes:
+        if change.kind == "pods" and not change.gone:
+            uid = change.object["metadata"]["uid"]
+            created.setdefault(uid, change.at)
+            if change.object["spec"].get("nodeName"):
+                waits.setdefault(uid, change.at - created[uid])
+    return list(waits.values())
+
+
+def test_a_large_cluster_is_taken_in_at_once(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
+    """Memory and the time from a cold start to the first bind, with many nodes and bound pods."""
+    nodes, pods = scale(test=100, accept=5000), scale(test=1000, accept=50_000)
+    names = bare_stage.gpu_nodes(nodes, gpus=8)
+    bare_stage.create(*(ordinary(number, names[number % nodes]) for number in range(pods)))
+    bare_stage.create(pod("first", gpus=8))
+    began = time.monotonic()
+    process = bare_stage.scheduler(leaderElect=False)
+    until(lambda: bare_stage.pod("first")["spec"].get("nodeName"), "the first pod is bound", 60)
+    took_s = time.monotonic() - began
+    figure(f"{nodes} nodes, {pods} pods: {process.memory_mb:.0f} MB, first bind after {took_s:.1f} s")
+    assert took_s <= scale(test=60, accept=10)
+    assert process.memory_mb <= 400
+
+
+def ordinary(number: int, node: str) -> Json:
+    """Somebody else's pod, as large as they usually are."""
+    asked = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
+    labels = {"app": f"app-{number % 500}", "pod-template-hash": f"{number % 5000:x}", "tier": "back"}
+    made = pod(f"other-{number}", meta={"labels": labels}, resources=asked, nodeName=node)
+    made["spec"]["schedulerName"] = "default-scheduler"
+    return made

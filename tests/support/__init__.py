@@ -1,0 +1,1 @@
+"""What tests share: builders, fakes at the edge, real servers and processes to test against."""

@@ -1,0 +1,253 @@
+"""The operator as a real process, and a place in a real cluster where it has work to do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+from controlplane.api import ApiError
+from controlplane.cluster import Cluster, free_port
+
+SYSTEM = "gpu-orchestrator-system"
+ACCOUNT = "gpu-orchestrator-controller-manager"
+WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/namespaces/{}/gpuworkloads"
+FINAL = ("Succeeded", "Failed")
+
+# Compiled once for all the processes of a run: they start in half a second instead of one and a half.
+_BYTECODE = tempfile.TemporaryDirectory(prefix="gpu-orchestrator-bytecode-")
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+PATIENCE_S = 60.0
+"""How long to wait for what must come. Far more than it takes: a busy machine is no failure."""
+
+
+def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """What `look` gives as soon as it gives something. A client of the API server can only ask again."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.03)
+
+
+class Operator:
+    """`gpu-orchestrator operator` as a subprocess. When the block ends it must stop cleanly, and its log must
+    hold no traceback."""
+
+    def __init__(self, kubeconfig: Path, *flags: str, log: Path) -> None:
+        self.metrics_port, self.probe_port = free_port(), free_port()
+        self.log = log
+        self._command = [
+            str(Path(sys.executable).parent / "gpu-orchestrator"),
+            "operator",
+            f"--kubeconfig={kubeconfig}",
+            f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
+            f"--health-probe-bind-address=127.0.0.1:{self.probe_port}",
+            "--v=1",
+            *flags,
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        with self.log.open("ab") as stderr:
+            self.process = subprocess.Popen(self._command, stderr=stderr, stdout=stderr, env=_environment())
+        return self
+
+    def ready(self) -> Self:
+        eventually(lambda: self._get(self.probe_port, "/readyz") == "ok", f"ready; log: {self.log}")
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: no last words."""
+        if self.process:
+            self.process.kill()
+            self.process.wait(10)
+
+    def pause(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGCONT)
+
+    def wait(self, timeout_s: float) -> int:
+        """The code it ends with by itself."""
+        return self.process.wait(timeout_s) if self.process else 0
+
+    def stop(self) -> int:
+        if not self.process:
+            return 0
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+
+    def metrics(self) -> dict[str, float]:
+        text = eventually(lambda: self._get(self.metrics_port, "/metrics"), f"metrics; log: {self.log}")
+        lines = text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def lines(self) -> list[Json]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+    def _get(self, port: int, path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    def __enter__(self) -> Self:
+        return self.start().ready()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        code = self.stop()
+        text = self.log.read_text()
+        if kind is None:
+            assert code == 0, f"the operator ended with {code}: {text[-2000:]}"
+            assert "Traceback" not in text, text[-4000:]
+            assert '"exception"' not in text, [line for line in self.lines() if "exception" in line]
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": _BYTECODE.name}
+
+
+class Site:
+    """A namespace with nodes of its own, and what a user does there."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.namespace = cluster, f"op-{uuid4().hex[:8]}"
+        self._nodes: list[str] = []
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+
+    def close(self) -> None:
+        """Leaves no workload behind for the operator of the next test, also where none runs any more."""
+        for each in self.request("GET", WORKLOADS.format(self.namespace))["items"]:
+            self._let_go(each["metadata"]["name"])
+        for name in self._nodes:
+            self.delete_node(name)
+        self.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
+
+    def _let_go(self, name: str) -> None:
+        with suppress(ApiError):  # it may go by itself in between
+            self.delete(name)
+            merge = {"content_type": "application/merge-patch+json"}
+            self.request("PATCH", self._path(name), {"metadata": {"finalizers": None}}, **merge)
+
+    def request(self, method: str, path: str, body: Json | None = None, **more: Any) -> Json:
+        return self.cluster.api.request(method, path, body, **more)
+
+    def nodes(self, count: int, *, prefix: str = "n", **shape: Any) -> list[str]:
+        made = self.cluster.gpu_nodes(count, prefix=f"{self.namespace}-{prefix}", **shape)
+        self._nodes += made
+        return made
+
+    def delete_node(self, name: str) -> None:
+        with suppress(ApiError):
+            self.request("DELETE", f"/api/v1/nodes/{name}")
+
+    def create(self, name: str, *, gpus: int = 1, run_for: str = "", outcome: str = "", **spec: Any) -> Json:
+        """A workload whose pod runs for a while and ends as told."""
+        annotations = {"sim.gpu-orchestrator/run-for": run_for, "sim.gpu-orchestrator/outcome": outcome}
+        template = dict(spec.pop("template", {}))
+        template["metadata"] = {"annotations": {key: value for key, value in annotations.items() if value}}
+        body = {
+            "apiVersion": "gpu.warp.dev/v1alpha1",
+            "kind": "GPUWorkload",
+            "metadata": {"name": name},
+            "spec": {"modelName": name, "gpuCount": gpus, "template": template, **spec},
+        }
+        return self.request("POST", WORKLOADS.format(self.namespace), body)
+
+    def patch(self, name: str, spec: Json) -> Json:
+        return self.request(
+            "PATCH", self._path(name), {"spec": spec}, content_type="application/merge-patch+json"
+        )
+
+    def delete(self, name: str) -> None:
+        self.request("DELETE", self._path(name))
+
+    def get(self, name: str) -> Json | None:
+        return self.find(self._path(name))
+
+    def find(self, path: str) -> Json | None:
+        try:
+            return self.request("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _path(self, name: str) -> str:
+        return f"{WORKLOADS.format(self.namespace)}/{name}"
+
+    def status(self, name: str) -> Json:
+        status: Json = (self.get(name) or {}).get("status", {})
+        return status
+
+    def until(self, name: str, *phases: str, timeout_s: float = PATIENCE_S) -> Json:
+        """The status as soon as the workload is in one of these phases."""
+
+        def look() -> Json | None:
+            status = self.status(name)
+            return status if status.get("phase") in phases else None
+
+        return eventually(look, f"{name} is {' or '.join(phases)}", timeout_s)
+
+    def gone(self, name: str, timeout_s: float = PATIENCE_S) -> None:
+        eventually(lambda: self.get(name) is None, f"{name} is gone", timeout_s)
+
+    def jobs(self) -> list[Json]:
+        items: list[Json] = self.request("GET", f"/apis/batch/v1/namespaces/{self.namespace}/jobs")["items"]
+        return items
+
+    def pods(self, selector: str = "") -> list[Json]:
+        query = f"?labelSelector={selector}" if selector else ""
+        items: list[Json] = self.request("GET", f"/api/v1/namespaces/{self.namespace}/pods{query}")["items"]
+        return items
+
+    def end(self, model: str, phase: str = "Succeeded", **more: str) -> None:
+        """The pods of this model end now, well or as told."""
+        for pod in self.pods(f"app={model}"):
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
+            done = {"status": {"phase": phase, **more}}
+            self.request("PATCH", path, done, content_type="application/merge-patch+json")
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        """(reason, note) of what was told about a workload, oldest first."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        told = [event for event in self.request("GET", path)["items"] if event["regarding"]["name"] == name]
+        told.sort(key=lambda event: event["eventTime"] or "")
+        return [(event["reason"], event["note"]) for event in told]
+
+    def told(self, name: str, reason: str, words: str = "") -> str:
+        """Waits for an event; they are written beside the work."""
+
+        def look() -> str | None:
+            return next((note for what, note in self.events(name) if what == reason and words in note), None)
+
+        return eventually(look, f"event {reason} about {name}")

@@ -1,0 +1,88 @@
+"""One real runner, spoken to directly: for tests of handlers, limits and endings."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpu_orchestrator.adapters.clock import elapsed_s
+from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
+
+T = TypeVar("T", bound=frames.Frame)
+
+
+class Spoken:
+    def __init__(self, options: frames.Options, environment: Mapping[str, str]) -> None:
+        self.heard: list[Any] = []
+        self.evidence = ""
+        self._news = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.runner = RunnerHandle(
+            RunnerPlan(
+                devices=(),
+                environment=environment,
+                options=options,
+                hear=lambda _, frame: self._note(frame),
+                told=lambda _, line: self._note(line),
+                gone=lambda _, evidence: self._gone(evidence),
+            )
+        )
+
+    def run(self, task_type: str, parameters: Any, *, memory_mib: int = 0, task: str = "t") -> None:
+        raw = msgspec.Raw(msgspec.json.encode(parameters))
+        self.runner.send(frames.Run(task, 1, task_type, raw, memory_mib=memory_mib))
+
+    async def hear(self, kind: type[T], task: str = "t", *, within_s: float = 30.0) -> T:
+        async with asyncio.timeout(within_s), self._news:
+            while True:
+                for frame in self.heard:
+                    if isinstance(frame, kind) and getattr(frame, "task", task) == task:
+                        return frame
+                await self._news.wait()
+
+    async def result(self, task_type: str, parameters: Any, **more: Any) -> Any:
+        self.run(task_type, parameters, **more)
+        return msgspec.json.decode((await self.hear(frames.Ended, more.get("task", "t"))).result)
+
+    async def error(self, task_type: str, parameters: Any, **more: Any) -> frames.Erred:
+        self.run(task_type, parameters, **more)
+        return await self.hear(frames.Erred, more.get("task", "t"))
+
+    async def gone(self, within_s: float = 30.0) -> str:
+        async with asyncio.timeout(within_s), self._news:
+            while not self.evidence:
+                await self._news.wait()
+        return self.evidence
+
+    def lines(self) -> list[str]:
+        return [frame.line for frame in self.heard if isinstance(frame, frames.Line)]
+
+    def _gone(self, evidence: str) -> None:
+        self.evidence = evidence
+        self._note(None)
+
+    def _note(self, frame: frames.ToAgent | str | None) -> None:
+        self.heard.append(frame)
+        task = asyncio.ensure_future(self._notify())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _notify(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+
+@asynccontextmanager
+async def running(
+    options: frames.Options | None = None, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Spoken]:
+    spoken = Spoken(options or frames.Options(), environment or {})
+    await spoken.runner.start(elapsed_s() + 300)
+    try:
+        yield spoken
+    finally:
+        spoken.runner.kill()
+        await spoken.gone()

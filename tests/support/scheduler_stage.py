@@ -1,0 +1,302 @@
+"""A stage for the gpu-scheduler: CRDs and namespace in a cluster, real scheduler processes, pods and claims
+in one line each, and waiting for what must come true."""
+
+import http.client
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import yaml
+
+from controlplane.api import ApiError, Json
+from controlplane.cluster import Cluster, free_port
+from controlplane.process import Process
+from gpu_orchestrator.api import crds, names
+from tests.support.paths import ROOT
+
+T = TypeVar("T")
+
+SYSTEM = names.NAMESPACE
+CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
+REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
+EXAMPLES = ROOT / "examples"
+
+
+def pod(name: str, **spec: Any) -> Json:
+    """Annotations are given by their last word: `claim=`, `claim_template=`, `gpus=`, `strategy=`."""
+    asks = {word: spec.pop(word) for word in ("claim", "claim_template", "gpus", "strategy") if word in spec}
+    annotations = {f"gpu.scheduling/{word.replace('_', '-')}": str(asked) for word, asked in asks.items()}
+    container = {"name": "main", "image": "busybox", "resources": spec.pop("resources", {})}
+    meta = {"name": name, "annotations": annotations | spec.pop("annotations", {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": meta | spec.pop("meta", {}),
+        "spec": {"containers": [container], **spec},
+    }
+
+
+def claim(name: str, count: int = 1, *, topology: Json | None = None, **devices: Any) -> Json:
+    spec: Json = {"devices": {"count": count, **devices}}
+    if topology:
+        spec["topology"] = topology
+    return {"apiVersion": "gpu.scheduling/v1", "kind": "GpuClaim", "metadata": {"name": name}, "spec": spec}
+
+
+def example(name: str) -> list[Json]:
+    """The objects of one of the shipped examples."""
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+
+
+def install(cluster: Cluster) -> None:
+    """CRDs and our namespace; once per cluster."""
+    for text in crds.files().values():
+        made = yaml.safe_load(text)
+        if made.get("kind") == "CustomResourceDefinition":
+            _create(cluster, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made)
+    _create(cluster, "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
+    until(lambda: _is_served(cluster), "the CRDs are served")
+
+
+def _create(cluster: Cluster, path: str, body: Json) -> None:
+    try:
+        cluster.api.request("POST", path, body)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+
+
+def _is_served(cluster: Cluster) -> bool:
+    try:
+        return all(cluster.api.request("GET", path) for path in (CLAIMS.format("default"), REPORTS))
+    except ApiError:
+        return False
+
+
+def until(what: Callable[[], T | None], said: str, within_s: float = 30.0) -> T:
+    """Wait until something holds; gives what it gave."""
+    deadline = time.monotonic() + within_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {said}"
+        time.sleep(0.05)
+    return found
+
+
+@dataclass
+class Stage:
+    """Objects of one namespace, and the schedulers that serve it. Close it to end the schedulers."""
+
+    cluster: Cluster
+    namespace: str
+    folder: Path
+    system: str = SYSTEM
+    scheduler_name: str = names.SCHEDULER
+    running: list[Process] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    static: bool = False
+
+    @property
+    def leases_path(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.system}/leases"
+
+    @property
+    def pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def scheduler(self, *flags: str, kubeconfig: Path | None = None, **settings: Any) -> Process:
+        """A scheduler process; settings are those of its file."""
+        number, probes = len(self.running), free_port()
+        told = {
+            "kubeconfig": str(kubeconfig or self.cluster.kubeconfig),
+            "schedulerName": self.scheduler_name,
+            "namespace": self.system,
+            "metricsBindAddress": "0",
+            "healthProbeBindAddress": f"127.0.0.1:{probes}",
+            **settings,
+        }
+        file = self.folder / f"scheduler-{number}.yaml"
+        file.write_text(yaml.safe_dump(told))
+        command = [sys.executable, "-m", "gpu_orchestrator", "scheduler", f"--config={file}", *flags]
+        started = Process(f"scheduler-{number}", command, self.folder, {}, lambda: _answers(probes))
+        self.running.append(started)
+        started.start()
+        return started
+
+    def gpu_nodes(self, count: int = 1, *, prefix: str = "", **shape: Any) -> list[str]:
+        """Nodes that only this stage's pods look for."""
+        labels = {"stage": self.namespace, **shape.pop("labels", {})}
+        shape |= {"static": self.static, "prefix": prefix or self.namespace}
+        made = self.cluster.gpu_nodes(count, labels=labels, **shape)
+        self.nodes += made
+        return made
+
+    def create(self, *objects: Json, threads: int = 8) -> list[Json]:
+        """Pods and claims into this namespace. Pods are for this stage's scheduler and nodes."""
+        for each in objects:
+            if each["kind"] == "Pod":
+                each["spec"].setdefault("schedulerName", self.scheduler_name)
+                each["spec"]["nodeSelector"] = {
+                    "stage": self.namespace,
+                    **each["spec"].get("nodeSelector", {}),
+                }
+        return self.cluster.api.in_parallel(self._create, objects, threads=threads)
+
+    def _create(self, body: Json) -> Json:
+        path = self.pods_path if body["kind"] == "Pod" else CLAIMS.format(self.namespace)
+        return self.cluster.api.request("POST", path, body)
+
+    def pods(self) -> dict[str, Json]:
+        items = self.cluster.api.request("GET", self.pods_path)["items"]
+        return {each["metadata"]["name"]: each for each in items}
+
+    def pod(self, name: str) -> Json:
+        return self.cluster.api.request("GET", f"{self.pods_path}/{name}")
+
+    def claims(self) -> dict[str, Json]:
+        items = self.cluster.api.request("GET", CLAIMS.format(self.namespace))["items"]
+        return {each["metadata"]["name"]: each for each in items}
+
+    def claim(self, name: str) -> Json:
+        return self.cluster.api.request("GET", f"{CLAIMS.format(self.namespace)}/{name}")
+
+    def delete(self, *pods: str, force: bool = False) -> None:
+        body = {"gracePeriodSeconds": 0} if force else None
+        paths = [{"path": f"{self.pods_path}/{name}"} for name in pods]
+        self.cluster.api.in_parallel(
+            lambda each: self.cluster.api.request("DELETE", each["path"], body), paths, threads=4
+        )
+
+    def leases(self) -> dict[str, Json]:
+        """Device leases by name, whoever holds them."""
+        found = self.cluster.api.request(
+            "GET", f"{self.leases_path}?labelSelector=gpu.scheduling/managed=true"
+        )
+        return {each["metadata"]["name"]: each for each in found["items"]}
+
+    def holds_exactly(self) -> bool:
+        """Whether the leases speak of the devices of bound pods, all of them and nothing else."""
+        named = {
+            (f"gpu-{each['spec']['nodeName']}-{device}", each["metadata"]["uid"])
+            for each in self.pods().values()
+            if each["spec"].get("nodeName")
+            for device in each["metadata"]["annotations"]["gpu.scheduling/allocated"]
+            .rpartition(":")[2]
+            .split(",")
+        }
+        held = {(name, uid) for name, lease in self.leases().items() for uid in holders(lease)}
+        return named == held
+
+    def bound(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """What was given to each pod that has a node: `node:ids`."""
+        wanted = None if names is None else set(names)
+        return {
+            name: each["metadata"].get("annotations", {}).get("gpu.scheduling/allocated", "")
+            for name, each in self.pods().items()
+            if each["spec"].get("nodeName") and (wanted is None or name in wanted)
+        }
+
+    def wait_bound(self, *names: str, within_s: float = 30.0) -> dict[str, str]:
+        """All of them, or every pod of the namespace when none is named."""
+
+        def all_bound() -> dict[str, str] | None:
+            found = self.bound()
+            wanted = names or tuple(self.pods())
+            return {name: found[name] for name in wanted} if set(wanted) <= set(found) else None
+
+        try:
+            return until(all_bound, "the pods are bound", within_s)
+        except AssertionError as error:
+            left = sorted(set(names or self.pods()) - set(self.bound()))
+            told = {name: self.events(name) for name in left[:5]}
+            raise AssertionError(f"{error}; not bound: {left}; {told}\n{self.last_words()}") from None
+
+    def events(self, about: str) -> list[str]:
+        """Notes of the events about one object, in the order they were made."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        found = self.cluster.api.request("GET", f"{path}?fieldSelector=regarding.name={about}")["items"]
+        return [f"{each['reason']}: {each.get('note', '')}" for each in found]
+
+    def wait_event(self, about: str, text: str, within_s: float = 30.0) -> str:
+        def found() -> str | None:
+            return next((note for note in self.events(about) if text in note), None)
+
+        try:
+            return until(found, text, within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; events: {self.events(about)}\n{self.last_words()}") from None
+
+    def report(
+        self, node: str, devices: Iterable[Mapping[str, Any]], *, live: bool = True, **more: Any
+    ) -> None:
+        """What an agent would publish for the node, and its sign of life."""
+        body: Json = {
+            "apiVersion": "gpu.scheduling/v1",
+            "kind": "GpuNodeStatus",
+            "metadata": {"name": node},
+            "spec": {"nodeName": node},
+        }
+        _create(self.cluster, REPORTS, body)
+        status = {"devices": [dict(each) for each in devices], **more}
+        self.cluster.api.request(
+            "PATCH",
+            f"{REPORTS}/{node}/status",
+            {"status": status},
+            content_type="application/merge-patch+json",
+        )
+        if live:
+            self.sign_of_life(node)
+
+    def sign_of_life(self, node: str) -> None:
+        name, now = f"gpu-agent-{node}", time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
+        body = {"metadata": {"name": name}, "spec": {"holderIdentity": node, "renewTime": now}}
+        _create(self.cluster, self.leases_path, body)
+        self.cluster.api.request(
+            "PATCH",
+            f"{self.leases_path}/{name}",
+            {"spec": body["spec"]},
+            content_type="application/merge-patch+json",
+        )
+
+    def last_words(self) -> str:
+        return "\n".join(
+            f"--- {each.name}\n{each.last_words(25)}" for each in self.running if each.log.exists()
+        )
+
+    def close(self) -> None:
+        for each in self.running:
+            each.stop()
+        for node in self.nodes:
+            self.cluster.api.request("DELETE", f"/api/v1/nodes/{node}")
+        for each in self.running:
+            lines = each.log.read_text().splitlines() if each.log.exists() else []
+            broken = [line for line in lines if "Traceback" in line or '"exception"' in line]
+            assert not broken, f"{each.name} had a traceback: {broken[0][:3000]}"
+
+
+def devices(count: int, *, uuids: bool = True, **more: Any) -> list[Json]:
+    """Healthy devices of a report, all alike."""
+    alike = {"health": "Healthy", "vendor": "nvidia", "model": "A100", "memoryMiB": 81_920, **more}
+    mark = uuid4().hex[:8]
+    return [{"id": n, **({"uuid": f"GPU-{mark}-{n}"} if uuids else {}), **alike} for n in range(count)]
+
+
+def holders(lease: Json) -> set[str]:
+    """UIDs of all who hold a device."""
+    told = lease["metadata"].get("annotations", {}).get("gpu.scheduling/holders")
+    return {each["uid"] for each in json.loads(told)} if told else {lease["spec"]["holderIdentity"]}
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,42 @@
+"""Real Valkey servers for tests: the embedded one, and one as an operator would run it (TCP, password)."""
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from controlplane.cluster import free_port
+from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
+from gpu_orchestrator.adapters.store.valkey.embedded import binary, embedded
+
+PASSWORD = "correct horse"
+
+
+@contextlib.asynccontextmanager
+async def external(folder: Path, **settings: str) -> AsyncIterator[str]:
+    """A server with a port and a password; `settings` are lines of its configuration."""
+    port = free_port()
+    asked = {"port": str(port), "requirepass": PASSWORD, "dir": str(folder), "save": "", **settings}
+    arguments = [part for name, value in asked.items() for part in (f"--{name.replace('_', '-')}", value)]
+    process = subprocess.Popen([binary(), *arguments], stdout=subprocess.DEVNULL)  # noqa: ASYNC220
+    url = f"redis://:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/0"
+    database = Database(url)
+    try:
+        await wait_until_up(database, 30)
+        yield url
+    finally:
+        await database.close()
+        process.terminate()
+        await asyncio.to_thread(process.wait)
+
+
+@contextlib.asynccontextmanager
+async def server(kind: str, folder: Path) -> AsyncIterator[str]:
+    """The address of a server that keeps what it acknowledged, `embedded` or `external`."""
+    if kind == "embedded":
+        async with embedded(folder) as running:
+            yield running.url
+    else:
+        async with external(folder, appendonly="yes", appendfsync="always") as url:
+            yield url

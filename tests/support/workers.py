@@ -1,0 +1,91 @@
+"""Real worker processes for tests, and a look at what they leave behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from tests.support.scripted_server import TOKEN
+
+MARK = "GPU_ORCHESTRATOR_TEST_MARK"
+
+
+class Worker:
+    """`gpu-orchestrator worker` as a process of its own; every process below it carries its mark."""
+
+    def __init__(self, server: str, log: Path, *options: str, token: str = TOKEN, name: str = "w") -> None:
+        self.name, self.mark = name, uuid4().hex
+        self.log = log
+        environment = compiled() | {MARK: self.mark, "GPU_ORCHESTRATOR_TOKEN": token}
+        command = [str(Path(sys.executable).with_name("gpu-orchestrator")), "worker"]
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*command, "--server", server, "--name", name, *options],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def below(self) -> list[int]:
+        """Processes of this worker that live, without itself."""
+        return [pid for pid in marked(self.mark) if pid != self.process.pid]
+
+    def runner(self) -> int:
+        """The newest process that runs handlers."""
+        return max(self.below())
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+def compiled() -> dict[str, str]:
+    """An environment in which Python keeps what it compiled, as it does for an installed package: processes
+    start as fast as they do for a user."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    folder = Path(tempfile.gettempdir()) / f"gpu-orchestrator-pycache-{os.getuid()}"
+    return kept | {"PYTHONPYCACHEPREFIX": str(folder)}
+
+
+def marked(mark: str) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and is_alive(int(folder.name)):
+            with suppress(OSError):
+                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                    yield int(folder.name)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def grown_to(worker: Worker, count: int) -> None:
+    """Waits until this worker has so many processes: one that has just begun does not show its mark yet."""
+    end = time.monotonic() + 20.0
+    while len(below := worker.below()) < count:
+        assert time.monotonic() < end, f"never {count} processes: {below}"
+        time.sleep(0.01)
+
+
+def gone_within(worker: Worker, seconds: float) -> float:
+    """How long until no process below this worker is left."""
+    start = time.monotonic()
+    while worker.below():
+        assert time.monotonic() - start < seconds, f"still there after {seconds} s: {worker.below()}"
+        time.sleep(0.01)
+    return time.monotonic() - start
