@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_orchestrator.adapters import settings
-from gpu_orchestrator.adapters.store.values import Assignment, Remembered, Snapshot
+from gpu_orchestrator.adapters.store.values import Assigned, Assignment, Remembered, Snapshot
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.cluster import policies
@@ -112,9 +112,9 @@ class Ledger:
 
     given: dict[str, str] = field(default_factory=dict)
 
-    async def assign(self, assignments: Sequence[Assignment]) -> tuple[tuple[str, str], ...]:
+    async def assign(self, assignments: Sequence[Assignment]) -> list[Assigned]:
         self.given.update({each.id: each.worker for each in assignments})
-        return tuple(("{}", "") for _ in assignments)
+        return [Assigned("{}", "") for _ in assignments]
 
 
 @pytest.mark.parametrize("case", CASES)
