@@ -112,9 +112,9 @@ class Ledger:
 
     given: dict[str, str] = field(default_factory=dict)
 
-    async def assign(self, assignments: Sequence[Assignment]) -> tuple[tuple[str, str], ...]:
+    async def assign(self, assignments: Sequence[Assignment]) -> list[Assigned]:
         self.given.update({each.id: each.worker for each in assignments})
-        return tuple(("{}", "") for _ in assignments)
+        return [Assigned("{}", "") for _ in assignments]
 
 
 @pytest.mark.parametrize("case", CASES)
