@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_orchestrator.adapters import settings
-from gpu_orchestrator.adapters.store.records import Assignment, Remembered, Snapshot
+from gpu_orchestrator.adapters.store.records import Assigned, Assignment, Remembered, Snapshot
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
