@@ -95,8 +95,11 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every part, last started first, and removes the folder. Nobody needs the data: etcd and the API
-        server, which would take ten seconds to leave in order, are killed."""
+        """Ends every part, last started first, and removes the folder.
+
+        Nobody needs the data any more, so etcd and the API server are killed: the latter would take ten
+        seconds to leave in order.
+        """
         self.api.close()
         for part in reversed(self.parts.values()):
             part.kill() if part.name in ALWAYS else part.stop(timeout_s=2)
