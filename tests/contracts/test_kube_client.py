@@ -129,10 +129,10 @@ async def test_reviews(client: Client, cluster: Cluster, namespace: str) -> None
     assert await reviews.may(client, Who("bob", groups=("system:masters",)), Access("get", "secrets"))
     cluster.kubectl("create", "serviceaccount", "someone", "-n", namespace)
     someone = config.load(cluster.service_account_kubeconfig(namespace, "someone"))
-    found = await reviews.who(client, (await someone.credentials.current()).token)
+    found = await reviews.review_token(client, (await someone.credentials.current()).token)
     assert found is not None
     assert found.username == f"system:serviceaccount:{namespace}:someone"
-    assert await reviews.who(client, "rubbish") is None
+    assert await reviews.review_token(client, "rubbish") is None
     assert (await reviews.version(client)).startswith("v1.")
     assert "leases" in await reviews.served(client, "coordination.k8s.io", "v1")
     assert await reviews.served(client, "no.such.group", "v1") == frozenset()
