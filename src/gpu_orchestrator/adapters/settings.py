@@ -32,7 +32,7 @@ def _text(default: str = "", allowed: str = "any text") -> str:
 
 
 def _secret(allowed: str = "any text") -> str:
-    """A setting that is never shown. Better than the value itself is a file: NAME_FILE instead of NAME."""
+    """Declare a setting that is never shown. Prefer a file to the value itself: NAME_FILE instead of NAME."""
     return field(default="", repr=False, metadata={"allowed": allowed, "read": str, "secret": True})
 
 

@@ -1,4 +1,4 @@
-"""The NVML adapter over a scripted driver: what a real one does only on bad days.
+"""The NVML adapter over a scripted driver: failures that a real driver rarely shows.
 
 The driver below the adapter is scripted, call by call; the adapter itself is the real one.
 """
