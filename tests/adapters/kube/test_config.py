@@ -95,7 +95,7 @@ def pod(folder: Path, **files: str) -> Path:
     return folder
 
 
-async def test_in_a_pod(tmp_path: Path) -> None:
+async def test_pod_uses_its_service_account(tmp_path: Path) -> None:
     pod(tmp_path, token="t1", ca_crt=AUTHORITY.pem.decode(), namespace="ours")
     env = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     found = config.in_cluster(env, tmp_path)

@@ -114,7 +114,7 @@ class Client:
         size: int = PAGE,
         on_bad: codec.OnBad | None = None,
     ) -> AsyncIterator[codec.Page[T]]:
-        """Yield the pages of one list, all of one version; raise `Gone` if that is compacted too early."""
+        """Yield the pages of one list, all of one version; raise `Gone` if that is compacted meanwhile."""
         operation, more = _operation("list", resource, "", namespace), ""
         while True:
             query = {"labelSelector": labels, "fieldSelector": fields, "limit": size, "continue": more}

@@ -128,7 +128,8 @@ class Elector:
                     return
                 await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))  # noqa: S311  # only spreads
             except asyncio.CancelledError:
-                await asyncio.wait([attempt])  # if we did not wait, the server could grant it after we looked
+                # Wait for the attempt: the server could grant it after we looked.
+                await asyncio.wait([attempt])
                 if self.is_leader or self._is_unanswered:
                     await self._release()
                 raise
@@ -149,9 +150,8 @@ class Elector:
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 if not await self._try_once() and self.holder != self.identity:
-                    self._renewed_at = (
-                        NEVER  # another process took it, or a person changed the holder: stop at once
-                    )
+                    # Another process took it, or a person changed the holder: stop at once.
+                    self._renewed_at = NEVER
 
     async def _try_once(self) -> bool:
         """Acquire or renew the lease. Return False if another process holds it or the server refused."""

@@ -153,7 +153,7 @@ class NotServed(ApiError, Permanent):
 
 
 class Conflict(ApiError, Permanent):
-    """409: the object has changed since the request was made; read it again."""
+    """409: the object is not in the state that the request expects; read it again."""
 
 
 class AlreadyExists(Conflict):

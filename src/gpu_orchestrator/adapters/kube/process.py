@@ -30,7 +30,7 @@ class Component(Protocol):
         """The watches, in the order in which their first lists must be complete."""
 
     async def work(self) -> None:
-        """Do what one replica may do. Starts when we lead and all watches are synced; ends after `stop`."""
+        """Do what only one replica may do. Starts when we lead with synced watches; ends after `stop`."""
 
     def stop(self) -> None:
         """Start nothing more and let running work finish."""

@@ -111,8 +111,8 @@ def _tls_name(name: str, source: str) -> str:
     return name
 
 
-def _proxy(asked: str, server: str, source: str) -> str:
-    proxy = asked or _proxy_of_environment(server)
+def _proxy(configured: str, server: str, source: str) -> str:
+    proxy = configured or _proxy_of_environment(server)
     if proxy and _parts(proxy) is None:
         raise ConfigError(
             f"the proxy {proxy!r} of {source} is not supported; use an http:// or https:// proxy"

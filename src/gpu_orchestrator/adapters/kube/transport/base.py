@@ -154,7 +154,7 @@ class HttpTransport:
         return known[1]
 
     def _check_expiry(self, identity: Identity) -> None:
-        """Raise an error that names an expired client certificate: the server answers it with a bare 401."""
+        """Raise an error that says when the client certificate expired: the server only sends a bare 401."""
         end = tls.ends_at(identity.certificate_pem)
         if end and end < datetime.now(UTC):
             raise Untrusted(

@@ -89,7 +89,7 @@ class Parser:
             self._chunked = True
         elif length is not None:
             if not _LENGTH.fullmatch(length):
-                raise BadAnswer(f"the Content-Length of an answer is {length[:20]!r}, not a number")
+                raise BadAnswer(f"the Content-Length of an answer is {length[:20]!r}, not a valid length")
             self._left = int(length)
             self._bound(self._left)
         else:
@@ -152,5 +152,5 @@ def _bound_head(size: int) -> None:
 def _size(line: bytearray) -> int:
     found = _CHUNK.fullmatch(line)
     if found is None:
-        raise BadAnswer(f"the length of a chunk is {bytes(line[:20])!r}, not a hexadecimal number")
+        raise BadAnswer(f"the length of a chunk is {bytes(line[:20])!r}, not a valid length")
     return int(found[1], 16)
