@@ -1,5 +1,5 @@
-"""Keys by command against a real `up` with TLS at DEBUG; and then nothing it wrote, and nothing in its store,
-shows a secret."""
+"""Manage keys by command on a real `up` with TLS and DEBUG logs; then no secret is in its output or its
+store."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ class Up:
         return json.loads(done.stdout)
 
     def end(self) -> str:
-        """Everything it said."""
+        """End it, and return all its output."""
         self.process.terminate()
         rest, _ = self.process.communicate(timeout=60)
         return "".join(self.said) + rest
@@ -96,7 +96,7 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
         done = up.command(*line.split()[1:])
         assert done.returncode == 0, done.stderr
 
-    # as ann, over a connection that is verified
+    # as ann, over a verified connection
     ann = {"GPU_ORCHESTRATOR_URL": up.url, "API_KEY": made["key"], "DATA_DIR": str(up.folder / "elsewhere")}
     done = up.command("task", "submit", "echo", '{"a": 1}', "--gpus", "0", "--wait", "--json", **ann)
     assert "certificate" in done.stderr, "a client without the CA does not connect"
@@ -110,7 +110,7 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
     assert "this key is not known here" in said
     assert wrong not in said
 
-    # a worker of its own key, which is then revoked
+    # a worker with its own key, which is then revoked
     joined = subprocess.Popen(
         [COMMAND, "worker", "--server", up.url, *trust, "--name", "box", "--simulate", "1", "--v", "1"],
         env={**compiled(), "GPU_ORCHESTRATOR_TOKEN": worker["key"], "HOME": str(up.folder)},
@@ -137,7 +137,7 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
         for path in up.data.rglob("*")
         if path.is_file() and path.name not in KEEPERS
     }
-    assert any("appendonly" in name for name in files), "what is on disk was looked at"
+    assert any("appendonly" in name for name in files), "no file on disk was checked"
     own_token = (up.data / "worker-token").read_text()
     sealing = (up.data / "secrets-key").read_text()
     for secret in (up.api_key, made["key"], worker["key"], wrong, own_token, signing, sealing):
@@ -164,7 +164,7 @@ async def callback_secret(up: Up, key: str) -> str:
 
 
 async def everything(socket: Path) -> str:
-    """Every value in the store, as it is."""
+    """Return every raw value in the store."""
     client = Client(f"unix://{socket}", answer_s=10)
     readers = {
         b"string": ("GET",),

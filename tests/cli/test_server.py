@@ -23,7 +23,7 @@ PATIENCE_S = 90.0
 
 
 def start(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs to its end, which it must find by itself."""
+    """Run the command until it ends by itself."""
     return subprocess.run(
         [COMMAND, *words],
         cwd=folder,
@@ -90,7 +90,7 @@ def up(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
-    """What it says until then; it is killed if that takes too long."""
+    """Read its output until a line has `wanted`; kill it if that takes too long."""
     assert process.stdout is not None
     lines: list[str] = []
     late = Timer(PATIENCE_S, process.kill)

@@ -1,8 +1,8 @@
-"""Small clusters, requests and changes of every kind, made from a seed.
+"""Small clusters, requests and changes of every kind, generated from a seed.
 
-Hypothesis draws the seed and the sizes, and so finds the smallest size at which a seed still fails; a
-thousand such worlds take about a second, where drawing each field through hypothesis would take minutes and
-yield mostly refusals.
+Hypothesis draws the seed and the sizes, and so finds the smallest size at which a seed still fails. A
+thousand such worlds take about a second; drawing each field through Hypothesis would take minutes and produce
+mostly refusals.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ ALLOCATORS = ("contiguous", "spread", "preferIds", "packed")
 
 @dataclass(frozen=True)
 class See:
-    """A node comes, or is seen changed."""
+    """A node is added or changed."""
 
     node: Node
 
@@ -51,7 +51,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Free:
-    """Release the n-th of what is held."""
+    """Release the n-th placement that is held."""
 
     which: int
 
@@ -61,7 +61,7 @@ Step = See | Lose | Ask | Free
 
 @dataclass(frozen=True)
 class World:
-    """Where it begins and what happens then. Shown by its seed and sizes, which make it again."""
+    """The first nodes and the steps that follow. Its repr shows seed and sizes, which generate it again."""
 
     seed: int
     size: int
@@ -74,7 +74,7 @@ class World:
 
     @property
     def steps(self) -> list[Step]:
-        """A few shapes come again and again, so that remembered answers are used and mended."""
+        """Return the steps. A few shapes recur, so that cached standings are used and updated."""
         rng = Random(self.seed + 1)
         shapes = [a_shape(rng) for _ in range(4)]
         return [_step(rng, shapes) for _ in range(self.length)]
@@ -139,7 +139,7 @@ def a_shape(rng: Random) -> Shape:
     exclusive = rng.random() < 0.5
     milli = 1000 if exclusive else rng.choice([0, 200, 400, 500, 1000])
     memory = rng.choice([8, 40] if not milli else [0, 0, 8, 40])
-    wishes = _wishes(rng) if rng.random() < 0.4 else {}
+    wishes = _optional_rules(rng) if rng.random() < 0.4 else {}
     plain = Shape(
         gpus=rng.choice([0, 1, 1, 1, 2, 2, 3, 4]),
         exclusive=exclusive,
@@ -162,8 +162,8 @@ _TOLERATIONS: list[tuple[Toleration, ...]] = [
 ]
 
 
-def _wishes(rng: Random) -> dict[str, Any]:
-    """One or two of what only some ask for."""
+def _optional_rules(rng: Random) -> dict[str, Any]:
+    """Return one or two rules that only some requests have."""
     wishes = {
         "vendor": rng.choice(["nvidia", "amd"]),
         "models": rng.choice([("A",), ("A", "M"), ("Z",)]),
