@@ -95,10 +95,14 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End every part, in reverse order of start, and remove the folder."""
+        """End every part, in reverse order of start, and remove the folder.
+
+        The data is not needed any more, so etcd and the API server are killed: a graceful stop of the API
+        server would take ten seconds.
+        """
         self.api.close()
         for part in reversed(self.parts.values()):
-            part.kill() if part.name == "etcd" else part.stop(timeout_s=2)
+            part.kill() if part.name in ALWAYS else part.stop(timeout_s=2)
         self.guard.end()
 
     @property
@@ -194,12 +198,20 @@ def free_port() -> int:
 LOWEST_PORT = 10_000
 _given: set[int] = set()
 """Ports that were returned before: the server may not listen on one yet when the next port is needed."""
+_offset, _step = 0, 1
+
+
+def share_ports(number: int, count: int) -> None:
+    """Return only every `count`-th port from now on, so that `count` processes never choose the same one."""
+    global _offset, _step
+    _offset, _step = number, count
 
 
 def port_below(limit: int) -> int:
     for _ in range(100):
         # If outgoing connections may use all ports, let the kernel choose a free one (port 0).
-        port = random.SystemRandom().randrange(LOWEST_PORT, limit) if limit > LOWEST_PORT + 1000 else 0
+        is_wide = limit > LOWEST_PORT + 1000
+        port = random.SystemRandom().randrange(LOWEST_PORT + _offset, limit, _step) if is_wide else 0
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

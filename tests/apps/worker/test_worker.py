@@ -157,6 +157,7 @@ async def test_task_continues_over_a_lost_connection(peer: Peer, new_worker: New
 
 
 async def test_many_large_results_are_split_into_frames(peer: Peer, new_worker: NewWorker) -> None:
+    peer.renew_every_s = 20.0  # a busy machine may answer renewals late, and the worker would reconnect
     new_worker("--function", "large=tests.support.worker_functions:large", "--max-concurrent", "20")
     await peer.receive(session.Hello)
     asked = {"function": "large", "arguments": {"size": 7 << 20}}

@@ -87,7 +87,9 @@ async def test_a_worker_that_comes_back_does_not_wait_for_its_lost_connection(
     lost = Played()
     before = await join(sessions, lost)
     lost.takes.clear()
-    await end(before, await join(sessions, Played(resume_epoch=1)))
+    after = await join(sessions, Played(resume_epoch=1))
+    lost.takes.set()
+    await end(before, after)
 
 
 async def test_the_server_ends_whoever_takes_its_goodbye_and_then_all_are_parted_from(
