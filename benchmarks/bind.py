@@ -260,22 +260,24 @@ def summary(rounds: list[list[Result]]) -> dict[str, Any]:
         pairs = zip(by[who], by[to], strict=True)
         return round(statistics.median(of(ours) / of(theirs) for ours, theirs in pairs), 2)
 
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for who in OURS:
-        told[f"ratio_{who}"] = ratio(who, lambda each: each.bound_per_s)
-        told[f"ratio_{who}_all_writes"] = ratio(who, lambda each: each.done_per_s)
-        told[f"ratio_{who}_cpu"] = ratio(who, lambda each: 1 / _used(each.cpu_s))
+        figures[f"ratio_{who}"] = ratio(who, lambda each: each.bound_per_s)
+        figures[f"ratio_{who}_all_writes"] = ratio(who, lambda each: each.done_per_s)
+        figures[f"ratio_{who}_cpu"] = ratio(who, lambda each: 1 / _used(each.cpu_s))
         if who in by:
-            told[f"writes_per_pod_{who}"] = statistics.median(each.writes_per_pod for each in by[who])
+            figures[f"writes_per_pod_{who}"] = statistics.median(each.writes_per_pod for each in by[who])
     if PLAIN in by:
-        told["ratio_plain"] = ratio("lease", lambda each: each.bound_per_s, PLAIN)
-        told["ratio_plain_scheduler_cpu"] = ratio("lease", lambda each: 1 / _scheduler(each), PLAIN)
-        told["ratio_plain_cpu"] = ratio("lease", lambda each: 1 / _used(each.cpu_s), PLAIN)
-    told["pods_per_s"] = {
+        figures["ratio_plain"] = ratio("lease", lambda each: each.bound_per_s, PLAIN)
+        figures["ratio_plain_scheduler_cpu"] = ratio("lease", lambda each: 1 / _scheduler(each), PLAIN)
+        figures["ratio_plain_cpu"] = ratio("lease", lambda each: 1 / _used(each.cpu_s), PLAIN)
+    figures["pods_per_s"] = {
         who: round(statistics.median(each.bound_per_s for each in them), 1) for who, them in by.items()
     }
-    told["rss_mb"] = max((each.rss_mb for who, them in by.items() if who != KUBE for each in them), default=0)
-    return told
+    figures["rss_mb"] = max(
+        (each.rss_mb for who, them in by.items() if who != KUBE for each in them), default=0
+    )
+    return figures
 
 
 def _used(cpu_s: dict[str, float]) -> float:

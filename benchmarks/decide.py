@@ -71,11 +71,11 @@ def decision_times(nodes: int, strategy: str, decisions: int) -> list[float]:
 
 
 def _turn(
-    cluster: Cluster, held: list[Placement], asked: Request, policy: Policy, rng: random.Random
+    cluster: Cluster, held: list[Placement], request_to_place: Request, policy: Policy, rng: random.Random
 ) -> float:
     """Decide and place one request, then release as many GPUs. Only the decision is timed."""
     start = perf_counter()
-    answer = decide(asked, cluster, policy, rng)
+    answer = decide(request_to_place, cluster, policy, rng)
     took = perf_counter() - start
     if isinstance(answer, Placement):
         cluster.place(answer)

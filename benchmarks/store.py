@@ -88,10 +88,10 @@ async def measure_calls(library: str, port: int, calls: int, figures: Figures) -
         for at_once in AT_ONCE:
             words = (library, "measure", f"redis://127.0.0.1:{port}/15", operation, str(calls), str(at_once))
             child = await asyncio.create_subprocess_exec(*CHILD, *words, stdout=asyncio.subprocess.PIPE)
-            told, _ = await child.communicate()
+            output, _ = await child.communicate()
             if child.returncode:
                 raise SystemExit(f"{library} could not {operation}")
-            figures.note(f"{operation}, {at_once} at once", library, json.loads(told))
+            figures.note(f"{operation}, {at_once} at once", library, json.loads(output))
 
 
 async def measure_served(libraries: list[str], port: int, rounds: int, posts: int, figures: Figures) -> None:

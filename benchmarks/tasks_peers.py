@@ -116,10 +116,10 @@ def drained(peer: Peer, port: int, count: int) -> float:
 
 def _run_client(peer: Peer, port: int, word: str, count: int) -> Any:
     with _client(peer, port, word, count) as client:
-        said, _ = client.communicate(timeout=150)
+        output, _ = client.communicate(timeout=150)
     if client.returncode:
         raise SystemExit(f"{peer.name} could not {word} {count}")
-    return json.loads(said)
+    return json.loads(output)
 
 
 def _client(peer: Peer, port: int, word: str, count: int) -> "subprocess.Popen[str]":

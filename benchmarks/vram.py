@@ -108,7 +108,7 @@ def agreement(manager: Manager, gpus: Gpus, device: Device) -> dict[str, Any]:
     time.sleep(2)
     shown = manager.call("GET", "/workers/vram")["gpu_info"][0]["memory_used_bytes"] >> 20
     final = manager.wait(task)
-    print(f"a task took {mib} MiB: the driver says {taken} more, the worker reports {shown} in all")
+    print(f"a task took {mib} MiB: the driver reports {taken} more, the worker reports {shown} in all")
     agrees = mib <= taken <= mib + CONTEXT_MIB and final["status"] == "completed"
     return {"asked_mib": mib, "driver_mib": taken, "reported_mib": shown, "agrees": agrees}
 

@@ -169,14 +169,14 @@ class Cluster:
     def wait_nodes_ready(self, names: Sequence[str], timeout_s: float = 60.0) -> None:
         started = time.monotonic()
         while True:
-            asked = time.monotonic()
+            polled_at = time.monotonic()
             missing = set(names) - set(self.ready_nodes())
             if not missing:
                 return
-            if asked > started + timeout_s:
+            if polled_at > started + timeout_s:
                 some = f"{len(missing)} nodes not Ready after {timeout_s:.0f} s, among them {min(missing)}"
                 raise ClusterError(some)
-            time.sleep(max(0.1, 3 * (time.monotonic() - asked)))  # polling must not slow the nodes down
+            time.sleep(max(0.1, 3 * (time.monotonic() - polled_at)))  # polling must not slow the nodes down
 
     def ready_nodes(self) -> list[str]:
         items: list[Json] = self.api.request("GET", "/api/v1/nodes")["items"]

@@ -92,7 +92,7 @@ def test_help_lists_every_target() -> None:
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, toolbox: object) -> Iterator[dict[str, "Future[str]"]]:
     """Run the real benchmarks that this session has selected, some at once: they mostly wait."""
-    asked = [
+    selected = [
         str(item.callspec.params["name"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.originalname == "test_real_benchmark_at_toy_size"
@@ -100,7 +100,7 @@ def runs(request: pytest.FixtureRequest, toolbox: object) -> Iterator[dict[str, 
     make("tools")
     make(f"{sys.prefix}/bench/ready")  # before several targets need it at once
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(make, name, f"ARGS={REAL[name].args}") for name in asked}
+        yield {name: pool.submit(make, name, f"ARGS={REAL[name].args}") for name in selected}
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -53,7 +53,7 @@ class Up:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.said = lines_until(self.process, "Ctrl-C stops everything")
+        self.output = lines_until(self.process, "Ctrl-C stops everything")
 
     @property
     def url(self) -> str:
@@ -71,7 +71,7 @@ class Up:
         """End it, and return all its output."""
         self.process.terminate()
         rest, _ = self.process.communicate(timeout=60)
-        return "".join(self.said) + rest
+        return "".join(self.output) + rest
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
     assert json.loads(done.stdout)["result"] == {"a": 1}, done.stderr
     assert "admin is needed" in up.command(*trust, "key", "list", **ann).stderr
     wrong = secrets.token_hex(32)
-    said = up.command(*trust, "task", "list", **{**ann, "API_KEY": wrong}).stderr
-    assert "this key is not known here" in said
-    assert wrong not in said
+    message = up.command(*trust, "task", "list", **{**ann, "API_KEY": wrong}).stderr
+    assert "this key is not known here" in message
+    assert wrong not in message
 
     # a worker with its own key, which is then revoked
     joined = subprocess.Popen(
@@ -193,7 +193,7 @@ def test_certificate_for_another_address_is_reported_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("key", "create", "ann", "--expires", "soon"),
@@ -206,6 +206,6 @@ def test_certificate_for_another_address_is_reported_at_once(tmp_path: Path) -> 
         (("--ca", "/nowhere", "key", "list"), "--ca /nowhere cannot be used: No such file"),
     ],
 )
-def test_bad_options_are_reported(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_bad_options_are_reported(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     done = start(tmp_path, *words, GPU_ORCHESTRATOR_URL="https://127.0.0.1:1", API_KEY="k" * 32)
-    assert said in only_line(done)
+    assert message in only_line(done)

@@ -181,9 +181,9 @@ def test_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster) -> 
     cluster.kubectl("create", "configmap", "one", kubeconfig=bob)
     # A response may arrive before the server writes its audit line.
     assert eventually(lambda: bool(cluster.audit.requests()["bob", "create", "configmaps"]), within_s=10)
-    asked = cluster.audit.requests()
-    assert asked["bob", "list", "configmaps"] == 3
-    assert asked["bob", "create", "configmaps"] == 1
+    requests = cluster.audit.requests()
+    assert requests["bob", "list", "configmaps"] == 3
+    assert requests["bob", "create", "configmaps"] == 1
 
 
 OWNER = """

@@ -121,10 +121,10 @@ def test_two_runs_at_once_build_once(folder: Path, monkeypatch: pytest.MonkeyPat
         folder, monkeypatch, f'[ "$1" = build ] && echo build >> {folder}/builds && sleep 5\nexec $GO "$@"'
     )
     runs = [in_another_process(folder) for _ in range(2)]
-    said = [run.communicate(timeout=200) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
+    outputs = [run.communicate(timeout=200) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
     assert (folder / "builds").read_text() == "build\n"
-    assert sum("waiting for it" in stderr for _, stderr in said) == 1
+    assert sum("waiting for it" in stderr for _, stderr in outputs) == 1
 
 
 def test_error_without_network_says_what_still_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

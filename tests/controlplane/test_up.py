@@ -24,13 +24,13 @@ def up(toolbox: object) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_printed_commands_work_and_ctrl_c_ends_the_cluster(up: "subprocess.Popen[str]") -> None:
-    said = ""
+    printed = ""
     for line in up.stdout or ():
-        said += line
+        printed += line
         if "Ctrl-C ends" in line:
             break
-    found = re.search(r"export KUBECONFIG=(\S+)\n\s+alias kubectl=(\S+)", said)
-    assert found, said
+    found = re.search(r"export KUBECONFIG=(\S+)\n\s+alias kubectl=(\S+)", printed)
+    assert found, printed
     kubeconfig, kubectl = found.groups()
     listed = subprocess.run(
         [kubectl, "--kubeconfig", kubeconfig, "get", "nodes"], capture_output=True, text=True

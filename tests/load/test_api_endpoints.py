@@ -17,7 +17,7 @@ PER_SECOND = 4
 
 
 class Caller(FastHttpUser):  # type: ignore[misc]
-    """A client. Good answers are 2xx, and 429 or 503 with `Retry-After`: the server then tells its limits."""
+    """A client. Good answers are 2xx, and 429 or 503 with `Retry-After`: it tells when to retry."""
 
     wait_time = constant_throughput(PER_SECOND)
 
@@ -27,7 +27,7 @@ class Caller(FastHttpUser):  # type: ignore[misc]
         self.headers = {"Authorization": f"Bearer {os.environ['LOAD_KEY']}"}
 
     @task  # type: ignore[untyped-decorator]
-    def ask(self) -> None:
+    def send(self) -> None:
         call = self.mix.next()
         with self.client.request(
             call.method, call.path, json=call.body, name=call.name, headers=self.headers, catch_response=True

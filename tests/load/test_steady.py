@@ -26,10 +26,10 @@ async def test_steady_load_has_no_errors(tmp_path: Path, scale: Scale, figure: C
         await manager.worker("a", "--max-concurrent", "8")
 
         async def client(number: int) -> None:
-            mix, asks = Client(Random(number)), int(seconds * PER_SECOND / CLIENTS)
+            mix, count = Client(Random(number)), int(seconds * PER_SECOND / CLIENTS)
             begins = time.monotonic() + number / PER_SECOND
-            for ask in range(asks):
-                due = begins + ask * CLIENTS / PER_SECOND
+            for turn in range(count):
+                due = begins + turn * CLIENTS / PER_SECOND
                 await asyncio.sleep(max(due - time.monotonic(), 0.0))
                 wanted, start = mix.next(), time.perf_counter()
                 status, answer = await manager.call(wanted.method, wanted.path, wanted.body)

@@ -139,7 +139,7 @@ def a_shape(rng: Random) -> Shape:
     exclusive = rng.random() < 0.5
     milli = 1000 if exclusive else rng.choice([0, 200, 400, 500, 1000])
     memory = rng.choice([8, 40] if not milli else [0, 0, 8, 40])
-    wishes = _optional_rules(rng) if rng.random() < 0.4 else {}
+    rules = _optional_rules(rng) if rng.random() < 0.4 else {}
     plain = Shape(
         gpus=rng.choice([0, 1, 1, 1, 2, 2, 3, 4]),
         exclusive=exclusive,
@@ -151,7 +151,7 @@ def a_shape(rng: Random) -> Shape:
         resources=rng.choice([(), (), (("cpu", 1),), (("cpu", 2), ("odd", 1))]),
         tolerations=rng.choice(_TOLERATIONS),
     )
-    return replace(plain, **wishes)
+    return replace(plain, **rules)
 
 
 _TOLERATIONS: list[tuple[Toleration, ...]] = [
@@ -164,7 +164,7 @@ _TOLERATIONS: list[tuple[Toleration, ...]] = [
 
 def _optional_rules(rng: Random) -> dict[str, Any]:
     """Return one or two rules that only some requests have."""
-    wishes = {
+    rules = {
         "vendor": rng.choice(["nvidia", "amd"]),
         "models": rng.choice([("A",), ("A", "M"), ("Z",)]),
         "labels": (("zone", rng.choice(["east", "west"])),),
@@ -173,7 +173,7 @@ def _optional_rules(rng: Random) -> dict[str, Any]:
         "fabric": rng.choice([Fabric(rdma=True), Fabric(min_ports=2), Fabric(cufile=True)]),
         "resources": rng.choice([(("unheard", 1),), (("rare", 1),), (("cpu", MOST_AMOUNT - 1),)]),
     }
-    return {name: wishes[name] for name in rng.sample(sorted(wishes), rng.randint(1, 2))}
+    return {name: rules[name] for name in rng.sample(sorted(rules), rng.randint(1, 2))}
 
 
 def _term(rng: Random) -> Term:

@@ -17,8 +17,8 @@ PASSWORD = "correct horse"
 async def external(folder: Path, **settings: str) -> AsyncIterator[str]:
     """Start a server with a port and a password; `settings` are lines of its configuration."""
     port = free_port()
-    asked = {"port": str(port), "requirepass": PASSWORD, "dir": str(folder), "save": "", **settings}
-    arguments = [part for name, value in asked.items() for part in (f"--{name.replace('_', '-')}", value)]
+    options = {"port": str(port), "requirepass": PASSWORD, "dir": str(folder), "save": "", **settings}
+    arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     process = subprocess.Popen([binary(), *arguments], stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     url = f"redis://:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/0"
     database = Database(url)

@@ -112,16 +112,16 @@ def _sensible(value: T) -> T:
     return value
 
 
-def _held(wish: DeviceWish) -> dict[str, Any]:
-    mended: dict[str, Any] = {}
-    if wish.exclusivity != "Shared":
-        mended |= {"memory_mib": None, "share": None}
-    elif wish.memory_mib is None and wish.share is None:
-        mended |= {"share": 500}
-    if wish.exclusivity != "MIG":
-        mended |= {"mig_profile": ""}
-    elif not wish.mig_profile:
-        mended |= {"mig_profile": "1g.10gb"}
-    if wish.policy == "preferIds" and not wish.prefer_ids:
-        mended |= {"prefer_ids": [0]}
-    return mended
+def _held(devices: DeviceWish) -> dict[str, Any]:
+    fixed: dict[str, Any] = {}
+    if devices.exclusivity != "Shared":
+        fixed |= {"memory_mib": None, "share": None}
+    elif devices.memory_mib is None and devices.share is None:
+        fixed |= {"share": 500}
+    if devices.exclusivity != "MIG":
+        fixed |= {"mig_profile": ""}
+    elif not devices.mig_profile:
+        fixed |= {"mig_profile": "1g.10gb"}
+    if devices.policy == "preferIds" and not devices.prefer_ids:
+        fixed |= {"prefer_ids": [0]}
+    return fixed

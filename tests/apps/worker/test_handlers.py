@@ -26,8 +26,8 @@ FUNCTIONS = {
 async def test_runner_runs_tasks_in_order() -> None:
     async with running() as client:
         for number in range(20):
-            asked = {"number": number, "text": "×"}
-            assert await client.result("echo", asked, task=f"t{number}") == asked
+            parameters = {"number": number, "text": "×"}
+            assert await client.result("echo", parameters, task=f"t{number}") == parameters
 
 
 async def test_sleep_reports_progress() -> None:
@@ -86,8 +86,8 @@ async def test_result_that_is_not_json_is_an_error() -> None:
 
 async def test_too_large_result_is_an_error() -> None:
     async with running(Options(functions=FUNCTIONS)) as client:
-        asked = {"function": "large", "arguments": {"size": 9 << 20}}
-        error = await client.error("python", asked)
+        parameters = {"function": "large", "arguments": {"size": 9 << 20}}
+        error = await client.error("python", parameters)
         assert (error.error, error.retryable) == ("ResultTooLarge", False)
         assert "8388608 are allowed" in error.message
 
@@ -121,8 +121,8 @@ async def test_runner_environment_has_no_secrets_of_the_agent(monkeypatch: pytes
             ("REDIS_PASSWORD", None),
             ("HARMLESS", "shown"),
         ):
-            asked = {"function": "environment", "arguments": {"name": name}}
-            assert await client.result("python", asked, task=name) == expected
+            parameters = {"function": "environment", "arguments": {"name": name}}
+            assert await client.result("python", parameters, task=name) == expected
 
 
 async def test_command_runs_a_list_of_arguments_without_a_shell() -> None:
@@ -167,8 +167,8 @@ async def test_http_forwards_to_a_named_server() -> None:
         upstream() as url,
         running(Options(upstreams={"llm": url, "gone": "http://127.0.0.1:1"})) as client,
     ):
-        asked = {"upstream": "llm", "path": "/v1/completions", "body": {"prompt": "hi"}}
-        assert await client.result("http", asked) == {"status": 200, "body": {"text": "HI"}}
+        parameters = {"upstream": "llm", "path": "/v1/completions", "body": {"prompt": "hi"}}
+        assert await client.result("http", parameters) == {"status": 200, "body": {"text": "HI"}}
         busy = await client.error("http", {"upstream": "llm", "path": "/busy"}, task="b")
         assert (busy.retryable, "answered 503" in busy.message) == (True, True)
         wrong = await client.error("http", {"upstream": "llm", "path": "/no"}, task="c")
@@ -182,10 +182,10 @@ async def test_http_forwards_to_a_named_server() -> None:
 
 
 async def test_http_cannot_leave_its_server_by_redirect_or_path() -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def watch(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        requested.append(request.path)
         return web.Response(text="secret")
 
     app = web.Application()
@@ -205,7 +205,7 @@ async def test_http_cannot_leave_its_server_by_redirect_or_path() -> None:
                 assert "answered 404" in refused.message
     finally:
         await runner.cleanup()
-    assert asked == []
+    assert requested == []
 
 
 async def test_vram_allocates_holds_and_frees_memory(tmp_path: Path) -> None:

@@ -160,9 +160,9 @@ async def test_many_large_results_are_split_into_frames(peer: Peer, new_worker: 
     peer.renew_every_s = 20.0  # a busy machine may answer renewals late, and the worker would reconnect
     new_worker("--function", "large=tests.support.worker_functions:large", "--max-concurrent", "20")
     await peer.receive(session.Hello)
-    asked = {"function": "large", "arguments": {"size": 7 << 20}}
+    parameters = {"function": "large", "arguments": {"size": 7 << 20}}
     for number in range(12):
-        await peer.assign(f"t{number}", "python", asked)
+        await peer.assign(f"t{number}", "python", parameters)
     for number in range(12):
         assert len(bytes((await peer.receive(session.Done, f"t{number}")).result)) > 7 << 20
     assert peer.connections == 1
@@ -262,9 +262,9 @@ async def test_runner_sees_its_devices_and_is_kept_for_the_next_task(
     functions = "environment=tests.support.worker_functions:environment"
     worker = new_worker("--simulate", "2", "--function", functions, "--max-concurrent", "4")
     hello = await peer.receive(session.Hello)
-    asked = {"function": "environment", "arguments": {"name": simulated.VISIBLE_VARIABLE}}
+    parameters = {"function": "environment", "arguments": {"name": simulated.VISIBLE_VARIABLE}}
     for task, indices in (("a", (1,)), ("b", (1,)), ("c", (0, 1))):
-        await peer.assign(task, "python", asked, devices=given(hello, *indices), memory_mib=10)
+        await peer.assign(task, "python", parameters, devices=given(hello, *indices), memory_mib=10)
         done = await peer.receive(session.Done, task)
         assert msgspec.json.decode(done.result) == ",".join(hello.devices[index].uuid for index in indices)
         if task == "a":
@@ -281,7 +281,7 @@ async def test_memory_used_by_others_is_reported_and_refused(
     hello = await peer.receive(session.Hello)
     await peer.assign("a", "vram", {"hold_s": 60}, devices=given(hello, 0), memory_mib=10_000)
     await peer.receive(session.Progress, "a")
-    stranger = simulated.allocate(tmp_path / "gpus", hello.devices[0].uuid, 6_000)
+    foreign = simulated.allocate(tmp_path / "gpus", hello.devices[0].uuid, 6_000)
 
     def both_seen() -> session.Report | None:
         reports = [m for m in peer.received if isinstance(m, session.Report) and m.readings[0].others_mib]
@@ -293,7 +293,7 @@ async def test_memory_used_by_others_is_reported_and_refused(
     await peer.assign("b", "vram", {}, devices=given(hello, 0), memory_mib=9_000)
     refused = await peer.receive(session.Refused, "b")
     assert refused.reason == "device 0 has 8576 MiB free, the task needs 9000 MiB"
-    stranger.free()
+    foreign.free()
     await peer.assign("b", "vram", {}, devices=given(hello, 0), memory_mib=9_000, attempt=2)
     assert (await peer.receive(session.Done, "b")).attempt == 2
 

@@ -44,9 +44,9 @@ async def test_backup_wipe_restore_brings_everything_back(tmp_path: Path) -> Non
         runs = await running.submit("sleep", {"seconds": 120})
         await running.running(runs)
         waits = [await running.submit("sleep", {"seconds": 0}, priority="low") for _ in range(5)]
-        done = await asyncio.to_thread(call, "backup", str(file), "--data", str(data))
-        assert done.returncode == 0, done.stderr
-        assert f"{20 + 1 + 5} tasks" in done.stdout
+        command = await asyncio.to_thread(call, "backup", str(file), "--data", str(data))
+        assert command.returncode == 0, command.stderr
+        assert f"{20 + 1 + 5} tasks" in command.stdout
         refused = await asyncio.to_thread(call, "restore", str(file), "--data", str(data))
         assert (refused.returncode, "is in use" in refused.stderr) == (1, True)
         for worker in running.workers:
@@ -55,8 +55,8 @@ async def test_backup_wipe_restore_brings_everything_back(tmp_path: Path) -> Non
         await stop(running)
         kept = {name: (data / name).read_bytes() for name in ("client.json", "worker-token", "secrets-key")}
         shutil.rmtree(data)
-        done = await asyncio.to_thread(call, "restore", str(file), "--data", str(data))
-        assert done.returncode == 0, done.stderr
+        command = await asyncio.to_thread(call, "restore", str(file), "--data", str(data))
+        assert command.returncode == 0, command.stderr
         for name, content in kept.items():
             (data / name).write_bytes(content)
         await running.start()
@@ -122,6 +122,6 @@ async def test_damaged_backup_is_refused_before_any_change(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(content)
         with pytest.raises(backup.BadBackup, match=re.escape(str(tmp_path / name))):
             backup.check(tmp_path / name)
-    done = await asyncio.to_thread(call, "restore", str(tmp_path / "cut"), "--data", str(tmp_path / "new"))
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (1, 1)
+    command = await asyncio.to_thread(call, "restore", str(tmp_path / "cut"), "--data", str(tmp_path / "new"))
+    assert (command.returncode, len(command.stderr.strip().splitlines())) == (1, 1)
     assert not (tmp_path / "new" / "store").exists()

@@ -145,10 +145,10 @@ def test_compose_file_starts_with_its_secrets(machine: Machine) -> None:
     machine.start(found["server"])
     machine.until_healthy(found["server"])
     machine.start(found["worker"])
-    asked = {
+    service = {
         "command": ["task", "submit", "echo", '{"hello": "gpus"}', "--gpus", "0", "--wait"],
         "environment": {"GPU_ORCHESTRATOR_URL": "http://server:8000", "API_KEY": "api-key" * 8},
     }
-    done = machine.run(asked)
+    done = machine.run(service)
     assert (done.returncode, "gpus" in done.stdout) == (0, True), done.stdout + done.stderr
     assert os.listdir(machine._folder / "data" / "store"), "the store is where the volume is"

@@ -74,7 +74,7 @@ class Fuzzer:
         self._before = read_store()
         self.statuses: Counter[int] = Counter()
 
-    def ask(self, case: "Case[Any]") -> None:
+    def send(self, case: "Case[Any]") -> None:
         """Send a request made from the document, with short timeouts."""
         for name in TIMEOUTS & set(case.query or {}):
             if isinstance(case.query[name], int | float):
@@ -93,11 +93,11 @@ class Fuzzer:
         connection.close()
         self._check(answer.status, f"POST {path} {body[:200]!r}")
 
-    def _check(self, status: int, asked: str) -> None:
+    def _check(self, status: int, request: str) -> None:
         self.statuses[status] += 1
-        assert status < 500, f"{status} for {asked}"
+        assert status < 500, f"{status} for {request}"
         after = self._read_store()
-        assert status < 400 or after == self._before, f"{status} changed the store: {asked}"
+        assert status < 400 or after == self._before, f"{status} changed the store: {request}"
         self._before = after
 
 
@@ -157,7 +157,7 @@ def _from_document(document: dict[str, Any], fuzzer: Fuzzer, requests: int, *, f
     for operation in finite:
         for mode in modes:
             cases = operation.as_strategy(generation_mode=mode)
-            _repeat(cases, fuzzer.ask, each_gets, fixed=fixed)
+            _repeat(cases, fuzzer.send, each_gets, fixed=fixed)
 
 
 def _is_endless(document: dict[str, Any], operation: "APIOperation[Any, Any, Any, Any]") -> bool:
@@ -169,22 +169,22 @@ def _from_bodies(fuzzer: Fuzzer, requests: int, *, fixed: bool) -> None:
     kinds = st.sampled_from(["application/json", "text/plain", "application/x-www-form-urlencoded", ""])
     for path, good in GOOD.items():
 
-        def post(asked: tuple[bytes, str], path: str = path) -> None:
-            fuzzer.post(path, *asked)
+        def post(body_and_kind: tuple[bytes, str], path: str = path) -> None:
+            fuzzer.post(path, *body_and_kind)
 
         _repeat(st.tuples(broken(good), kinds), post, -(-requests // len(GOOD)), fixed=fixed)
 
 
-def _repeat(asked: st.SearchStrategy[Any], ask: Callable[[Any], None], times: int, *, fixed: bool) -> None:
+def _repeat(cases: st.SearchStrategy[Any], send: Callable[[Any], None], times: int, *, fixed: bool) -> None:
     @settings(
         max_examples=times,
         derandomize=fixed,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(asked)
+    @given(cases)
     def run(one: Any) -> None:
-        ask(one)
+        send(one)
 
     run()
 

@@ -47,16 +47,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", seeds(metafunc))
 
 
-def check_ends(asked: list[dict[str, object]], final: list[dict[str, object]]) -> None:
+def check_ends(submitted: list[dict[str, object]], final: list[dict[str, object]]) -> None:
     """Check that each task completed with its own result, or is dead because two workers died running it."""
-    for wish, end in zip(asked, final, strict=True):
+    for body, end in zip(submitted, final, strict=True):
         if end["status"] == "dead":
             deaths: list[dict[str, str]] = end["deaths"]  # type: ignore[assignment]
             assert len({each["worker"] for each in deaths if each["kind"] == "worker"}) >= 2, end
         else:
             assert end["status"] == "completed", end
-            if wish["task_type"] == "echo":
-                assert end["result"] == wish["parameters"]
+            if body["task_type"] == "echo":
+                assert end["result"] == body["parameters"]
 
 
 async def check_counts(manager: Fleet, states: Counter[str]) -> None:
@@ -90,15 +90,15 @@ async def test_no_task_is_lost_or_counted_twice_under_random_faults(
             await manager.worker(name, *WORKER_OPTIONS)
         faults = Nemesis(manager, rng)
         injecting = asyncio.create_task(faults.inject(scale(test=8, accept=60), scale(test=1.5, accept=2.5)))
-        asked = bodies(rng, 0, count)
+        submitted = bodies(rng, 0, count)
         names: list[str] = []
         for first in range(0, count, BATCH):
-            names += await nemesis.submit_until_accepted(manager, asked[first : first + BATCH])
+            names += await nemesis.submit_until_accepted(manager, submitted[first : first + BATCH])
             await asyncio.sleep(1.0)
         await injecting
         final = [await nemesis.ended(manager, name) for name in names]
         states = Counter(str(each["status"]) for each in final)
         figure(f"seed {seed}: {count} tasks, {dict(states)}, faults: {dict(Counter(faults.faults))}")
         assert len(set(names)) == count
-        check_ends(asked, final)
+        check_ends(submitted, final)
         await check_counts(manager, states)

@@ -67,8 +67,8 @@ async def test_task_of_a_silent_host_restarts_within_15_s_and_its_late_result_is
     third = await manager.worker("c", *who)
     await manager.call("POST", "/workers/c/cordon")
     first, second = await manager.worker("a", *who), await manager.worker("b", *who)
-    asked = {"function": "who", "arguments": {"seconds": RUNS_S}}
-    tasks = [await manager.submit("python", asked) for _ in range(2)]
+    parameters = {"function": "who", "arguments": {"seconds": RUNS_S}}
+    tasks = [await manager.submit("python", parameters) for _ in range(2)]
     for task in tasks:
         await manager.running(task)
     stopped = [first.process.pid, *first.below(), second.process.pid]
@@ -118,10 +118,10 @@ async def test_memory_of_foreign_processes_is_never_assigned(manager: Fleet) -> 
     folder = manager.folder / "gpus-a"
     devices = Simulated(folder, "2xL4:24GiB").devices()
     for device in (*devices, *devices):
-        stranger = simulated.allocate(folder, device.uuid, 9_000)
+        foreign = simulated.allocate(folder, device.uuid, 9_000)
         resources = {"gpus": 1, "gpu_memory": "6GB"}
         tasks = [await manager.submit("vram", {"hold_s": 0.2}, resources=resources) for _ in range(6)]
         for task in tasks:
             assert (await manager.wait(task))["status"] == "completed"
-        stranger.free()
+        foreign.free()
     assert "OutOfMemory" not in manager.workers[0].log.read_text()
