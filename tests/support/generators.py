@@ -31,32 +31,36 @@ ALLOCATORS = ("contiguous", "spread", "preferIds", "packed")
 
 
 @dataclass(frozen=True)
-class See:
+class UpdateNode:
     """A node is added or changed."""
 
     node: Node
 
 
 @dataclass(frozen=True)
-class Lose:
+class RemoveNode:
+    """A node is removed."""
+
     name: str
 
 
 @dataclass(frozen=True)
-class Ask:
+class AddRequest:
+    """A request is decided."""
+
     shape: Shape
     strategy: str
     allocator: str
 
 
 @dataclass(frozen=True)
-class Free:
+class Release:
     """Release the n-th placement that is held."""
 
     which: int
 
 
-Step = See | Lose | Ask | Free
+Step = UpdateNode | RemoveNode | AddRequest | Release
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,10 @@ worlds = st.builds(World, seed=st.integers(0, 2**32), size=st.integers(1, 4), le
 def _step(rng: Random, shapes: list[Shape]) -> Step:
     kind = rng.random()
     if kind < 0.6:
-        return Ask(rng.choice(shapes), rng.choice(STRATEGIES), rng.choice(ALLOCATORS))
+        return AddRequest(rng.choice(shapes), rng.choice(STRATEGIES), rng.choice(ALLOCATORS))
     if kind < 0.85:
-        return Free(rng.randrange(100))
-    return See(a_node(rng, rng.choice(NAMES))) if kind < 0.97 else Lose(rng.choice(NAMES))
+        return Release(rng.randrange(100))
+    return UpdateNode(a_node(rng, rng.choice(NAMES))) if kind < 0.97 else RemoveNode(rng.choice(NAMES))
 
 
 def a_node(rng: Random, name: str) -> Node:
@@ -195,5 +199,5 @@ def _name(rng: Random) -> Expression:
     return Expression("metadata.name", operator, rng.choice([("a",), ("b", "c")]))
 
 
-def asked(key: str, step: Ask, priority: int = 0, tenant: str = "") -> Request:
+def request_of(key: str, step: AddRequest, priority: int = 0, tenant: str = "") -> Request:
     return Request(key, step.shape, priority, tenant, step.strategy, step.allocator)
