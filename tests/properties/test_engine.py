@@ -97,7 +97,7 @@ class Model:
         self.holding = {k: v for k, v in self.holding.items() if self.phases[k] not in ("none", "waiting")}
 
     def is_full(self, flow: str) -> bool:
-        """What was placed for it counts; what others gave it without a word does not."""
+        """Count what was placed for the flow, not what others gave it without naming a request."""
         most = self.most.get(flow)
         return most is not None and sum(each == flow for each in self.holding.values()) >= most
 

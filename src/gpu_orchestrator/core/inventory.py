@@ -97,7 +97,7 @@ class Inventory(Table):
 
     def kind(self, resource: str) -> int:
         """Return the column of a resource; 0, which stays empty, if no node offers it and no placement holds
-        it. A lookup adds no column, or requests for ever new resources would fill the memory."""
+        it. A lookup adds no column, or requests for always new resources would fill the memory."""
         return self.kinds_of.numbers.get(resource, 0)
 
     def learn(self, resource: str) -> None:
@@ -126,7 +126,7 @@ class Inventory(Table):
         return node
 
     def _forget_a_label(self) -> None:
-        """Drop the oldest label column, which can be computed again. Otherwise requests for ever new labels
+        """Drop the oldest label column, which can be computed again. Otherwise requests for always new labels
         would fill the memory."""
         if len(self.labels) >= MOST_LABELS:
             oldest = next(iter(self.labels))

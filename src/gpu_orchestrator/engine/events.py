@@ -40,7 +40,7 @@ class RequestRemoved:
 
 @dataclass(frozen=True, slots=True)
 class PlacementObserved:
-    """What a key holds in reality, whoever placed it. If the `request` is given, the placement counts against
+    """What a key holds in reality, placed by us or by others. If the `request` is given, the placement counts against
     its flow."""
 
     placement: Placement

@@ -1,0 +1,125 @@
+"""Keep text in step with the code: maps list every module, names in text exist, and the English is plain."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SRC = ROOT / "src/gpu_orchestrator"
+APPS = sorted(path.parent for path in (SRC / "apps").glob("*/__init__.py"))
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FOLDERS = ("src", "tests", "benchmarks", "controlplane", "scripts")
+PYTHON = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+FILE = re.compile(r"`([\w./-]+\.(?:py|lua))`")
+NAME = re.compile(r"`([a-z_][a-z0-9_]*)`")
+
+ODD = {
+    r"\b[Ww]hoever\b": "name the actor: the caller, the worker, the pod",
+    r"\banew\b": "say 'again'",
+    r"\b[Ss]o (many|long|much) (of|as|must|may|wait|are|is)\b": "say 'at most', 'how long'",
+    r"\b(is|are|was) no (?!longer|more|matter|need|way|such)[a-z]": "say 'is not a …'",
+    r"\bfor ever\b": "say 'forever'",
+    r"\b(parted? from|parts from|parting from)\b": "say 'disconnect'",
+    r"(?<![\w.])(he|his|him|himself)\b": "say 'they', or name the client",
+    r"(?m)(^|[.;:] )Who (?!am\b|are\b|is\b)": "name the actor",
+    r"\b(for|to|of|by|from|with) who\b": "name the actor",
+    r"\b[Nn]obody (complains|waits|asks|hears)\b": "say what the code does not do",
+    r"\bwithout a word\b": "say 'without a message'",
+}
+"""Phrases that an engineer at the next desk would not use, and what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A docstring, a comment or a page, and where it starts."""
+
+    path: Path
+    line: int
+    text: str
+
+    def at(self, position: int) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line + self.text.count(chr(10), 0, position)}"
+
+
+@cache
+def texts() -> tuple[Text, ...]:
+    """Return every page, docstring and comment, but those of this file, which quotes what is odd."""
+    pages = [Text(path, 1, path.read_text()) for path in DOCS]
+    return (*pages, *(each for path in PYTHON if path != Path(__file__) for each in _in_code(path)))
+
+
+def _in_code(path: Path) -> Iterator[Text]:
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield Text(path, node.lineno, node.value.value)
+    if "#" in source:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield Text(path, token.start[0], token.string)
+
+
+@cache
+def known_words() -> frozenset[str]:
+    """Return every word of the code outside docstrings and comments: what a name in text may mean."""
+    found: set[str] = set()
+    for path in PYTHON:
+        code = re.sub(r'"""[\s\S]*?"""|#.*', "", path.read_text())
+        found |= {*re.findall(r"\w+", code), *path.relative_to(ROOT).with_suffix("").parts}
+    for path in SRC.rglob("*.lua"):
+        found |= {path.stem, *re.findall(r"\w+", re.sub(r"--.*", "", path.read_text()))}
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda path: path.name)
+def test_map_of_an_app_lists_all_its_modules(app: Path) -> None:
+    listed = ast.get_docstring(ast.parse((app / "__init__.py").read_text())) or ""
+    modules = {path.stem for path in app.rglob("*.py") if path.stem != "__init__"}
+    missing = modules - set(re.findall(r"\w+", listed))
+    assert not missing, f"add these modules to the map in {app.name}/__init__.py"
+
+
+def test_files_named_in_text_exist() -> None:
+    files = {str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
+    missing = [
+        f"{each.at(match.start())}: {match.group(1)}"
+        for each in texts()
+        for match in FILE.finditer(each.text)
+        if not any(path == match.group(1) or path.endswith(f"/{match.group(1)}") for path in files)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_names_in_docstrings_exist() -> None:
+    """A word in backticks is an identifier, a module or a value somewhere in the code."""
+    stale = [
+        f"{each.at(match.start())}: {match.group(0)}"
+        for each in texts()
+        if each.path.suffix == ".py"
+        for match in NAME.finditer(each.text)
+        if match.group(1) not in known_words()
+    ]
+    assert not stale, "\n".join(stale)
+
+
+def test_english_is_plain() -> None:
+    odd = [
+        f"{each.at(match.start())}: {match.group(0)!r}: {advice}"
+        for each in texts()
+        for pattern, advice in ODD.items()
+        for match in re.finditer(pattern, each.text)
+    ]
+    assert not odd, "\n".join(odd)
