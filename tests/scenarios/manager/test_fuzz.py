@@ -191,6 +191,6 @@ def _repeat(asked: st.SearchStrategy[Any], ask: Callable[[Any], None], times: in
 
 async def _contents(store: Client) -> dict[bytes, Any]:
     """Everything that is kept."""
-    names = sorted(await store.ask("KEYS", "*"))
+    names = sorted(await store.execute("KEYS", "*"))
     kept = [name for name in names if not RESTLESS.search(name) or b":w:" in name]
-    return {name: b":w:" in name or await store.ask("DUMP", name) for name in kept}
+    return {name: b":w:" in name or await store.execute("DUMP", name) for name in kept}

@@ -77,7 +77,7 @@ async def test_keys_that_were_made_before_are_known_after(before: Path) -> None:
 async def test_data_of_a_newer_program_are_refused_and_left_alone(before: Path) -> None:
     async with embedded(before / "store") as store, Database(store.url) as database:
         await database.set(migrations.KEY, b"99")
-    with pytest.raises(Unfit, match="of version 99, and this program knows 2 at most: run the newer program"):
+    with pytest.raises(Unfit, match="of version 99, and this program supports up to 2: run the newer"):
         async with site_on(before):
             pass
     async with embedded(before / "store") as store, Database(store.url) as database:

@@ -166,11 +166,11 @@ async def test_what_is_under_way_counts_however_often_the_store_is_looked_at(new
     overview = (await new_site(max_store_mb=12)).running.manager.overview
     size = 8 * MIB
     await overview.refresh(at_most_old_s=0.0)
-    assert overview.take_room(size) is None
+    assert overview.reserve_memory(size) is None
     await overview.refresh(at_most_old_s=0.0)
-    assert overview.take_room(size) is not None, "the store does not show yet what is on its way"
-    overview.took_room(size, kept=0)
-    assert overview.take_room(size) is None
+    assert overview.reserve_memory(size) is not None, "the store does not show yet what is on its way"
+    overview.release_memory(size, kept=0)
+    assert overview.reserve_memory(size) is None
 
 
 @pytest.mark.real
@@ -201,7 +201,7 @@ async def test_a_restarted_server_still_knows_who_runs_what(new_site: NewSite) -
     first, second = [(await ann.call("POST", "/tasks", ECHO))[1]["task_id"] for _ in range(2)]
     running = await worker.take()
     assert running.task == first
-    site.running.manager.leader._doubt()  # it looks at everything anew, as a new leader does
+    site.running.manager.leader._invalidate()  # it looks at everything anew, as a new leader does
     await site.submit(resources={"gpus": 0})
     assert (await worker.take()).task != second
     await worker.finish(running)
@@ -216,8 +216,8 @@ async def test_a_day_of_gpu_time_is_used_up(site: Site) -> None:
     running = [await worker.take() for _ in range(2)]
     store = site.running.manager.store
     key = f"{store.database.prefix}t:{names[0]}"
-    assigned = int(await store.database._ask("HGET", key, "assigned"))
-    await store.database._ask("HSET", key, "assigned", str(assigned - 5000))  # it began five seconds ago
+    assigned = int(await store.database._execute("HGET", key, "assigned"))
+    await store.database._execute("HSET", key, "assigned", str(assigned - 5000))  # it began five seconds ago
     await worker.finish(running[0])
     status, wait_s, message = await ann.refused("POST", "/tasks", WHOLE)
     assert (status, 1 <= wait_s <= 86_400) == (429, True)
