@@ -4,12 +4,13 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-NODES  ?= 8
-GPUS   ?= 8
-ARGS   ?=
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+NODES   ?= 8
+GPUS    ?= 8
+WORKERS ?= 3
+ARGS    ?=
 
 # Compiled files make every process start in half the time, and tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
@@ -34,18 +35,18 @@ check: $(VENV)/ready ## Format, lint, types and import rules
 	@$(BIN)/mypy
 
 test-fast: $(VENV)/ready ## Pure code only: seconds, no server, no network [ARGS=...]
-	@$(BIN)/python -m pytest -q -m "not real" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not real" -n 2 $(ARGS)
 
-test: $(VENV)/bench/ready check tools ## What every change must pass, with a coverage report [ARGS=...]
+test: $(VENV)/bench/ready check tools ## What every change must pass, with a coverage report [WORKERS=3 ARGS=...]
 	@rm -f .coverage .coverage.*
-	@$(BIN)/python -m coverage run -m pytest $(ARGS)
+	@$(BIN)/python -m coverage run -m pytest -n $(WORKERS) --durations=20 $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered
 
 test-pythons: ## check and test-fast on each Python from 3.11 to 3.14 that is found here [ARGS=...]
 	@MAKE="$(MAKE)" $(PYTHON) scripts/pythons.py
 
 accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
-	@$(BIN)/python -m pytest --scale=accept --timeout=3600 --ledger=.accept $(ARGS)
+	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
 .PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-store bench-tasks bench-vram bench-watchers load

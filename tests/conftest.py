@@ -10,16 +10,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from hypothesis import settings
 
-from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.cluster import OPTIONAL, Cluster, share_ports
 from controlplane.guard import Guard
 from controlplane.toolbox import Toolbox
+from tests.support import side_by_side
 from tests.support.resume_ledger import Ledger
 from tests.support.scale import Scale
+from tests.support.summary import FIGURE, Summary
 
 REAL_FIXTURES = {"cluster", "new_cluster", "toolbox"}
 
@@ -44,12 +47,23 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(config.getoption("--scale"))
     if folder := config.getoption("--ledger"):
         config.pluginmanager.register(Ledger(folder, config.rootpath), "ledger")
+    config.pluginmanager.register(Summary(), "summary")
+    if worker := side_by_side.worker():
+        share_ports(worker.number, worker.of)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if REAL_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("real")
+    if side_by_side.worker():
+        items.sort(key=lambda item: side_by_side.rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.Groups:
+    config.option.loadscopereorder = False
+    return side_by_side.Groups(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,21 +83,10 @@ def scale(pytestconfig: pytest.Config) -> Scale:
     return Scale(pytestconfig.getoption("--scale"))
 
 
-FIGURES = pytest.StashKey[list[str]]()
-
-
 @pytest.fixture
-def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """`figure("1,000 nodes Ready after 9 s")`: something measured on the way, shown when the run ends."""
-    shown = request.config.stash.setdefault(FIGURES, [])
-    return lambda sentence: shown.append(f"{request.node.name}: {sentence}")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if shown := config.stash.get(FIGURES, []):
-        terminalreporter.section("figures (for orientation: this machine, this load)")
-        for sentence in shown:
-            terminalreporter.write_line(sentence)
+    return lambda sentence: record_property(FIGURE, sentence)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,9 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
     [
         ({"API_PORT": "http"}, "API_PORT=http is not allowed: give a whole number from 0 to 65535"),
         ({"API_PORT": "70000"}, "API_PORT=70000 is not allowed"),
+        ({"TASK_TIMEOUT": "nan"}, "TASK_TIMEOUT=nan is not allowed: give a number from 1 to 604800"),
+        ({"CALLBACK_NETWORKS": "10.1"}, "CALLBACK_NETWORKS=10.1 is not allowed: give networks such as"),
+        ({"RATE_LIMIT_ROUTES": "fast"}, "RATE_LIMIT_ROUTES=fast is not allowed: give such as POST /tasks"),
         ({"GPU_MEMORY_THRESHOLD": "1.5"}, "give a number from 0.05 to 1"),
         ({"METRICS_AUTH": "maybe"}, "METRICS_AUTH=maybe is not allowed: give true or false"),
         ({"DURABILITY": "some"}, "give normal or strict"),
@@ -48,6 +51,22 @@ def test_bad_value_error_names_variable_value_and_what_is_allowed(environ: dict[
         settings.load(environ, Path("/nowhere"))
 
 
+@pytest.mark.parametrize(
+    ("environ", "field", "value"),
+    [
+        *(({"METRICS_AUTH": word}, "metrics_auth", True) for word in ("true", "True", "1", "yes", "ON")),
+        *(({"METRICS_AUTH": word}, "metrics_auth", False) for word in ("false", "0", "no", "Off")),
+        ({"API_PORT": " 80 "}, "api_port", 80),
+        ({"TASK_TIMEOUT": "1.5"}, "task_timeout", 1.5),
+        ({"REDIS_PASSWORD": " 12 "}, "redis_password", " 12 "),
+        ({"CORS_ORIGINS": "https://a.example, *,"}, "cors_origins", ("https://a.example", "*")),
+        ({"DATA_DIR": "~/x"}, "data_dir", str(Path("~/x").expanduser())),
+    ],
+)
+def test_value_is_read_as_people_write_it(environ: dict[str, str], field: str, value: object) -> None:
+    assert getattr(load(**environ), field) == value
+
+
 def test_one_error_lists_all_bad_values() -> None:
     with pytest.raises(BadSettings) as caught:
         load(API_PORT="x", MAX_WORKERS="y")
@@ -57,8 +76,8 @@ def test_one_error_lists_all_bad_values() -> None:
 def test_every_secret_can_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"redis://{KEY}\n")
-    names = [each.name for each in fields(Settings) if each.metadata.get("secret")]
-    assert names == ["api_key", "worker_token", "redis_url", "redis_password", "callback_secret"]
+    names = settings.SECRETS
+    assert names == ("api_key", "worker_token", "redis_url", "redis_password", "callback_secret")
     chosen = load(**{f"{name.upper()}_FILE": str(secret) for name in names})
     assert {getattr(chosen, name) for name in names} == {f"redis://{KEY}"}
     assert KEY not in repr(chosen)
@@ -83,5 +102,5 @@ def test_store_address_is_empty_without_a_store() -> None:
 def test_env_example_shows_every_setting_with_its_default() -> None:
     lines = (ROOT / ".env.example").read_text().splitlines()
     shown = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    assert sorted(shown) == sorted(settings.defaults())
+    assert sorted(shown) == sorted(each.name.upper() for each in fields(Settings))
     assert settings.load(shown, Path("/nowhere")) == Settings()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import side_by_side
+
 
 class Ledger:
     def __init__(self, folder: Path, root: Path) -> None:
@@ -24,6 +26,8 @@ class Ledger:
             items[:] = [item for item in items if item.nodeid not in self.passed]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if side_by_side.worker():
+            return  # the process that receives the reports of all workers writes them down
         if report.when == "call" and report.passed:
             self.calls.add(report.nodeid)
         elif report.when == "teardown" and report.passed and report.nodeid in self.calls:

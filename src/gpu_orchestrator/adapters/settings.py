@@ -1,166 +1,118 @@
 """Settings of the cluster manager, from the environment and a `.env` file; the environment wins.
 
-A setting's name is the field's in capitals. A bad value is an error that names the variable, the value and
-what is allowed; one error lists all bad values. `BadSettings` is shared with the scheduler and the worker.
+A setting's name is the field's in capitals, its type says what is allowed, and msgspec checks it. A bad value
+is an error that names the variable, the value and what is allowed; one error lists all bad values.
+`BadSettings` is shared with the scheduler and the worker.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, get_type_hints
 from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta, inspect
 
 from gpu_orchestrator.api.rates import by_route
 
-T = TypeVar("T")
 SHORTEST_KEY = 32
+FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+"""Words that people write for true and false, besides those that msgspec knows."""
+
+File = Annotated[str, Meta(description="a file that can be read")]
+Folder = Annotated[str, Meta(description="a folder that can be written")]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Seconds = Annotated[float, Meta(ge=1, le=3600)]
+UpToAWeek = Annotated[float, Meta(ge=0, le=604_800)]
+Part = Annotated[float, Meta(ge=0.05, le=1)]
+Millions = Annotated[int, Meta(ge=0, le=1_000_000)]
+Billions = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$")]
+Origins = Annotated[
+    tuple[Origin, ...],
+    Meta(description="origins such as https://dashboard.example, separated by commas, or *"),
+]
 
 
 class BadSettings(ValueError):
     """A setting of any process cannot be used. The message has one line per setting, with what to write."""
 
 
-def _setting(default: T, allowed: str, read: Callable[[str], T]) -> T:
-    return field(default=default, metadata={"allowed": allowed, "read": read})
-
-
-def _text(default: str = "", allowed: str = "any text") -> str:
-    return _setting(default, allowed, str)
-
-
-def _secret(allowed: str = "any text") -> str:
+def _secret() -> str:
     """A setting that is never shown. Better than the value itself is a file: NAME_FILE instead of NAME."""
-    return field(default="", repr=False, metadata={"allowed": allowed, "read": str, "secret": True})
-
-
-def _whole(default: int, least: int, most: int) -> int:
-    return _setting(default, f"a whole number from {least} to {most}", _between(int, least, most))
-
-
-def _number(default: float, least: float, most: float) -> float:
-    return _setting(default, f"a number from {least:g} to {most:g}", _between(float, least, most))
-
-
-def _flag(default: bool) -> bool:
-    return _setting(default, "true or false", lambda value: _FLAGS[value.lower()])
-
-
-def _one_of(default: str, *names: str) -> Any:
-    return _setting(default, " or ".join(names), lambda value: {name: name for name in names}[value])
-
-
-_FLAGS = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "on": True,
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
-}
-
-
-def _networks(value: str) -> str:
-    for each in value.split(","):
-        ip_network(each.strip())
-    return value
-
-
-def _between(kind: Callable[[str], Any], least: float, most: float) -> Callable[[str], Any]:
-    def read(value: str) -> Any:
-        number = kind(value)
-        if not least <= number <= most:
-            raise ValueError(value)
-        return number
-
-    return read
-
-
-def _origins(value: str) -> tuple[str, ...]:
-    found = tuple(each.strip() for each in value.split(",") if each.strip())
-    if not all(each == "*" or _ORIGIN.fullmatch(each) for each in found):
-        raise ValueError(value)
-    return found
-
-
-_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
-
-
-def _routes(value: str) -> str:
-    by_route(value)
-    return value
+    return field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """See `.env.example` for what each setting is for."""
 
-    api_host: str = _text("127.0.0.1", "an address of this machine")
-    api_port: int = _whole(8000, 0, 65_535)
-    api_key: str = _secret("a key of 32 characters or more")
-    api_key_file: str = _text(allowed="a file that can be read")
-    worker_token: str = _secret("a token of 32 characters or more")
-    worker_token_file: str = _text(allowed="a file that can be read")
-    ssl_cert_path: str = _text(allowed="a file that can be read")
-    ssl_key_path: str = _text(allowed="a file that can be read")
-    cors_origins: tuple[str, ...] = _setting(
-        (), "origins such as https://dashboard.example, separated by commas, or *", _origins
-    )
-    secrets_key_file: str = _text(allowed="a file that can be read")
-    redis_url: str = _secret("redis://, rediss:// or unix://")
-    redis_url_file: str = _text(allowed="a file that can be read")
-    redis_host: str = _text(allowed="a host name")
-    redis_port: int = _whole(6379, 1, 65_535)
-    redis_db: int = _whole(0, 0, 15)
+    api_host: Annotated[str, Meta(description="an address of this machine")] = "127.0.0.1"
+    api_port: Port = 8000
+    api_key: str = _secret()
+    api_key_file: File = ""
+    worker_token: str = _secret()
+    worker_token_file: File = ""
+    ssl_cert_path: File = ""
+    ssl_key_path: File = ""
+    cors_origins: Origins = ()
+    secrets_key_file: File = ""
+    redis_url: str = _secret()
+    redis_url_file: File = ""
+    redis_host: Annotated[str, Meta(description="a host name")] = ""
+    redis_port: Annotated[int, Meta(ge=1, le=65_535)] = 6379
+    redis_db: Annotated[int, Meta(ge=0, le=15)] = 0
     redis_password: str = _secret()
-    redis_password_file: str = _text(allowed="a file that can be read")
-    durability: Literal["normal", "strict"] = _one_of("normal", "normal", "strict")
-    data_dir: str = _setting(
-        str(Path("~/.local/share/gpu-orchestrator").expanduser()),
-        "a folder that can be written",
-        lambda value: str(Path(value).expanduser()),
+    redis_password_file: File = ""
+    durability: Literal["normal", "strict"] = "normal"
+    data_dir: Annotated[str, Meta(description="a folder that can be written")] = (
+        "~/.local/share/gpu-orchestrator"
     )
-    max_workers: int = _whole(10, 1, 10_000)
-    task_timeout: float = _number(300, 1, 604_800)
-    task_soft_time_limit: float = _number(270, 0, 604_800)
-    max_retries: int = _whole(3, 0, 100)
-    task_retention: float = _number(604_800, 60, 31_536_000)
-    heartbeat_interval: float = _number(30, 1, 3600)
-    worker_lease: float = _number(10, 1, 3600)
-    worker_registration_timeout: float = _number(60, 1, 3600)
-    gpu_memory_threshold: float = _number(0.8, 0.05, 1)
-    gpu_memory_headroom: int = _whole(256, 0, 1_048_576)
-    gpu_temperature_alert: float = _number(85, 1, 200)
-    gpu_memory_alert: float = _number(0.95, 0.05, 1)
-    placement_policy: str = _text("balanced", "the name of a policy")
-    max_request_mb: float = _number(8, 0.01, 1024)
-    callback_hosts: str = _text(allowed="host names separated by commas, or *")
-    callback_networks: str = _setting("", "networks such as 10.1.0.0/16, separated by commas", _networks)
-    callback_secret: str = _secret("a secret, best whsec_ and 32 random bytes in base64")
-    callback_secret_file: str = _text(allowed="a file that can be read")
-    audit_keep: int = _whole(100_000, 100, 100_000_000)
-    rate_limit_per_minute: int = _whole(100, 0, 1_000_000)
-    rate_limit_per_hour: int = _whole(1000, 0, 1_000_000_000)
-    rate_limit_routes: str = _setting(
-        "", "such as POST /tasks=300/m,5000/h; GET /tasks/{task_id}=none", _routes
-    )
-    quota_queued_tasks: int = _whole(10_000, 0, 1_000_000_000)
-    quota_running_tasks: int = _whole(0, 0, 1_000_000)
-    quota_gpu_seconds_per_day: int = _whole(0, 0, 1_000_000_000)
-    max_queued_tasks: int = _whole(100_000, 1, 100_000_000)
-    max_store_mb: float = _number(0, 0, 100_000_000)
-    metrics_auth: bool = _flag(False)
-    events_kept: int = _whole(50_000, 100, 10_000_000)
-    max_watchers: int = _whole(1000, 0, 100_000)
-    log_level: Literal["INFO", "DEBUG"] = _one_of("INFO", "INFO", "DEBUG")
-    log_format: Literal["json", "text"] = _one_of("json", "json", "text")
-    log_file: str = _text(allowed="a file that can be written")
-    log_file_mb: float = _number(50, 0.001, 100_000)
-    log_files_kept: int = _whole(5, 0, 1000)
+    max_workers: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    task_timeout: Annotated[float, Meta(ge=1, le=604_800)] = 300
+    task_soft_time_limit: UpToAWeek = 270
+    max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
+    task_retention: Annotated[float, Meta(ge=60, le=31_536_000)] = 604_800
+    heartbeat_interval: Seconds = 30
+    worker_lease: Seconds = 10
+    worker_registration_timeout: Seconds = 60
+    gpu_memory_threshold: Part = 0.8
+    gpu_memory_headroom: Annotated[int, Meta(ge=0, le=1_048_576)] = 256
+    gpu_temperature_alert: Annotated[float, Meta(ge=1, le=200)] = 85
+    gpu_memory_alert: Part = 0.95
+    placement_policy: Annotated[str, Meta(description="the name of a policy")] = "balanced"
+    max_request_mb: Annotated[float, Meta(ge=0.01, le=1024)] = 8
+    callback_hosts: Annotated[str, Meta(description="host names separated by commas, or *")] = ""
+    callback_networks: Annotated[
+        str, Meta(description="networks such as 10.1.0.0/16, separated by commas")
+    ] = ""
+    callback_secret: str = _secret()
+    callback_secret_file: File = ""
+    audit_keep: Annotated[int, Meta(ge=100, le=100_000_000)] = 100_000
+    rate_limit_per_minute: Millions = 100
+    rate_limit_per_hour: Billions = 1000
+    rate_limit_routes: Annotated[
+        str, Meta(description="such as POST /tasks=300/m,5000/h; GET /tasks/{task_id}=none")
+    ] = ""
+    quota_queued_tasks: Billions = 10_000
+    quota_running_tasks: Millions = 0
+    quota_gpu_seconds_per_day: Billions = 0
+    max_queued_tasks: Annotated[int, Meta(ge=1, le=100_000_000)] = 100_000
+    max_store_mb: Annotated[float, Meta(ge=0, le=100_000_000)] = 0
+    metrics_auth: bool = False
+    events_kept: Annotated[int, Meta(ge=100, le=10_000_000)] = 50_000
+    max_watchers: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    log_level: Literal["INFO", "DEBUG"] = "INFO"
+    log_format: Literal["json", "text"] = "json"
+    log_file: Annotated[str, Meta(description="a file that can be written")] = ""
+    log_file_mb: Annotated[float, Meta(ge=0.001, le=100_000)] = 50
+    log_files_kept: Annotated[int, Meta(ge=0, le=1000)] = 5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data_dir", str(Path(self.data_dir).expanduser()))
 
     @property
     def external_store(self) -> str:
@@ -182,17 +134,51 @@ def load(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")
         name = each.name.upper()
         if each.name not in found and values.get(name, "") != "":
             try:
-                found[each.name] = each.metadata["read"](values[name])
-            except (ValueError, KeyError):
-                wrong.append(f"{name}={values[name]} is not allowed: give {each.metadata['allowed']}")
+                found[each.name] = _converted(each.name, values[name])
+            except (ValueError, msgspec.ValidationError):
+                wrong.append(f"{name}={values[name]} is not allowed: give {_allowed(TYPES[each.name])}")
     wrong += _secrets(found)
     if wrong:
         raise BadSettings("\n".join(wrong))
     return _checked(Settings(**found))
 
 
-def defaults() -> dict[str, Any]:
-    return {each.name.upper(): each.default for each in fields(Settings) if each.default is not MISSING}
+TYPES = get_type_hints(Settings, include_extras=True)
+SECRETS = tuple(each.name for each in fields(Settings) if not each.repr)
+CHECKS: dict[str, Callable[[str], object]] = {
+    "callback_networks": lambda value: [ip_network(each.strip()) for each in value.split(",")],
+    "rate_limit_routes": by_route,
+}
+"""What a type cannot say; raises ValueError."""
+
+
+def _converted(name: str, text: str) -> Any:
+    if name in CHECKS:
+        CHECKS[name](text)
+    kind, value = TYPES[name], text
+    if kind is Origins:
+        return msgspec.convert([each.strip() for each in text.split(",") if each.strip()], kind)
+    if kind is bool:
+        value = FLAGS.get(text.strip().lower(), text)
+    try:
+        return msgspec.convert(value, kind)  # a text, as it was written
+    except msgspec.ValidationError:
+        return msgspec.convert(value.strip(), kind, strict=False)
+
+
+def _allowed(kind: Any) -> str:
+    match inspect.type_info(kind):
+        case inspect.IntType(ge=least, le=most):
+            return f"a whole number from {least} to {most}"
+        case inspect.FloatType(ge=least, le=most):
+            return f"a number from {least:g} to {most:g}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.LiteralType(values=values):
+            return " or ".join(str(each) for each in values)
+        case inspect.Metadata(extra_json_schema={"description": text}):
+            return str(text)
+    return "any text"
 
 
 def _read_file(path: Path) -> dict[str, str]:
@@ -213,7 +199,7 @@ def _unquoted(value: str) -> str:
 def _secrets(found: dict[str, Any]) -> list[str]:
     """Read the secrets that are given as files into `found`; return one line per file that fails."""
     wrong = []
-    for name in (each.name for each in fields(Settings) if each.metadata.get("secret")):
+    for name in SECRETS:
         path = found.get(f"{name}_file")
         if path and not found.get(name):
             try:

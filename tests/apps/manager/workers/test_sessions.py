@@ -87,7 +87,9 @@ async def test_reconnecting_worker_does_not_wait_for_its_lost_connection(
     lost = ScriptedTransport()
     before = await join(sessions, lost)
     lost.reads.clear()
-    await end(before, await join(sessions, ScriptedTransport(resume_epoch=1)))
+    after = await join(sessions, ScriptedTransport(resume_epoch=1))
+    lost.reads.set()
+    await end(before, after)
 
 
 async def test_close_disconnects_all_workers_even_if_they_do_not_read_goodbye(

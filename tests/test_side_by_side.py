@@ -1,0 +1,78 @@
+"""Groups of tests are handed to workers whole, heavy ones to one worker, and none is lost with a worker."""
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import side_by_side
+from tests.support.side_by_side import HEAVY, Groups
+
+LIGHT = [f"tests/core/test_{file}.py::test_{number}" for file in "abc" for number in range(4)]
+MEASURED = [f"{file}::test_it" for file in sorted(HEAVY)]
+
+
+class Node:
+    """A worker that notes which tests it was given."""
+
+    def __init__(self) -> None:
+        self.given: deque[int] = deque()
+        self.ran: list[str] = []
+        self.shutting_down = False
+        self.gateway = SimpleNamespace(id="gw")
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        assert indices, "a worker without a test to run reports nothing and gets nothing more"
+        self.given += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def start(nodes: list[Node], tests: list[str]) -> Any:
+    config = SimpleNamespace(
+        getvalue=lambda _: ["popen"] * len(nodes), option=SimpleNamespace(loadscopereorder=False)
+    )
+    groups: Any = Groups(config)  # type: ignore[arg-type]
+    for node in nodes:
+        groups.add_node(node)
+        groups.add_node_collection(node, tests)
+    groups.schedule()
+    return groups
+
+
+def run(groups: Any, tests: list[str], *nodes: Node) -> None:
+    """Let the workers run their tests in turn until none has any left."""
+    while any(node.given for node in nodes):
+        for node in nodes:
+            if node.given:
+                index = node.given.popleft()
+                node.ran.append(tests[index])
+                groups.mark_test_complete(node, index)
+
+
+def test_heavy_tests_run_on_one_worker() -> None:
+    nodes = [Node(), Node()]
+    run(start(nodes, MEASURED + LIGHT), MEASURED + LIGHT, *nodes)
+    assert sorted(nodes[0].ran + nodes[1].ran) == sorted(MEASURED + LIGHT)
+    assert [set(MEASURED) & set(node.ran) for node in nodes] == [set(MEASURED), set()]
+
+
+@pytest.mark.parametrize("finished", [0, 3, 5])
+def test_a_lost_worker_costs_only_the_test_it_ran(finished: int) -> None:
+    lost, other = Node(), Node()
+    groups = start([lost, other], LIGHT)
+    for _ in range(finished):
+        index = lost.given.popleft()
+        lost.ran.append(LIGHT[index])
+        groups.mark_test_complete(lost, index)
+    crashed = LIGHT[lost.given[0]]
+    assert groups.remove_node(lost) == crashed
+    run(groups, LIGHT, other)
+    assert sorted([*lost.ran, crashed, *other.ran]) == sorted(LIGHT)
+
+
+def test_heavy_files_and_the_folder_of_scenarios_exist(pytestconfig: pytest.Config) -> None:
+    for path in (*HEAVY, side_by_side.FIRST):
+        assert (pytestconfig.rootpath / path).exists(), path
