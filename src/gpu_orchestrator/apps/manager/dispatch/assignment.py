@@ -1,6 +1,6 @@
-"""Turns placements into assignments: writes them to the store, then sends the accepted ones to the workers.
+"""Turns placements into assignments for the store, and sends those that the store accepted to the workers.
 
-Called by the dispatcher.
+Called by the dispatcher, which writes to the store in between.
 """
 
 import asyncio
