@@ -1,4 +1,4 @@
-# Everything a person or CI does here is a target below; `make help` prints them.
+# Everything that people and CI do here is a target below; `make help` prints them.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -45,7 +45,7 @@ test: $(VENV)/bench/ready check tools ## What every change must pass, with a cov
 test-pythons: ## check and test-fast on each Python from 3.11 to 3.14 that is found here [ARGS=...]
 	@MAKE="$(MAKE)" $(PYTHON) scripts/pythons.py
 
-accept: $(VENV)/ready tools ## The same scenarios at full scale; takes up where it was interrupted [ARGS=...]
+accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after an interruption [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
@@ -71,7 +71,7 @@ bench-store: $(VENV)/bench/ready ## Script calls on the store: our client beside
 bench-tasks: $(VENV)/bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
 	@$(BIN)/python -m benchmarks.tasks $(ARGS)
 
-bench-vram: $(VENV)/ready ## Is memory true on this machine's GPUs? [ARGS="--simulate 1xH200:141GiB"]
+bench-vram: $(VENV)/ready ## Check that reported GPU memory is right on this machine [ARGS="--simulate 1xH200:141GiB"]
 	@$(BIN)/python -m benchmarks.vram $(ARGS)
 
 load: $(VENV)/bench/ready ## Five minutes of clients at 200 requests/s, played by locust: no 5xx, and their p99 [ARGS=...]
@@ -82,19 +82,19 @@ bench-watchers: $(VENV)/ready ## What 500 clients on /ws cost the server [ARGS="
 
 ##@ Work on it
 .PHONY: fmt crds api-docs tools lock clean help
-fmt: $(VENV)/ready ## Format and mend what can be mended by itself
+fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-crds: $(VENV)/ready ## Write config/crd and its reference anew from the wire types
+crds: $(VENV)/ready ## Write config/crd and its reference from the wire types
 	@$(BIN)/python -m gpu_orchestrator.cli.crds config/crd docs/reference
 
-api-docs: $(VENV)/ready ## Write the reference of the HTTP API anew from its routes
+api-docs: $(VENV)/ready ## Write the reference of the HTTP API from its routes
 	@$(BIN)/python -m gpu_orchestrator.cli.api_docs docs/reference/api.md
 
 tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 6 minutes, once)
 	@$(BIN)/python -m controlplane build
 
-lock: $(VENV)/ready ## Resolve requirements/*.in anew into hash-locked *.txt [ARGS=--upgrade]
+lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--upgrade]
 	@for name in runtime dev bench go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
@@ -113,7 +113,7 @@ help: ## This list
 minor = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 ifneq ($(origin PYTHON),file)
 ifneq ($(call minor,$(PYTHON)),$(call minor,$(BIN)/python))
-.PHONY: $(VENV)/ready
+  .PHONY: $(VENV)/ready
 endif
 endif
 

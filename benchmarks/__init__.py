@@ -1,1 +1,1 @@
-"""Each claim of speed is a script anyone can run again: a table, then one last line of JSON."""
+"""Benchmarks: a script for each claim about speed. It prints a table, then one last line of JSON."""

@@ -1,11 +1,11 @@
-"""How many pods per second are bound, against kube-scheduler on the same API server. `make bench-bind`.
+"""Measure pods bound per second, against kube-scheduler on the same API server. `make bench-bind`.
 
-A backlog of single-GPU pods waits; then one scheduler at a time is started and works it off. Counted from
-the first bind to the last, and to its last write of any kind (events, claim status), by the API server's own
-audit log. Contenders take turns; ratios are those of neighbours in the same round, and the median counts.
+A backlog of single-GPU pods waits; then one scheduler at a time is started and binds them. Time is from the
+first bind to the last, and to the last write of any kind (events, claim status), by the API server's own
+audit log. Contenders take turns; a ratio compares neighbours in the same round, and the median counts.
 `ratio_*_cpu` compares the CPU of API server, etcd and scheduler until the last bind, which other load on the
-machine disturbs less than it does the clock. Each scheduler proves itself as it is usually deployed:
-kube-scheduler by a client certificate, ours by the token of its ServiceAccount, with the shipped rights.
+machine disturbs less than wall-clock time. Each scheduler authenticates as it is usually deployed:
+kube-scheduler with a client certificate, ours with the token of its ServiceAccount and the shipped rights.
 """
 
 import argparse
@@ -34,12 +34,12 @@ PODS = "/api/v1/namespaces/bench/pods"
 SETTLE_S = 1.5
 LIMIT_S = 180.0
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""The kernel counts CPU in these."""
+"""Ticks per second, the unit in which the kernel counts CPU time."""
 
 KUBE = "kube-scheduler"
 OURS = ("lease", "binding", "claims")
 PLAIN = "plain"
-"""Our scheduler as `lease`, with every request sent by aiohttp; see `plain_http.py`."""
+"""Our scheduler as in `lease`, but with every request sent by aiohttp; see `plain_http.py`."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Result:
 
 
 class Log:
-    """What one user wrote since the mark, read from the audit log without asking the server anything. The
-    server starts a new file now and then; the old one is read to its end first."""
+    """What one user has written since this was created, read from the audit log without a request to the
+    server. The server rotates the file now and then; the old one is read to its end first."""
 
     def __init__(self, file: Path, user: str) -> None:
         self._path, self._user = file, user
@@ -101,7 +101,7 @@ class Log:
 
 
 class Bench:
-    """`profiles`: a folder for what cProfile sees of our scheduler; the figures are then of no use."""
+    """`profiles`: a folder for cProfile's results of our scheduler; the figures are then useless."""
 
     def __init__(self, cluster: Cluster, folder: Path, pods: int, profiles: Path | None) -> None:
         self._cluster, self._folder, self._pods, self._profiles = cluster, folder, pods, profiles
@@ -169,7 +169,7 @@ class Bench:
         self._cluster.api.create_all(PODS, [_pod(who, number) for number in range(self._pods)])
 
     def _clean(self, who: str) -> None:
-        """Nobody waits for it, so the server may delete whole collections at its ease."""
+        """Delete whole collections. This is not measured, so the server may take its time."""
         api, claims = self._cluster.api, CLAIMS.format("bench")
         api.request("DELETE", PODS, {"gracePeriodSeconds": 0})
         api.request("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases")
@@ -260,22 +260,24 @@ def summary(rounds: list[list[Result]]) -> dict[str, Any]:
         pairs = zip(by[who], by[to], strict=True)
         return round(statistics.median(of(ours) / of(theirs) for ours, theirs in pairs), 2)
 
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for who in OURS:
-        told[f"ratio_{who}"] = ratio(who, lambda each: each.bound_per_s)
-        told[f"ratio_{who}_all_writes"] = ratio(who, lambda each: each.done_per_s)
-        told[f"ratio_{who}_cpu"] = ratio(who, lambda each: 1 / _used(each.cpu_s))
+        figures[f"ratio_{who}"] = ratio(who, lambda each: each.bound_per_s)
+        figures[f"ratio_{who}_all_writes"] = ratio(who, lambda each: each.done_per_s)
+        figures[f"ratio_{who}_cpu"] = ratio(who, lambda each: 1 / _used(each.cpu_s))
         if who in by:
-            told[f"writes_per_pod_{who}"] = statistics.median(each.writes_per_pod for each in by[who])
+            figures[f"writes_per_pod_{who}"] = statistics.median(each.writes_per_pod for each in by[who])
     if PLAIN in by:
-        told["ratio_plain"] = ratio("lease", lambda each: each.bound_per_s, PLAIN)
-        told["ratio_plain_scheduler_cpu"] = ratio("lease", lambda each: 1 / _scheduler(each), PLAIN)
-        told["ratio_plain_cpu"] = ratio("lease", lambda each: 1 / _used(each.cpu_s), PLAIN)
-    told["pods_per_s"] = {
+        figures["ratio_plain"] = ratio("lease", lambda each: each.bound_per_s, PLAIN)
+        figures["ratio_plain_scheduler_cpu"] = ratio("lease", lambda each: 1 / _scheduler(each), PLAIN)
+        figures["ratio_plain_cpu"] = ratio("lease", lambda each: 1 / _used(each.cpu_s), PLAIN)
+    figures["pods_per_s"] = {
         who: round(statistics.median(each.bound_per_s for each in them), 1) for who, them in by.items()
     }
-    told["rss_mb"] = max((each.rss_mb for who, them in by.items() if who != KUBE for each in them), default=0)
-    return told
+    figures["rss_mb"] = max(
+        (each.rss_mb for who, them in by.items() if who != KUBE for each in them), default=0
+    )
+    return figures
 
 
 def _used(cpu_s: dict[str, float]) -> float:
@@ -283,7 +285,7 @@ def _used(cpu_s: dict[str, float]) -> float:
 
 
 def _scheduler(result: Result) -> float:
-    """CPU seconds of the scheduler from its first bind to its last write."""
+    """Return the CPU seconds of the scheduler from its first bind to its last write."""
     return max(result.cpu_s["scheduler"] + result.rest_cpu_s["scheduler"], TICK_S)
 
 
@@ -316,9 +318,11 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--who", default=",".join((KUBE, *OURS)), help=f"contenders, by comma; also {PLAIN}")
     parser.add_argument(
-        "--profile", type=Path, metavar="FOLDER", help="write what cProfile sees of our process there"
+        "--who", default=",".join((KUBE, *OURS)), help=f"contenders, comma-separated; also {PLAIN}"
+    )
+    parser.add_argument(
+        "--profile", type=Path, metavar="FOLDER", help="write cProfile's results of our process there"
     )
     args = parser.parse_args()
     profiles = args.profile.resolve() if args.profile else None

@@ -1,8 +1,8 @@
-"""How long a decision takes, how many the engine makes, what a large cluster weighs: `make bench-decide`.
+"""Measure the time of a decision, the engine's rate and a large cluster's memory: `make bench-decide`.
 
-Half-full clusters of nodes with eight GPUs; ten request shapes in turn; every decision is placed, and
-releases keep the cluster half full, so each decision finds the cluster changed by the ones before. Ends with
-one line of JSON.
+Clusters are half full, of nodes with eight GPUs. Ten request shapes take turns. Every decision is placed, and
+releases keep the cluster half full, so each decision finds the cluster changed by the ones before. It ends
+with one line of JSON.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def decision_times(nodes: int, strategy: str, decisions: int) -> list[float]:
-    """Seconds of each decision, on a half-full cluster that stays half full."""
+    """Return the seconds of each decision, on a half-full cluster that stays half full."""
     policy, rng = REGISTRY.policy(strategy), random.Random(1)
     cluster, held = half_full(nodes, rng)
     stream = numbered(ten_shapes())
@@ -71,11 +71,11 @@ def decision_times(nodes: int, strategy: str, decisions: int) -> list[float]:
 
 
 def _turn(
-    cluster: Cluster, held: list[Placement], asked: Request, policy: Policy, rng: random.Random
+    cluster: Cluster, held: list[Placement], request_to_place: Request, policy: Policy, rng: random.Random
 ) -> float:
-    """Decide and place one, then release as many GPUs again. Only the decision is timed."""
+    """Decide and place one request, then release as many GPUs. Only the decision is timed."""
     start = perf_counter()
-    answer = decide(asked, cluster, policy, rng)
+    answer = decide(request_to_place, cluster, policy, rng)
     took = perf_counter() - start
     if isinstance(answer, Placement):
         cluster.place(answer)
@@ -101,8 +101,9 @@ def half_full(nodes: int, rng: random.Random) -> tuple[Cluster, list[Placement]]
 
 
 def engine_rates(nodes: int, *, backlog: int, slices: int = 20) -> tuple[float, float]:
-    """Requests per second from asked to placed, confirmed and gone, without IO: alone, and beside a backlog
-    of as many that never fit. Both in turns, slice by slice, so that what disturbs one disturbs the other."""
+    """Return requests per second from added to placed, confirmed and removed, without IO: alone, and beside
+    a backlog of `backlog` requests that never fit. Both take turns, slice by slice, so that other load on the
+    machine disturbs both."""
     plain, laden = _Run(nodes), _Run(nodes)
     for i in range(backlog):
         laden.engine.handle(RequestAdded(request(f"never-{i}", 16 + i % 100)), 0.0)
@@ -137,7 +138,7 @@ class _Run:
 
 
 def copy_time(nodes: int) -> float:
-    """Seconds a copy of a half-full cluster takes."""
+    """Return the seconds that a copy of a half-full cluster takes."""
     cluster, _ = half_full(nodes, random.Random(1))
     times = []
     for _ in range(50):
@@ -148,7 +149,7 @@ def copy_time(nodes: int) -> float:
 
 
 def memory_mb(nodes: int) -> float:
-    """Python and numpy memory of a half-full cluster with ten remembered shapes."""
+    """Return the Python and numpy memory of a half-full cluster with ten remembered shapes."""
     tracemalloc.start()
     kept = half_full(nodes, random.Random(1))
     size = tracemalloc.get_traced_memory()[0]
@@ -171,7 +172,7 @@ def _node(i: int) -> Node:
 
 
 def ten_shapes() -> list[Request]:
-    """One, two, four and eight GPUs; shares; a model, a zone, a bandwidth rule, cpu and memory."""
+    """Return ten shapes: 1, 2, 4 and 8 GPUs; shares; a model, a zone, a bandwidth rule, cpu and memory."""
     small = {"cpu": 4000, "memory": 16 * GIB, "pods": 1}
     in_zone = (Term((Expression("zone", "In", ("zone-1", "zone-2")),)),)
     return [
@@ -189,7 +190,7 @@ def ten_shapes() -> list[Request]:
 
 
 def numbered(shapes: list[Request], prefix: str = "r") -> Iterator[Request]:
-    """The shapes in turn for ever, each under a key of its own."""
+    """Yield the shapes in turn, forever, each with a key of its own."""
     number = 0
     while True:
         yield replace(shapes[number % len(shapes)], key=f"{prefix}{number}")

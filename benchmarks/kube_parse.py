@@ -1,7 +1,7 @@
-"""Reading 5,000 pods: our client against the official one. `make bench-kube-parse`.
+"""Measure parsing 5,000 pods: our client against the official one. `make bench-kube-parse`.
 
-The same pages of the same JSON, each client in its own processes, in turn. Time is from the bytes of a page
-to objects in memory; memory is what the process holds more after that than before, with its modules loaded.
+Both parse the same pages of JSON, each client in its own processes, in turn. Time is from the bytes of a page
+to objects in memory. Memory is what the process has grown by, with its modules loaded before.
 """
 
 import argparse
@@ -38,7 +38,9 @@ def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pods", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--official-python", default=sys.executable, help="a Python with `kubernetes` in it")
+    parser.add_argument(
+        "--official-python", default=sys.executable, help="a Python with `kubernetes` installed"
+    )
     return parser.parse_args()
 
 

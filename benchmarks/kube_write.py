@@ -1,9 +1,9 @@
-"""How fast the client writes to a real API server: creates, patches and binds. `make bench-kube-write`.
+"""Measure writes of the client to a real API server: create, patch and bind. `make bench-kube-write`.
 
 One process, many connections, a ServiceAccount's token, as a component in a cluster has it. The API server
-and etcd run on the same cores, so what the client leaves them decides how many requests they take. Our
-transport and aiohttp take turns; a ratio is that of neighbours in the same round, above 1 where ours is
-better: the median, the least and the most of all rounds.
+and etcd run on the same cores, so the CPU that the client leaves them limits how many requests they serve.
+Our transport and aiohttp take turns. A ratio compares neighbours in the same round and is above 1 where ours
+is better: the median, the minimum and the maximum of all rounds.
 """
 
 import argparse
@@ -129,7 +129,7 @@ class _Bench:
 
 
 async def _many(actions: Iterable[Action], in_flight: int) -> None:
-    """All of them, so many at a time."""
+    """Run all actions, `in_flight` at a time."""
     waiting = iter(actions)
 
     async def lane() -> None:

@@ -1,4 +1,4 @@
-"""Five minutes of ordinary clients at 200 requests a second: any 5xx, and how long did they wait?
+"""Measure five minutes of ordinary clients at 200 requests per second: 5xx answers and latency.
 
     make load [ARGS="--seconds 60 --per-second 200"]
 
@@ -63,7 +63,8 @@ def locust(url: str, key: str, seconds: int, per_second: int) -> list[Any]:
 
 
 async def server_errors(manager: Fleet) -> int:
-    """As the server itself has counted them; that it is not ready yet is no error."""
+    """Return the 5xx answers that the server counted. Health routes do not count: not ready is not an
+    error."""
     samples = await manager.samples("http_requests_total")
     return int(sum(value for labels, value in samples if 'status="5' in labels and "/health/" not in labels))
 
@@ -96,7 +97,7 @@ def _route(each: Any) -> Figures:
 
 
 def quantile(times: dict[int, int], part: float) -> int:
-    """Of how often each time was seen."""
+    """Return the quantile of `times`, which maps each time to how often it was seen."""
     left = sum(times.values()) * part
     for ms in sorted(times):
         left -= times[ms]

@@ -1,9 +1,9 @@
-"""From `kubectl create` to Scheduled: the operator at 1,000 nodes and 1,000 workloads. `make bench-operator`.
+"""Measure the operator from create to Scheduled, at 1,000 nodes and 1,000 workloads. `make bench-operator`.
 
 A real API server with kube-controller-manager and kube-scheduler, static nodes of eight GPUs, two replicas of
-the operator with leader election under its shipped ServiceAccount. Workloads come at a steady rate; a watch
-tells when each is first seen as Scheduled. At the end the leader is killed. `--before SRC` measures another
-checkout's code in the same cluster, slice by slice in turn. Ends with one line of JSON.
+the operator with leader election under its shipped ServiceAccount. Workloads are created at a steady rate; a
+watch shows when each is first Scheduled. At the end the leader is killed. `--before SRC` measures another
+checkout's code in the same cluster; both take turns, slice by slice. It ends with one line of JSON.
 """
 
 import argparse
@@ -60,28 +60,28 @@ def _options() -> argparse.Namespace:
 
 
 class Seen:
-    """When each workload was first seen as Scheduled, or further."""
+    """When each workload was first seen as Scheduled or in a later phase."""
 
     def __init__(self, watch: Watch[GPUWorkload]) -> None:
         self.at: dict[str, float] = {}
-        self._news = asyncio.Event()
-        watch.on_change(self._look)
+        self._changed = asyncio.Event()
+        watch.on_change(self._on_change)
 
-    def _look(self, _: GPUWorkload | None, new: GPUWorkload | None) -> None:
+    def _on_change(self, _: GPUWorkload | None, new: GPUWorkload | None) -> None:
         if new and new.status.assigned_node and new.metadata.name not in self.at:
             self.at[new.metadata.name] = time.monotonic()
-            self._news.set()
+            self._changed.set()
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(WAIT_S):
             while len(self.at) < count:
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
 
 @dataclass
 class Build:
-    """One code to be measured, and what was measured of it."""
+    """One version of the code, and the measurements of it."""
 
     source: str
     waits: list[float] = field(default_factory=list)
@@ -151,7 +151,7 @@ class Bench:
         await self.client.create(GPU_WORKLOADS, {"metadata": meta, "spec": spec})
 
     async def _settled(self) -> None:
-        """Until everybody has come to rest: Jobs have their pods, pods their nodes, events are written."""
+        """Wait until all components are idle: Jobs have their pods, pods their nodes, events are written."""
         server = self.cluster.parts["kube-apiserver"]
         async with asyncio.timeout(WAIT_S):
             while True:
@@ -200,7 +200,7 @@ def results(build: Build, workloads: int) -> dict[str, float]:
         **build.facts,
         "writes_per_workload": ours / workloads,
         **{f"writes {what}": count / workloads for what, count in sorted(build.writes.items())},
-        # The kube-scheduler did not agree with a node we chose: never, unless we miscounted.
+        # kube-scheduler rejected a node that the operator chose: it happens only if the operator miscounted.
         "decided_anew": build.writes["delete jobs"],
         **{f"cpu_ms {name}": spent / workloads * 1000 for name, spent in build.spent.items()},
     }
@@ -211,7 +211,8 @@ def _ours(entry: Entry) -> bool:
 
 
 def writes(cluster: Cluster) -> Counter[str]:
-    """What the operator has written so far, without its Lease; and the others, for whom it makes work."""
+    """Count the operator's writes so far, without its Lease, and those of the others, which it causes work
+    for."""
     return Counter(
         f"{each.verb} {each.resource}" if _ours(each) else f"by {each.user.rpartition(':')[2]}"
         for each in cluster.audit.entries()
@@ -220,7 +221,7 @@ def writes(cluster: Cluster) -> Counter[str]:
 
 
 def served_ms(cluster: Cluster) -> dict[str, float]:
-    """How long the API server took for each kind of write of the operator, on average."""
+    """Return how long the API server took, on average, for each kind of write of the operator."""
     took: dict[str, list[float]] = defaultdict(list)
     for each in cluster.audit.entries():
         if _ours(each):

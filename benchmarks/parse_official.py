@@ -1,4 +1,4 @@
-"""One run of `kube_parse` with the official client, in its own environment: imports nothing of ours."""
+"""One run of `kube_parse` with the official client, in its own environment, without any of our code."""
 
 import json
 import sys

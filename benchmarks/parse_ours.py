@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_orchestrator.adapters.kube.informer.interning import share
+from gpu_orchestrator.adapters.kube.informer.interning import intern_strings
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.transport import codec
 from gpu_orchestrator.api.kubernetes import PODS, Pod
@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
         start = time.perf_counter()
         page = codec.decode_page(PODS, text)
         for obj in page.items or ():
-            share(obj)
+            intern_strings(obj)
             store.put(obj)
         seconds += time.perf_counter() - start
         del text, page

@@ -1,4 +1,4 @@
-"""Run gpu-orchestrator with every request to the API server sent by aiohttp, to compare. For `bind.py`."""
+"""Run gpu-orchestrator with every request to the API server sent by aiohttp, as a contender in `bind.py`."""
 
 from gpu_orchestrator.adapters.kube.transport import pooled
 from gpu_orchestrator.adapters.kube.transport.base import HttpTransport

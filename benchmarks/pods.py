@@ -1,4 +1,4 @@
-"""Pods as a busy cluster's API server tells them, with every section that a running GPU pod has."""
+"""Pods as the API server of a busy cluster returns them, with every section that a running GPU pod has."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def pod(number: int) -> dict[str, Any]:
-    """A running training pod with one main and one side container."""
+    """Return a running training pod with one main and one sidecar container."""
     name, uid = f"train-{number // 8}-{number % 8}", str_uuid(number)
     node = f"gpu-node-{number % 500}"
     return {

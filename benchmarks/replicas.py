@@ -1,4 +1,4 @@
-"""The operator as processes to be measured: one that leads and one that stands by."""
+"""The operator as processes to be measured: the leader and a standby."""
 
 import os
 import re
@@ -33,7 +33,7 @@ class Replica:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def reconcile_p99_s(self) -> float:
-        """From the histogram of passes that wrote something, by interpolation inside the bucket."""
+        """Return the p99 of passes that wrote something, from the histogram, interpolated inside a bucket."""
         text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10).read().decode()
         found = re.findall(rf'{BUCKET}{{le="([^"]+)",result="done"}} (\S+)', text)
         return _quantile([(float(le), float(count)) for le, count in found], 0.99)
@@ -58,7 +58,7 @@ class Replica:
 
 @contextmanager
 def pair(kubeconfig: Path, source: str = "") -> Iterator[tuple[Replica, Replica]]:
-    """The one that leads, and its standby. `source`: a folder with the code to run, if not this one's."""
+    """Yield the leader and its standby. `source`: a folder with the code to run; by default this one's."""
     with ExitStack() as stack:
         leader = stack.enter_context(_replica(kubeconfig, source))
         yield leader, stack.enter_context(_replica(kubeconfig, source))

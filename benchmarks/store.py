@@ -1,13 +1,13 @@
-"""Our client of the store against valkey-py and valkey-glide, on the same scripts and one Valkey.
+"""Measure our client of the store against valkey-py and valkey-glide, on the same scripts and one Valkey.
 
     make bench-store [ARGS="--rounds 5 --calls 3000"]
 
-`read` is a script that reads, `submit` one that takes a task in and waits for the disk (appendfsync always).
+`read` is a script that reads, `submit` one that stores a task and waits for the disk (appendfsync always).
 Each is called by one caller, one call after another, and by 64 at once. End to end is the whole server on
-each library: `tasks posted` over HTTP by 16 clients and then run, and `round trips` of a caller who waits for
-each result; CPU is then the server's. Libraries take turns within each round, every measurement in its own
-process. A ratio compares neighbours of the same round and is above 1 where ours is better; CPU is what other
-load on the machine disturbs least.
+each library: `tasks posted` over HTTP by 16 clients and then run, and `round trips` of a caller that waits
+for each result; CPU is then the server's. Libraries take turns within each round, every measurement in its
+own process. A ratio compares neighbours of the same round and is above 1 where ours is better; CPU is what
+other load on the machine disturbs least.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ AT_ONCE = (1, 64)
 POSTED, TRIP = "tasks posted", "round trips"
 CHILD = (sys.executable, "-m", "benchmarks.store_clients")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""The kernel counts CPU in these."""
+"""Ticks per second, the unit in which the kernel counts CPU time."""
 Row = dict[str, float]
 
 
 @dataclass
 class Figures:
-    """What was measured, one row a round, by what was done and by library."""
+    """The measurements, one row per round, by operation and by library."""
 
     rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class Figures:
         return statistics.median(rows) if rows else None
 
     def ratios(self, what: str, library: str, name: str) -> list[float]:
-        """Ours to the other's in the same round, above 1 where ours is better."""
+        """Return the ratio of ours to the other library in each round, above 1 where ours is better."""
         pairs = zip(self.rows[what, OURS], self.rows[what, library], strict=True)
         both = [(ours[name], theirs[name]) for ours, theirs in pairs]
         return [ours / theirs if name == "per_s" else theirs / ours for ours, theirs in both]
@@ -62,8 +62,8 @@ class Figures:
 def main(
     *, rounds: int = 5, calls: int = 3000, posts: int = 2000, libraries: str = ",".join(LIBRARIES)
 ) -> None:
-    """`libraries`: those to measure, by comma. Without `calls` only the whole server is measured, without
-    `posts` only single calls."""
+    """Measure the given libraries (comma-separated). If `calls` is 0, measure only the whole server; if
+    `posts` is 0, only single calls."""
     if not PACKAGES.exists():
         sys.exit("the peers are not installed; run `make bench-store`")
     chosen = libraries.split(",")
@@ -88,10 +88,10 @@ async def measure_calls(library: str, port: int, calls: int, figures: Figures) -
         for at_once in AT_ONCE:
             words = (library, "measure", f"redis://127.0.0.1:{port}/15", operation, str(calls), str(at_once))
             child = await asyncio.create_subprocess_exec(*CHILD, *words, stdout=asyncio.subprocess.PIPE)
-            told, _ = await child.communicate()
+            output, _ = await child.communicate()
             if child.returncode:
                 raise SystemExit(f"{library} could not {operation}")
-            figures.note(f"{operation}, {at_once} at once", library, json.loads(told))
+            figures.note(f"{operation}, {at_once} at once", library, json.loads(output))
 
 
 async def measure_served(libraries: list[str], port: int, rounds: int, posts: int, figures: Figures) -> None:
@@ -118,7 +118,7 @@ async def measure_server(server: Ours, library: str, posts: int, figures: Figure
 
 @contextlib.asynccontextmanager
 async def _served(library: str, port: int) -> AsyncIterator[Ours]:
-    """A server and its workers, in a database of its own."""
+    """Start a server and its workers, with a database of its own."""
     database = LIBRARIES.index(library)
     with tempfile.TemporaryDirectory() as folder:
         server = (*CHILD, library, "serve")
@@ -144,7 +144,7 @@ def report(figures: Figures, libraries: list[str]) -> None:
 
 
 def summary(figures: Figures, libraries: list[str]) -> dict[str, Any]:
-    """By library, calls and figure the ratio: the median, the least and the most of all rounds."""
+    """Return the ratios by library, operation and figure: median, minimum and maximum of all rounds."""
     found: dict[str, Any] = {library: {} for library in libraries if library != OURS}
     for (what, library), rows in figures.rows.items():
         if library != OURS:

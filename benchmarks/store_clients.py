@@ -4,8 +4,8 @@
     python -m benchmarks.store_clients LIBRARY serve WORDS...
 
 `measure` prints one JSON object; `serve` is `gpu-orchestrator WORDS...`.
-Only the way of a script call to the server and back differs: arguments and answers are packed by the same
-code, and what is not a script call (subscriptions, the list of news) stays with our client.
+Only the path of a script call to the server and back differs. The same code packs arguments and answers, and
+everything else (subscriptions, reading the event stream) stays with our client.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def main(library: str, word: str, *rest: str) -> None:
 
 
 def use(library: str) -> None:
-    """Send every script call of this process by this library."""
+    """Send every script call of this process through this library."""
     if library == OURS:
         return
     site.addsitedir(str(PACKAGES))
@@ -65,7 +65,7 @@ def use(library: str) -> None:
 
 
 async def _by_valkey(known: dict[str, Any], database: Database, script: Script[Any], packed: bytes) -> Any:
-    """A pool of connections, one for each caller at a time, and the C parser."""
+    """Send through valkey-py: a pool with one connection per caller at a time, and the C parser."""
     from valkey import asyncio as valkey
     from valkey.exceptions import NoScriptError
     from valkey.utils import LIBVALKEY_AVAILABLE
@@ -80,7 +80,7 @@ async def _by_valkey(known: dict[str, Any], database: Database, script: Script[A
 
 
 async def _by_glide(known: dict[str, Any], database: Database, script: Script[Any], packed: bytes) -> Any:
-    """One connection for all callers, kept by a library in Rust."""
+    """Send through valkey-glide: one connection for all callers, managed by a library in Rust."""
     import glide  # type: ignore[import-not-found, unused-ignore]
 
     if (making := known.get(database.url)) is None:
@@ -136,13 +136,13 @@ async def _times(call: Callable[[], Awaitable[Any]], count: int, in_flight: int)
 
 
 def _cpu_s() -> float:
-    """Of all threads: glide works in one of its own."""
+    """Return the CPU seconds of all threads: glide works in a thread of its own."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def _rss_mb() -> float:
-    """The most so far. `ru_maxrss` would begin with what the parent had."""
+    """Return the peak so far, from VmHWM: the maximum in getrusage would include what the parent had used."""
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
 

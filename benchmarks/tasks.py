@@ -1,12 +1,12 @@
-"""Tasks per second and round trips: ours, Celery, dramatiq and taskiq on one Valkey, one worker process each.
+"""Measure tasks per second and round trips: ours, Celery, dramatiq, taskiq; one Valkey, one worker each.
 
     make bench-tasks [ARGS="--rounds 3 --seconds 3"]
 
-Every acknowledged write is on disk (appendfsync always) for all of them. A no-op with a stored result. They
-take turns within each round; a ratio is the median of the rounds' ratios. `run` submits while the worker
-works (ours in batches; the peers know none), `drained` is the worker alone on a queue filled before. Round
-trips are those of a caller who submits one task and waits for its result: the peers' by their own clients,
-ours by a bare socket, and once more by aiohttp.
+Every acknowledged write is on disk (appendfsync always) for all of them. The task is a no-op with a stored
+result. They take turns within each round; a ratio is the median of the rounds' ratios. `run` submits while
+the worker works (ours in batches; the peers have no batches), `drained` is the worker alone on a queue filled
+before. A round trip is a caller that submits one task and waits for its result: for the peers through their
+own clients, for ours through a bare socket, and again through aiohttp.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ AT_ONCE = {
     **{peer.name: peer.at_once for peer in tasks_peers.ALL},
 }
 FIRST = {"celery": 150, "dramatiq": 500, ONE_SLOT: 500, OURS: 3000, HTTP: 3000}
-"""The most tasks of the first round; later ones are as long as asked for."""
+"""The maximum number of tasks in the first round; later rounds last as long as requested."""
 
 
 @dataclass
 class Figures:
-    """Each by system, one value a round; round trips all together."""
+    """Figures by system, one value per round; the round trips of all rounds together."""
 
     run: dict[str, list[float]] = field(default_factory=dict)
     drained: dict[str, list[float]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many tasks take about so long, learnt from the round before."""
+    """How many tasks take about `seconds`, learned from the previous round."""
 
     seconds: float
     known: dict[str, int]
@@ -80,7 +80,7 @@ class Sizes:
 
 
 def main(*, rounds: int = 3, seconds: float = 3.0, trips: int = 300, peers: str = "") -> None:
-    """`peers`: those to measure, by comma; all unless given."""
+    """Measure the given peers (comma-separated); all by default."""
     if not tasks_peers.installed():
         sys.exit("the peers are not installed; run `make bench-tasks`")
     chosen = [peer for peer in tasks_peers.ALL if not peers or peer.name in peers.split(",")]
@@ -139,7 +139,7 @@ def cpu_s(pid: int) -> float:
 
 @contextlib.asynccontextmanager
 async def valkey(folder: Path) -> AsyncIterator[int]:
-    """The one server of all, on TCP, every write on disk before it is acknowledged."""
+    """Start the one Valkey server for all, on TCP, with every write on disk before it is acknowledged."""
     port = free_port()
     settings = {
         "port": str(port),
@@ -183,7 +183,8 @@ def show(figures: Figures) -> None:
 
 
 def summary(figures: Figures) -> dict[str, float]:
-    """The named ratios are end to end, as the systems are used; the other ones say against what."""
+    """Return the figures and ratios. A ratio without a suffix is end to end, as the systems are used; a
+    suffix names another comparison."""
     found: dict[str, float] = {}
     for peer in (each.name for each in tasks_peers.ALL if each.name in figures.run):
         name = f"ratio_{peer.replace(' ', '_')}"

@@ -1,6 +1,6 @@
-"""Our side of `make bench-tasks`: a server and one worker as an operator starts them, asked in every way.
+"""Our side of `make bench-tasks`: a server and workers as an operator starts them, called in several ways.
 
-Two workers are joined, one with many slots and one with a single slot; whichever is measured, the other is
+Two workers have joined, one with many slots and one with a single slot. While one is measured, the other is
 cordoned and idle.
 """
 
@@ -37,7 +37,7 @@ COMMAND = (str(Path(sys.executable).with_name("gpu-orchestrator")),)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One connection with next to no cost of its own, so that the server is measured and not its client."""
+    """One connection that costs almost no CPU, so that the server is measured and not its client."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -63,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The client most Python programs would use."""
+    """The client that most Python programs would use."""
 
     http: aiohttp.ClientSession
 
@@ -76,7 +76,7 @@ class Usual:
 
 
 def trips_in_turn(url: str, key: str, count: int) -> list[float]:
-    """Who asks for one thing after another needs no event loop, only a socket."""
+    """Return the round trips in ms. Requests one after another need only a socket, not an event loop."""
     host, _, port = url.removeprefix("http://").partition(":")
     head = f"POST {TRIP} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
     request = f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
@@ -93,20 +93,20 @@ def trips_in_turn(url: str, key: str, count: int) -> list[float]:
 
 
 def _body(line: socket.socket) -> bytes:
-    came = _some(line)
-    while b"\r\n\r\n" not in came:
-        came += _some(line)
-    head, _, body = came.partition(b"\r\n\r\n")
+    received = _receive(line)
+    while b"\r\n\r\n" not in received:
+        received += _receive(line)
+    head, _, body = received.partition(b"\r\n\r\n")
     length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
     while len(body) < length:
-        body += _some(line)
+        body += _receive(line)
     return body
 
 
-def _some(line: socket.socket) -> bytes:
-    if not (came := line.recv(65536)):
-        raise ConnectionError("the server hung up in the middle of an answer")
-    return came
+def _receive(line: socket.socket) -> bytes:
+    if not (received := line.recv(65536)):
+        raise ConnectionError("the server closed the connection in the middle of a response")
+    return received
 
 
 @dataclass
@@ -118,21 +118,21 @@ class Ours:
     process: "subprocess.Popen[bytes]"
 
     async def use(self, worker: str) -> None:
-        """Only this one gets tasks."""
+        """Let only this worker get tasks."""
         for name in WORKERS:
-            await self._say(name, "uncordon" if name == worker else "cordon")
+            await self._set_worker(name, "uncordon" if name == worker else "cordon")
 
     async def client(self, *, usual: bool) -> Line | Usual:
         return Usual(self.http) if usual else await Line.open(self.url, self.key)
 
     async def direct(self, count: int) -> float:
-        """Tasks per second submitted straight to the store and run."""
+        """Return the tasks per second, submitted directly to the store and run."""
         before, start = await self._completed(), time.monotonic()
         await self._fill(count)
         return count / (await self._until(before + count) - start)
 
     async def drained(self, count: int, worker: str) -> float:
-        """Tasks per second of the worker alone: all were submitted before it got any."""
+        """Return the tasks per second of the worker alone: all were submitted before it got any."""
         await self.use("nobody")
         before = await self._completed()
         await self._fill(count)
@@ -141,7 +141,7 @@ class Ours:
         return (before + count - first) / (await self._until(before + count) - began)
 
     async def batches(self, count: int) -> tuple[float, float]:
-        """Tasks per second accepted over HTTP in batches, and completed."""
+        """Return the tasks per second that were accepted over HTTP in batches, and completed."""
         batch = b'{"tasks": [%b]}' % b",".join([BODY] * BATCH)
         line, before = await self.client(usual=False), await self._completed()
         start = time.monotonic()
@@ -152,7 +152,7 @@ class Ours:
         return number / (accepted - start), number / (await self._until(before + number) - start)
 
     async def posts(self, count: int, *, usual: bool) -> float:
-        """Tasks accepted one by one per second, by many clients at once; they are run afterwards."""
+        """Return the tasks per second accepted one by one from many clients at once; they run afterwards."""
         await self.use("nobody")
         before, left = await self._completed(), iter(range(count))
         clients = [await self.client(usual=usual) for _ in range(CLIENTS)]
@@ -171,7 +171,7 @@ class Ours:
         return count / seconds
 
     async def trips(self, count: int, *, usual: bool = False) -> list[float]:
-        """Milliseconds from submitting a task to having its result, one after another."""
+        """Return the milliseconds from submitting a task to its result, one task after another."""
         if not usual:
             return await asyncio.to_thread(trips_in_turn, self.url, self.key, count)
         found, client = [], Usual(self.http)
@@ -188,7 +188,7 @@ class Ours:
             size = min(BATCH, count - first)
             await self.store.tasks.submit([NewTask(uuid4().hex, spec, "null") for _ in range(size)])
 
-    async def _say(self, worker: str, word: str) -> None:
+    async def _set_worker(self, worker: str, word: str) -> None:
         async with self.http.post(f"/workers/{worker}/{word}") as answer:
             assert answer.status == 200, await answer.text()
 
@@ -199,9 +199,9 @@ class Ours:
         return (await self._reached(count))[1]
 
     async def _reached(self, count: int, within_s: float = 120.0) -> tuple[int, float]:
-        """How many are completed, and when, once it is so many."""
+        """Wait until `count` tasks are completed. Return how many are, and when."""
         async with asyncio.timeout(within_s):
-            while (found := await self._completed()) < count:  # noqa: ASYNC110 - the store tells nobody
+            while (found := await self._completed()) < count:  # noqa: ASYNC110 - the store sends no notification
                 await asyncio.sleep(0.005)
         return found, time.monotonic()
 
@@ -210,7 +210,7 @@ class Ours:
 async def ours(
     folder: Path, store_port: int, *, database: int = 0, command: tuple[str, ...] = COMMAND
 ) -> AsyncIterator[Ours]:
-    """`command` starts the server; the workers are always the usual ones."""
+    """Start a server with `command`, and the usual workers."""
     port, data = free_port(), folder / "data"
     address, url = f"redis://127.0.0.1:{store_port}/{database}", f"http://127.0.0.1:{port}"
     words = ("server", "--port", str(port), "--data", str(data))

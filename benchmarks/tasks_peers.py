@@ -1,7 +1,7 @@
-"""The peers of `make bench-tasks`: how each is started, with one worker process, and how it is asked.
+"""The peers of `make bench-tasks`: start each with one worker process, and run its client.
 
-Celery appears with the settings of systems that must not lose tasks, dramatiq with its defaults; "tuned" are
-the settings that were fastest for each, of those tried, without giving up acknowledgement after the run.
+Celery has the settings of systems that must not lose tasks, dramatiq its defaults. "tuned" means the fastest
+settings of those tried for each that still acknowledge after the run.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ TASKIQ = ("taskiq", "worker", "taskiq_peer:broker", "--workers", "1", "--no-conf
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`at_once` tells in words how many tasks its one process works on and has fetched. `database` is its
-    own number in the one server."""
+    """`at_once` describes how many tasks its one process runs and prefetches. `database` is its own
+    database number in the shared server."""
 
     name: str
     file: str
@@ -76,7 +76,7 @@ def installed() -> bool:
 
 @contextlib.contextmanager
 def working(peer: Peer, port: int) -> Iterator[None]:
-    """Its worker, until the block ends."""
+    """Run its worker until the block ends."""
     program, *rest = peer.command
     worker = subprocess.Popen(
         [str(BENCH / program), *rest],
@@ -98,15 +98,15 @@ def working(peer: Peer, port: int) -> Iterator[None]:
 
 
 def trips_and_rate(peer: Peer, port: int, trips: int, count: int) -> tuple[list[float], float]:
-    """Round trips in ms, and tasks per second submitted and run, by a worker that has answered before."""
+    """Return round trips in ms, and tasks per second submitted and run, by a worker that is warmed up."""
     with working(peer, port):
-        times: list[float] = _ask(peer, port, "trip", trips)
-        return times, count / _ask(peer, port, "run", count)
+        times: list[float] = _run_client(peer, port, "trip", trips)
+        return times, count / _run_client(peer, port, "run", count)
 
 
 def drained(peer: Peer, port: int, count: int) -> float:
-    """Tasks per second of the worker alone: all were submitted before it was started."""
-    _ask(peer, port, "fill", count)
+    """Return the tasks per second of the worker alone: all were submitted before it was started."""
+    _run_client(peer, port, "fill", count)
     with _client(peer, port, "drain", count) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
@@ -114,12 +114,12 @@ def drained(peer: Peer, port: int, count: int) -> float:
             return float(json.loads(client.communicate(timeout=150)[0]))
 
 
-def _ask(peer: Peer, port: int, word: str, count: int) -> Any:
+def _run_client(peer: Peer, port: int, word: str, count: int) -> Any:
     with _client(peer, port, word, count) as client:
-        said, _ = client.communicate(timeout=150)
+        output, _ = client.communicate(timeout=150)
     if client.returncode:
         raise SystemExit(f"{peer.name} could not {word} {count}")
-    return json.loads(said)
+    return json.loads(output)
 
 
 def _client(peer: Peer, port: int, word: str, count: int) -> "subprocess.Popen[str]":

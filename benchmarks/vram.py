@@ -1,9 +1,9 @@
-"""Whether memory is true, on real GPUs if there are any: `make bench-vram`, or `python -m benchmarks.vram`.
+"""Check that memory accounting is right, on real GPUs if there are any: `make bench-vram`.
 
-A whole cluster manager with one worker of this machine. A `vram` task takes memory for real and the driver
-must agree; a stranger takes memory nobody placed, and no task may be given it; then tasks of random size
-come while the stranger comes and goes, and none may run out of memory. `--simulate 1xH200:141GiB` plays it
-anywhere.
+It starts a manager with one worker on this machine. First, a `vram` task allocates memory and the driver must
+report it. Then a foreign process allocates memory, and no task may get that memory. Then tasks of random size
+run while foreign processes come and go, and none may run out of memory. `--simulate 1xH200:141GiB` runs it
+without a GPU.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from gpu_orchestrator.adapters.gpus.gpu import Device, Gpus, Reading
 
 COMMAND = (sys.executable, "-c", "from gpu_orchestrator.cli.main import main; main()")
 CONTEXT_MIB = 2048
-"""At most so much does a CUDA context of its own cost."""
+"""The most memory that a CUDA context itself uses."""
 
 
 class Manager:
-    """A server and a client of it."""
+    """A server, and a client of it."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.url = folder, f"http://127.0.0.1:{port}"
@@ -65,9 +65,9 @@ class Manager:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--simulate", default="", help="describe GPUs instead of using real ones")
+    parser.add_argument("--simulate", default="", help="simulate these GPUs instead of using real ones")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the random part lasts")
-    parser.add_argument("--port", type=int, default=0, help="of the server; a free one unless given")
+    parser.add_argument("--port", type=int, default=0, help="port of the server (default: a free one)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -92,14 +92,14 @@ def main() -> None:
 def discover(gpus: Gpus) -> Device:
     devices = gpus.devices()
     if not devices:
-        raise SystemExit("no GPU here; give --simulate 1xH200:141GiB to play it on described ones")
+        raise SystemExit("no GPU found; give --simulate 1xH200:141GiB to run it on a simulated one")
     for device in devices:
         print(f"found {device.model}, {device.memory_mib} MiB, driver {device.driver_version}, {device.uuid}")
     return devices[0]
 
 
 def agreement(manager: Manager, gpus: Gpus, device: Device) -> dict[str, Any]:
-    """A task takes a quarter of the device; what the driver says must be that and a context."""
+    """Run a task with a quarter of the device; the driver must report that much plus a context."""
     mib = device.memory_mib // 4
     before = reading(gpus, device).used_mib
     task = manager.submit(mib, hold_s=4)
@@ -108,27 +108,28 @@ def agreement(manager: Manager, gpus: Gpus, device: Device) -> dict[str, Any]:
     time.sleep(2)
     shown = manager.call("GET", "/workers/vram")["gpu_info"][0]["memory_used_bytes"] >> 20
     final = manager.wait(task)
-    print(f"a task took {mib} MiB: the driver says {taken} more, the worker reports {shown} in all")
+    print(f"a task took {mib} MiB: the driver reports {taken} more, the worker reports {shown} in all")
     agrees = mib <= taken <= mib + CONTEXT_MIB and final["status"] == "completed"
     return {"asked_mib": mib, "driver_mib": taken, "reported_mib": shown, "agrees": agrees}
 
 
 def refusal(manager: Manager, gpus: Gpus, device: Device) -> dict[str, Any]:
-    """A stranger takes more than half of the device: a task of as much waits, one of an eighth runs."""
+    """Let a foreign process hold more than half of the device: a task of that size waits, one of an eighth
+    runs."""
     large, small = device.memory_mib * 6 // 10, device.memory_mib // 8
-    with stranger(gpus, device, large):
-        until(lambda: _used(manager) >= large, 30, "the worker reports the stranger")
+    with foreign_process(gpus, device, large):
+        until(lambda: _used(manager) >= large, 30, "the worker reports the foreign process")
         waits, runs = manager.submit(large, 0), manager.submit(small, 0)
         fits = manager.wait(runs)["status"] == "completed"
         refused = manager.status(waits) == "queued"
         why = manager.call("GET", f"/tasks/{waits}/explain")
     after = manager.wait(waits)["status"] == "completed"
-    print(f"a stranger took {large} MiB; a task of {large} waits: {json.dumps(why)[:400]}")
+    print(f"a foreign process took {large} MiB; a task of {large} waits: {json.dumps(why)[:400]}")
     return {"refused_while_taken": refused, "smaller_one_ran": fits, "ran_when_free": after}
 
 
 def storm(manager: Manager, gpus: Gpus, device: Device, seconds: float) -> dict[str, Any]:
-    """Tasks of random size, a stranger that comes and goes between waves, and an eye on the driver."""
+    """Run waves of tasks of random size, each beside a foreign process, and watch the free memory."""
     rng, most, count, ended = random.Random(7), 0, 0, time.monotonic() + seconds
     stop = threading.Event()
     lowest = [device.memory_mib]
@@ -136,7 +137,7 @@ def storm(manager: Manager, gpus: Gpus, device: Device, seconds: float) -> dict[
     watcher.start()
     failed: list[str] = []
     while time.monotonic() < ended:
-        with stranger(gpus, device, rng.randrange(device.memory_mib // 8, device.memory_mib // 2)):
+        with foreign_process(gpus, device, rng.randrange(device.memory_mib // 8, device.memory_mib // 2)):
             sizes = [rng.randrange(256, device.memory_mib // 6) for _ in range(8)]
             tasks = [manager.submit(mib, rng.uniform(0.1, 0.5)) for mib in sizes]
             finals = [manager.wait(task) for task in tasks]
@@ -151,7 +152,7 @@ def storm(manager: Manager, gpus: Gpus, device: Device, seconds: float) -> dict[
         "asked_at_once_mib": most,
         "lowest_free_mib": lowest[0],
         "out_of_memory": overrun,
-        "last_moment_refusals": log.count("were reserved"),
+        "last_moment_refusals": log.count("MiB free, the task needs"),
         "failed": len(failed),
         "storm_held": not failed and not overrun,
     }
@@ -162,7 +163,7 @@ def reading(gpus: Gpus, device: Device) -> Reading:
 
 
 @contextmanager
-def stranger(gpus: Gpus, device: Device, mib: int) -> Iterator[None]:
+def foreign_process(gpus: Gpus, device: Device, mib: int) -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_orchestrator.adapters.gpus.hold", str(mib)],
         env=os.environ | gpus.environment([device.uuid]),
@@ -173,7 +174,7 @@ def stranger(gpus: Gpus, device: Device, mib: int) -> Iterator[None]:
     with process:
         assert process.stdout is not None
         if process.stdout.readline() != "held\n":
-            raise SystemExit(f"the stranger could not take {mib} MiB")
+            raise SystemExit(f"the foreign process could not allocate {mib} MiB")
         yield
 
 
@@ -227,9 +228,9 @@ def _watch(gpus: Gpus, device: Device, stop: threading.Event, lowest: list[int])
         lowest[0] = min(lowest[0], reading(gpus, device).free_mib)
 
 
-def until(is_so: Callable[[], bool], within_s: float, what: str) -> None:
+def until(is_true: Callable[[], bool], within_s: float, what: str) -> None:
     end = time.monotonic() + within_s
-    while not is_so():
+    while not is_true():
         if time.monotonic() > end:
             raise SystemExit(f"not within {within_s:g} s: {what}")
         time.sleep(0.05)

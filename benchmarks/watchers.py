@@ -1,9 +1,9 @@
-"""What it costs to be watched: memory and CPU of a server with 500 clients on /ws, idle and at work.
+"""Measure memory and CPU of a server with 500 clients on /ws, idle and under load.
 
     make bench-watchers [ARGS="--clients 500 --seconds 10 --tasks 50"]
 
-The clients are in this process, the server in its own. `lag` is from an event's timestamp to its arrival at
-the last of the clients.
+The clients are in this process, the server in its own. The lag of an event is from its timestamp to its
+arrival at the last client.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def cost(pid: int, seconds: float) -> Cost:
 
 
 async def lags(sockets: list[aiohttp.ClientWebSocketResponse], events: int) -> list[float]:
-    """Of each event, until the last client has it, in ms."""
+    """Return for each event the ms until the last client has received it."""
     worst: dict[str, float] = {}
 
     async def read(socket: aiohttp.ClientWebSocketResponse) -> None:

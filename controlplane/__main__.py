@@ -1,4 +1,4 @@
-"""The toolbox and the cluster for a person: `python -m controlplane build` and `… up`, called by make."""
+"""Command line of the toolbox and the cluster: `python -m controlplane build` and `… up`, called by make."""
 
 import argparse
 import signal
@@ -12,12 +12,12 @@ from controlplane.errors import ControlPlaneError
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    asked = _parser().parse_args(words)
+    options = _parser().parse_args(words)
     try:
-        if asked.command == "build":
-            build(asked.tools)
+        if options.command == "build":
+            build(options.tools)
         else:
-            up(asked.nodes, asked.gpus)
+            up(options.nodes, options.gpus)
     except ControlPlaneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controlplane", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    tools = commands.add_parser("build", help="build what is missing of the control plane's binaries")
+    tools = commands.add_parser("build", help="build the missing binaries of the control plane")
     tools.add_argument(
         "tools", nargs="*", default=toolbox.USUAL, help="which (default: those a cluster needs)"
     )
@@ -51,16 +51,16 @@ def build(tools: Sequence[str]) -> None:
 
 
 def up(count: int, gpus: int) -> None:
-    """Shows a cluster at work, tells what to try, and waits for Ctrl-C."""
-    # Also where a shell told us to ignore them, as it does for what it runs in the background.
+    """Start a cluster, print commands to try, and wait for Ctrl-C."""
+    # Set the handlers even if SIGINT is ignored: a shell ignores it for background commands.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.default_int_handler)
     started = time.monotonic()
-    _tell("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok …")
+    _print("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok …")
     with Cluster.start(parts=OPTIONAL) as cluster:
-        _tell(f"creating {count} nodes with {gpus} GPUs each …")
+        _print(f"creating {count} nodes with {gpus} GPUs each …")
         cluster.gpu_nodes(count, gpus=gpus)
-        _tell(f"ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all\n")
+        _print(f"ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all\n")
         print(cluster.kubectl("get", "nodes", "-L", "nvidia.com/gpu.product,nvidia.com/gpu.count"))
         print(
             HINTS.format(
@@ -70,8 +70,8 @@ def up(count: int, gpus: int) -> None:
         try:
             _wait_for_a_part_to_end(cluster)
         except KeyboardInterrupt:
-            _tell("stopping …")
-    _tell("stopped; nothing is left behind")
+            _print("stopping …")
+    _print("stopped; nothing is left behind")
 
 
 HINTS = """\
@@ -92,11 +92,11 @@ def _wait_for_a_part_to_end(cluster: Cluster) -> None:
     while True:
         for part in cluster.parts.values():
             if not part.is_running:
-                raise ControlPlaneError(f"{part.name} ended by itself; its last words:\n{part.last_words()}")
+                raise ControlPlaneError(f"{part.name} ended unexpectedly; its log ends:\n{part.last_words()}")
         time.sleep(0.5)
 
 
-def _tell(sentence: str) -> None:
+def _print(sentence: str) -> None:
     print(f"cluster: {sentence}", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""A tiny client for the admin of a local cluster: what the fixtures need to make objects and look at them.
+"""A small API client with admin rights: the fixtures create and read objects with it.
 
-Blocking and independent of gpu_orchestrator, so that the tests do not judge our client by our client.
+It is blocking and independent of gpu_orchestrator, so that no test checks our client with our client.
 """
 
 import http.client
@@ -16,7 +16,7 @@ from controlplane.errors import ClusterError
 from controlplane.pki import Authority, Pair
 
 Json = dict[str, Any]
-# How a kept connection shows that the server has closed it meanwhile.
+# Errors that a kept connection raises if the server has closed it meanwhile.
 STALE = (
     http.client.RemoteDisconnected,
     BrokenPipeError,
@@ -34,7 +34,7 @@ class ApiError(ClusterError):
 
 
 class Api:
-    """Keeps one connection per thread."""
+    """A client of one API server, with one connection per thread."""
 
     def __init__(self, url: str, authority: Authority, pair: Pair) -> None:
         self._host = urlsplit(url).netloc
@@ -65,7 +65,7 @@ class Api:
             connection.close()
 
     def create_all(self, path: str, objects: Iterable[Json], *, threads: int = 8) -> list[Json]:
-        """Creates many objects, several at a time; the first error is raised."""
+        """Create many objects, several at a time. Raise the first error."""
         return self.in_parallel(lambda body: self.request("POST", path, body), objects, threads=threads)
 
     def in_parallel(
@@ -82,7 +82,7 @@ class Api:
                 connection.request(method, path, payload, {"Content-Type": content_type})
                 answer = connection.getresponse()
             except STALE:
-                connection.close()  # the server had closed a kept connection: once more on a new one
+                connection.close()  # the server had closed a kept connection: try once more on a new one
                 connection.request(method, path, payload, {"Content-Type": content_type})
                 answer = connection.getresponse()
             return answer.status, answer.read()

@@ -1,4 +1,4 @@
-"""Reads the API server's audit log: who asked for what, how often, and what was answered."""
+"""Read the API server's audit log: user, verb, resource and status code of each request."""
 
 import json
 from collections import Counter
@@ -22,11 +22,11 @@ rules:
 class Entry:
     user: str
     verb: str
-    resource: str  # "pods", "pods/binding", or the path where there is no resource
+    resource: str  # "pods", "pods/binding", or the path if the request has no resource
     namespace: str
     name: str
     code: int
-    took_s: float = 0.0  # from the request's arrival to the end of its answer
+    took_s: float = 0.0  # from the request's arrival to the end of its response
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class Audit:
     file: Path
 
     def entries(self) -> Iterator[Entry]:
-        """Every finished request so far. A watch counts when it ends."""
+        """Yield every finished request so far. A watch appears when it ends."""
         if not self.file.exists():
             return
         with self.file.open("rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
-                    return  # the server is still writing this one
+                    return  # the server is still writing this line
                 yield _entry(line)
 
     def requests(self) -> Counter[tuple[str, str, str]]:
-        """How often each (user, verb, resource) was asked for."""
+        """Count the requests by (user, verb, resource)."""
         return Counter((entry.user, entry.verb, entry.resource) for entry in self.entries())
 
 

@@ -1,4 +1,4 @@
-"""A real control plane on free loopback ports: etcd, kube-apiserver and, as asked for, their companions.
+"""A real control plane on free loopback ports: etcd, kube-apiserver and, on request, the other parts.
 
     with Cluster.start(parts=("kube-controller-manager", "kube-scheduler", "kwok")) as cluster:
         cluster.gpu_nodes(8, gpus=8)
@@ -48,9 +48,9 @@ class Cluster:
     def start(
         cls, parts: Sequence[str] = (), *, toolbox: Toolbox | None = None, node_lifecycle: bool = True
     ) -> Self:
-        """Starts a cluster and waits until its API server is ready.
+        """Start a cluster and wait until its API server is ready.
 
-        `node_lifecycle=False` leaves static nodes Ready although nobody sends their heartbeats.
+        `node_lifecycle=False` leaves static nodes Ready although they send no heartbeats.
         """
         if unknown := set(parts) - set(OPTIONAL):
             raise ClusterError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(OPTIONAL)}")
@@ -95,10 +95,10 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every part, last started first, and removes the folder.
+        """End every part, in reverse order of start, and remove the folder.
 
-        Nobody needs the data any more, so etcd and the API server are killed: the latter would take ten
-        seconds to leave in order.
+        The data is not needed any more, so etcd and the API server are killed: a graceful stop of the API
+        server would take ten seconds.
         """
         self.api.close()
         for part in reversed(self.parts.values()):
@@ -107,7 +107,8 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For processes that shall end with this cluster, whatever becomes of who started them."""
+        """Return the environment for processes that must end with this cluster, even if their parent is
+        gone."""
         return self.guard.environment
 
     @property
@@ -123,7 +124,7 @@ class Cluster:
         return sum(part.memory_mb for part in self.parts.values() if part.is_running)
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig with a client certificate of that name and those groups."""
+        """Write a kubeconfig with a client certificate for that user and those groups."""
         who = (user, *groups)
         if who not in self._users:
             path = self.folder / f"user-{len(self._users)}.kubeconfig"
@@ -132,7 +133,7 @@ class Cluster:
         return self._users[who]
 
     def service_account_kubeconfig(self, namespace: str, name: str, *, valid_s: int = 3600) -> Path:
-        """A kubeconfig with a fresh token of that ServiceAccount, which must exist."""
+        """Write a kubeconfig with a fresh token of that ServiceAccount, which must exist."""
         request = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
@@ -145,10 +146,10 @@ class Cluster:
         return kubeconfig.with_token(path, url=self.url, ca=self.ca_file, token=answer["status"]["token"])
 
     def kubectl(self, *words: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
-        """Runs kubectl and gives what it printed."""
+        """Run kubectl and return its output."""
         config = kubeconfig or self.kubeconfig
         command: list[str | Path] = [self.tools["kubectl"], "--kubeconfig", config, *words]
-        home = {"HOME": str(self.folder), "PATH": "/usr/bin:/bin"}  # no cache or plugin of the user's
+        home = {"HOME": str(self.folder), "PATH": "/usr/bin:/bin"}  # without the user's cache and plugins
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=home)
         if done.returncode:
             raise ClusterError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
@@ -157,7 +158,7 @@ class Cluster:
     def gpu_nodes(
         self, count: int, *, prefix: str = "gpu-node", wait: bool = True, **shape: Any
     ) -> list[str]:
-        """Creates GPU nodes (see nodes.GpuNode for their shape) and waits until they are Ready."""
+        """Create GPU nodes (for their fields see nodes.GpuNode) and wait until they are Ready."""
         made = [nodes.GpuNode(f"{prefix}-{number}", **shape) for number in range(count)]
         self.api.create_all("/api/v1/nodes", [node.manifest() for node in made])
         names = [node.name for node in made]
@@ -168,46 +169,47 @@ class Cluster:
     def wait_nodes_ready(self, names: Sequence[str], timeout_s: float = 60.0) -> None:
         started = time.monotonic()
         while True:
-            asked = time.monotonic()
+            polled_at = time.monotonic()
             missing = set(names) - set(self.ready_nodes())
             if not missing:
                 return
-            if asked > started + timeout_s:
+            if polled_at > started + timeout_s:
                 some = f"{len(missing)} nodes not Ready after {timeout_s:.0f} s, among them {min(missing)}"
                 raise ClusterError(some)
-            time.sleep(max(0.1, 3 * (time.monotonic() - asked)))  # watching must not be what slows them down
+            time.sleep(max(0.1, 3 * (time.monotonic() - polled_at)))  # polling must not slow the nodes down
 
     def ready_nodes(self) -> list[str]:
         items: list[Json] = self.api.request("GET", "/api/v1/nodes")["items"]
         return [node["metadata"]["name"] for node in items if nodes.is_ready(node)]
 
     def compact(self) -> None:
-        """Compacts etcd's history up to now, so that older resourceVersions are answered with 410 Gone."""
+        """Compact etcd's history up to now, so that the API server answers 410 Gone to older
+        resourceVersions."""
         commands.compact_etcd(self.folder)
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on. If there is room, below the range of outgoing connections, so that a
-    restarted server finds its port still free."""
+    """Return a loopback port on which no process listens. If possible it is below the range for outgoing
+    connections, so that a restarted server finds its port still free."""
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return port_below(min(first_outgoing, 32_768))
 
 
 LOWEST_PORT = 10_000
 _given: set[int] = set()
-"""Ports that this process has been told: its server may not have taken one yet when the next is asked for."""
+"""Ports that were returned before: the server may not listen on one yet when the next port is needed."""
 _offset, _step = 0, 1
 
 
 def share_ports(number: int, count: int) -> None:
-    """Give out every `count`-th port only, so that `count` processes never choose the same one."""
+    """Return only every `count`-th port from now on, so that `count` processes never choose the same one."""
     global _offset, _step
     _offset, _step = number, count
 
 
 def port_below(limit: int) -> int:
     for _ in range(100):
-        # Where all ports may be outgoing ones, the kernel knows best which is free: port 0 asks it.
+        # If outgoing connections may use all ports, let the kernel choose a free one (port 0).
         is_wide = limit > LOWEST_PORT + 1000
         port = random.SystemRandom().randrange(LOWEST_PORT + _offset, limit, _step) if is_wide else 0
         with socket.socket() as probe:

@@ -1,7 +1,7 @@
 """The command line of each part of a cluster, and the small files they read.
 
 All paths are inside the cluster's folder, which is also every part's working directory: etcd listens on a
-unix socket there, so nobody but this user reaches it and no second port can be taken.
+unix socket there, so only this user can reach it, and it needs no port that another process could take.
 """
 
 import http.client
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from controlplane.cluster import Cluster
 
 HERE = Path(__file__).parent
-ETCD_SOCKET = "etcd.sock:0"  # etcd insists on a port after the name
+ETCD_SOCKET = "etcd.sock:0"  # etcd requires a port after the name
 SERVICE_CIDR = "10.0.0.0/24"
 
 Command = Sequence[str | Path]
@@ -55,7 +55,7 @@ def etcd(cluster: "Cluster") -> Command:
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=local={peer}",
-        "--unsafe-no-fsync",  # the data lives as long as the test; surviving a kill of etcd needs no fsync
+        "--unsafe-no-fsync",  # no test needs the data longer; surviving a kill of etcd needs no fsync
         "--log-level=warn",
     ]
 
@@ -93,9 +93,9 @@ def _admission(options: Options) -> list[str]:
     if "kube-controller-manager" not in options.parts:
         off.append(
             "ServiceAccount"
-        )  # nobody makes the namespaces' default accounts, so no pod would be admitted
+        )  # no controller creates default ServiceAccounts, so no pod would be admitted
     if "kube-controller-manager" not in options.parts or not options.node_lifecycle:
-        off.append("TaintNodesByCondition")  # nobody takes the not-ready taint of a new node away
+        off.append("TaintNodesByCondition")  # no controller removes the not-ready taint of a new node
     return [f"--disable-admission-plugins={','.join(off)}"] if off else []
 
 
@@ -137,7 +137,7 @@ def kwok(cluster: "Cluster") -> Command:
 
 def _as_user(cluster: "Cluster", user: str) -> list[str]:
     config = cluster.kubeconfig_for(user)
-    # Peers are measured and relied upon at their best: with the client's own limits lifted.
+    # Without the client-side rate limits, so that benchmarks compare with these parts at their best.
     return [
         f"--kubeconfig={config}",
         f"--authentication-kubeconfig={config}",

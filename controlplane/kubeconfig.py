@@ -1,4 +1,4 @@
-"""Writes kubeconfig files for one cluster and one identity."""
+"""Write kubeconfig files for one cluster and one identity."""
 
 from pathlib import Path
 from typing import Any

@@ -1,14 +1,14 @@
-"""Manifests of GPU nodes that need no machine: kept Ready by kwok, or static for benchmarks."""
+"""Manifests of GPU nodes without machines: kwok keeps them Ready, or they are static, for benchmarks."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# On a pod: how long it runs ("2s", "1m30s"; Jobs' pods 1 s by default, others for ever) and how it ends.
+# On a pod: how long it runs ("2s", "1m30s"; a Job's pod 1 s by default, others forever) and how it ends.
 RUN_FOR = "sim.gpu-orchestrator/run-for"
 OUTCOME = "sim.gpu-orchestrator/outcome"  # "fail", or anything else for success
-# On a node: its devices as a person would describe them, for readers that have no agent there.
+# On a node: its devices, written by hand, for readers on nodes without an agent.
 DEVICES = "gpu.scheduling/devices"
 MANAGED_BY_KWOK = {"kwok.x-k8s.io/node": "fake"}
 
@@ -22,9 +22,9 @@ class GpuNode:
     memory_mib: int = 81_920
     labels: Mapping[str, str] = field(default_factory=dict)
     islands: Sequence[Sequence[int]] = ()
-    plugin: bool = True  # False: no device plugin counts its GPUs, only the annotation tells of them
+    plugin: bool = True  # False: no device plugin reports its GPUs, only the annotation lists them
     bandwidth_gbps: int = 600
-    static: bool = False  # Ready for ever without a heartbeat: no writes, so no noise in a benchmark
+    static: bool = False  # always Ready without heartbeats: no writes, so no noise in a benchmark
     cpu: str = "96"
     memory: str = "1Ti"
     pods: str = "110"
@@ -68,7 +68,7 @@ class GpuNode:
 
 
 def is_ready(node: dict[str, Any]) -> bool:
-    """Ready, and no longer carrying the taint that admission puts on every new node."""
+    """Return whether a node is Ready and has lost the taint that admission puts on every new node."""
     conditions = node.get("status", {}).get("conditions", [])
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     taints = node.get("spec", {}).get("taints", [])

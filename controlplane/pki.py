@@ -33,7 +33,8 @@ class Authority:
         return self._issue(name, x509.SubjectAlternativeName(names), ExtendedKeyUsageOID.SERVER_AUTH)
 
     def client(self, user: str, groups: Sequence[str] = (), *, valid_s: float = 86_400) -> Pair:
-        """By this the API server knows `user` in `groups`. `valid_s` below 0: already expired."""
+        """Issue a certificate that the API server accepts as `user` in `groups`. `valid_s` below 0:
+        expired."""
         return self._issue(user, None, ExtendedKeyUsageOID.CLIENT_AUTH, groups=groups, valid_s=valid_s)
 
     @cached_property
@@ -92,8 +93,8 @@ def sign(
     by: ec.EllipticCurvePrivateKey,
     is_authority: bool = False,
 ) -> x509.Certificate:
-    """Sign with the extensions that RFC 5280 demands. Python 3.13 and newer refuse a certificate without them
-    (`ssl.VERIFY_X509_STRICT` is on by default)."""
+    """Sign with the extensions that RFC 5280 requires. Python 3.13 and newer refuse a certificate without
+    them (`ssl.VERIFY_X509_STRICT` is on by default)."""
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key())
     return (
         builder.public_key(public_key)

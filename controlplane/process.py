@@ -1,4 +1,4 @@
-"""One server process of a cluster, which a test can stop, kill, pause, resume and restart by itself."""
+"""One server process of a cluster, which a test can stop, kill, pause, resume and restart."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        popen = self._popen  # which a thread that kills it may forget meanwhile
+        popen = self._popen  # another thread that kills it may clear the attribute meanwhile
         return popen is not None and popen.poll() is None
 
     def start(self, *, wait: bool = True) -> None:
@@ -50,7 +50,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches the owner alone, which ends us in order
+                start_new_session=True,  # Ctrl-C reaches only the owner, which ends the parts in order
             )
         if wait:
             self.wait_ready()
@@ -59,15 +59,15 @@ class Process:
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
             if not self.is_running:
-                raise ClusterError(f"{self.name} ended while starting; its last words:\n{self.last_words()}")
+                raise ClusterError(f"{self.name} ended while starting; its log ends:\n{self.last_words()}")
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{self.name} not ready after {timeout_s:.0f} s; last words:\n{self.last_words()}"
+                    f"{self.name} not ready after {timeout_s:.0f} s; its log ends:\n{self.last_words()}"
                 )
             time.sleep(0.05)
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Asks politely, then kills."""
+        """Send SIGTERM; after `timeout_s` send SIGKILL."""
         if (popen := self._popen) is None:
             return
         popen.send_signal(signal.SIGCONT)
@@ -85,7 +85,7 @@ class Process:
 
     def _forget(self, popen: "subprocess.Popen[bytes]") -> None:
         popen.wait()
-        if self._popen is popen:  # else it was started again by who saw it end
+        if self._popen is popen:  # else another thread saw it end and started it again
             self._popen = None
 
     def pause(self) -> None:
@@ -103,13 +103,13 @@ class Process:
 
     @property
     def memory_mb(self) -> float:
-        """Resident memory now."""
+        """Return the resident memory."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds used since its start."""
+        """Return the CPU seconds used since the start."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -118,4 +118,4 @@ class Process:
             raise ClusterError(f"{self.name} is not running")
         self._popen.send_signal(
             signum
-        )  # not by pid: one that has ended is left alone, and so is its successor
+        )  # not by pid, which may belong to another process once this one has ended

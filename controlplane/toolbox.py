@@ -1,8 +1,8 @@
-"""Gives paths of the control plane's binaries: found, or built from the pinned Go modules beside this file.
+"""Return paths of the control plane's binaries: found, or built from the pinned Go modules beside this file.
 
-Looked for in KUBEBUILDER_ASSETS, then in a per-user cache keyed by the pins, then built. Whoever starts a
-cluster calls `Toolbox().get(...)`; only what is asked for is built, and a binary appears in the cache whole
-or not at all.
+It looks in KUBEBUILDER_ASSETS, then in a per-user cache keyed by the pins, then builds. `Cluster.start` calls
+`Toolbox().get(...)`; only the requested binaries are built, and a binary appears in the cache complete or not
+at all.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ class Family:
 
 
 def _kubernetes_version_flags() -> str:
-    # Without them every client is told it talks to v0.0.0, and version skew checks misfire.
+    # Without them the server reports version v0.0.0 to every client, and version skew checks misfire.
     pin = golang.pinned_version(HERE / "modules/kubernetes/go.mod", "k8s.io/kubernetes")
     major, minor = pin.removeprefix("v").split(".")[:2]
     prefix = "-X k8s.io/component-base/version"
@@ -71,7 +71,7 @@ def families() -> dict[str, Family]:
     }
 
 
-# What the tests and the local cluster need; the rest is built when somebody asks for it by name.
+# What the tests and the local cluster need; the rest is built when requested by name.
 USUAL = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler", "kwok")
 
 
@@ -87,14 +87,14 @@ class Toolbox:
     families: Mapping[str, Family] = field(default_factory=families)
 
     def get(self, *names: str) -> dict[str, Path]:
-        """The path of each named binary, after building those that are not there yet."""
+        """Return the path of each named binary, after building the missing ones."""
         found = {name: self.find(name) for name in names}
         if missing := [name for name, path in found.items() if path is None]:
             self._build(missing)
         return {name: path or self._cached(name) for name, path in found.items()}
 
     def find(self, name: str) -> Path | None:
-        """Where a binary is now, or None if it would have to be built."""
+        """Return the path of a binary, or None if it is not built yet."""
         self._family_of(name)
         if assets := os.environ.get("KUBEBUILDER_ASSETS"):
             candidate = Path(assets) / name
@@ -112,7 +112,7 @@ class Toolbox:
             if name in content.tools:
                 return family
         known = ", ".join(sorted(tool for content in self.families.values() for tool in content.tools))
-        raise ToolboxError(f"no tool is called '{name}'; known: {known}")
+        raise ToolboxError(f"unknown tool '{name}'; known: {known}")
 
     def _build(self, names: Sequence[str]) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ class Toolbox:
             go = golang.find(self._go_needed(missing), cache=self.cache)
             seconds = sum(self._tool(name).seconds for name in missing)
             took = f"about {_duration(seconds)} on two cores, once"
-            _say(f"building {', '.join(missing)} with {go.version}: {took}")
+            _print(f"building {', '.join(missing)} with {go.version}: {took}")
             for name in missing:
                 self._build_one(name, go)
 
@@ -155,19 +155,20 @@ class Toolbox:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What a build that was killed left behind. Safe: we hold the lock, so no other build is running."""
+    """Remove what a killed build left behind. Safe, because the caller holds the lock: no other build
+    runs."""
     for leftover in folder.glob(".building-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Holds a lock that the kernel drops when its process ends, however that ends."""
+    """Hold a lock that the kernel releases when the process ends in any way."""
     with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another run is building the control plane; waiting for it")
+            _print("another run is building the control plane; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -176,5 +177,5 @@ def _duration(seconds: int) -> str:
     return f"{seconds} s" if seconds < 90 else f"{round(seconds / 60)} min"
 
 
-def _say(sentence: str) -> None:
+def _print(sentence: str) -> None:
     print(f"toolbox: {sentence}", file=sys.stderr, flush=True)

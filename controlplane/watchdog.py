@@ -1,9 +1,9 @@
-"""Ends a cluster whose owner is gone, however it went: run as its own process, with a pipe as standard input.
+"""End a cluster whose owner is gone for any reason. Runs as its own process, with a pipe as standard input.
 
 The owner holds the other end and never writes; when it dies, even by SIGKILL, the kernel closes the pipe.
-Then every process with the cluster's mark in its environment is killed and the cluster's folder removed.
-A mark, not a list of pids: a child started in the very moment of the owner's death carries it too.
-Runs without this package (`python -S -E watchdog.py MARK FOLDER`), so that it starts in milliseconds.
+Then the watchdog kills every process with the cluster's mark in its environment and removes the cluster's
+folder. It uses a mark, not a list of pids: a child started in the moment of the owner's death has it too.
+It runs without this package (`python -S -E watchdog.py MARK FOLDER`), so that it starts in milliseconds.
 """
 
 import os
@@ -16,7 +16,7 @@ MARK = "GPU_ORCHESTRATOR_CONTROLPLANE"
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that carry the mark, but for this one."""
+    """Return the processes that carry the mark, except this one."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -25,7 +25,7 @@ def marked(mark: str) -> list[int]:
                 with open(f"/proc/{entry}/environ", "rb") as environ:
                     if wanted in environ.read().split(b"\0"):
                         found.append(int(entry))
-            except OSError:  # it ended meanwhile, or is another user's
+            except OSError:  # it has ended, or belongs to another user
                 continue
     return found
 
@@ -44,7 +44,7 @@ def end_all(mark: str) -> None:
 def main() -> None:
     mark, folder = sys.argv[1:]
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # only the owner's end ends it
+        signal.signal(signum, signal.SIG_IGN)  # only the owner's end may end it
     sys.stdin.buffer.read()
     end_all(mark)
     shutil.rmtree(folder, ignore_errors=True)

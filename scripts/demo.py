@@ -1,11 +1,11 @@
-"""`make demo`: a local cluster with GPU nodes, operator and gpu-scheduler at work in it, the samples' life on
-the screen: plain workloads, for which the operator finds a node, and one that claims exact devices.
+"""`make demo`: run a local cluster with GPU nodes, operator and gpu-scheduler, and show the sample workloads.
 
-Everything is real but the machines: the nodes and what runs on them are simulated. It stays up for kubectl
-until Ctrl-C and leaves nothing behind.
+Some are plain workloads, for which the operator finds a node, and one claims exact devices. Everything is
+real except the machines: nodes and pods are simulated. It runs until Ctrl-C, also for kubectl, and leaves
+nothing behind.
 """
 
-# ruff: noqa: TID251 - no pure room, this
+# ruff: noqa: TID251 - a script, outside the pure packages
 
 import argparse
 import re
@@ -54,7 +54,7 @@ In another terminal:
   kubectl get gclaim
   kubectl delete gpuw --all; kubectl apply -f {examples}/gpuworkload-sample.yaml
 
-The logs are in {logs}. Ctrl-C ends it all and leaves nothing behind.
+The logs are in {logs}. Ctrl-C ends everything and leaves nothing behind.
 """
 
 console = Console()
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--gpus", type=int, default=8)
     options = parser.parse_args()
-    # Also where a shell told us to ignore them, as it does for what it runs in the background.
+    # Set the handlers even if SIGINT is ignored: a shell ignores it for background commands.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.default_int_handler)
     try:
@@ -83,13 +83,15 @@ def main() -> int:
 def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
     console.print(f"demo: {nodes} nodes with {gpus} GPUs each, a quarter cheap, a quarter for claims …")
     _make_nodes(cluster, nodes, gpus)
-    console.print("demo: definitions, rights and priorities (kubectl apply -k config/default) …")
+    console.print("demo: applying CRDs, RBAC and priorities (kubectl apply -k config/default) …")
     for part in ("default", "scheduler"):
         cluster.kubectl("apply", "-k", str(ROOT / "config" / part))
-    # They run as processes of this machine, where their image need not be built first.
+    # The demo runs them as local processes instead, so that their image need not be built first.
     cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM)
     with running(cluster, "operator", OPERATOR), running(cluster, "scheduler", SCHEDULER):
-        console.print("demo: operator and gpu-scheduler run under their ServiceAccounts; here are samples …")
+        console.print(
+            "demo: operator and gpu-scheduler run under their ServiceAccounts; applying the samples …"
+        )
         cluster.kubectl("apply", "-f", "-", stdin=samples())
         names = {
             "kubeconfig": cluster.kubeconfig,
@@ -101,11 +103,12 @@ def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
         if console.is_terminal:
             _show_live(cluster)
         else:
-            _tell(cluster)
+            _print_changes(cluster)
 
 
 def _make_nodes(cluster: Cluster, nodes: int, gpus: int) -> None:
-    """Those for claims have no device plugin, so that nobody else gives their devices away."""
+    """Create the nodes. Those for claims have no device plugin, so that only the gpu-scheduler assigns their
+    devices."""
     few = max(1, nodes // 4)
     half = gpus // 2
     cluster.gpu_nodes(max(1, nodes - 2 * few), gpus=gpus)
@@ -126,7 +129,7 @@ def running(cluster: Cluster, component: str, account: str) -> Iterator[None]:
         "--health-probe-bind-address=0",
     ]
     with log.open("wb") as stderr:
-        # A session of its own: Ctrl-C is for us, who then end it in order.
+        # A session of its own: Ctrl-C reaches only this script, which then ends the process in order.
         process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
     try:
         yield
@@ -136,7 +139,7 @@ def running(cluster: Cluster, component: str, account: str) -> Iterator[None]:
 
 
 def samples() -> str:
-    """The samples, each to run for some seconds so that there is something to see."""
+    """Return the samples, each set to run for some seconds so that the viewer can follow it."""
     texts = [(ROOT / "examples" / name).read_text() for name in SAMPLES]
     objects = [each for text in texts for each in yaml.safe_load_all(text)]
     for each in objects:
@@ -148,25 +151,25 @@ def samples() -> str:
 def _show_live(cluster: Cluster) -> None:
     with Live(console=console, refresh_per_second=4) as live:
         while True:
-            workloads, events = _look(cluster)
+            workloads, events = _read(cluster)
             live.update(Group(_workloads(workloads), _events(events)))
             time.sleep(0.25)
 
 
-def _tell(cluster: Cluster) -> None:
-    """For a pipe: a line for each change."""
-    told: dict[str, str] = {}
+def _print_changes(cluster: Cluster) -> None:
+    """Print a line for each change, for output to a pipe."""
+    printed: dict[str, str] = {}
     while True:
-        for each in _look(cluster)[0]:
+        for each in _read(cluster)[0]:
             name, status = each["metadata"]["name"], each.get("status", {})
             line = f"{name}: {status.get('phase', 'new')}: {status.get('message', '')}"
-            if told.get(name) != line:
-                told[name] = line
+            if printed.get(name) != line:
+                printed[name] = line
                 console.print(line, markup=False, soft_wrap=True)
         time.sleep(0.1)
 
 
-def _look(cluster: Cluster) -> tuple[list[Json], list[Json]]:
+def _read(cluster: Cluster) -> tuple[list[Json], list[Json]]:
     workloads = cluster.api.request("GET", WORKLOADS)["items"]
     events = [
         event
@@ -195,7 +198,7 @@ def _workloads(workloads: list[Json]) -> Table:
 
 
 def _where(status: Json) -> str:
-    """The node, with the devices if they are known; else why there is none."""
+    """Return the node, with the devices if they are known, or why there is none."""
     message = status.get("message", "")
     devices = re.search(r"\(devices? [\d,]+\)", message)
     node = status.get("assignedNode", "")
@@ -203,7 +206,7 @@ def _where(status: Json) -> str:
 
 
 def _events(events: list[Json]) -> Table:
-    table = Table(title="what happened", title_justify="left", expand=True, show_header=False)
+    table = Table(title="Events", title_justify="left", expand=True, show_header=False)
     for event in events[-8:]:
         moment = str(event["eventTime"])[11:19]
         table.add_row(moment, event["regarding"]["name"], event["reason"], event["note"])

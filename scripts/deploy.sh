@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs the operator into the cluster that kubectl speaks to. Run it again to update; nothing is done twice.
+# Install the operator into the cluster of kubectl's current context. Run it again to update it.
 #
 #   scripts/deploy.sh [NAMESPACE] [--image IMAGE] [--dry-run] [--no-wait]
 #
-#   NAMESPACE   where the operator lives (default: gpu-orchestrator-system)
+#   NAMESPACE   the operator's namespace (default: gpu-orchestrator-system)
 #   --image     the operator's image (default: gpu-orchestrator:latest)
 #   --dry-run   ask the API server whether it would accept everything, and change nothing
 #   --no-wait   do not wait until the operator is ready
@@ -31,7 +31,7 @@ while (($#)); do
   shift
 done
 
-[[ $namespace =~ ^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$ ]] || die "'$namespace' cannot be the name of a namespace"
+[[ $namespace =~ ^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$ ]] || die "'$namespace' is not a valid namespace name"
 command -v kubectl >/dev/null || die "kubectl was not found; install it: https://kubernetes.io/docs/tasks/tools/"
 found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
   die "no cluster answers: $(tail -n 1 <<<"$found"); check the current context: kubectl config current-context"
@@ -42,7 +42,7 @@ manifests() {
 }
 
 if [[ $dry_run ]]; then
-  # A namespace that is not there yet cannot be asked about, so its own things are checked on this side.
+  # The API server rejects objects of a namespace that does not exist yet, so kubectl checks those.
   manifests config/crd | kubectl apply --server-side "$dry_run" -f -
   manifests config/default | kubectl apply --dry-run=client -f -
   echo "deploy: nothing was changed"

@@ -1,10 +1,10 @@
 """Run `make check test-fast` on every Python that the README promises: `make test-pythons`.
 
 It finds interpreters on PATH and among those of pyenv, gives each a virtual environment of its own
-(`.venv-3.12`), runs one after the other, and says which it did not find. It needs the standard library only.
+(`.venv-3.12`), runs one after the other, and reports missing ones. It needs only the standard library.
 """
 
-# ruff: noqa: T201, TID251 - a script, outside the pure rooms
+# ruff: noqa: T201, TID251 - a script, outside the pure packages
 
 from __future__ import annotations  # so that an older python3 can start it too
 
@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 PROMISED = ("3.11", "3.12", "3.13")
 TRIED = ("3.14",)
-"""Run where found; a failure is reported and does not fail the whole."""
+"""Run if found; a failure is reported but does not fail the target."""
 
 CHECK = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
 
 
 class Outcome(NamedTuple):
-    """`python` is None where none was found, and `is_passed` then says nothing."""
+    """`python` is None if none was found; `is_passed` then means nothing."""
 
     version: str
     python: Path | None = None
@@ -46,7 +46,8 @@ def main() -> int:
 
 
 def find(version: str, environment: Mapping[str, str]) -> Path | None:
-    """The first `python3.X` that runs and can make virtual environments. A shim of pyenv may do neither."""
+    """Return the first `python3.X` that runs and can make virtual environments. A pyenv shim may do
+    neither."""
     return next((path for path in _candidates(version, environment) if _is_usable(path, version)), None)
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Removes the operator from the cluster that kubectl speaks to. Run it again: what is gone stays gone.
+# Remove the operator from the cluster of kubectl's current context. It is safe to run it again.
 #
 #   scripts/uninstall.sh [NAMESPACE] [--all] [--dry-run]
 #
-#   NAMESPACE   where the operator lives (default: gpu-orchestrator-system)
+#   NAMESPACE   the operator's namespace (default: gpu-orchestrator-system)
 #   --all       also delete every GPUWorkload with its Job, and the CustomResourceDefinitions
-#   --dry-run   say what would be deleted, and change nothing
+#   --dry-run   print what would be deleted, and change nothing
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -40,14 +40,14 @@ workloads() { kubectl get gpuworkloads -A --no-headers --ignore-not-found 2>/dev
 
 left=$(workloads | wc -l)
 if [[ $all ]]; then
-  # While the operator still runs, so that it can clean up after each of them.
+  # Delete workloads while the operator still runs, so that it can clean up after each of them.
   if ((left)); then
     kubectl delete gpuworkloads --all -A --timeout=120s ${dry_run:+"$dry_run"} ||
-      die "some GPUWorkloads do not go; is the operator running? kubectl get pods -n $namespace"
+      die "some GPUWorkloads were not deleted; is the operator running? kubectl get pods -n $namespace"
   fi
   delete config/default
 else
   for part in rbac manager priority; do delete "config/$part"; done
-  echo "uninstall: the definitions and $left GPUWorkload(s) stay; remove them, too, with: $0 --all"
+  echo "uninstall: the definitions and $left GPUWorkload(s) stay; remove them too with: $0 --all"
 fi
 if [[ $dry_run ]]; then echo "uninstall: nothing was changed"; fi

@@ -1,4 +1,4 @@
-"""The house keeps its own rules: lists that must agree, and files that must not name where they were made."""
+"""Rules of the repository: lists that must agree, and files that must not name where they were made."""
 
 import re
 import sys
@@ -12,13 +12,13 @@ def listed(name: str) -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
-def test_requirements_are_the_packages_own() -> None:
+def test_requirements_match_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert listed("runtime") == project["dependencies"]
     assert listed("manager") == project["optional-dependencies"]["manager"]
 
 
-def test_locks_are_hashed_and_name_no_index() -> None:
+def test_locks_have_hashes_and_no_index() -> None:
     for lock in (ROOT / "requirements").glob("*.txt"):
         text = lock.read_text()
         assert "--hash=sha256:" in text, lock
@@ -26,6 +26,6 @@ def test_locks_are_hashed_and_name_no_index() -> None:
 
 
 def test_no_benchmark_shadows_the_standard_library() -> None:
-    """Some run as scripts, and Python looks into a script's own folder before the standard library."""
+    """Some run as scripts, and Python searches a script's own folder before the standard library."""
     names = {path.stem for path in (ROOT / "benchmarks").rglob("*.py")}
     assert names & sys.stdlib_module_names == set()

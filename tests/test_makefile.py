@@ -1,6 +1,7 @@
-"""Every target of the Makefile runs: once, at toy size, or it is named here which test runs it.
+"""Run every target of the Makefile at toy size, or name the test that runs it; check when the venv is
+rebuilt.
 
-A new target belongs into one of the tables below. Benchmarks print a table and last one line of JSON.
+A new target belongs into one of the tables below. A benchmark prints a table, then one last line of JSON.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.test_pythons import interpreter
 from tests.support.paths import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -53,22 +55,28 @@ ELSEWHERE = {
     "cluster": "tests/controlplane/test_up.py runs its command",
     "check": "`make test` runs it first",
     "test": "runs this test; inside itself it would remove the coverage that it gathers",
+    "test-pythons": "tests/scripts/test_pythons.py tests its script; it runs this test on each Python",
 }
 
 
 def make(*words: str, cwd: Path = ROOT, venv: str = sys.prefix) -> str:
-    """What `make` prints. A make above this test must not pass on its flags, nor coverage its settings; and
-    the environment that runs this test is never rebuilt below it."""
-    above = ("MAKE", "MFLAGS", "ARGS", "COVERAGE_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(above)}
-    command = ["make", f"VENV={venv}", f"--old-file={venv}/ready", *words]
+    """Return what `make` prints. The virtual environment that runs this test is never rebuilt by it."""
+    return bare_make(f"VENV={venv}", f"--old-file={venv}/ready", *words, cwd=cwd)
+
+
+def bare_make(*words: str, cwd: Path = ROOT) -> str:
+    """Return what `make` prints, without the flags of an outer make and the settings of coverage."""
+    outer = ("MAKE", "MFLAGS", "ARGS", "PYTHON=", "COVERAGE_")
+    env = {name: value for name, value in os.environ.items() if not f"{name}=".startswith(outer)}
+    command = ["make", *words]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def phony() -> set[str]:
-    return {name for line in re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE) for name in line.split()}
+    lines = re.findall(r"^\.PHONY: ([a-z].*)$", MAKEFILE, re.MULTILINE)
+    return {name for line in lines for name in line.split()}
 
 
 def test_every_target_is_run_somewhere() -> None:
@@ -83,16 +91,16 @@ def test_help_lists_every_target() -> None:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, toolbox: object) -> Iterator[dict[str, "Future[str]"]]:
-    """The real benchmarks that this session has selected, some at once: they mostly wait."""
-    asked = [
+    """Run the real benchmarks that this session has selected, some at once: they mostly wait."""
+    selected = [
         str(item.callspec.params["name"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.originalname == "test_real_benchmark_at_toy_size"
     ]
     make("tools")
-    make(f"{sys.prefix}/bench/ready")  # before they all need it at once
+    make(f"{sys.prefix}/bench/ready")  # before several targets need it at once
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(make, name, f"ARGS={REAL[name].args}") for name in asked}
+        yield {name: pool.submit(make, name, f"ARGS={REAL[name].args}") for name in selected}
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -123,7 +131,7 @@ def test_accept_takes_arguments(toolbox: object, tmp_path: Path) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """This tree, for targets that write into it."""
+    """Copy this tree, for targets that write into it."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
@@ -132,7 +140,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_fmt_formats(copy: Path) -> None:
+def test_fmt_formats_files(copy: Path) -> None:
     ugly = copy / "benchmarks" / "table.py"
     ugly.write_text(ugly.read_text().replace(" = ", "="))
     make("fmt", cwd=copy)
@@ -147,7 +155,7 @@ def test_fmt_formats(copy: Path) -> None:
         ("api-docs", "docs/reference/api.md"),
     ],
 )
-def test_written_files_are_those_in_the_tree(name: str, written: str, copy: Path) -> None:
+def test_generated_files_match_the_tree(name: str, written: str, copy: Path) -> None:
     wanted = {path.name: path.read_text() for path in ROOT.glob(written)}
     for path in copy.glob(written):
         path.unlink()
@@ -156,17 +164,53 @@ def test_written_files_are_those_in_the_tree(name: str, written: str, copy: Path
     assert {path.name: path.read_text() for path in copy.glob(written)} == wanted
 
 
-def test_lock_knows_every_list(copy: Path) -> None:
-    """Only what it would do: resolving needs a package index."""
+def test_lock_covers_every_requirements_file(copy: Path) -> None:
+    """A dry run only: resolving needs a package index."""
     would = make("--dry-run", "lock", cwd=copy)
     names = {path.stem for path in (ROOT / "requirements").glob("*.in")}
     assert names <= set(re.findall(r"[a-z]+", would))
 
 
-def test_clean_removes_what_make_made(copy: Path) -> None:
+def test_clean_removes_what_make_created(copy: Path) -> None:
     made = [copy / name for name in (".venv", ".accept", ".mypy_cache")]
     for folder in made:
         folder.mkdir()
     make("clean", cwd=copy, venv=".venv")
     assert not any(folder.exists() for folder in made)
     assert (copy / "Makefile").exists()
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """Make a fake environment of Python 3.11 that is newer than all it depends on."""
+    made = tmp_path / "venv"
+    interpreter(made / "bin", "3.11").rename(made / "bin" / "python")
+    (made / "ready").touch()
+    return made
+
+
+def venv_plan(venv: Path, *variables: str) -> str:
+    """Return what `make` would run to bring the environment up to date."""
+    return bare_make("-n", f"{venv}/ready", f"VENV={venv}", *variables)
+
+
+def test_other_python_rebuilds_the_venv(venv: Path, tmp_path: Path) -> None:
+    other = interpreter(tmp_path, "3.12")
+    plan = venv_plan(venv, f"PYTHON={other}")
+    assert f"making {venv} with $({other} -V) in place of $({venv}/bin/python -V" in plan
+    assert f"{other} -m venv --clear {venv}" in plan
+
+
+def test_same_python_keeps_the_venv(venv: Path, tmp_path: Path) -> None:
+    assert "venv --clear" not in venv_plan(venv, f"PYTHON={interpreter(tmp_path, '3.11')}")
+
+
+def test_venv_is_kept_if_no_python_is_given(venv: Path) -> None:
+    (venv / "bin" / "python").write_text("#!/bin/sh\necho 3.99\n")
+    assert "venv --clear" not in venv_plan(venv)
+
+
+def test_broken_venv_is_rebuilt(venv: Path, tmp_path: Path) -> None:
+    (venv / "bin" / "python").unlink()
+    other = interpreter(tmp_path, "3.12")
+    assert f"{other} -m venv --clear {venv}" in venv_plan(venv, f"PYTHON={other}")

@@ -22,7 +22,7 @@ BLOCKS = re.findall(
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home of its own, in which `make run`'s command is running."""
+    """Run the command of `make run` in its own home folder, and return the folder."""
     target = (ROOT / "Makefile").read_text().split("\nrun:")[1].split("\n")[1]
     words = target.strip().removeprefix("@").replace("$(BIN)/", "").replace("$(ARGS)", "").split()
     command = [str(Path(sys.executable).parent / words[0]), *words[1:]]

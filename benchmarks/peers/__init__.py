@@ -1,5 +1,5 @@
 """Other task queues, measured beside ours. They run in an environment of their own, `.venv/bench`.
 
-Each file is both the worker's application and a small client, `python FILE WORD COUNT`; `client.py` says what
-the words are. The server's address comes in STORE_URL.
+Each file is both the worker's application and a small client, `python FILE WORD COUNT`; for the words see
+`client.py`. The server's address is in STORE_URL.
 """

@@ -1,5 +1,5 @@
-"""Celery as systems run it that must not lose tasks: late acknowledgement, results stored. PREFETCH is 1, or
-what is best for it."""
+"""Celery with the settings of systems that must not lose tasks: late acknowledgement, results stored.
+PREFETCH is 1, or the value at which it is fastest."""
 
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 

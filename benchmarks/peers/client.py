@@ -1,9 +1,9 @@
 """What the peers' clients share: count results in the store, time round trips, print one JSON object.
 
-run COUNT     submit while the worker works; seconds until the last result was stored
-fill COUNT    submit while no worker is there
-drain COUNT   says "ready", then how many results a second were stored while the worker emptied the queue
-trip COUNT    the round trips of single tasks, in ms
+run COUNT     submit while the worker works; print the seconds until the last result was stored
+fill COUNT    submit while no worker runs
+drain COUNT   print "ready", then the results stored per second while the worker emptied the queue
+trip COUNT    print the round trips of single tasks, in ms
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -20,18 +20,18 @@ URL = os.environ.get("STORE_URL", "redis://127.0.0.1:6379/1")
 PREFETCH = int(os.environ.get("PREFETCH", "1"))
 WITHIN_S = 120.0
 SLACK = 10
-"""A peer's own few keys come and go."""
+"""A peer adds and removes a few keys of its own."""
 
 
 class Results:
-    """Counts what a peer stores: roughly by the size of the database, at last by its keys."""
+    """Count what a peer stores: at first roughly by the size of the database, at the end by its keys."""
 
     def __init__(self, pattern: str) -> None:
         self._server, self._pattern = redis.Redis.from_url(URL), pattern
         self._size, self._before = self._server.dbsize(), self._count()
 
     def about(self, count: int) -> tuple[int, float]:
-        """How many more there are and when, once that is about so many."""
+        """Wait for about `count` new results. Return how many there are, and when."""
         end = time.monotonic() + WITHIN_S
         while (now := time.monotonic()) < end:
             if (more := self._server.dbsize() - self._size) >= count - SLACK:
@@ -40,7 +40,7 @@ class Results:
         raise SystemExit(f"{count} results were not stored within {WITHIN_S} s")
 
     def exactly(self, count: int) -> float:
-        """The moment at which so many more results are in the store."""
+        """Return the time at which exactly `count` new results are in the store."""
         while (now := self.about(count)[1]) and self._count() < self._before + count:
             time.sleep(0.005)
         return now
@@ -66,7 +66,7 @@ def main(submit: Callable[[int], None], trip: Callable[[], None], pattern: str) 
 
 
 def drained_per_s(results: Results, count: int) -> float:
-    """Without the first tenth, in which the worker gets going."""
+    """Return results per second, without the first tenth, in which the worker warms up."""
     print("ready", flush=True)
     first, began = results.about(count // 10)
     last, ended = results.about(count)

@@ -10,7 +10,7 @@ from gpu_orchestrator.adapters.background import BackgroundTasks, wait_until_set
 pytestmark = pytest.mark.looptime
 
 
-async def test_finish_waits_for_all_also_for_those_started_meanwhile() -> None:
+async def test_finish_waits_for_all_tasks_even_later_ones() -> None:
     ended: list[str] = []
     tasks = BackgroundTasks()
 
@@ -48,7 +48,7 @@ async def test_finish_that_is_cancelled_cancels_the_tasks() -> None:
     assert cancelled.is_set()
 
 
-async def test_a_failed_task_does_not_stop_the_wait_for_others() -> None:
+async def test_failed_task_does_not_stop_the_wait_for_others() -> None:
     ended: list[str] = []
     tasks = BackgroundTasks()
 

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, text for people, and a file that is rotated."""
+"""Logs: one JSON object per line, text for people, and a file that is rotated."""
 
 import io
 import json
@@ -28,12 +28,12 @@ def test_line_is_an_object_with_a_constant_sentence() -> None:
     structlog.get_logger().info("claim bound", node="a")
     structlog.get_logger().debug("not logged")
     (line,) = stream.getvalue().splitlines()
-    said = json.loads(line)
-    assert (said["message"], said["level"], said["node"]) == ("claim bound", "info", "a")
-    assert said["time"].endswith("Z")
+    entry = json.loads(line)
+    assert (entry["message"], entry["level"], entry["node"]) == ("claim bound", "info", "a")
+    assert entry["time"].endswith("Z")
 
 
-def test_text_for_people_and_json_in_the_file(tmp_path: Path) -> None:
+def test_terminal_gets_text_and_file_gets_json(tmp_path: Path) -> None:
     stream, path = io.StringIO(), tmp_path / "logs" / "manager.log"
     file = LogFile(path)
     logs.configure(1, stream=stream, style="text", file=file)
@@ -44,9 +44,9 @@ def test_text_for_people_and_json_in_the_file(tmp_path: Path) -> None:
     file.close()
     assert "it failed" in stream.getvalue()
     assert "ValueError: why" in stream.getvalue()
-    (said,) = lines(path)
-    assert (said["message"], said["task_id"]) == ("it failed", "t")
-    assert "ValueError" in json.dumps(said["exception"])
+    (entry,) = lines(path)
+    assert (entry["message"], entry["task_id"]) == ("it failed", "t")
+    assert "ValueError" in json.dumps(entry["exception"])
 
 
 @pytest.mark.parametrize("style", ["json", "text"])

@@ -132,7 +132,7 @@ def test_name_is_not_an_address(host: str) -> None:
 
 
 class Fake(AbstractResolver):
-    """Answers one address after the other, as a name does that is meant to deceive."""
+    """Answers with a different address each time, as in a DNS rebinding attack."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers, self.asked = list(answers), 0
@@ -208,7 +208,7 @@ async def test_one_private_address_among_others_is_refused() -> None:
 
 
 async def test_last_check_is_where_the_socket_is_made() -> None:
-    """Also if the caller forgot to check the URL: no resolver is asked for a literal address."""
+    """Even if the caller forgot to check the URL: a literal address never reaches the resolver."""
     async with (
         receiving("127.0.0.1") as (victim, port),
         requests.session(ALLOWED, timeout_s=10) as http,

@@ -15,7 +15,7 @@ async def test_writes_wait_while_busy() -> None:
     pacer.set(BUSY)
     assert pacer.is_busy
     waiting = asyncio.create_task(pacer.wait())
-    pacer.set(CALM + 1)  # not calm enough: no to and fro
+    pacer.set(CALM + 1)  # still above CALM: stay busy, so that it does not flap
     await asyncio.sleep(0)
     assert not waiting.done()
     pacer.set(CALM)

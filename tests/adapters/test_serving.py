@@ -36,11 +36,11 @@ async def test_probe_reports_what_is_wrong() -> None:
 
 async def test_profile_names_the_busy_function() -> None:
     async with serving.serve("127.0.0.1:0", serving.metrics_routes(CollectorRegistry())) as port:
-        asked = asyncio.create_task(get(port, "/debug/profile?seconds=0.3"))
-        while not asked.done():
+        profile = asyncio.create_task(get(port, "/debug/profile?seconds=0.3"))
+        while not profile.done():
             burn_a_little()
             await asyncio.sleep(0)
-        status, text = await asked
+        status, text = await profile
     assert status == 200
     assert "burn_a_little" in text
 

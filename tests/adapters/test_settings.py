@@ -25,7 +25,7 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         ({"API_PORT": "http"}, "API_PORT=http is not allowed: give a whole number from 0 to 65535"),
         ({"API_PORT": "70000"}, "API_PORT=70000 is not allowed"),
@@ -46,8 +46,10 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"API_KEY_FILE": "/nowhere"}, "API_KEY_FILE=/nowhere is not allowed: No such file"),
     ],
 )
-def test_bad_value_error_names_variable_value_and_what_is_allowed(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(BadSettings, match=re.escape(said)):
+def test_bad_value_error_names_variable_value_and_what_is_allowed(
+    environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(BadSettings, match=re.escape(message)):
         settings.load(environ, Path("/nowhere"))
 
 

@@ -27,5 +27,5 @@ def granted(role: dict[str, Any]) -> Iterator[Access]:
 def test_checked_permissions_match_the_shipped_role(component: Component, folder: str) -> None:
     roles = yaml.safe_load_all((CONFIG / folder / "role.yaml").read_text())
     shipped = {access for role in roles for access in granted(role)}
-    asked = {access for right in RIGHTS[component] for access in right.each()}
-    assert asked == shipped
+    checked = {access for right in RIGHTS[component] for access in right.each()}
+    assert checked == shipped

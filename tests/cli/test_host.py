@@ -1,4 +1,4 @@
-"""The keys a server starts with: made once, kept as hashes, replaced by configured ones."""
+"""The keys that a server starts with: generated once, stored as hashes, replaced by configured ones."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Keys by command against a real `up` with TLS at DEBUG; and then nothing it wrote, and nothing in its store,
-shows a secret."""
+"""Manage keys by command on a real `up` with TLS and DEBUG logs; then no secret is in its output or its
+store."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ class Up:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.said = lines_until(self.process, "Ctrl-C stops everything")
+        self.output = lines_until(self.process, "Ctrl-C stops everything")
 
     @property
     def url(self) -> str:
@@ -68,10 +68,10 @@ class Up:
         return json.loads(done.stdout)
 
     def end(self) -> str:
-        """Everything it said."""
+        """End it, and return all its output."""
         self.process.terminate()
         rest, _ = self.process.communicate(timeout=60)
-        return "".join(self.said) + rest
+        return "".join(self.output) + rest
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
         done = up.command(*line.split()[1:])
         assert done.returncode == 0, done.stderr
 
-    # as ann, over a connection that is verified
+    # as ann, over a verified connection
     ann = {"GPU_ORCHESTRATOR_URL": up.url, "API_KEY": made["key"], "DATA_DIR": str(up.folder / "elsewhere")}
     done = up.command("task", "submit", "echo", '{"a": 1}', "--gpus", "0", "--wait", "--json", **ann)
     assert "certificate" in done.stderr, "a client without the CA does not connect"
@@ -106,11 +106,11 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
     assert json.loads(done.stdout)["result"] == {"a": 1}, done.stderr
     assert "admin is needed" in up.command(*trust, "key", "list", **ann).stderr
     wrong = secrets.token_hex(32)
-    said = up.command(*trust, "task", "list", **{**ann, "API_KEY": wrong}).stderr
-    assert "this key is not known here" in said
-    assert wrong not in said
+    message = up.command(*trust, "task", "list", **{**ann, "API_KEY": wrong}).stderr
+    assert "this key is not known here" in message
+    assert wrong not in message
 
-    # a worker of its own key, which is then revoked
+    # a worker with its own key, which is then revoked
     joined = subprocess.Popen(
         [COMMAND, "worker", "--server", up.url, *trust, "--name", "box", "--simulate", "1", "--v", "1"],
         env={**compiled(), "GPU_ORCHESTRATOR_TOKEN": worker["key"], "HOME": str(up.folder)},
@@ -137,7 +137,7 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
         for path in up.data.rglob("*")
         if path.is_file() and path.name not in KEEPERS
     }
-    assert any("appendonly" in name for name in files), "what is on disk was looked at"
+    assert any("appendonly" in name for name in files), "no file on disk was checked"
     own_token = (up.data / "worker-token").read_text()
     sealing = (up.data / "secrets-key").read_text()
     for secret in (up.api_key, made["key"], worker["key"], wrong, own_token, signing, sealing):
@@ -164,7 +164,7 @@ async def callback_secret(up: Up, key: str) -> str:
 
 
 async def everything(socket: Path) -> str:
-    """Every value in the store, as it is."""
+    """Return every raw value in the store."""
     client = Client(f"unix://{socket}", answer_s=10)
     readers = {
         b"string": ("GET",),
@@ -193,7 +193,7 @@ def test_certificate_for_another_address_is_reported_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("key", "create", "ann", "--expires", "soon"),
@@ -206,6 +206,6 @@ def test_certificate_for_another_address_is_reported_at_once(tmp_path: Path) -> 
         (("--ca", "/nowhere", "key", "list"), "--ca /nowhere cannot be used: No such file"),
     ],
 )
-def test_bad_options_are_reported(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_bad_options_are_reported(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     done = start(tmp_path, *words, GPU_ORCHESTRATOR_URL="https://127.0.0.1:1", API_KEY="k" * 32)
-    assert said in only_line(done)
+    assert message in only_line(done)

@@ -23,7 +23,7 @@ def blocks() -> list[str]:
 
 
 def answers(output: str) -> list[dict[str, object]]:
-    """JSON objects, one after another."""
+    """Return the JSON objects in the output."""
     decoder, found, at = json.JSONDecoder(), [], 0
     while (at := output.find("{", at)) >= 0:
         value, at = decoder.raw_decode(output, at)

@@ -23,7 +23,7 @@ PATIENCE_S = 90.0
 
 
 def start(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs to its end, which it must find by itself."""
+    """Run the command until it ends by itself."""
     return subprocess.run(
         [COMMAND, *words],
         cwd=folder,
@@ -41,16 +41,16 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         pytest.param({"API_PORT": "http"}, "API_PORT=http is not allowed", id="bad setting"),
         pytest.param({"REDIS_URL": "redis://127.0.0.1:1"}, "does not answer", id="store gone"),
         pytest.param({"PLACEMENT_POLICY": "best"}, "unknown strategy 'best'", id="unknown policy"),
     ],
 )
-def test_error_is_one_line(tmp_path: Path, environ: dict[str, str], said: str) -> None:
-    asked = {"API_PORT": "0", **environ}
-    assert said in only_line(start(tmp_path, "server", "--data", str(tmp_path / "data"), **asked))
+def test_error_is_one_line(tmp_path: Path, environ: dict[str, str], message: str) -> None:
+    environment = {"API_PORT": "0", **environ}
+    assert message in only_line(start(tmp_path, "server", "--data", str(tmp_path / "data"), **environment))
     assert not (tmp_path / "data" / "client.json").exists(), "half started"
 
 
@@ -90,7 +90,7 @@ def up(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
-    """What it says until then; it is killed if that takes too long."""
+    """Read its output until a line has `wanted`; kill it if that takes too long."""
     assert process.stdout is not None
     lines: list[str] = []
     late = Timer(PATIENCE_S, process.kill)

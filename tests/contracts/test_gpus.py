@@ -1,4 +1,4 @@
-"""What every source of GPUs keeps to: simulated devices always, NVIDIA's where there is a driver."""
+"""The contract of every source of GPUs: simulated devices always, NVIDIA's where a driver is installed."""
 
 import os
 import subprocess
@@ -34,8 +34,8 @@ def gpus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gpus]:
 
 
 @contextmanager
-def stranger(gpus: Gpus, uuid: str, mib: int) -> Iterator[subprocess.Popen[str]]:
-    """A process nobody placed, with memory on one device."""
+def outside_process(gpus: Gpus, uuid: str, mib: int) -> Iterator[subprocess.Popen[str]]:
+    """Run a process outside the orchestrator that holds memory on one device."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_orchestrator.adapters.gpus.hold", str(mib)],
         env={**os.environ, **gpus.environment([uuid])},
@@ -57,7 +57,7 @@ def reading(gpus: Gpus, uuid: str) -> Reading:
     return next(reading for reading in gpus.readings() if reading.uuid == uuid)
 
 
-def test_devices_have_an_order_names_and_memory(gpus: Gpus) -> None:
+def test_devices_have_indices_uuids_and_memory(gpus: Gpus) -> None:
     devices = gpus.devices()
     assert [device.index for device in devices] == list(range(len(devices)))
     assert len({device.uuid for device in devices}) == len(devices)
@@ -74,11 +74,11 @@ def test_every_device_has_a_reading_within_its_memory(gpus: Gpus) -> None:
         assert 0 <= now.used_mib + now.free_mib <= device.memory_mib
 
 
-def test_memory_of_another_process_is_seen_on_its_device_alone(gpus: Gpus) -> None:
+def test_memory_of_another_process_shows_only_on_its_device(gpus: Gpus) -> None:
     *others, device = gpus.devices()
     before = reading(gpus, device.uuid)
     others_before = [reading(gpus, other.uuid).used_mib for other in others]
-    with stranger(gpus, device.uuid, 2048):
+    with outside_process(gpus, device.uuid, 2048):
         now = reading(gpus, device.uuid)
         assert now.used_mib - before.used_mib >= 2048
         assert before.free_mib - now.free_mib >= 2048
@@ -88,13 +88,13 @@ def test_memory_of_another_process_is_seen_on_its_device_alone(gpus: Gpus) -> No
 def test_memory_of_a_killed_process_is_free_again(gpus: Gpus) -> None:
     device = gpus.devices()[0]
     before = reading(gpus, device.uuid)
-    with stranger(gpus, device.uuid, 1024) as process:
+    with outside_process(gpus, device.uuid, 1024) as process:
         process.kill()
         process.wait()
     assert reading(gpus, device.uuid).used_mib <= before.used_mib
 
 
-def test_more_memory_than_there_is_cannot_be_taken(gpus: Gpus) -> None:
+def test_allocation_over_device_memory_fails(gpus: Gpus) -> None:
     device = gpus.devices()[0]
     ran = subprocess.run(
         [sys.executable, "-m", "gpu_orchestrator.adapters.gpus.hold", str(device.memory_mib + 1)],

@@ -1,4 +1,4 @@
-"""The client against a real API server: every verb, and every refusal by its type."""
+"""The client against a real API server: every verb, and the type of every error."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from gpu_orchestrator.adapters.kube import errors, pods, reviews
 from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder, Reference
-from gpu_orchestrator.adapters.kube.reviews import Access, Who
+from gpu_orchestrator.adapters.kube.reviews import Access, UserInfo
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import Json, ObjectMeta, Resource
 from tests.support.kube_objects import CONFIG_MAPS, MISSING, ConfigMap
@@ -50,7 +50,7 @@ async def test_merge_patch(client: Client, namespace: str) -> None:
         await client.patch(CONFIG_MAPS, "x", {"metadata": {"resourceVersion": "1"}}, namespace)
 
 
-async def test_ten_patches_at_once_all_land(client: Client, namespace: str) -> None:
+async def test_ten_concurrent_patches_all_succeed(client: Client, namespace: str) -> None:
     await client.create(CONFIG_MAPS, named("x", namespace))
     patches = (client.patch(CONFIG_MAPS, "x", {"data": {f"k{n}": "1"}}, namespace) for n in range(10))
     await asyncio.gather(*patches)
@@ -73,20 +73,20 @@ async def test_list_by_pages_and_selectors(client: Client, namespace: str, scale
 async def make_pod(client: Client, namespace: str, name: str, **labels: str) -> Pod:
     await ready_account(client, namespace)
     meta = {"name": name, "labels": labels}
-    # A scheduler of that name does not exist: nobody but the test binds it.
+    # No scheduler has this name, so only the test binds the pod.
     spec = {"schedulerName": "nobody", "containers": CONTAINERS}
     return await client.create(PODS, {"metadata": meta, "spec": spec}, namespace)
 
 
 async def ready_account(client: Client, namespace: str) -> None:
-    """Pods are refused until the namespace has its default ServiceAccount, which comes a moment later."""
+    """Wait for the namespace's default ServiceAccount; until then the server refuses pods."""
     accounts = Resource(ConfigMap, "ServiceAccount", "serviceaccounts")
     async with asyncio.timeout(20):
         while not (await client.list(accounts, namespace, fields="metadata.name=default")).items:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-async def test_a_binding_writes_node_and_annotations_at_once(client: Client, namespace: str) -> None:
+async def test_binding_writes_node_and_annotations_in_one_request(client: Client, namespace: str) -> None:
     pod = await make_pod(client, namespace, "p")
     stale = Pod(ObjectMeta(name="p", namespace=namespace, uid="00000000-0000-0000-0000-000000000000"))
     with pytest.raises(errors.Conflict):
@@ -103,7 +103,7 @@ async def test_a_binding_writes_node_and_annotations_at_once(client: Client, nam
         await pods.bind(client, pod, "node-b")
 
 
-async def test_an_eviction_respects_the_budget(client: Client, namespace: str) -> None:
+async def test_eviction_respects_the_disruption_budget(client: Client, namespace: str) -> None:
     pod = await make_pod(client, namespace, "p", app="a")
     await pods.bind(client, pod, "no-such-node")
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -125,20 +125,20 @@ async def test_an_eviction_respects_the_budget(client: Client, namespace: str) -
 
 async def test_reviews(client: Client, cluster: Cluster, namespace: str) -> None:
     assert await reviews.may_i(client, Access("delete", "pods/eviction", namespace=namespace))
-    assert not await reviews.may(client, Who("bob"), Access("get", "secrets", namespace=namespace))
-    assert await reviews.may(client, Who("bob", groups=("system:masters",)), Access("get", "secrets"))
+    assert not await reviews.may(client, UserInfo("bob"), Access("get", "secrets", namespace=namespace))
+    assert await reviews.may(client, UserInfo("bob", groups=("system:masters",)), Access("get", "secrets"))
     cluster.kubectl("create", "serviceaccount", "someone", "-n", namespace)
     someone = config.load(cluster.service_account_kubeconfig(namespace, "someone"))
-    found = await reviews.who(client, (await someone.credentials.current()).token)
+    found = await reviews.review_token(client, (await someone.credentials.current()).token)
     assert found is not None
     assert found.username == f"system:serviceaccount:{namespace}:someone"
-    assert await reviews.who(client, "rubbish") is None
+    assert await reviews.review_token(client, "rubbish") is None
     assert (await reviews.version(client)).startswith("v1.")
     assert "leases" in await reviews.served(client, "coordination.k8s.io", "v1")
     assert await reviews.served(client, "no.such.group", "v1") == frozenset()
 
 
-async def test_refusals_have_their_types(client: Client, cluster: Cluster, namespace: str) -> None:
+async def test_refusals_raise_typed_errors(client: Client, cluster: Cluster, namespace: str) -> None:
     with pytest.raises(errors.NotServed, match=r"does not serve missings\.no\.such\.group"):
         await client.get(MISSING, "x", namespace)
     with pytest.raises(errors.NotFound, match="namespaces"):
@@ -152,7 +152,7 @@ async def test_refusals_have_their_types(client: Client, cluster: Cluster, names
             await bob.get(CONFIG_MAPS, "x", namespace)
 
 
-async def test_events_reach_the_object_and_repeats_are_counted(
+async def test_events_are_shown_on_the_object_and_repeats_are_counted(
     client: Client, cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_orchestrator.adapters.kube.events.SERIES_EVERY_S", 0.2)

@@ -1,4 +1,4 @@
-"""The cluster is real: nodes, Jobs, rights, restarts, audit."""
+"""The local cluster behaves like a real one: nodes, Jobs, RBAC, restarts, audit."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def gpu_job(name: str, *, gpus: int, **annotations: str) -> dict[str, Any]:
 
 
 def run_job(cluster: Cluster, namespace: str, job: dict[str, Any]) -> str:
-    """Creates a Job and gives the type of the condition it ends with."""
+    """Create a Job, and return the type of the condition with which it ends."""
     jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
     cluster.api.request("POST", jobs, job)
     path = f"{jobs}/{job['metadata']['name']}"
@@ -62,7 +62,7 @@ def eventually(check: Callable[[], bool], *, within_s: float) -> bool:
     return True
 
 
-def test_nodes_are_ready_and_offer_their_gpus(cluster: Cluster) -> None:
+def test_nodes_are_ready_with_gpus(cluster: Cluster) -> None:
     names = cluster.gpu_nodes(2, prefix="offer", gpus=4, labels={"zone": "a"}, islands=[[0, 1], [2, 3]])
     node = cluster.api.request("GET", f"/api/v1/nodes/{names[0]}")
     assert nodes.is_ready(node)
@@ -71,7 +71,7 @@ def test_nodes_are_ready_and_offer_their_gpus(cluster: Cluster) -> None:
     assert '"islands": [[0, 1], [2, 3]]' in node["metadata"]["annotations"][nodes.DEVICES]
 
 
-def test_a_gpu_job_runs_to_complete(cluster: Cluster, namespace: str) -> None:
+def test_gpu_job_completes(cluster: Cluster, namespace: str) -> None:
     cluster.gpu_nodes(1, prefix="complete", gpus=4)
     assert run_job(cluster, namespace, gpu_job("train", gpus=4)) == "Complete"
     pod = cluster.api.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"][0]
@@ -79,13 +79,13 @@ def test_a_gpu_job_runs_to_complete(cluster: Cluster, namespace: str) -> None:
     assert pod["spec"]["nodeName"] in cluster.ready_nodes()
 
 
-def test_a_failing_job_fails(cluster: Cluster, namespace: str) -> None:
+def test_failing_job_fails(cluster: Cluster, namespace: str) -> None:
     cluster.gpu_nodes(1, prefix="fail", gpus=1)
     job = gpu_job("broken", gpus=1, **{nodes.OUTCOME: "fail", nodes.RUN_FOR: "100ms"})
     assert run_job(cluster, namespace, job) == "Failed"
 
 
-def test_a_pod_runs_for_as_long_as_its_annotation_says(cluster: Cluster, namespace: str) -> None:
+def test_pod_runs_for_the_time_in_its_annotation(cluster: Cluster, namespace: str) -> None:
     cluster.gpu_nodes(1, prefix="long", gpus=1)
     assert run_job(cluster, namespace, gpu_job("timed", gpus=1, **{nodes.RUN_FOR: "3s"})) == "Complete"
     pod = cluster.api.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"][0]
@@ -93,7 +93,7 @@ def test_a_pod_runs_for_as_long_as_its_annotation_says(cluster: Cluster, namespa
     assert 2 <= _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"]) <= 20
 
 
-def test_a_service_account_may_do_only_what_rbac_grants(cluster: Cluster, namespace: str) -> None:
+def test_service_account_has_only_the_rights_of_its_role(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
     cluster.kubectl("create", "role", "reader", "-n", namespace, "--verb=get,list", "--resource=pods")
     cluster.kubectl(
@@ -106,14 +106,14 @@ def test_a_service_account_may_do_only_what_rbac_grants(cluster: Cluster, namesp
         cluster.kubectl("get", "secrets", "-n", namespace, kubeconfig=config)
 
 
-def test_a_user_is_known_by_name_and_groups(cluster: Cluster) -> None:
+def test_certificate_gives_user_name_and_groups(cluster: Cluster) -> None:
     config = cluster.kubeconfig_for("alice", ["research"])
     who = cluster.kubectl("auth", "whoami", kubeconfig=config)
     assert "alice" in who
     assert "research" in who
 
 
-def test_a_killed_api_server_comes_back_with_its_data(new_cluster: NewCluster) -> None:
+def test_killed_api_server_restarts_with_its_data(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     path = "/api/v1/namespaces/default/configmaps"
     cluster.api.request("POST", path, {"metadata": {"name": "kept"}, "data": {"answer": "42"}})
@@ -123,7 +123,7 @@ def test_a_killed_api_server_comes_back_with_its_data(new_cluster: NewCluster) -
     assert cluster.api.request("GET", f"{path}/kept")["data"] == {"answer": "42"}
 
 
-def test_a_killed_etcd_comes_back_with_its_data(new_cluster: NewCluster) -> None:
+def test_killed_etcd_restarts_with_its_data(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     path = "/api/v1/namespaces/default/configmaps"
     cluster.api.request("POST", path, {"metadata": {"name": "kept"}})
@@ -133,7 +133,7 @@ def test_a_killed_etcd_comes_back_with_its_data(new_cluster: NewCluster) -> None
     assert cluster.api.request("GET", f"{path}/kept")["metadata"]["name"] == "kept"
 
 
-def test_a_paused_part_stands_still_until_resumed(new_cluster: NewCluster) -> None:
+def test_paused_part_does_nothing_until_resumed(new_cluster: NewCluster) -> None:
     cluster = new_cluster(parts=OPTIONAL)
     cluster.parts["kwok"].pause()
     names = cluster.gpu_nodes(1, wait=False)
@@ -143,7 +143,7 @@ def test_a_paused_part_stands_still_until_resumed(new_cluster: NewCluster) -> No
     cluster.wait_nodes_ready(names)
 
 
-def test_a_part_that_ended_by_itself_does_not_keep_the_rest_from_ending(new_cluster: NewCluster) -> None:
+def test_close_ends_all_parts_though_one_ended_before(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     os.kill(cluster.parts["etcd"].pid, signal.SIGKILL)
     assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=30)
@@ -152,7 +152,7 @@ def test_a_part_that_ended_by_itself_does_not_keep_the_rest_from_ending(new_clus
     assert not watchdog.marked(cluster.guard.mark)
 
 
-def test_what_carries_the_clusters_environment_ends_with_it(new_cluster: NewCluster) -> None:
+def test_process_with_the_clusters_environment_ends_with_it(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **cluster.environment}) as sleeper:
         cluster.close()
@@ -160,12 +160,12 @@ def test_what_carries_the_clusters_environment_ends_with_it(new_cluster: NewClus
 
 
 @pytest.mark.parametrize("limit", [32_768, 1024, 10_500])
-def test_a_free_port_is_found_whatever_the_range_of_outgoing_ones(limit: int) -> None:
+def test_free_port_is_found_for_any_outgoing_range(limit: int) -> None:
     port = port_below(limit)
     assert 1024 <= port <= 65_535
 
 
-def test_two_clusters_at_the_same_time_are_apart(cluster: Cluster, new_cluster: NewCluster) -> None:
+def test_two_clusters_at_once_are_separate(cluster: Cluster, new_cluster: NewCluster) -> None:
     other = new_cluster()
     other.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "only-there"}})
     with pytest.raises(ApiError) as missing:
@@ -173,17 +173,17 @@ def test_two_clusters_at_the_same_time_are_apart(cluster: Cluster, new_cluster: 
     assert missing.value.status == 404
 
 
-def test_the_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster) -> None:
+def test_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     bob = cluster.kubeconfig_for("bob", ["system:masters"])
     for _ in range(3):
         cluster.kubectl("get", "configmaps", kubeconfig=bob)
     cluster.kubectl("create", "configmap", "one", kubeconfig=bob)
-    # An answer may arrive before its line is written.
+    # A response may arrive before the server writes its audit line.
     assert eventually(lambda: bool(cluster.audit.requests()["bob", "create", "configmaps"]), within_s=10)
-    asked = cluster.audit.requests()
-    assert asked["bob", "list", "configmaps"] == 3
-    assert asked["bob", "create", "configmaps"] == 1
+    requests = cluster.audit.requests()
+    assert requests["bob", "list", "configmaps"] == 3
+    assert requests["bob", "create", "configmaps"] == 1
 
 
 OWNER = """
@@ -196,14 +196,14 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_owner_leaves_nothing_running(toolbox: object) -> None:
+def test_killed_owner_leaves_no_process(toolbox: object) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
     mark = owner.stdout.readline().strip()
     folder = Path(owner.stdout.readline().strip())
-    assert eventually(lambda: len(watchdog.marked(mark)) == 5, within_s=10)  # the last has just begun
+    assert eventually(lambda: len(watchdog.marked(mark)) == 5, within_s=10)  # the last part has just started
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
     assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=30)
@@ -220,7 +220,7 @@ def test_many_nodes_become_ready(
     figure(f"{count} nodes Ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all")
 
 
-def test_an_unknown_part_is_refused() -> None:
+def test_unknown_part_is_an_error() -> None:
     with pytest.raises(ClusterError, match="no such part: kubelet; there are kube-controller-manager"):
         Cluster.start(parts=("kubelet",))
 

@@ -44,7 +44,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def go_that(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Puts a `go` before the real one on PATH; `$GO` inside the script is the real one, if there is one."""
+    """Put a fake `go` before the real one on PATH; `$GO` inside the script is the real one, if there is
+    one."""
     wrapper = folder / "bin" / "go"
     wrapper.parent.mkdir()
     wrapper.write_text(f"#!/bin/sh\nGO={shutil.which('go') or 'no-go-here'}\n{script}\n")
@@ -63,17 +64,15 @@ def output_of(binary: Path) -> str:
     return subprocess.run([binary], capture_output=True, text=True, check=True).stderr.strip()
 
 
-def test_builds_what_is_missing_and_finds_it_the_next_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_binary_is_built_once_and_found_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert toy(folder).find("hello") is None
     built = toy(folder).get("hello")["hello"]
     assert output_of(built) == "hello"
-    monkeypatch.setenv("PATH", "/nowhere")  # no Go any more, and none needed
+    monkeypatch.setenv("PATH", "/nowhere")  # Go is gone now, and not needed
     assert toy(folder).get("hello") == {"hello": built}
 
 
-def test_other_pins_are_another_build(folder: Path) -> None:
+def test_changed_pins_cause_another_build(folder: Path) -> None:
     before = toy(folder).get("hello")["hello"]
     (folder / "modules/toy/go.mod").write_text("module example.com/toy\n\ngo 1.24.1\n")
     assert toy(folder).get("hello")["hello"] != before
@@ -88,21 +87,19 @@ def test_assets_folder_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert output_of(toy(folder).get("hello")["hello"]) == "theirs"
 
 
-def test_an_unknown_tool_is_an_error_that_lists_the_known(folder: Path) -> None:
-    with pytest.raises(ToolboxError, match="no tool is called 'helo'; known: hello"):
+def test_unknown_tool_is_an_error_with_the_known_ones(folder: Path) -> None:
+    with pytest.raises(ToolboxError, match="unknown tool 'helo'; known: hello"):
         toy(folder).get("helo")
 
 
-def test_a_broken_build_leaves_nothing_behind(folder: Path) -> None:
+def test_failed_build_leaves_nothing_behind(folder: Path) -> None:
     (folder / "modules/toy/main.go").write_text("package main\n\nfunc main() { nonsense }\n")
     with pytest.raises(ToolboxError, match=r"could not build hello: .*undefined: nonsense"):
         toy(folder).get("hello")
     assert [path for path in (folder / "cache").rglob("*") if path.is_file()] == [folder / "cache" / "lock"]
 
 
-def test_an_interrupted_build_is_repaired_by_the_next_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_run_repairs_an_interrupted_build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_that(
         folder,
         monkeypatch,
@@ -124,15 +121,13 @@ def test_two_runs_at_once_build_once(folder: Path, monkeypatch: pytest.MonkeyPat
         folder, monkeypatch, f'[ "$1" = build ] && echo build >> {folder}/builds && sleep 5\nexec $GO "$@"'
     )
     runs = [in_another_process(folder) for _ in range(2)]
-    said = [run.communicate(timeout=200) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
+    outputs = [run.communicate(timeout=200) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
     assert (folder / "builds").read_text() == "build\n"
-    assert sum("waiting for it" in stderr for _, stderr in said) == 1
+    assert sum("waiting for it" in stderr for _, stderr in outputs) == 1
 
 
-def test_no_network_says_what_is_missing_and_what_still_works(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_without_network_says_what_still_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = folder / "modules/toy"
     (module / "go.mod").write_text("module example.com/toy\n\ngo 1.24\n\nrequire example.com/other v1.0.0\n")
     (module / "go.sum").write_text(
@@ -147,7 +142,7 @@ def test_no_network_says_what_is_missing_and_what_still_works(
         toy(folder).get("hello")
 
 
-def test_an_old_go_is_replaced_by_the_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_is_used_if_go_is_too_old(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_that(folder, monkeypatch, "echo go1.20.1")
     assert output_of(toy(folder).get("hello")["hello"]) == "hello"
     assert [path.name for path in (folder / "cache").glob("go-*")]

@@ -1,4 +1,4 @@
-"""`make cluster` as a person uses it: what it prints works, and Ctrl-C leaves nothing behind."""
+"""`make cluster` as a user runs it: the printed commands work, and Ctrl-C leaves nothing behind."""
 
 import re
 import signal
@@ -16,21 +16,21 @@ UP = [sys.executable, "-m", "controlplane", "up", "--nodes", "2", "--gpus", "4"]
 
 @pytest.fixture
 def up(toolbox: object) -> Iterator["subprocess.Popen[str]"]:
-    # As a shell starts what ends with `&`: Ctrl-C is to be ignored. Whoever sends it all the same means it.
+    # As a shell starts a background command: SIGINT is ignored. `up` must end on SIGINT all the same.
     command = ["sh", "-c", 'trap \'\' INT; exec "$0" "$@"', *UP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield process
         process.kill()
 
 
-def test_what_it_prints_works_and_ctrl_c_ends_it(up: "subprocess.Popen[str]") -> None:
-    said = ""
+def test_printed_commands_work_and_ctrl_c_ends_the_cluster(up: "subprocess.Popen[str]") -> None:
+    printed = ""
     for line in up.stdout or ():
-        said += line
+        printed += line
         if "Ctrl-C ends" in line:
             break
-    found = re.search(r"export KUBECONFIG=(\S+)\n\s+alias kubectl=(\S+)", said)
-    assert found, said
+    found = re.search(r"export KUBECONFIG=(\S+)\n\s+alias kubectl=(\S+)", printed)
+    assert found, printed
     kubeconfig, kubectl = found.groups()
     listed = subprocess.run(
         [kubectl, "--kubeconfig", kubeconfig, "get", "nodes"], capture_output=True, text=True
@@ -46,7 +46,7 @@ def test_what_it_prints_works_and_ctrl_c_ends_it(up: "subprocess.Popen[str]") ->
     assert not Path(kubeconfig).parent.exists()
 
 
-def test_a_nonsense_count_is_explained() -> None:
+def test_invalid_count_is_reported() -> None:
     done = subprocess.run([*UP[:4], "--nodes", "many"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "'many' is not a whole number of 0 or more" in done.stderr

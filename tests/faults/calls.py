@@ -1,4 +1,4 @@
-"""What a request asks for, in the words of RBAC: verb, resource and name, read from method, path and body."""
+"""Read verb, resource and name of a request, in the words of RBAC, from its method, path and body."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ NAMESPACE_SUBRESOURCES = {"status", "finalize"}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`resource` holds the subresource too (`pods/binding`); for what is no resource it is the path."""
+    """`resource` includes the subresource (`pods/binding`); for other paths it is the path."""
 
     verb: str
     resource: str
@@ -41,7 +41,7 @@ def _resource(method: str, group: str, parts: list[str], query: Mapping[str, str
 
 
 def _split(parts: list[str]) -> tuple[str, str, str, str]:
-    """Namespace, plural, name, subresource. A namespace is itself a resource with subresources."""
+    """Return namespace, plural, name and subresource. A namespace is itself a resource with subresources."""
     if parts[0] == "namespaces" and len(parts) > 2 and parts[2] not in NAMESPACE_SUBRESOURCES:
         namespace, rest = parts[1], parts[2:]
     else:
@@ -61,7 +61,7 @@ def _verb(method: str, has_name: bool, query: Mapping[str, str]) -> str:
 
 
 def _name_in(body: bytes) -> str:
-    """The new object's name, or what its name is to be generated from; unknown in a protobuf body."""
+    """Return the new object's name or generateName; empty for a protobuf body."""
     try:
         metadata = json.loads(body)["metadata"]
         return str(metadata.get("name") or metadata.get("generateName") or "")

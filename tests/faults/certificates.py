@@ -1,4 +1,4 @@
-"""The proxy's own authority and serving certificate for 127.0.0.1, made anew for each proxy."""
+"""The proxy's own CA and serving certificate for 127.0.0.1, new for each proxy."""
 
 import datetime
 import ipaddress
@@ -15,7 +15,7 @@ DAY = datetime.timedelta(days=1)
 
 
 def write(folder: Path) -> None:
-    """Writes ca.crt, proxy.crt and proxy.key into the folder."""
+    """Write ca.crt, proxy.crt and proxy.key into the folder."""
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca = _authority(ca_key)
     leaf = _serving(key, ca, ca_key)

@@ -1,4 +1,4 @@
-"""The component under the proxy in its own tests: a bare HTTP client that follows a kubeconfig."""
+"""A bare HTTP client that reads a kubeconfig: the component behind the proxy in the proxy's own tests."""
 
 import contextlib
 import ssl

@@ -1,6 +1,6 @@
-"""One request on its way through the proxy: read, forward, answer, relay or cut.
+"""One request through the proxy: read, forward, answer, relay or cut.
 
-`perform.py` decides what happens to it; here is how each of those things is done to the two connections.
+`perform.py` decides what happens to it; this module does it to the two connections.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from yarl import URL
 from tests.faults.calls import Call
 from tests.faults.faults import Answer
 from tests.faults.kubeconfigs import STAND_IN_TOKEN, Upstream
-from tests.faults.streams import SeveredError, StreamFault, Struck, lines
+from tests.faults.streams import OnHit, SeveredError, StreamFault, lines
 
 HOP_BY_HOP = {
     "connection",
@@ -36,25 +36,25 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(slots=True)
 class Exchange:
-    """`told` hears of the exchange once, when its status is known or it ended without one."""
+    """`on_status` is called once, when the status is known or the exchange ended without one."""
 
     request: web.BaseRequest
     call: Call
     body: bytes
     upstream: Upstream
     session: aiohttp.ClientSession
-    told: Callable[["Exchange"], None]
+    on_status: Callable[["Exchange"], None]
     status: int | None = field(default=None, init=False)
-    _has_told: bool = field(default=False, init=False)
+    _is_reported: bool = field(default=False, init=False)
 
-    def tell(self, status: int | None = None) -> None:
-        if not self._has_told:
-            self.status, self._has_told = status, True
-            self.told(self)
+    def report(self, status: int | None = None) -> None:
+        if not self._is_reported:
+            self.status, self._is_reported = status, True
+            self.on_status(self)
 
     @contextlib.asynccontextmanager
     async def forward(self, *, readable: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Sends the request on. `readable` asks the server for plain JSON, whatever the component accepts."""
+        """Send the request to the server. `readable`: ask for plain JSON, whatever the component accepts."""
         url = URL(self.upstream.server + self.request.raw_path, encoded=True)
         headers = self._headers()
         if readable:
@@ -63,14 +63,14 @@ class Exchange:
         async with self.session.request(
             self.request.method, url, headers=headers, data=self.body or None, allow_redirects=False
         ) as response:
-            self.tell(response.status)
+            self.report(response.status)
             try:
                 yield response
             finally:
                 _abort_unless_read(response)
 
     async def answer(self, answer: Answer) -> web.StreamResponse:
-        self.tell(answer.status)
+        self.report(answer.status)
         headers = {} if answer.retry_after is None else {"Retry-After": f"{answer.retry_after:g}"}
         response = web.Response(
             status=answer.status,
@@ -83,7 +83,7 @@ class Exchange:
         return response
 
     async def relay(self, source: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Passes the server's answer on as it comes, without waiting for its end."""
+        """Pass the server's answer on as it arrives, without waiting for its end."""
         target = await self._begin(source, source.content_length)
         async for chunk in source.content.iter_any():
             await target.write(chunk)
@@ -91,11 +91,11 @@ class Exchange:
         return target
 
     async def relay_through(
-        self, fault: StreamFault, source: aiohttp.ClientResponse, struck: Struck
+        self, fault: StreamFault, source: aiohttp.ClientResponse, on_hit: OnHit
     ) -> web.StreamResponse:
         target = await self._begin(source)
         try:
-            async for frame in fault.pass_on(lines(source.content.iter_any()), struck):
+            async for frame in fault.pass_on(lines(source.content.iter_any()), on_hit):
                 await target.write(frame)
         except SeveredError:
             return self.cut(reset=False)
@@ -103,15 +103,15 @@ class Exchange:
         return target
 
     def cut(self, *, reset: bool = True) -> web.StreamResponse:
-        """Ends the component's connection at once: by a TCP reset, or as if the peer had died.
+        """End the component's connection at once: by a TCP reset, or as if the peer had died.
 
-        Without a reset, what has been written before still arrives.
+        Without a reset, bytes written before still arrive.
         """
-        self.tell()
+        self.report()
         transport = self.request.transport
         if transport is not None:
             connection = transport.get_extra_info("socket") if reset else None
-            if connection is not None:  # a component that was killed has closed it already
+            if connection is not None:  # a killed component has closed it already
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             transport.abort()
         return web.Response()
@@ -135,6 +135,6 @@ class Exchange:
 
 
 def _abort_unless_read(response: aiohttp.ClientResponse) -> None:
-    """A stream left half-way would be closed by a TLS handshake that the proxy's end does not wait for."""
+    """Abort a half-read stream: a clean TLS close would need a handshake that the proxy does not wait for."""
     if response.connection is not None and response.connection.transport is not None:
         response.connection.transport.abort()

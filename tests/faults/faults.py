@@ -1,7 +1,7 @@
-"""What can go wrong with one request: plain values that a test hands to `proxy.on(..., do=...)`.
+"""Faults of one request: plain values that a test passes to `proxy.on(..., do=...)`.
 
-Faults of a single answer are here; faults of a running watch are in `streams.py`. `then` chains a second
-fault behind `Delay` and `Call`.
+Faults of a single answer are here; faults of a running watch are in `streams.py`. `then` adds a second fault
+after `Delay` and `Call`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Answer:
     status: int
     retry_after: float | None = None
     reason: str = ""
-    message: str = "said the fault proxy"
+    message: str = "from the fault proxy"
     body: dict[str, Any] | None = None
 
     def content(self) -> dict[str, Any]:
@@ -31,12 +31,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class DropAnswer:
-    """The server does what was asked; its answer is lost and the connection reset."""
+    """The server carries out the request; its answer is lost and the connection is reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The server never hears of it; the connection is reset."""
+    """The server never receives the request; the connection is reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Calls `fn(request)` from the proxy's thread: before the server hears of the request (`at="request"`),
-    when the server has answered and the component has not heard (`"answer"`), or when it has (`"done"`).
+    """Call `fn(request)` from the proxy's thread: before the server receives the request (`at="request"`),
+    when the server has answered but the component has no answer (`"answer"`), or when it has (`"done"`).
 
-    The exchange waits until `fn` returns. At "answer", `then` may be `DropAnswer` or nothing.
+    The exchange waits until `fn` returns. At "answer", `then` may be `DropAnswer` or None.
     """
 
     fn: Callable[[Request], object]
@@ -59,7 +59,9 @@ class Call:
 
     def __post_init__(self) -> None:
         if self.at == "answer" and not isinstance(self.then, DropAnswer | None):
-            raise ValueError(f"the server has answered: then can be DropAnswer() or nothing, not {self.then}")
+            raise ValueError(
+                f"at='answer' is after the server has answered: then=DropAnswer() or none, not {self.then}"
+            )
 
 
 Fault: TypeAlias = Answer | DropAnswer | Cut | Delay | Call | StreamFault

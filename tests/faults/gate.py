@@ -1,4 +1,4 @@
-"""A door that one thread opens and coroutines of another thread's loop wait at."""
+"""A gate that one thread opens and that coroutines of another thread's loop wait at."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Takes a kubeconfig apart for the proxy and writes the one that leads a component through it."""
+"""Read a kubeconfig for the proxy, and write the one that sends a component through the proxy."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ CERTIFICATE_KEYS = {"client-certificate", "client-certificate-data", "client-key
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The real server, and how one proves oneself to it."""
+    """The real server, and the TLS context that authenticates the proxy to it."""
 
     server: str
     tls: ssl.SSLContext
@@ -27,8 +27,9 @@ def read(path: Path, folder: Path) -> Upstream:
 
 
 def write(source: Path, target: Path, *, server: str, ca_file: Path) -> None:
-    """Tokens stay, since the proxy passes them through. Client certificates go, since the proxy uses them;
-    a stand-in token keeps clients from asking for a password, and the proxy takes it off again.
+    """Write the component's kubeconfig. It keeps tokens, because the proxy passes them through, and drops
+    client certificates, because the proxy uses them itself. A stand-in token keeps clients from asking for
+    a password; the proxy removes it again.
     """
     _, user = _current(source)
     through = {key: value for key, value in user.items() if key not in CERTIFICATE_KEYS}
@@ -71,7 +72,7 @@ def _tls(cluster: dict[str, Any], user: dict[str, Any], home: Path, folder: Path
 
 
 def _file(section: dict[str, Any], key: str, home: Path, folder: Path) -> Path | None:
-    """The file a section names, or one written from the data it carries."""
+    """Return the file that a section names, or write one from its inline data."""
     if data := section.get(f"{key}-data"):
         path = folder / key
         path.write_bytes(base64.b64decode(data))

@@ -1,11 +1,11 @@
-"""The fault proxy: stands between one component and the real API server, and breaks things when told to.
+"""The fault proxy: sits between one component and the real API server, and injects faults on request.
 
     with Proxy(kubeconfig) as proxy:
         trigger = proxy.on("patch", "configmaps", name="x", do=Answer(429, retry_after=1))
         ...  # the component uses proxy.kubeconfig
         trigger.wait(10)
 
-It runs in a thread of its own, so plain tests, async tests and subprocesses can all use it.
+It runs in its own thread, so plain tests, async tests and subprocesses can all use it.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Proxy:
-    """`kubeconfig` leads through the proxy. When it closes, it raises what failed inside, if anything did."""
+    """`kubeconfig` points to the proxy. On close, the proxy raises the first error from inside it."""
 
     kubeconfig: Path
     url: str
@@ -65,20 +65,20 @@ class Proxy:
         nth: int = 1,
         times: int | None = 1,
     ) -> Trigger:
-        """From now on, does this to the nth matching request and, `times` in all, to those after it."""
+        """Apply this fault from the nth matching request on, to `times` requests in all."""
         return self._triggers.add(Trigger(verb, resource, name, nth, times, do))
 
     def heal(self) -> None:
-        """Forgets all triggers. A watch that is held stays held until its fault is released."""
+        """Remove all triggers. A held watch stays held until its fault is released."""
         self._triggers.clear()
 
     def cut_watches(self, resource: str = "*") -> int:
-        """Cuts every watch of this resource that is open now; says how many there were."""
+        """Cut every open watch of this resource. Return how many there were."""
         return asyncio.run_coroutine_threadsafe(self._server.cut_watches(resource), self._loop).result(10)
 
     @property
     def requests(self) -> list[Sent]:
-        """What was sent, oldest first; no more than the latest `remember`."""
+        """The requests, oldest first; only the latest `remember` are kept."""
         return self._server.requests
 
     def __enter__(self) -> Self:
@@ -97,7 +97,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         self._folder.cleanup()
-        _forget_the_cut_off()
+        _collect_aborted_connections()
         if self._server.errors and error is None:
             raise self._server.errors[0]
 
@@ -115,9 +115,9 @@ class Proxy:
             await self._stop.wait()
 
 
-def _forget_the_cut_off() -> None:
-    """Who is killed in the middle of a TLS handshake leaves a connection that asyncio gives to the garbage
-    collector instead of closing it, and that one complains: better now than in another test."""
+def _collect_aborted_connections() -> None:
+    """Collect garbage now. A component killed during a TLS handshake leaves a connection that asyncio does
+    not close; its ResourceWarning would otherwise appear in another test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

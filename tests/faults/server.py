@@ -1,4 +1,4 @@
-"""The proxy's inner half, which lives in its own loop: accepts requests, asks the triggers, performs."""
+"""The server of the proxy, in its own event loop: accept requests, find the trigger, apply its fault."""
 
 import contextlib
 import ssl
@@ -20,7 +20,7 @@ from tests.faults.triggers import Triggers
 
 
 class Sent(NamedTuple):
-    """One request; status is None when the component got no answer and the server gave none."""
+    """One request; status is None when the server gave no answer and the component got none."""
 
     verb: str
     resource: str
@@ -44,7 +44,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def listen(self, tls: ssl.SSLContext) -> AsyncIterator[int]:
-        """Serves on a free port of the loopback, which it yields."""
+        """Serve on a free loopback port, and yield the port."""
         connector = aiohttp.TCPConnector(limit=0, ssl=self._upstream.tls)
         async with _client(connector) as self._session:
             server = web.Server(
@@ -72,18 +72,18 @@ class Server:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.content.read()
         call = calls.read(request.method, request.path, request.query, body)
-        exchange = Exchange(request, call, body, self._upstream, self._session, self._told)
+        exchange = Exchange(request, call, body, self._upstream, self._session, self._record)
         self._live[id(exchange)] = exchange
         try:
             return await self._perform(exchange)
         except (aiohttp.ClientError, ConnectionError):
-            # One of the two sides went away: the other one finds out as it would without a proxy.
+            # One of the two sides went away: cut the other, as would happen without a proxy.
             return exchange.cut()
         except Exception as error:
             self.errors.append(error)
             return exchange.cut()
         finally:
-            exchange.tell()
+            exchange.report()
             del self._live[id(exchange)]
 
     async def _perform(self, exchange: Exchange) -> web.StreamResponse:
@@ -94,7 +94,7 @@ class Server:
             return await perform(None, exchange, lambda: None)
         return await perform(trigger.fault, exchange, trigger.hit)
 
-    def _told(self, exchange: Exchange) -> None:
+    def _record(self, exchange: Exchange) -> None:
         call = exchange.call
         with self._lock:
             self._log.append(Sent(call.verb, call.resource, call.name, exchange.status))
@@ -112,7 +112,7 @@ def _client(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
     )
-    # By itself aiohttp sends GET, PUT and DELETE again when a kept connection breaks. There is no public
-    # way to say no, and a request sent twice is just what a fault test must not meet by accident.
+    # By default aiohttp sends GET, PUT and DELETE again when a kept connection breaks. It has no public
+    # switch for that, and a fault test must not see a request twice by accident.
     session._retry_connection = False
     return session

@@ -1,4 +1,4 @@
-"""A server small enough to see through: remembers what it was asked, and streams what a test gives it."""
+"""A minimal server: it records its requests and streams the events that a test gives it."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,11 @@ from tests.faults import certificates
 @dataclass(slots=True)
 class SmallServer:
     kubeconfig: Path
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
     events: asyncio.Queue[dict[str, Any] | None] = field(default_factory=asyncio.Queue)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.asked.append((request.method, request.path_qs, request.headers.get("Authorization", "")))
+        self.requests.append((request.method, request.path_qs, request.headers.get("Authorization", "")))
         if "watch" in request.query:
             return await self._watch(request)
         return web.json_response({"echo": (await request.content.read()).decode(), "path": request.path_qs})
@@ -36,7 +36,7 @@ class SmallServer:
 
 @contextlib.asynccontextmanager
 async def small_server(folder: Path, token: str = "") -> AsyncIterator[SmallServer]:
-    """Its kubeconfig carries a token or nothing."""
+    """Start a server. Its kubeconfig has this token, if any."""
     certificates.write(folder)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(folder / "proxy.crt", folder / "proxy.key")

@@ -1,7 +1,7 @@
-"""What can go wrong with a watch once it runs: each fault turns the server's frames into those passed on.
+"""Faults of a running watch: each turns the server's frames into the frames that the component gets.
 
 A frame is one line of JSON with its newline. A fault that raises `SeveredError` cuts the connection there.
-It says `struck()` at the moment it does its harm: that is when the trigger counts a hit.
+It calls `on_hit()` at the moment it takes effect: that is when the trigger counts a hit.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from tests.faults.statuses import status
 
 Frames = AsyncIterator[bytes]
 Event = dict[str, Any]
-Struck = Callable[[], None]
+OnHit = Callable[[], None]
 
 
 class SeveredError(Exception):
-    """The connection ends here, without a goodbye."""
+    """Cut the connection here, without a clean close."""
 
 
 class StreamFault(ABC):
     @abstractmethod
-    def pass_on(self, frames: Frames, struck: Struck) -> Frames: ...
+    def pass_on(self, frames: Frames, on_hit: OnHit) -> Frames: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HoldWatch(StreamFault):
-    """After so many events the watch stays open and silent, until `release()`; then what waited comes."""
+    """After `after_events` the watch stays open and silent until `release()`; then held events follow."""
 
     after_events: int = 0
     gate: Gate = field(default_factory=Gate, compare=False)
@@ -39,20 +39,20 @@ class HoldWatch(StreamFault):
     def release(self) -> None:
         self.gate.open()
 
-    async def pass_on(self, frames: Frames, struck: Struck) -> Frames:
+    async def pass_on(self, frames: Frames, on_hit: OnHit) -> Frames:
         if self.after_events == 0:
-            struck()
+            on_hit()
             await self.gate.wait()
         async for number, frame in numbered(frames):
             yield frame
             if number == self.after_events:
-                struck()
+                on_hit()
                 await self.gate.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class CutWatch(StreamFault):
-    """The connection is cut after so many events, by default in the middle of the next one.
+    """The connection is cut after `after_events`, by default in the middle of the next event.
 
     With `mid_frame=False` it is cut between two frames, as soon as the last one has been passed on.
     """
@@ -60,74 +60,74 @@ class CutWatch(StreamFault):
     after_events: int = 0
     mid_frame: bool = True
 
-    async def pass_on(self, frames: Frames, struck: Struck) -> Frames:
+    async def pass_on(self, frames: Frames, on_hit: OnHit) -> Frames:
         if self.after_events == 0 and not self.mid_frame:
-            struck()
+            on_hit()
             raise SeveredError
         async for number, frame in numbered(frames):
             if number > self.after_events:
                 yield frame[: len(frame) // 2]
-                struck()
+                on_hit()
                 raise SeveredError
             yield frame
             if number == self.after_events and not self.mid_frame:
-                struck()
+                on_hit()
                 raise SeveredError
 
 
 @dataclass(frozen=True, slots=True)
 class DropEvents(StreamFault):
-    """Events that `match` are not passed on; with `count`, only the first so many of them."""
+    """Events that `match` are not passed on; with `count`, only the first `count` of them."""
 
     match: Callable[[Event], bool] | None = None
     count: int | None = None
 
-    async def pass_on(self, frames: Frames, struck: Struck) -> Frames:
+    async def pass_on(self, frames: Frames, on_hit: OnHit) -> Frames:
         async for frame, hit in matched(frames, self.match, self.count):
             if hit:
-                struck()
+                on_hit()
             else:
                 yield frame
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatEvents(StreamFault):
-    """Events that `match` are passed on twice; with `count`, only the first so many of them."""
+    """Events that `match` are passed on twice; with `count`, only the first `count` of them."""
 
     match: Callable[[Event], bool] | None = None
     count: int | None = None
 
-    async def pass_on(self, frames: Frames, struck: Struck) -> Frames:
+    async def pass_on(self, frames: Frames, on_hit: OnHit) -> Frames:
         async for frame, hit in matched(frames, self.match, self.count):
             yield frame
             if hit:
-                struck()
+                on_hit()
                 yield frame
 
 
 @dataclass(frozen=True, slots=True)
 class Gone(StreamFault):
-    """410, as the HTTP answer of a list or watch or, `as_event`, as an ERROR event after so many others."""
+    """410: the HTTP answer of a list or watch or, with `as_event`, an ERROR event after `after_events`."""
 
     as_event: bool = False
     after_events: int = 0
 
-    async def pass_on(self, frames: Frames, struck: Struck) -> Frames:
+    async def pass_on(self, frames: Frames, on_hit: OnHit) -> Frames:
         if self.after_events:
             async for number, frame in numbered(frames):
                 yield frame
                 if number == self.after_events:
                     break
-        struck()
+        on_hit()
         yield json.dumps({"type": "ERROR", "object": gone()}).encode() + b"\n"
 
 
 def gone() -> Event:
-    return status(410, message="too old resource version: said the fault proxy")
+    return status(410, message="too old resource version: from the fault proxy")
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> Frames:
-    """Frames as they become whole. The reader's own line limit of 64 KiB would break on a large object."""
+    """Yield frames as they become complete. The reader's own line limit of 64 KiB is too small for some."""
     rest = b""
     async for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""A request's verb, resource and name are read as RBAC would say them."""
+"""Verb, resource and name of a request are read as RBAC names them."""
 
 import json
 
@@ -24,7 +24,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/a/leases"
             f"GET {PODS}?watch=1&fieldSelector=metadata.name=p",
             b"",
             Call("watch", "pods", "p", "a"),
-            id="one",
+            id="watch of one object",
         ),
         pytest.param(f"GET {PODS}?watch=0", b"", Call("list", "pods", "", "a"), id="not a watch"),
         pytest.param(f"POST {PODS}", BODY, Call("create", "pods", "new", "a"), id="create"),
@@ -42,13 +42,16 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/a/leases"
         pytest.param("GET /api/v1/namespaces", b"", Call("list", "namespaces"), id="namespaces"),
         pytest.param("GET /api/v1/namespaces/a", b"", Call("get", "namespaces", "a"), id="a namespace"),
         pytest.param(
-            "PUT /api/v1/namespaces/a/finalize", b"", Call("update", "namespaces/finalize", "a"), id="its end"
+            "PUT /api/v1/namespaces/a/finalize",
+            b"",
+            Call("update", "namespaces/finalize", "a"),
+            id="finalize a namespace",
         ),
-        pytest.param("GET /readyz", b"", Call("get", "/readyz"), id="no resource"),
+        pytest.param("GET /readyz", b"", Call("get", "/readyz"), id="not a resource"),
         pytest.param("GET /apis/apps/v1", b"", Call("get", "/apis/apps/v1"), id="discovery"),
     ],
 )
-def test_reads(request_line: str, body: bytes, expected: Call) -> None:
+def test_request_is_read_as_rbac_call(request_line: str, body: bytes, expected: Call) -> None:
     method, _, target = request_line.partition(" ")
     path, _, query = target.partition("?")
     pairs = dict(part.split("=", 1) for part in query.split("&") if part)

@@ -1,4 +1,4 @@
-"""The proxy against a small server: each fault does what it says, and nothing else is touched."""
+"""The proxy against a small server: each fault has its effect, and other requests pass unchanged."""
 
 import asyncio
 import json
@@ -52,37 +52,37 @@ async def client(proxy: Proxy) -> AsyncIterator[aiohttp.ClientSession]:
         yield client
 
 
-async def test_passes_on_what_no_trigger_matches(
+async def test_request_without_trigger_passes_unchanged(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     proxy.on("patch", "configmaps", name="other", do=Cut())
     async with client.patch(f"{MAPS}/x?fieldManager=a%26b", data=b'{"a":1}') as answer:
-        said = await answer.json()
-    assert said == {"echo": '{"a":1}', "path": f"{MAPS}/x?fieldManager=a%26b"}
-    assert server.asked == [("PATCH", f"{MAPS}/x?fieldManager=a%26b", "")]
+        body = await answer.json()
+    assert body == {"echo": '{"a":1}', "path": f"{MAPS}/x?fieldManager=a%26b"}
+    assert server.requests == [("PATCH", f"{MAPS}/x?fieldManager=a%26b", "")]
     assert proxy.requests == [("patch", "configmaps", "x", 200)]
 
 
-async def test_passes_tokens_through(tmp_path: Path) -> None:
+async def test_token_is_passed_through(tmp_path: Path) -> None:
     async with small_server(tmp_path, token="secret") as server:
         with Proxy(server.kubeconfig) as proxy:
             async with component(proxy.kubeconfig) as client, client.get(MAPS):
                 pass
-    assert server.asked == [("GET", MAPS, "Bearer secret")]
+    assert server.requests == [("GET", MAPS, "Bearer secret")]
 
 
-async def test_answers_instead_of_the_server(
+async def test_answer_fault_replaces_the_server(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     trigger = proxy.on("create", "configmaps", name="x", do=Answer(429, retry_after=1))
     async with client.post(MAPS, json={"metadata": {"name": "x"}}) as answer:
-        said = await answer.json()
+        body = await answer.json()
     assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
-    assert (said["kind"], said["code"], said["reason"]) == ("Status", 429, "TooManyRequests")
-    assert (server.asked, trigger.hits) == ([], 1)
+    assert (body["kind"], body["code"], body["reason"]) == ("Status", 429, "TooManyRequests")
+    assert (server.requests, trigger.hits) == ([], 1)
 
 
-async def test_serves_an_older_list(proxy: Proxy, client: aiohttp.ClientSession) -> None:
+async def test_answer_fault_can_serve_an_older_list(proxy: Proxy, client: aiohttp.ClientSession) -> None:
     older = {"kind": "ConfigMapList", "metadata": {"resourceVersion": "1"}, "items": []}
     proxy.on("list", "configmaps", do=Answer(200, body=older))
     async with client.get(MAPS) as answer:
@@ -90,21 +90,24 @@ async def test_serves_an_older_list(proxy: Proxy, client: aiohttp.ClientSession)
 
 
 @pytest.mark.parametrize(
-    ("fault", "heard"), [pytest.param(Cut(), 0, id="cut"), pytest.param(DropAnswer(), 1, id="answer dropped")]
+    ("fault", "received"),
+    [pytest.param(Cut(), 0, id="cut"), pytest.param(DropAnswer(), 1, id="answer dropped")],
 )
-async def test_loses_the_connection(
-    fault: Fault, heard: int, server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
+async def test_cut_and_drop_answer_break_the_connection(
+    fault: Fault, received: int, server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     trigger = proxy.on("create", "configmaps", do=fault)
     with pytest.raises(aiohttp.ClientError):
         await client.post(MAPS, json={})
-    await trigger.struck()
-    assert len(server.asked) == heard
+    await trigger.wait_for_hit()
+    assert len(server.requests) == received
     async with client.post(MAPS, json={}) as answer:
         assert answer.status == 200
 
 
-async def test_strikes_from_the_nth_on_so_many_times(proxy: Proxy, client: aiohttp.ClientSession) -> None:
+async def test_fault_applies_from_the_nth_request_for_times_requests(
+    proxy: Proxy, client: aiohttp.ClientSession
+) -> None:
     trigger = proxy.on("get", "configmaps", nth=2, times=2, do=Answer(500))
     statuses = []
     for _ in range(4):
@@ -113,17 +116,15 @@ async def test_strikes_from_the_nth_on_so_many_times(proxy: Proxy, client: aioht
     assert (statuses, trigger.hits) == ([200, 500, 500, 200], 2)
 
 
-async def test_says_what_it_saw_when_a_fault_did_not_strike(
-    proxy: Proxy, client: aiohttp.ClientSession
-) -> None:
+async def test_timeout_names_the_matched_requests(proxy: Proxy, client: aiohttp.ClientSession) -> None:
     trigger = proxy.on("get", "configmaps", nth=5, do=Answer(500))
     async with client.get(f"{MAPS}/x"):
         pass
     with pytest.raises(TimeoutError, match="1 requests matched, the fault was due from number 5"):
-        await trigger.struck(timeout=0)
+        await trigger.wait_for_hit(timeout=0)
 
 
-async def test_delays_then_does_the_next(proxy: Proxy, client: aiohttp.ClientSession) -> None:
+async def test_delay_is_followed_by_its_next_fault(proxy: Proxy, client: aiohttp.ClientSession) -> None:
     proxy.on("get", "configmaps", do=Delay(0.2, then=Answer(503)))
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -131,38 +132,40 @@ async def test_delays_then_does_the_next(proxy: Proxy, client: aiohttp.ClientSes
         assert (answer.status, loop.time() - began >= 0.2) == (503, True)
 
 
-async def test_calls_back_before_the_server_hears(
+async def test_callback_runs_before_the_server_receives_the_request(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     seen: list[tuple[str, int]] = []
-    proxy.on("get", "configmaps", do=Call(lambda call: seen.append((call.name, len(server.asked)))))
+    proxy.on("get", "configmaps", do=Call(lambda call: seen.append((call.name, len(server.requests)))))
     async with client.get(f"{MAPS}/x") as answer:
         assert answer.status == 200
     assert seen == [("x", 0)]
 
 
-async def test_calls_back_between_server_and_component(
+async def test_callback_runs_between_server_and_component(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     seen: list[int] = []
-    fault = Call(lambda _: seen.append(len(server.asked)), at="answer", then=DropAnswer())
+    fault = Call(lambda _: seen.append(len(server.requests)), at="answer", then=DropAnswer())
     trigger = proxy.on("create", "configmaps", do=fault)
     with pytest.raises(aiohttp.ClientError):
         await client.post(MAPS, json={})
-    await trigger.struck()
+    await trigger.wait_for_hit()
     assert seen == [1]
 
 
-async def test_calls_back_when_the_component_has_heard(proxy: Proxy, client: aiohttp.ClientSession) -> None:
-    heard = threading.Event()
-    trigger = proxy.on("create", "configmaps", do=Call(lambda _: heard.wait(10), at="done"))
+async def test_callback_runs_after_the_component_has_the_answer(
+    proxy: Proxy, client: aiohttp.ClientSession
+) -> None:
+    answered = threading.Event()
+    trigger = proxy.on("create", "configmaps", do=Call(lambda _: answered.wait(10), at="done"))
     async with client.post(MAPS, json={}) as answer:
         await answer.read()
-    heard.set()
-    await trigger.struck()
+    answered.set()
+    await trigger.wait_for_hit()
 
 
-async def test_a_failing_callback_fails_the_test(server: SmallServer) -> None:
+async def test_failing_callback_fails_the_test(server: SmallServer) -> None:
     async def scenario() -> None:
         with Proxy(server.kubeconfig) as proxy:
             proxy.on("create", "configmaps", do=Call(lambda _: 1 / 0))
@@ -179,24 +182,24 @@ def event(name: str, kind: str = "ADDED", size: int = 0) -> dict[str, Any]:
 
 
 async def names(answer: aiohttp.ClientResponse, count: int) -> list[str]:
-    """The names of the next so many events."""
+    """Return the names of the next `count` events."""
     return [
         json.loads(await answer.content.readuntil(b"\n"))["object"]["metadata"]["name"] for _ in range(count)
     ]
 
 
 async def until_cut(answer: aiohttp.ClientResponse) -> bytes:
-    """What still comes before the connection breaks; an orderly end is a failure."""
+    """Return the bytes before the connection breaks; fail if it ends cleanly."""
     got = b""
     try:
         async for chunk in answer.content.iter_any():
             got += chunk
     except aiohttp.ClientPayloadError:
         return got
-    raise AssertionError(f"the answer ended in good order after {got!r}")
+    raise AssertionError(f"the answer ended cleanly after {got!r}")
 
 
-async def test_streams_a_watch_as_it_comes(
+async def test_watch_is_streamed_without_delay(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     async with client.get(WATCH) as answer:
@@ -206,7 +209,7 @@ async def test_streams_a_watch_as_it_comes(
     assert proxy.requests == [("watch", "configmaps", "", 200)]
 
 
-async def test_passes_frames_larger_than_any_buffer(
+async def test_large_frame_is_passed_on(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     large = event("large", size=2_000_000)
@@ -217,27 +220,25 @@ async def test_passes_frames_larger_than_any_buffer(
         assert json.loads(await answer.read()) == large
 
 
-async def test_passes_a_list_that_a_fault_of_watches_meets(
-    proxy: Proxy, client: aiohttp.ClientSession
-) -> None:
+async def test_stream_fault_passes_a_list_unchanged(proxy: Proxy, client: aiohttp.ClientSession) -> None:
     proxy.on("*", "*", do=RepeatEvents(match=lambda _: False))
     async with client.get(MAPS) as answer:
         assert (await answer.json())["path"] == MAPS
 
 
-async def test_drops_the_answer_of_a_watch(proxy: Proxy, client: aiohttp.ClientSession) -> None:
+async def test_drop_answer_breaks_a_watch(proxy: Proxy, client: aiohttp.ClientSession) -> None:
     trigger = proxy.on("watch", "configmaps", times=None, do=DropAnswer())
     with pytest.raises(aiohttp.ClientError):
         await client.get(WATCH)
-    await trigger.struck()
+    await trigger.wait_for_hit()
 
 
-def test_refuses_a_call_that_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="the server has answered"):
+def test_answer_after_the_servers_answer_is_refused() -> None:
+    with pytest.raises(ValueError, match="is after the server has answered"):
         Call(print, at="answer", then=Answer(500))
 
 
-async def test_holds_a_watch_until_released(
+async def test_watch_is_held_until_released(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     hold = HoldWatch(after_events=1)
@@ -246,7 +247,7 @@ async def test_holds_a_watch_until_released(
         server.events.put_nowait(event(name))
     async with client.get(WATCH) as answer:
         assert await names(answer, 1) == ["a"]
-        await trigger.struck()
+        await trigger.wait_for_hit()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(names(answer, 1), 0.2)
         hold.release()
@@ -254,7 +255,7 @@ async def test_holds_a_watch_until_released(
 
 
 @pytest.mark.parametrize("mid_frame", [True, False])
-async def test_cuts_a_watch(
+async def test_watch_is_cut_after_an_event(
     mid_frame: bool, server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     proxy.on("watch", "configmaps", do=CutWatch(after_events=1, mid_frame=mid_frame))
@@ -266,7 +267,7 @@ async def test_cuts_a_watch(
     assert bool(rest) is mid_frame
 
 
-async def test_drops_and_repeats_events(
+async def test_events_are_dropped_and_repeated(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     drop = proxy.on("watch", "configmaps", do=DropEvents(lambda e: e["type"] == "DELETED", count=1))
@@ -281,7 +282,7 @@ async def test_drops_and_repeats_events(
     assert (drop.hits, repeat.hits) == (1, 1)
 
 
-async def test_serves_410_as_answer_and_as_event(
+async def test_gone_is_served_as_answer_and_as_event(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     proxy.on("watch", "configmaps", do=Gone())
@@ -295,7 +296,7 @@ async def test_serves_410_as_answer_and_as_event(
     assert lines[1]["object"]["code"] == 410
 
 
-async def test_cuts_the_watches_that_are_open(
+async def test_cut_watches_cuts_open_watches(
     server: SmallServer, proxy: Proxy, client: aiohttp.ClientSession
 ) -> None:
     server.events.put_nowait(event("a"))
@@ -306,7 +307,7 @@ async def test_cuts_the_watches_that_are_open(
         assert await until_cut(answer) == b""
 
 
-async def test_serves_many_connections_at_once(proxy: Proxy, client: aiohttp.ClientSession) -> None:
+async def test_many_concurrent_connections_are_served(proxy: Proxy, client: aiohttp.ClientSession) -> None:
     async def get(number: int) -> int:
         async with client.get(f"{MAPS}/{number}") as answer:
             await answer.read()
@@ -316,10 +317,10 @@ async def test_serves_many_connections_at_once(proxy: Proxy, client: aiohttp.Cli
     assert sorted(int(sent.name) for sent in proxy.requests) == list(range(200))
 
 
-async def test_closes_at_once_with_watches_open_and_held(server: SmallServer) -> None:
+async def test_proxy_closes_at_once_with_open_and_held_watches(server: SmallServer) -> None:
     proxy = Proxy(server.kubeconfig)
     proxy.__enter__()
     trigger = proxy.on("watch", "configmaps", do=HoldWatch())
     async with component(proxy.kubeconfig) as client, client.get(WATCH), client.get(f"{WATCH}&second=1"):
-        await trigger.struck()
+        await trigger.wait_for_hit()
         await asyncio.wait_for(asyncio.to_thread(proxy.__exit__, None, None, None), 15)

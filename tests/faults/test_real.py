@@ -1,4 +1,4 @@
-"""The proxy before the real API server, with kubectl and a bare client as the components."""
+"""The proxy in front of the real API server, with kubectl and a bare client as the components."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def maps(namespace: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps" + (f"/{name}" if name else "")
 
 
-def test_kubectl_works_through_it(cluster: Cluster, namespace: str) -> None:
+def test_kubectl_works_through_the_proxy(cluster: Cluster, namespace: str) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
         create = cluster.kubectl("create", "configmap", "x", "-n", namespace, kubeconfig=proxy.kubeconfig)
         cluster.kubectl("get", "configmap/x", "-n", namespace, kubeconfig=proxy.kubeconfig)
@@ -28,23 +28,23 @@ def test_kubectl_works_through_it(cluster: Cluster, namespace: str) -> None:
     assert "created" in create
 
 
-def test_a_token_keeps_its_identity(cluster: Cluster, namespace: str) -> None:
+def test_token_keeps_its_identity(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("create", "serviceaccount", "someone", "-n", namespace)
     kubeconfig = cluster.service_account_kubeconfig(namespace, "someone")
     with Proxy(kubeconfig) as proxy:
         path = "jsonpath={.status.userInfo.username}"
-        who = cluster.kubectl("auth", "whoami", "-o", path, kubeconfig=proxy.kubeconfig)
-    assert who == f"system:serviceaccount:{namespace}:someone"
+        username = cluster.kubectl("auth", "whoami", "-o", path, kubeconfig=proxy.kubeconfig)
+    assert username == f"system:serviceaccount:{namespace}:someone"
 
 
 @pytest.mark.parametrize(
     ("at", "then", "written"),
     [
         pytest.param("request", Cut(), False, id="not forwarded"),
-        pytest.param("answer", DropAnswer(), True, id="applied and never heard of"),
+        pytest.param("answer", DropAnswer(), True, id="applied, answer lost"),
     ],
 )
-def test_a_component_is_killed_at_its_write(
+def test_component_is_killed_at_its_write(
     cluster: Cluster, namespace: str, at: Literal["request", "answer"], then: Fault, written: bool
 ) -> None:
     running: list[subprocess.Popen[bytes]] = []
@@ -58,7 +58,7 @@ def test_a_component_is_killed_at_its_write(
     assert ("configmap/x" in made) is written
 
 
-async def test_an_answer_is_lost_and_the_object_is_there(cluster: Cluster, namespace: str) -> None:
+async def test_dropped_answer_leaves_the_object_created(cluster: Cluster, namespace: str) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
         proxy.on("create", "configmaps", name="x", do=DropAnswer())
         async with component(proxy.kubeconfig) as client:
@@ -68,8 +68,8 @@ async def test_an_answer_is_lost_and_the_object_is_there(cluster: Cluster, names
                 assert answer.status == 200
 
 
-async def test_a_request_is_answered_in_the_servers_words(cluster: Cluster, namespace: str) -> None:
-    """A refusal of the proxy has every key that the real server's has."""
+async def test_answer_fault_has_the_servers_format(cluster: Cluster, namespace: str) -> None:
+    """A refusal from the proxy has every key of the real server's."""
     with Proxy(cluster.kubeconfig) as proxy:
         async with component(proxy.kubeconfig) as client:
             await client.post(maps(namespace), json=CONFIG_MAP)
@@ -81,7 +81,7 @@ async def test_a_request_is_answered_in_the_servers_words(cluster: Cluster, name
     assert {**real, "message": "", "details": {}} == {**ours, "message": "", "details": {}}
 
 
-async def test_the_callback_comes_between_the_write_and_its_answer(cluster: Cluster, namespace: str) -> None:
+async def test_callback_runs_between_the_write_and_its_answer(cluster: Cluster, namespace: str) -> None:
     seen: list[str] = []
 
     def look(_: object) -> None:
@@ -103,7 +103,7 @@ def create_delete_create(cluster: Cluster, namespace: str) -> None:
     cluster.api.request("POST", maps(namespace), CONFIG_MAP)
 
 
-async def test_a_watch_loses_its_deletions_and_is_cut(cluster: Cluster, namespace: str) -> None:
+async def test_watch_loses_deletions_and_is_cut(cluster: Cluster, namespace: str) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
         dropped = proxy.on("watch", "configmaps", do=DropEvents(lambda event: event["type"] == "DELETED"))
         proxy.on("watch", "configmaps", nth=2, do=CutWatch())

@@ -1,4 +1,4 @@
-"""When a fault strikes: a trigger counts the requests it matches and is due at the nth of them."""
+"""When a fault applies: a trigger counts its matching requests and is due at the nth of them."""
 
 import asyncio
 import threading
@@ -11,10 +11,10 @@ from tests.faults.faults import Fault
 
 @dataclass(slots=True)
 class Trigger:
-    """Due at the matching requests nth, nth+1 … `times` of them in all (None: for ever).
+    """Due at the matching requests nth, nth+1 … `times` of them in all (None: no end).
 
-    Requests are counted from the moment the trigger was set. Patterns may hold `*`; a resource may be
-    given with its group (`leases.coordination.k8s.io`).
+    It counts requests from the moment it was set. Patterns may contain `*`; a resource may be given with its
+    group (`leases.coordination.k8s.io`).
     """
 
     verb: str
@@ -28,19 +28,19 @@ class Trigger:
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
 
     def wait(self, timeout: float = 30, *, hits: int = 1) -> None:
-        """Blocks until the fault has struck so many times."""
+        """Block until the fault has had this many hits."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.hits >= hits, timeout):
                 raise TimeoutError(
-                    f"{self.verb} {self.resource} {self.name or ''} struck {self.hits} times in {timeout} s, "
+                    f"{self.verb} {self.resource} {self.name or ''} had {self.hits} hits in {timeout} s, "
                     f"not {hits}; {self.seen} requests matched, the fault was due from number {self.nth}"
                 )
 
-    async def struck(self, timeout: float = 30, *, hits: int = 1) -> None:  # noqa: ASYNC109
-        """The same for a coroutine."""
+    async def wait_for_hit(self, timeout: float = 30, *, hits: int = 1) -> None:  # noqa: ASYNC109
+        """Wait for hits, like `wait`, without blocking the event loop."""
         await asyncio.to_thread(self.wait, timeout, hits=hits)
 
-    def strikes(self, call: Call) -> bool:
+    def counts_as_due(self, call: Call) -> bool:
         if not self._matches(call):
             return False
         with self._changed:
@@ -62,7 +62,7 @@ class Trigger:
 
 
 class Triggers:
-    """All triggers of a proxy. Each counts every request it matches; the first that is due strikes."""
+    """All triggers of a proxy. Each counts every request it matches; the first due one applies its fault."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,5 +79,5 @@ class Triggers:
 
     def due(self, call: Call) -> Trigger | None:
         with self._lock:
-            due = [trigger for trigger in self._all if trigger.strikes(call)]
+            due = [trigger for trigger in self._all if trigger.counts_as_due(call)]
         return due[0] if due else None

@@ -1,3 +1,3 @@
-"""The locust file has the name that locust's users look for; pytest leaves it to them (`make load`)."""
+"""pytest skips the locust file, which has the name that locust users expect; `make load` runs it."""
 
 collect_ignore = ["test_api_endpoints.py"]

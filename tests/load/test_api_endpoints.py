@@ -1,4 +1,4 @@
-"""A locust file: clients of a cluster manager, four requests a second each.
+"""A locust file: clients of the manager, four requests per second each.
 
     LOAD_KEY=<an API key> locust -f tests/load/test_api_endpoints.py --host http://127.0.0.1:8000 --users 50
 
@@ -17,23 +17,23 @@ PER_SECOND = 4
 
 
 class Caller(FastHttpUser):  # type: ignore[misc]
-    """Good answers are 2xx, and 429 or 503 with `Retry-After`: then the server says what it can do."""
+    """A client. Good answers are 2xx, and 429 or 503 with `Retry-After`: it tells when to retry."""
 
     wait_time = constant_throughput(PER_SECOND)
 
     def on_start(self) -> None:
-        self.knows = Client(Random())
-        time.sleep(self.knows.rng.random() / PER_SECOND)  # or all would ask at the same moments
+        self.mix = Client(Random())
+        time.sleep(self.mix.rng.random() / PER_SECOND)  # so that clients do not send in step
         self.headers = {"Authorization": f"Bearer {os.environ['LOAD_KEY']}"}
 
     @task  # type: ignore[untyped-decorator]
-    def ask(self) -> None:
-        ask = self.knows.next()
+    def send(self) -> None:
+        call = self.mix.next()
         with self.client.request(
-            ask.method, ask.path, json=ask.body, name=ask.name, headers=self.headers, catch_response=True
+            call.method, call.path, json=call.body, name=call.name, headers=self.headers, catch_response=True
         ) as answer:
             if answer.status_code in (200, 202):
-                self.knows.heard(ask, answer.json())
+                self.mix.remember(call, answer.json())
             elif answer.status_code in (429, 503) and "Retry-After" in answer.headers:
                 answer.success()
             else:

@@ -1,4 +1,4 @@
-"""Ordinary clients at 200 requests a second, for five minutes in `make accept`: nothing fails."""
+"""Ordinary clients at 200 requests per second, for five minutes in `make accept`: no request fails."""
 
 import asyncio
 import time
@@ -18,9 +18,7 @@ CLIENTS, PER_SECOND = 20, 200
 
 
 @pytest.mark.timeout(900)
-async def test_clients_at_a_steady_pace_meet_no_error(
-    tmp_path: Path, scale: Scale, figure: Callable[[str], None]
-) -> None:
+async def test_steady_load_has_no_errors(tmp_path: Path, scale: Scale, figure: Callable[[str], None]) -> None:
     seconds = scale(test=4, accept=300)
     statuses: Counter[int] = Counter()
     took: list[float] = []
@@ -28,17 +26,17 @@ async def test_clients_at_a_steady_pace_meet_no_error(
         await manager.worker("a", "--max-concurrent", "8")
 
         async def client(number: int) -> None:
-            knows, asks = Client(Random(number)), int(seconds * PER_SECOND / CLIENTS)
+            mix, count = Client(Random(number)), int(seconds * PER_SECOND / CLIENTS)
             begins = time.monotonic() + number / PER_SECOND
-            for ask in range(asks):
-                due = begins + ask * CLIENTS / PER_SECOND
+            for turn in range(count):
+                due = begins + turn * CLIENTS / PER_SECOND
                 await asyncio.sleep(max(due - time.monotonic(), 0.0))
-                wanted, start = knows.next(), time.perf_counter()
+                wanted, start = mix.next(), time.perf_counter()
                 status, answer = await manager.call(wanted.method, wanted.path, wanted.body)
                 took.append((time.perf_counter() - start) * 1000)
                 statuses[status] += 1
                 if status < 300:
-                    knows.heard(wanted, answer)
+                    mix.remember(wanted, answer)
 
         start = time.monotonic()
         await asyncio.gather(*(client(number) for number in range(CLIENTS)))

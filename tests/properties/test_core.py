@@ -14,7 +14,16 @@ from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle
 from tests.support.examples import cases
-from tests.support.generators import Ask, Free, Lose, See, Step, World, asked, worlds
+from tests.support.generators import (
+    AddRequest,
+    Release,
+    RemoveNode,
+    Step,
+    UpdateNode,
+    World,
+    request_of,
+    worlds,
+)
 
 REGISTRY = Registry()
 AMOUNTS = (0, 1, 2, 10**9, 2**31, 2**53, 2**63, 10**30)
@@ -28,21 +37,23 @@ def test_every_answer_is_right_and_nothing_is_held_twice(made: World) -> None:
     world: Known = {node.name: (node, []) for node in made.nodes}
     for number, step in enumerate(made.steps):
         match step:
-            case See(node):
+            case UpdateNode(node):
                 held = world.get(node.name, (node, []))[1]
                 if _keeps_devices(node, held):
                     cluster.set_node(node)
                     world[node.name] = (node, held)
-            case Lose(name) if name in world:
+            case RemoveNode(name) if name in world:
                 cluster.remove_node(name)
                 del world[name]
-            case Free(which) if found := sorted((p.key, n) for n, (_, held) in world.items() for p in held):
+            case Release(which) if found := sorted(
+                (p.key, n) for n, (_, held) in world.items() for p in held
+            ):
                 key, name = found[which % len(found)]
                 gone = next(p for p in world[name][1] if p.key == key)
                 cluster.release(gone)
                 world[name][1].remove(gone)
-            case Ask():
-                _ask(asked(f"r{number}", step), cluster, world, seed=number)
+            case AddRequest():
+                _ask(request_of(f"r{number}", step), cluster, world, seed=number)
             case _:
                 pass
         _check_sums(cluster, world)
@@ -129,8 +140,8 @@ def _keeps_devices(node: Node, held: list[Placement]) -> bool:
 def test_placing_and_releasing_leaves_no_trace(made: World) -> None:
     cluster, rng = Cluster(made.nodes), random.Random(made.seed)
     before, placed = _columns(cluster), []
-    for number, step in enumerate(step for step in made.steps if isinstance(step, Ask)):
-        answer = decide(asked(f"r{number}", step), cluster, REGISTRY.policy(), rng)
+    for number, step in enumerate(step for step in made.steps if isinstance(step, AddRequest)):
+        answer = decide(request_of(f"r{number}", step), cluster, REGISTRY.policy(), rng)
         if isinstance(answer, Placement):
             cluster.place(answer)
             placed.append(answer)
@@ -160,12 +171,14 @@ def _play(cluster: Cluster, play: list[Step]) -> list[Placement | Refusal]:
     answers: list[Placement | Refusal] = []
     for step in play:
         match step:
-            case See(node):
+            case UpdateNode(node):
                 cluster.set_node(node)
-            case Lose(name) if name in cluster:
+            case RemoveNode(name) if name in cluster:
                 cluster.remove_node(name)
-            case Ask():
-                request = asked(f"r{sum(len(cluster.held_on(n.name)) for n in cluster)}-{len(answers)}", step)
+            case AddRequest():
+                request = request_of(
+                    f"r{sum(len(cluster.held_on(n.name)) for n in cluster)}-{len(answers)}", step
+                )
                 answers.append(decide(request, cluster, REGISTRY.policy_of(request), random.Random(1)))
                 if isinstance(placement := answers[-1], Placement) and not _has(cluster, placement):
                     cluster.place(placement)

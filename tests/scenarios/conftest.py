@@ -23,9 +23,10 @@ CUT_OFF = "ignore:Exception ignored in. <(socket|asyncio|_Selector):pytest.Pytes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is tested here runs in processes of its own and is killed now and then in the middle of a TLS
-    handshake. asyncio leaves our end of it to the garbage collector, which complains in whatever test it
-    happens to run."""
+    """Ignore warnings about sockets of killed peers.
+
+    The tests here kill processes, sometimes in the middle of a TLS handshake. asyncio leaves the test's end
+    of such a connection to the garbage collector, which then warns in whichever test is running."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings(CUT_OFF))
@@ -33,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def operator_cluster(toolbox: Toolbox) -> Iterator[Cluster]:
-    """A cluster with all that `kubectl apply -k config/default` brings but the operator itself, which the
-    tests start as a process. Its own, because the operator counts every node there is."""
+    """Start a cluster with all that `kubectl apply -k config/default` installs except the operator, which
+    the tests start as a process. Its own cluster, because the operator counts every node in it."""
     with Cluster.start(parts=OPTIONAL, toolbox=toolbox) as cluster:
         cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
         cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM, "--cascade=foreground")
@@ -43,7 +44,7 @@ def operator_cluster(toolbox: Toolbox) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def account(operator_cluster: Cluster) -> Path:
-    """The shipped ServiceAccount, as a kubeconfig."""
+    """Return a kubeconfig of the shipped ServiceAccount."""
     return operator_cluster.service_account_kubeconfig(SYSTEM, ACCOUNT)
 
 
@@ -56,7 +57,7 @@ def site(operator_cluster: Cluster) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def operator(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One operator for the tests of a module that do not disturb it."""
+    """Run one operator for all tests of a module that do not disturb it."""
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     with Operator(account, "--no-leader-elect", log=log) as running:
         yield running
@@ -64,7 +65,7 @@ def operator(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def scheduler_account(operator_cluster: Cluster) -> Path:
-    """The gpu-scheduler's ServiceAccount beside the operator's, with all that ships for it."""
+    """Install all that ships for the gpu-scheduler, and return a kubeconfig of its ServiceAccount."""
     operator_cluster.kubectl("apply", "-k", str(ROOT / "config" / "scheduler"))
     operator_cluster.kubectl("delete", "deployment", names.SCHEDULER, "-n", SYSTEM, "--cascade=foreground")
     return operator_cluster.service_account_kubeconfig(SYSTEM, names.SCHEDULER)
@@ -74,7 +75,7 @@ def scheduler_account(operator_cluster: Cluster) -> Path:
 def scheduler(
     operator_cluster: Cluster, scheduler_account: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
-    """One gpu-scheduler for the tests of a module. Devices are free a second after their pod ended."""
+    """Run one gpu-scheduler for the tests of a module. Devices are free one second after their pod ended."""
     made = Stage(operator_cluster, "default", tmp_path_factory.mktemp("scheduler"))
     yield made.scheduler(kubeconfig=scheduler_account, leaderElect=False, releaseSeconds=1)
     made.close()
@@ -82,7 +83,8 @@ def scheduler(
 
 @pytest.fixture
 def new_operator(account: Path, tmp_path: Path) -> NewOperator:
-    """`new_operator(*flags, kubeconfig=...)`: one of the test's own, not yet started."""
+    """Return `new_operator(*flags, kubeconfig=...)`, which makes an operator for this test, not yet
+    started."""
 
     def make(*flags: str, kubeconfig: Path | None = None) -> Operator:
         return Operator(kubeconfig or account, *flags, log=tmp_path / "operator.log")
@@ -92,7 +94,7 @@ def new_operator(account: Path, tmp_path: Path) -> NewOperator:
 
 @pytest.fixture
 def stage(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    """A stage of the test's own in the shared cluster: its namespace, leases, nodes and scheduler."""
+    """Yield a stage for this test in the shared cluster: its own namespace, leases, nodes and scheduler."""
     stages.install(cluster)
     made = Stage(cluster, namespace, tmp_path, namespace, f"scheduler-{uuid4().hex[:6]}")
     yield made
@@ -101,8 +103,8 @@ def stage(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def new_bare_stage(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Callable[[], Stage]]:
-    """`new_bare_stage()`: a cluster of an API server and etcd alone, for races, crashes and crowds: bound
-    pods stay as they are."""
+    """Return `new_bare_stage()`, which starts a cluster of only an API server and etcd, for races, crashes
+    and large numbers: bound pods stay as they are."""
     with ExitStack() as stack:
 
         def make() -> Stage:

@@ -1,4 +1,4 @@
-"""`make test-pythons` finds every interpreter, and its answer is right when some are missing or fail."""
+"""`make test-pythons` finds every interpreter, and reports correctly when some are missing or fail."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ HERE = Path("/usr/bin/python")
 
 
 def interpreter(folder: Path, version: str, *, answers: str = "", rc: int = 0) -> Path:
-    """A stand-in that answers any question with one line."""
+    """Write a fake interpreter that prints one line for any command."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"python{version}"
     path.write_text(f"#!/bin/sh\necho '{answers or version}'\nexit {rc}\n")
@@ -26,9 +26,9 @@ def test_path_comes_before_pyenv(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answers", "rc"),
-    [pytest.param("", 127, id="shim of a version that is off"), pytest.param("3.11", 0, id="another Python")],
+    [pytest.param("", 127, id="shim of a disabled version"), pytest.param("3.11", 0, id="another Python")],
 )
-def test_what_does_not_work_is_passed_over(tmp_path: Path, answers: str, rc: int) -> None:
+def test_interpreter_that_does_not_work_is_skipped(tmp_path: Path, answers: str, rc: int) -> None:
     interpreter(tmp_path / "shims", "3.12", answers=answers, rc=rc)
     environment = {"PATH": str(tmp_path / "shims"), "PYENV_ROOT": str(tmp_path / "pyenv")}
     assert find("3.12", environment) is None
@@ -36,7 +36,7 @@ def test_what_does_not_work_is_passed_over(tmp_path: Path, answers: str, rc: int
     assert find("3.12", environment) == good
 
 
-def test_newest_of_pyenv_comes_first(tmp_path: Path) -> None:
+def test_newest_pyenv_version_comes_first(tmp_path: Path) -> None:
     for patch in (2, 10, 9):
         interpreter(tmp_path / f"versions/3.13.{patch}/bin", "3.13")
     interpreter(tmp_path / "versions/3.1.99/bin", "3.13")
@@ -58,7 +58,7 @@ def test_exit_code(outcomes: list[Outcome], code: int) -> None:
     assert exit_code(outcomes) == code
 
 
-def test_report_names_what_ran_and_how_to_get_the_rest() -> None:
+def test_report_names_results_and_how_to_install_the_rest() -> None:
     text = report([Outcome("3.11", HERE, True, 61.2), Outcome("3.12", HERE, False, 3.0), Outcome("3.13")])
     assert "3.11  passed in 61 s, /usr/bin/python" in text
     assert "3.12  FAILED in 3 s" in text

@@ -1,4 +1,4 @@
-"""Values for tests, with defaults for all but the point of the test."""
+"""Builders of core values for tests, with defaults for everything but the point of the test."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,31 +18,31 @@ def cluster(*nodes: Node, held: Iterable[Placement] = ()) -> Cluster:
 
 
 def whole(key: str, node: str, *devices: int) -> Placement:
-    """Whole devices that somebody holds."""
+    """Return a placement that holds whole devices."""
     return Placement(key, node, devices=devices)
 
 
 def shared(key: str, node: str, device: int, *, milli: int = 0, memory_mib: int = 0) -> Placement:
-    """A share of one device that somebody holds."""
+    """Return a placement that holds a share of one device."""
     return Placement(key, node, devices=(device,), exclusive=False, milli=milli, memory_mib=memory_mib)
 
 
 def takes(key: str, node: str, resources: Mapping[str, int]) -> Placement:
-    """Resources without devices."""
+    """Return a placement that holds resources without devices."""
     return Placement(key, node, resources=tuple(sorted(resources.items())))
 
 
 def placed(answer: Placement | Refusal) -> tuple[str, tuple[int, ...]]:
-    """Node and devices of an answer that must be a placement."""
+    """Return node and devices of an answer that must be a placement."""
     assert isinstance(answer, Placement), answer
     return answer.node, answer.devices
 
 
 def links(*groups: Iterable[int], gbps: int = 600) -> dict[tuple[int, int], int]:
-    """Every pair inside each group is linked."""
+    """Link every pair inside each group."""
     return {(a, b): gbps for group in map(tuple, groups) for a in group for b in group if a < b}
 
 
 def two_islands(size: int = 4, gbps: int = 600) -> dict[tuple[int, int], int]:
-    """Devices 0..size-1 linked with each other, and so the next `size`."""
+    """Link devices 0..size-1 with each other, and the next `size` likewise."""
     return links(range(size), range(size, 2 * size), gbps=gbps)

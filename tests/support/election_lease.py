@@ -1,4 +1,4 @@
-"""One Lease behind a transport that loses, delays and refuses: the server of the election's pure tests."""
+"""One Lease behind a transport that loses, delays and refuses requests: the server of the election tests."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.support.scripted_transport import answer, refusal
 
 
 class LeaseServer:
-    """Compare-and-set as the API server does it. Each client gets its own `Line` to it."""
+    """Compare-and-set as in the API server. Each client gets its own `Line` to it."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -39,7 +39,7 @@ class LeaseServer:
 
 
 class Line:
-    """One client's connection to the server, which may be slow (each way) or cut."""
+    """One client's connection to the server. It may be slow (each way) or cut."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Line:
                 await self._travel(Unreachable("lost on the way there"))
                 result = await asyncio.shield(asyncio.ensure_future(self._carry_out(request)))
                 if self.loses_answers and request.method != "GET":
-                    raise LostAnswer("carried out, and the answer lost")
+                    raise LostAnswer("carried out, but the answer was lost")
                 await self._travel(LostAnswer("lost on the way back"))
                 return result
         except TimeoutError as error:
             raise LostAnswer("too slow") from error
 
     async def _carry_out(self, request: Request) -> Answer:
-        """Writes take their time, also when nobody waits for them any more; reads overtake them."""
+        """Writes take `commit_s`, even after the caller has given up; reads are faster."""
         if request.method != "GET":
             await asyncio.sleep(self.commit_s)
         return self._server.handle(request)

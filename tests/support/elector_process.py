@@ -1,8 +1,8 @@
-"""One process of the election scenarios: leads when it can, and writes down each moment at which it led.
+"""One process of the election scenarios. It leads when it can, and logs each moment at which it led.
 
     python -m tests.support.elector_process KUBECONFIG NAMESPACE IDENTITY LOG LEASE_S RENEW_S RETRY_S
 
-Lines of the log: `identity term moment`, the moment by a clock that all processes of the machine share.
+Lines of the log: `identity term moment`, with the moment from a clock that all local processes share.
 """
 
 import asyncio

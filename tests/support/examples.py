@@ -1,5 +1,5 @@
-"""How many cases a property is tried on: `@cases(100)` in `make test`, twenty-five times as many in `make
-accept`."""
+"""How many examples Hypothesis tries of a property: `@cases(100)` in `make test`, 25 times as many in
+`make accept`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A whole cluster manager for tests: real server processes, real workers, and a client of its HTTP API."""
+"""A whole manager for tests: real server processes, real workers, and a client of the HTTP API."""
 
 import asyncio
 import json
@@ -21,7 +21,8 @@ START_S = 60.0
 
 
 class Fleet:
-    """`folder` keeps the server's data, the logs and each worker's simulated GPUs; `env` is the server's."""
+    """A server and its workers. `folder` has the server's data, the logs and each worker's simulated GPUs;
+    `env` is the server's environment."""
 
     def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
         self.folder, self.port, self.env = folder, free_port(), {**compiled(), **(env or {})}
@@ -49,7 +50,7 @@ class Fleet:
             await asyncio.to_thread(self.server.wait, 60)
 
     async def start(self) -> None:
-        """Starts the server, or starts it again on the same data."""
+        """Start the server, or start it again on the same data."""
         data = self.folder / "data"
         with (self.folder / "server.log").open("ab") as log:
             self.server = subprocess.Popen(  # noqa: ASYNC220 - returns at once
@@ -65,7 +66,8 @@ class Fleet:
             self._http = self._client()
 
     def _client(self) -> aiohttp.ClientSession:
-        """Lets go of a silent connection before the server does, which would meet the next request."""
+        """Return a client that closes idle connections before the server does, which would hit the next
+        request."""
         headers = {"Authorization": f"Bearer {self.key}"}
         connector = aiohttp.TCPConnector(keepalive_timeout=2.0)
         return aiohttp.ClientSession(self.url, headers=headers, connector=connector)
@@ -80,7 +82,7 @@ class Fleet:
             return False
 
     async def worker(self, name: str, *options: str) -> Worker:
-        """A new worker, once the server counts it as online."""
+        """Start a worker and wait until the server shows it as online."""
         token = _read(Path(self.env.get("WORKER_TOKEN_FILE", self.folder / "data" / "worker-token")))
         gpus = ("--simulation", str(self.folder / f"gpus-{name}"))
         worker = Worker(self.url, self.folder / f"{name}.log", *gpus, *options, token=token, name=name)
@@ -89,7 +91,7 @@ class Fleet:
         return worker
 
     async def back(self, name: str) -> None:
-        """Until a worker is online."""
+        """Wait until a worker is online."""
         await eventually(lambda: self._is_online(name), START_S)
 
     async def _is_online(self, name: str) -> bool:
@@ -102,7 +104,7 @@ class Fleet:
             return answer.status, await answer.json()
 
     async def submit(self, task_type: str, parameters: Any = None, **more: Any) -> str:
-        """Without a GPU unless `resources` are asked for."""
+        """Submit a task, without a GPU unless `resources` is given."""
         body = {"task_type": task_type, "parameters": parameters or {}, "resources": {"gpus": 0}, **more}
         status, answer = await self.call("POST", "/tasks", body)
         assert status == 202, answer
@@ -113,7 +115,7 @@ class Fleet:
         return answer
 
     async def until(self, task: str, within_s: float = 30.0, **expected: Any) -> Any:
-        """The task, once it shows these values."""
+        """Wait until the task shows these values, and return it."""
         shown: Any = None
 
         async def shows() -> bool:
@@ -125,16 +127,16 @@ class Fleet:
         return shown
 
     async def running(self, task: str) -> Worker:
-        """The worker on which a task has begun."""
+        """Wait until a task has begun, and return its worker."""
         shown = await self.until(task, status="running")
         return next(worker for worker in self.workers if worker.name == shown["assigned_worker"])
 
     async def metric(self, name: str) -> float:
-        """The sum of all samples of one metric."""
+        """Return the sum of all samples of one metric."""
         return sum(value for _, value in await self.samples(name))
 
     async def samples(self, name: str) -> list[tuple[str, float]]:
-        """Of one metric, labels and values."""
+        """Return the samples of one metric: labels and values."""
         assert self._http is not None
         async with self._http.get("/metrics") as answer:
             lines = (await answer.text()).splitlines()
@@ -147,7 +149,7 @@ def _read(path: Path) -> str:
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], within_s: float) -> None:
-    """Asks again and again over HTTP: there is no event to wait for."""
+    """Poll until the check is true: HTTP offers no event to wait for."""
     end = time.monotonic() + within_s
     while not await check():
         assert time.monotonic() < end, f"not so within {within_s} s"
@@ -156,7 +158,8 @@ async def eventually(check: Callable[[], Awaitable[bool]], within_s: float) -> N
 
 @asynccontextmanager
 async def fleet(folder: Path, **settings: str) -> AsyncIterator[Fleet]:
-    """Ends with a look at what is left: no process of any worker may be. `settings` are the server's."""
+    """Run a manager, and check at the end that no process of any worker is left. `settings` are the
+    server's."""
     async with Fleet(folder, settings) as running:
         yield running
     for worker in running.workers:

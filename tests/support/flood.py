@@ -1,9 +1,9 @@
-"""A client without manners: as many submissions as it can, on many connections at once, whatever is answered.
+"""A client that ignores all limits: it submits as fast as it can, on many connections, whatever is answered.
 
     python -m tests.support.flood URL COUNT CONNECTIONS [BATCH]      with the key in FLOOD_KEY
 
-Prints one JSON object: answers by status, the smallest `Retry-After`, and seconds. A process of its own, so
-that it takes no time from whoever measures.
+Prints one JSON object: answers by status, the smallest `Retry-After`, and seconds. It is a process of its
+own, so that it takes no CPU time from the test that measures.
 """
 
 import asyncio

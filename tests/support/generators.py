@@ -1,8 +1,8 @@
-"""Small clusters, requests and changes of every kind, made from a seed.
+"""Small clusters, requests and changes of every kind, generated from a seed.
 
-Hypothesis draws the seed and the sizes, and so finds the smallest size at which a seed still fails; a
-thousand such worlds take about a second, where drawing each field through hypothesis would take minutes and
-yield mostly refusals.
+Hypothesis draws the seed and the sizes, and so finds the smallest size at which a seed still fails. A
+thousand such worlds take about a second; drawing each field through Hypothesis would take minutes and produce
+mostly refusals.
 """
 
 from dataclasses import dataclass, replace
@@ -31,37 +31,41 @@ ALLOCATORS = ("contiguous", "spread", "preferIds", "packed")
 
 
 @dataclass(frozen=True)
-class See:
-    """A node comes, or is seen changed."""
+class UpdateNode:
+    """A node is added or changed."""
 
     node: Node
 
 
 @dataclass(frozen=True)
-class Lose:
+class RemoveNode:
+    """A node is removed."""
+
     name: str
 
 
 @dataclass(frozen=True)
-class Ask:
+class AddRequest:
+    """A request is decided."""
+
     shape: Shape
     strategy: str
     allocator: str
 
 
 @dataclass(frozen=True)
-class Free:
-    """Release the n-th of what is held."""
+class Release:
+    """Release the n-th placement that is held."""
 
     which: int
 
 
-Step = See | Lose | Ask | Free
+Step = UpdateNode | RemoveNode | AddRequest | Release
 
 
 @dataclass(frozen=True)
 class World:
-    """Where it begins and what happens then. Shown by its seed and sizes, which make it again."""
+    """The first nodes and the steps that follow. Its repr shows seed and sizes, which generate it again."""
 
     seed: int
     size: int
@@ -74,7 +78,7 @@ class World:
 
     @property
     def steps(self) -> list[Step]:
-        """A few shapes come again and again, so that remembered answers are used and mended."""
+        """Return the steps. A few shapes recur, so that cached standings are used and updated."""
         rng = Random(self.seed + 1)
         shapes = [a_shape(rng) for _ in range(4)]
         return [_step(rng, shapes) for _ in range(self.length)]
@@ -86,10 +90,10 @@ worlds = st.builds(World, seed=st.integers(0, 2**32), size=st.integers(1, 4), le
 def _step(rng: Random, shapes: list[Shape]) -> Step:
     kind = rng.random()
     if kind < 0.6:
-        return Ask(rng.choice(shapes), rng.choice(STRATEGIES), rng.choice(ALLOCATORS))
+        return AddRequest(rng.choice(shapes), rng.choice(STRATEGIES), rng.choice(ALLOCATORS))
     if kind < 0.85:
-        return Free(rng.randrange(100))
-    return See(a_node(rng, rng.choice(NAMES))) if kind < 0.97 else Lose(rng.choice(NAMES))
+        return Release(rng.randrange(100))
+    return UpdateNode(a_node(rng, rng.choice(NAMES))) if kind < 0.97 else RemoveNode(rng.choice(NAMES))
 
 
 def a_node(rng: Random, name: str) -> Node:
@@ -139,7 +143,7 @@ def a_shape(rng: Random) -> Shape:
     exclusive = rng.random() < 0.5
     milli = 1000 if exclusive else rng.choice([0, 200, 400, 500, 1000])
     memory = rng.choice([8, 40] if not milli else [0, 0, 8, 40])
-    wishes = _wishes(rng) if rng.random() < 0.4 else {}
+    rules = _optional_rules(rng) if rng.random() < 0.4 else {}
     plain = Shape(
         gpus=rng.choice([0, 1, 1, 1, 2, 2, 3, 4]),
         exclusive=exclusive,
@@ -151,7 +155,7 @@ def a_shape(rng: Random) -> Shape:
         resources=rng.choice([(), (), (("cpu", 1),), (("cpu", 2), ("odd", 1))]),
         tolerations=rng.choice(_TOLERATIONS),
     )
-    return replace(plain, **wishes)
+    return replace(plain, **rules)
 
 
 _TOLERATIONS: list[tuple[Toleration, ...]] = [
@@ -162,9 +166,9 @@ _TOLERATIONS: list[tuple[Toleration, ...]] = [
 ]
 
 
-def _wishes(rng: Random) -> dict[str, Any]:
-    """One or two of what only some ask for."""
-    wishes = {
+def _optional_rules(rng: Random) -> dict[str, Any]:
+    """Return one or two rules that only some requests have."""
+    rules = {
         "vendor": rng.choice(["nvidia", "amd"]),
         "models": rng.choice([("A",), ("A", "M"), ("Z",)]),
         "labels": (("zone", rng.choice(["east", "west"])),),
@@ -173,7 +177,7 @@ def _wishes(rng: Random) -> dict[str, Any]:
         "fabric": rng.choice([Fabric(rdma=True), Fabric(min_ports=2), Fabric(cufile=True)]),
         "resources": rng.choice([(("unheard", 1),), (("rare", 1),), (("cpu", MOST_AMOUNT - 1),)]),
     }
-    return {name: wishes[name] for name in rng.sample(sorted(wishes), rng.randint(1, 2))}
+    return {name: rules[name] for name in rng.sample(sorted(rules), rng.randint(1, 2))}
 
 
 def _term(rng: Random) -> Term:
@@ -195,5 +199,5 @@ def _name(rng: Random) -> Expression:
     return Expression("metadata.name", operator, rng.choice([("a",), ("b", "c")]))
 
 
-def asked(key: str, step: Ask, priority: int = 0, tenant: str = "") -> Request:
+def request_of(key: str, step: AddRequest, priority: int = 0, tenant: str = "") -> Request:
     return Request(key, step.shape, priority, tenant, step.strategy, step.allocator)

@@ -1,10 +1,10 @@
-"""TLS handshakes in memory, for tests that need to know what either side refuses."""
+"""TLS handshakes in memory, for tests of which certificates each side refuses."""
 
 import ssl
 
 
 def shake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None:
-    """Raise what either side has against the other's certificate."""
+    """Do a handshake. Raise the error of the side that refuses the other's certificate."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_hostname=host),
@@ -18,7 +18,7 @@ def shake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None:
 
 
 def strict(context: ssl.SSLContext) -> ssl.SSLContext:
-    """As Python 3.13 and newer verify by default."""
+    """Make the context verify as strictly as Python 3.13 and newer do by default."""
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     return context
 

@@ -1,4 +1,4 @@
-"""Our kinds on the real API server: installs them once, and builds objects for it."""
+"""Our CRDs on a real API server: install them once, and build objects for it."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def manifest(resource: Resource[Any], name: str, spec: object) -> Json:
 
 
 def refusal(cluster: Cluster, method: str, path: str, body: Json) -> str:
-    """What the server says against it. Nothing is written, even if it has no objection."""
+    """Return the API server's error for an object, from a dry run: nothing is stored even if it is valid."""
     content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
     try:
         cluster.api.request(method, f"{path}?dryRun=All", body, content_type=content_type)

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and pairs it signs, valid or not."""
+"""Certificates for tests: a CA, and the valid or expired pairs that it signs."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Authority:
         return own.public_bytes(serialization.Encoding.PEM)
 
     def pair(self, name: str, *, ends: datetime | None = None, is_bare: bool = False) -> Pair:
-        """`is_bare`: as older tools sign, without the extensions that RFC 5280 demands."""
+        """Sign a pair. `is_bare`: without the extensions that RFC 5280 requires, as older tools do."""
         key = ec.generate_private_key(ec.SECP256R1())
         ends = ends or datetime.now(UTC) + timedelta(days=1)
         builder = _builder(_name(name), _name("test authority"), ends)

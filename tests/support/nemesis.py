@@ -1,4 +1,4 @@
-"""Faults at random on a whole cluster manager: runners, workers, hosts, the store and the server."""
+"""Random faults in a whole manager: runners, workers, hosts, the store and the server."""
 
 import asyncio
 import os
@@ -14,33 +14,34 @@ from tests.support.workers import Worker
 
 SILENCE_S = 12.0
 BUSY = 3
-"""`make test` may have to share its machine: there the promised times count so many times as long."""
-PATIENCE_S = 180.0
-"""The longest that anything may take, however busy the machine."""
+"""`make test` may share its machine: its time limits are the promised times multiplied by this."""
+LIMIT_S = 180.0
+"""The longest that any step may take, however busy the machine."""
 WORKER_OPTIONS = ("--max-concurrent", "6", "--simulate", "2xL4:24GiB")
 
 
 class Nemesis:
-    """`faults` tells what was done, in order."""
+    """Injects faults. `faults` lists what was done, in order."""
 
     def __init__(self, manager: Fleet, rng: Random) -> None:
         self.manager, self._rng = manager, rng
         self.faults: list[str] = []
 
-    async def rage(self, faults: int, pause_s: float) -> None:
-        """So many faults, each kind at least once; a silent host stays so while others go on."""
-        deeds = [self.kill_runner, self.kill_worker, self.stop_host, self.kill_store, self.kill_server]
-        more = self._rng.choices(deeds, weights=(4, 3, 1, 2, 2), k=max(faults - len(deeds), 0))
-        chosen = [*deeds, *more]
+    async def inject(self, faults: int, pause_s: float) -> None:
+        """Inject this many faults, each kind at least once. A stopped host stays stopped while others
+        follow."""
+        kinds = [self.kill_runner, self.kill_worker, self.stop_host, self.kill_store, self.kill_server]
+        more = self._rng.choices(kinds, weights=(4, 3, 1, 2, 2), k=max(faults - len(kinds), 0))
+        chosen = [*kinds, *more]
         self._rng.shuffle(chosen)
         async with asyncio.TaskGroup() as silent:
-            for deed in chosen:
+            for fault in chosen:
                 await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
-                self.faults.append(deed.__name__)
-                if deed == self.stop_host:
-                    silent.create_task(deed())
+                self.faults.append(fault.__name__)
+                if fault == self.stop_host:
+                    silent.create_task(fault())
                 else:
-                    await deed()
+                    await fault()
 
     async def kill_runner(self) -> None:
         worker = self._rng.choice(self.manager.workers)
@@ -55,7 +56,7 @@ class Nemesis:
         self.manager.workers[number] = self.start(worker.name)
 
     async def stop_host(self) -> None:
-        """Silent for longer than its lease, with all that runs on it."""
+        """Stop a host, with all that runs on it, for longer than its lease."""
         worker = self._rng.choice(self.manager.workers)
         stopped = [worker.process.pid, *worker.below()]
         send(stopped, signal.SIGSTOP)
@@ -77,7 +78,7 @@ class Nemesis:
         await self.manager.start()
 
     def start(self, name: str) -> Worker:
-        """A worker, without waiting until it is online."""
+        """Start a worker without waiting until it is online."""
         folder = self.manager.folder
         token = (folder / "data" / "worker-token").read_text()
         gpus = ("--simulation", str(folder / f"gpus-{name}"))
@@ -85,9 +86,9 @@ class Nemesis:
         return Worker(self.manager.url, log, *gpus, *WORKER_OPTIONS, token=token, name=name)
 
 
-async def submit_until_taken(manager: Fleet, bodies: list[dict[str, object]]) -> list[str]:
-    """Acknowledged tasks, each once however often it had to be said."""
-    async with asyncio.timeout(PATIENCE_S):
+async def submit_until_accepted(manager: Fleet, bodies: list[dict[str, object]]) -> list[str]:
+    """Submit until the manager acknowledges. Each task exists once, however often it was sent."""
+    async with asyncio.timeout(LIMIT_S):
         while True:
             with suppress(aiohttp.ClientError, OSError):
                 status, answer = await manager.call("POST", "/tasks/batch", {"tasks": bodies})
@@ -97,8 +98,8 @@ async def submit_until_taken(manager: Fleet, bodies: list[dict[str, object]]) ->
 
 
 async def ended(manager: Fleet, task: str) -> dict[str, object]:
-    """A task that has ended, through whatever happens meanwhile."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Wait until a task has ended, through any failure meanwhile, and return it."""
+    async with asyncio.timeout(LIMIT_S):
         while True:
             with suppress(aiohttp.ClientError, OSError):
                 status, shown = await manager.call("GET", f"/tasks/{task}/wait?timeout=10")

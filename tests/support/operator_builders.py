@@ -25,7 +25,7 @@ REFUSAL = Refusal(2, (("have fewer than 4 free GPUs", 2),))
 
 
 def workload(name: str = "bert", *, meta: dict[str, Any] | None = None, **fields: Any) -> GPUWorkload:
-    """`fields` are those of the spec in camelCase, and `status`."""
+    """Build a workload. `fields` are those of the spec in camelCase, and `status`."""
     status = fields.pop("status", {})
     plain = {
         "metadata": {
@@ -44,8 +44,8 @@ def workload(name: str = "bert", *, meta: dict[str, Any] | None = None, **fields
 
 
 def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) -> Job:
-    """`state`: `conditions` as {type: reason}, `created`, `deleting`, `ttl`, `status`, and `made_from` for a
-    claimed one."""
+    """Build a Job of this workload. `state`: `conditions` as {type: reason}, `created`, `deleting`, `ttl`,
+    `status`, and `made_from` for a claimed one."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(owner.spec.gpu_count)}}}
@@ -83,8 +83,8 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
 
 
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
-    """`owner` is the name of its Job; `unschedulable_since` a moment, `said` the message; `gpus` a number;
-    `given` devices of its node; `created` a moment."""
+    """Build a pod. `owner` is the name of its Job, `unschedulable_since` a time, `said` the scheduler's
+    message, `gpus` a number, `given` the devices of its node, `created` a time."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
         meta["annotations"] = {names.ALLOCATED: f"{node}:{given}"}
@@ -111,7 +111,7 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
 
 
 def node(name: str, gpus: int = 4, *, ready: bool = True, **more: Any) -> Node:
-    """`labels`, `resource`, `taints`, `unschedulable`."""
+    """Build a node. `more`: `labels`, `annotations`, `resource`, `taints`, `unschedulable`."""
     plain = {
         "metadata": {
             "name": name,
@@ -141,7 +141,7 @@ def refuses(wishes: Sequence[Request]) -> Refusal:
 
 
 def never(wishes: Sequence[Request]) -> Given | Refusal:
-    raise AssertionError("no place should be asked for here")
+    raise AssertionError("the plan asked for a placement, but should not")
 
 
 def plan_for(snapshot: WorkloadSnapshot, ask: Ask = never, *, at: datetime = NOW, seed: int = 1) -> Plan:

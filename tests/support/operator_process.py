@@ -1,4 +1,4 @@
-"""The operator as a real process, and a place in a real cluster where it has work to do."""
+"""The operator as a real process, and a namespace of a real cluster where it has work to do."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ACCOUNT = "gpu-orchestrator-controller-manager"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/namespaces/{}/gpuworkloads"
 FINAL = ("Succeeded", "Failed")
 
-# Compiled once for all the processes of a run: they start in half a second instead of one and a half.
+# All processes of a run share the bytecode: they start in half a second instead of one and a half.
 _BYTECODE = tempfile.TemporaryDirectory(prefix="gpu-orchestrator-bytecode-")
 
 T = TypeVar("T")
@@ -31,11 +31,11 @@ Json = dict[str, Any]
 
 
 PATIENCE_S = 60.0
-"""How long to wait for what must come. Far more than it takes: a busy machine is no failure."""
+"""How long to wait for an expected state. Far more than it takes, so that a busy machine fails no test."""
 
 
 def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
-    """What `look` gives as soon as it gives something. A client of the API server can only ask again."""
+    """Call `look` until it returns something, and return that. Polls, because the API server is outside."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = look()
@@ -48,7 +48,7 @@ def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIE
 
 class Operator:
     """`gpu-orchestrator operator` as a subprocess. When the block ends it must stop cleanly, and its log must
-    hold no traceback."""
+    contain no traceback."""
 
     def __init__(self, kubeconfig: Path, *flags: str, log: Path) -> None:
         self.metrics_port, self.probe_port = free_port(), free_port()
@@ -74,7 +74,7 @@ class Operator:
         return self
 
     def kill(self) -> None:
-        """SIGKILL: no last words."""
+        """Send SIGKILL, so that it cannot clean up."""
         if self.process:
             self.process.kill()
             self.process.wait(10)
@@ -88,7 +88,7 @@ class Operator:
             self.process.send_signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float) -> int:
-        """The code it ends with by itself."""
+        """Wait until it ends by itself, and return its exit code."""
         return self.process.wait(timeout_s) if self.process else 0
 
     def stop(self) -> int:
@@ -137,7 +137,7 @@ def _environment() -> dict[str, str]:
 
 
 class Site:
-    """A namespace with nodes of its own, and what a user does there."""
+    """A namespace with its own nodes, and the actions of a user there."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.namespace = cluster, f"op-{uuid4().hex[:8]}"
@@ -145,7 +145,7 @@ class Site:
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
 
     def close(self) -> None:
-        """Leaves no workload behind for the operator of the next test, also where none runs any more."""
+        """Delete all workloads, even without a running operator, so that the next test starts clean."""
         for each in self.request("GET", WORKLOADS.format(self.namespace))["items"]:
             self._let_go(each["metadata"]["name"])
         for name in self._nodes:
@@ -153,7 +153,7 @@ class Site:
         self.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
 
     def _let_go(self, name: str) -> None:
-        with suppress(ApiError):  # it may go by itself in between
+        with suppress(ApiError):  # it may be deleted meanwhile
             self.delete(name)
             merge = {"content_type": "application/merge-patch+json"}
             self.request("PATCH", self._path(name), {"metadata": {"finalizers": None}}, **merge)
@@ -171,7 +171,7 @@ class Site:
             self.request("DELETE", f"/api/v1/nodes/{name}")
 
     def create(self, name: str, *, gpus: int = 1, run_for: str = "", outcome: str = "", **spec: Any) -> Json:
-        """A workload whose pod runs for a while and ends as told."""
+        """Create a workload whose pod runs for `run_for` and ends with `outcome`."""
         annotations = {"sim.gpu-orchestrator/run-for": run_for, "sim.gpu-orchestrator/outcome": outcome}
         template = dict(spec.pop("template", {}))
         template["metadata"] = {"annotations": {key: value for key, value in annotations.items() if value}}
@@ -210,7 +210,7 @@ class Site:
         return status
 
     def until(self, name: str, *phases: str, timeout_s: float = PATIENCE_S) -> Json:
-        """The status as soon as the workload is in one of these phases."""
+        """Wait until the workload is in one of these phases, and return its status."""
 
         def look() -> Json | None:
             status = self.status(name)
@@ -231,21 +231,21 @@ class Site:
         return items
 
     def end(self, model: str, phase: str = "Succeeded", **more: str) -> None:
-        """The pods of this model end now, well or as told."""
+        """End the pods of this model now, with this phase."""
         for pod in self.pods(f"app={model}"):
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
             done = {"status": {"phase": phase, **more}}
             self.request("PATCH", path, done, content_type="application/merge-patch+json")
 
     def events(self, name: str) -> list[tuple[str, str]]:
-        """(reason, note) of what was told about a workload, oldest first."""
+        """Return (reason, note) of the events about a workload, oldest first."""
         path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
-        told = [event for event in self.request("GET", path)["items"] if event["regarding"]["name"] == name]
-        told.sort(key=lambda event: event["eventTime"] or "")
-        return [(event["reason"], event["note"]) for event in told]
+        found = [event for event in self.request("GET", path)["items"] if event["regarding"]["name"] == name]
+        found.sort(key=lambda event: event["eventTime"] or "")
+        return [(event["reason"], event["note"]) for event in found]
 
-    def told(self, name: str, reason: str, words: str = "") -> str:
-        """Waits for an event; they are written beside the work."""
+    def event(self, name: str, reason: str, words: str = "") -> str:
+        """Wait for an event and return its note; the operator writes events in the background."""
 
         def look() -> str | None:
             return next((note for what, note in self.events(name) if what == reason and words in note), None)

@@ -1,6 +1,6 @@
-"""The rules once more, as slowly and plainly as can be: what the core must agree with.
+"""The scheduling rules again, slow and simple: property tests compare the core with this.
 
-Knows nodes and placements as plain values; shares no code with filters, offers or topology.
+It uses nodes and placements as plain values, and shares no code with filters, offers or topology.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ Held = list[Placement]
 
 
 def possible_sets(shape: Shape, node: Node, held: Held) -> list[tuple[int, ...]]:
-    """Every set of devices that may be given."""
+    """Return every set of devices that a request may get."""
     free = [device.id for device in node.devices if device_has_room(shape, device, held)]
     maker = {device.id: device.vendor for device in node.devices}
     sets = [each for each in combinations(free, shape.gpus) if len({maker[i] for i in each}) <= 1]
@@ -38,7 +38,7 @@ def fits(shape: Shape, node: Node, held: Held) -> bool:
 
 
 def could_ever_fit(shape: Shape, node: Node) -> bool:
-    """When empty, ready and healthy."""
+    """Return whether a node would fit if it were empty, ready and healthy."""
     well = [device for device in node.devices if is_of_kind(shape, device)]
     vendors = {device.vendor for device in well} or {""}
     alike = [[device.id for device in well if device.vendor == vendor] for vendor in vendors]

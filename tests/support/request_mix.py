@@ -1,4 +1,4 @@
-"""What clients ask of a cluster manager all day, in the proportions in which they do."""
+"""The mix of requests that ordinary clients send to the manager, for load tests."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ TASK = {"task_type": "echo", "parameters": {"x": 1}, "resources": {"gpus": 0}}
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """`name` is the route, for the figures."""
+class Call:
+    """One request. `name` is its route, for the figures."""
 
     method: str
     path: str
@@ -19,8 +19,8 @@ class Ask:
     body: Any = None
 
 
-def submit() -> Ask:
-    return Ask("POST", "/tasks", "/tasks", TASK)
+def submit() -> Call:
+    return Call("POST", "/tasks", "/tasks", TASK)
 
 
 WEIGHTS = {
@@ -37,36 +37,36 @@ WEIGHTS = {
 
 @dataclass
 class Client:
-    """One client with a memory of its latest tasks."""
+    """One client, which remembers its latest tasks."""
 
     rng: Random
     known: deque[str] = field(default_factory=lambda: deque(maxlen=50))
 
-    def next(self) -> Ask:
+    def next(self) -> Call:
         (kind,) = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
         if kind in ("look", "explain") and not self.known:
             return submit()
         match kind:
             case "look":
-                return Ask("GET", f"/tasks/{self._one(self.known)}", "/tasks/{task_id}")
+                return Call("GET", f"/tasks/{self._one(self.known)}", "/tasks/{task_id}")
             case "explain":
-                return Ask("GET", f"/tasks/{self._one(self.known)}/explain", "/tasks/{task_id}/explain")
+                return Call("GET", f"/tasks/{self._one(self.known)}/explain", "/tasks/{task_id}/explain")
             case "list":
-                return Ask("GET", "/tasks?limit=20", "/tasks?limit=20")
+                return Call("GET", "/tasks?limit=20", "/tasks?limit=20")
             case "batch":
-                return Ask("POST", "/tasks/batch", "/tasks/batch", {"tasks": [TASK] * 10})
+                return Call("POST", "/tasks/batch", "/tasks/batch", {"tasks": [TASK] * 10})
             case "status":
-                return Ask("GET", "/cluster/status", "/cluster/status")
+                return Call("GET", "/cluster/status", "/cluster/status")
             case "workers":
-                return Ask("GET", "/workers", "/workers")
+                return Call("GET", "/workers", "/workers")
             case "health":
-                return Ask("GET", "/health", "/health")
+                return Call("GET", "/health", "/health")
             case _:
                 return submit()
 
-    def heard(self, ask: Ask, answer: Any) -> None:
-        """Remember what was accepted."""
-        if ask.method == "POST":
+    def remember(self, call: Call, answer: Any) -> None:
+        """Remember the accepted tasks of an answer."""
+        if call.method == "POST":
             accepted = answer.get("tasks", [answer])
             self.known.extend(each["task_id"] for each in accepted if "task_id" in each)
 

@@ -1,5 +1,5 @@
-"""Remembers which tests passed on exactly these sources, so that a long `make accept` can be interrupted
-and taken up again. One file per state of the tree: any change to a tracked file starts a new one.
+"""Remember which tests passed on exactly these sources, so that a long `make accept` can be interrupted
+and resumed. One file per state of the tree: any change to a tracked file starts a new one.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""One real runner, spoken to directly: for tests of handlers, limits and endings."""
+"""One real runner process without an agent: tests of handlers, limits and endings send it frames directly."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -14,20 +14,22 @@ from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, Run
 T = TypeVar("T", bound=frames.Frame)
 
 
-class Spoken:
+class RunnerClient:
+    """The agent's side of one runner. `received` holds its frames, its output lines, and None for its end."""
+
     def __init__(self, options: frames.Options, environment: Mapping[str, str]) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.evidence = ""
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self.runner = RunnerHandle(
             RunnerPlan(
                 devices=(),
                 environment=environment,
                 options=options,
-                hear=lambda _, frame: self._note(frame),
-                told=lambda _, line: self._note(line),
-                gone=lambda _, evidence: self._gone(evidence),
+                on_frame=lambda _, frame: self._note(frame),
+                on_output=lambda _, line: self._note(line),
+                on_end=lambda _, evidence: self._gone(evidence),
             )
         )
 
@@ -35,54 +37,54 @@ class Spoken:
         raw = msgspec.Raw(msgspec.json.encode(parameters))
         self.runner.send(frames.Run(task, 1, task_type, raw, memory_mib=memory_mib))
 
-    async def hear(self, kind: type[T], task: str = "t", *, within_s: float = 30.0) -> T:
-        async with asyncio.timeout(within_s), self._news:
+    async def receive(self, kind: type[T], task: str = "t", *, within_s: float = 30.0) -> T:
+        async with asyncio.timeout(within_s), self._changed:
             while True:
-                for frame in self.heard:
+                for frame in self.received:
                     if isinstance(frame, kind) and getattr(frame, "task", task) == task:
                         return frame
-                await self._news.wait()
+                await self._changed.wait()
 
     async def result(self, task_type: str, parameters: Any, **more: Any) -> Any:
         self.run(task_type, parameters, **more)
-        return msgspec.json.decode((await self.hear(frames.Ended, more.get("task", "t"))).result)
+        return msgspec.json.decode((await self.receive(frames.Ended, more.get("task", "t"))).result)
 
     async def error(self, task_type: str, parameters: Any, **more: Any) -> frames.Erred:
         self.run(task_type, parameters, **more)
-        return await self.hear(frames.Erred, more.get("task", "t"))
+        return await self.receive(frames.Erred, more.get("task", "t"))
 
-    async def gone(self, within_s: float = 30.0) -> str:
-        async with asyncio.timeout(within_s), self._news:
+    async def wait_gone(self, within_s: float = 30.0) -> str:
+        async with asyncio.timeout(within_s), self._changed:
             while not self.evidence:
-                await self._news.wait()
+                await self._changed.wait()
         return self.evidence
 
     def lines(self) -> list[str]:
-        return [frame.line for frame in self.heard if isinstance(frame, frames.Line)]
+        return [frame.line for frame in self.received if isinstance(frame, frames.Line)]
 
     def _gone(self, evidence: str) -> None:
         self.evidence = evidence
         self._note(None)
 
     def _note(self, frame: frames.ToAgent | str | None) -> None:
-        self.heard.append(frame)
+        self.received.append(frame)
         task = asyncio.ensure_future(self._notify())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _notify(self) -> None:
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
 
 @asynccontextmanager
 async def running(
     options: frames.Options | None = None, environment: Mapping[str, str] | None = None
-) -> AsyncIterator[Spoken]:
-    spoken = Spoken(options or frames.Options(), environment or {})
-    await spoken.runner.start(elapsed_s() + 300)
+) -> AsyncIterator[RunnerClient]:
+    client = RunnerClient(options or frames.Options(), environment or {})
+    await client.runner.start(elapsed_s() + 300)
     try:
-        yield spoken
+        yield client
     finally:
-        spoken.runner.kill()
-        await spoken.gone()
+        client.runner.kill()
+        await client.wait_gone()

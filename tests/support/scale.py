@@ -1,4 +1,4 @@
-"""One scenario, two sizes: `scale(test=2, accept=20)` gives the size of the tier that is running."""
+"""One scenario, two sizes: `scale(test=2, accept=20)` returns the size for the tier that is running."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeVar

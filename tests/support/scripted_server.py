@@ -1,6 +1,6 @@
-"""A scripted server of the worker's session: real WebSocket, real messages, no scheduling.
+"""A scripted manager for tests of the worker: real WebSocket, real messages, no scheduling.
 
-It welcomes, renews and acknowledges by itself until told otherwise, and remembers all it heard.
+It sends Welcome, Renewed and Ack by itself unless a test turns that off, and keeps all it received.
 """
 
 import asyncio
@@ -22,46 +22,47 @@ class Peer:
     def __init__(self) -> None:
         self.port = 0
         self.epoch = 1
-        # Longer than any machine stands still: tests of how a lease ends ask for SHORT_LEASE_S.
+        # Longer than a busy machine may stall: tests of how a lease ends use SHORT_LEASE_S.
         self.lease_s, self.renew_every_s = 60.0, 0.5
         self.welcomes = self.renews = self.acks = self.resumes = True
         self.goodbye: session.Goodbye | None = None
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.connections = 0
         self._socket: web.WebSocketResponse | None = None
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def say(self, *messages: session.Message) -> None:
+    async def send(self, *messages: session.Message) -> None:
         assert self._socket is not None
         await self._socket.send_bytes(session.frame(*messages))
 
     async def assign(self, task: str, task_type: str = "echo", parameters: Any = None, **more: Any) -> None:
         raw = msgspec.Raw(msgspec.json.encode({} if parameters is None else parameters))
         message = {"attempt": 1, "task_type": task_type, "parameters": raw, **more}
-        await self.say(session.Assign(task=task, **message))
+        await self.send(session.Assign(task=task, **message))
 
-    async def hear(self, kind: type[T], task: str = "", *, within_s: float = 30.0, after: int = 0) -> T:
-        """The first message of this kind (about this task) that was or will be said, `after` so many."""
+    async def receive(self, kind: type[T], task: str = "", *, within_s: float = 30.0, after: int = 0) -> T:
+        """Wait for a message of this kind (about this task), past or future. Skip the first `after` of
+        them."""
 
         def found() -> T | None:
-            messages = [m for m in self.heard if isinstance(m, kind)]
+            messages = [m for m in self.received if isinstance(m, kind)]
             fitting = [m for m in messages if not task or getattr(m, "task", "") == task]
             return fitting[after] if len(fitting) > after else None
 
         return await self.until(found, within_s)
 
     async def until(self, found: Callable[[], T | None], within_s: float = 30.0) -> T:
-        async with asyncio.timeout(within_s), self._news:
+        async with asyncio.timeout(within_s), self._changed:
             while (message := found()) is None:
-                await self._news.wait()
+                await self._changed.wait()
             return message
 
     async def drop(self) -> None:
-        """The connection is lost, without a word."""
+        """Abort the connection without a close message."""
         assert self._socket is not None
         assert self._socket._req is not None
         transport = self._socket._req.transport
@@ -75,34 +76,34 @@ class Peer:
         await socket.prepare(request)
         self._socket = socket
         self.connections += 1
-        async for message in socket:
-            if message.type in (WSMsgType.BINARY, WSMsgType.TEXT):
-                for said in session.read_by_server(message.data):
-                    await self._answer(socket, said)
+        async for data in socket:
+            if data.type in (WSMsgType.BINARY, WSMsgType.TEXT):
+                for message in session.read_by_server(data.data):
+                    await self._answer(socket, message)
         return socket
 
-    async def _answer(self, socket: web.WebSocketResponse, said: session.ToServer) -> None:
-        answer = self._reply(said)
+    async def _answer(self, socket: web.WebSocketResponse, message: session.ToServer) -> None:
+        answer = self._reply(message)
         if answer is not None and not socket.closed:
             await socket.send_bytes(session.frame(answer))
-        async with self._news:
-            self.heard.append(said)
-            self._news.notify_all()
+        async with self._changed:
+            self.received.append(message)
+            self._changed.notify_all()
 
-    def _reply(self, said: session.ToServer) -> session.Message | None:
-        match said:
+    def _reply(self, message: session.ToServer) -> session.Message | None:
+        match message:
             case session.Hello() if self.goodbye:
                 return self.goodbye
             case session.Hello() if self.welcomes:
-                resumed = self.resumes and said.resume_epoch == self.epoch
+                resumed = self.resumes and message.resume_epoch == self.epoch
                 self.epoch += not resumed
                 return session.Welcome("w-1", self.epoch, self.lease_s, self.renew_every_s, 30.0, resumed)
             case session.Renew(number) if self.renews:
                 return session.Renewed(number)
             case session.Done() | session.Failed() | session.RunnerDied() if self.acks:
-                return session.Ack(said.task, said.attempt)
+                return session.Ack(message.task, message.attempt)
             case session.Refused() | session.Cancelled() if self.acks:
-                return session.Ack(said.task, said.attempt)
+                return session.Ack(message.task, message.attempt)
         return None
 
 

@@ -1,7 +1,7 @@
-"""A transport that plays a script, for tests of what stands on top of a transport.
+"""A transport that plays a script, for tests of `Client` and `Watch`.
 
 Each request takes the next line of the script: an answer, an error to raise, or a list of chunks to stream,
-in which a number is a pause in seconds, `HANG` is silence without end and an error breaks the stream.
+in which a number is a pause in seconds, `HANG` is endless silence and an error breaks the stream.
 """
 
 import asyncio

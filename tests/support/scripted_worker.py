@@ -1,4 +1,4 @@
-"""A worker played by hand: speaks the session's words, so that a test decides what it says and when."""
+"""A scripted worker for tests of the manager: the test decides what it sends, and when."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ def reading(index: int, *, gib: int = 24, others_gib: int = 0, **rest: Any) -> s
 
 
 class Hand:
-    """What the server said is kept until somebody asks for it by kind."""
+    """One worker's connection. Messages of the manager are kept until the test takes them by kind."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
         self.socket, self.name = socket, name
@@ -35,7 +35,7 @@ class Hand:
         await self.socket.send_bytes(session.frame(*messages))
 
     async def hear(self, kind: type[M], within_s: float = 30.0) -> M:
-        """The next message of this kind."""
+        """Take the next message of this kind."""
         async with asyncio.timeout(within_s):
             while True:
                 for message in self.heard:
@@ -46,7 +46,7 @@ class Hand:
                 await self._more.wait()
 
     async def take(self) -> session.Assign:
-        """The next assignment, begun."""
+        """Take the next assignment, and send `Started` for it."""
         assign = await self.hear(session.Assign)
         await self.say(session.Started(assign.task, assign.attempt))
         return assign
@@ -61,13 +61,13 @@ class Hand:
         return ack.accepted
 
     async def work(self) -> None:
-        """Echo everything, for ever."""
+        """Complete every assignment with its parameters as the result, forever."""
         while True:
             assign = await self.hear(session.Assign, within_s=3600)
             await self.say(session.Done(assign.task, assign.attempt, assign.parameters))
 
     async def vanish(self) -> None:
-        """The connection is lost without a word."""
+        """Abort the connection without a close message."""
         self._reading.cancel()
         assert self.socket._response.connection is not None
         assert self.socket._response.connection.transport is not None

@@ -32,7 +32,7 @@ class Worker(NamedTuple):
 
 
 def worker() -> Worker | None:
-    """Return which worker of `pytest -n` this process is, or None if it is none."""
+    """Return which worker of `pytest -n` this process is, or None outside of them."""
     if name := os.environ.get("PYTEST_XDIST_WORKER"):
         return Worker(int(name.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     return None

@@ -1,4 +1,4 @@
-"""Short words for what the store's contracts do."""
+"""Short calls of the store for its contract tests: join a worker, assign, run, finish and read tasks."""
 
 from collections.abc import Callable
 

@@ -15,10 +15,10 @@ PASSWORD = "correct horse"
 
 @contextlib.asynccontextmanager
 async def external(folder: Path, **settings: str) -> AsyncIterator[str]:
-    """A server with a port and a password; `settings` are lines of its configuration."""
+    """Start a server with a port and a password; `settings` are lines of its configuration."""
     port = free_port()
-    asked = {"port": str(port), "requirepass": PASSWORD, "dir": str(folder), "save": "", **settings}
-    arguments = [part for name, value in asked.items() for part in (f"--{name.replace('_', '-')}", value)]
+    options = {"port": str(port), "requirepass": PASSWORD, "dir": str(folder), "save": "", **settings}
+    arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     process = subprocess.Popen([binary(), *arguments], stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     url = f"redis://:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/0"
     database = Database(url)
@@ -33,7 +33,7 @@ async def external(folder: Path, **settings: str) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def server(kind: str, folder: Path) -> AsyncIterator[str]:
-    """The address of a server that keeps what it acknowledged, `embedded` or `external`."""
+    """Yield the address of a durable server, `embedded` or `external`."""
     if kind == "embedded":
         async with embedded(folder) as running:
             yield running.url

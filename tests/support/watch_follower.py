@@ -1,4 +1,4 @@
-"""A running watch of ConfigMaps, and a second account of it kept from the handler's calls alone."""
+"""A running watch of ConfigMaps, and a second copy built from the handler's calls alone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.api.wire import key
 from tests.support.kube_objects import CONFIG_MAPS, ConfigMap
 
-# Every namespace gets this one from its controller, at a time of its choosing.
+# A controller creates this one in every namespace, at any time.
 OURS = "metadata.name!=kube-root-ca.crt"
 
 
@@ -22,13 +22,13 @@ class Follower:
         self.known: dict[str, ConfigMap] = {}
         self.deleted_uids: set[str] = set()
         self.mistakes: list[str] = []
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         watch.on_change(self._follow)
 
     def _follow(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
         name = key(new or old or ConfigMap.__new__(ConfigMap))
         if self.known.get(name) != old:
-            self.mistakes.append(f"{name}: was told {old} is now {new}, but knew {self.known.get(name)}")
+            self.mistakes.append(f"{name}: got the change {old} to {new}, but had {self.known.get(name)}")
         if new is None:
             self.known.pop(name, None)
         else:
@@ -36,8 +36,8 @@ class Follower:
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
             self.deleted_uids.add(old.metadata.uid)
         if new is not None and new.metadata.uid in self.deleted_uids:
-            self.mistakes.append(f"{name}: came back from the dead")
-        self._news.set()
+            self.mistakes.append(f"{name}: came back after its deletion")
+        self._wakeup.set()
 
     @property
     def versions(self) -> dict[str, str]:
@@ -46,18 +46,18 @@ class Follower:
     async def knows(self, name: str, within_s: float = 30) -> None:
         async with asyncio.timeout(within_s):
             while name not in self.known:
-                self._news.clear()
-                await self._news.wait()
+                self._wakeup.clear()
+                await self._wakeup.wait()
 
     async def agrees_with(self, client: Client, namespace: str, within_s: float = 30) -> None:
-        """Wait until both accounts are what a list of the server gives."""
+        """Wait until this copy and the watch's store equal a list from the server."""
         listing = await client.list(CONFIG_MAPS, namespace, fields=OURS)
         truth = {key(obj): obj.metadata.resource_version for obj in listing.items}
         try:
             async with asyncio.timeout(within_s):
                 while self.versions != truth:
-                    self._news.clear()
-                    await self._news.wait()
+                    self._wakeup.clear()
+                    await self._wakeup.wait()
         except TimeoutError:
             differ = {name for name in {*truth, *self.known} if truth.get(name) != self.versions.get(name)}
             raise AssertionError(f"{len(differ)} differ after {within_s} s: {sorted(differ)[:5]}") from None

@@ -1,6 +1,6 @@
-"""Hypothesis strategies made from the wire types themselves: any value that a type accepts.
+"""Hypothesis strategies made from the API types themselves: any value that a type accepts.
 
-Made from what msgspec says of a type, so a new field is tried without anybody remembering it here.
+They come from msgspec's description of a type, so a new field is tested without a change here.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from gpu_orchestrator.api.podtemplate import POD_FIELDS, PodTemplate
 T = TypeVar("T", bound=msgspec.Struct)
 Strategy = st.SearchStrategy[Any]
 
-# Long texts and lists tell no more than short ones; the bounds are tried one by one elsewhere.
+# Long texts and lists find no more than short ones; other tests check the bounds one by one.
 LONGEST = 12
 
 
@@ -101,7 +101,7 @@ def _objects(values: Strategy) -> Strategy:
 
 
 def _sensible(value: T) -> T:
-    """Mends what single fields cannot know of each other and the API server's rules ask for."""
+    """Adjust fields that depend on each other, as the API server's rules require."""
     if isinstance(value, DeviceWish):
         value = structs.replace(value, **_held(value))
     if isinstance(value, GpuClaimSpec) and not value.gang_ref:
@@ -112,16 +112,16 @@ def _sensible(value: T) -> T:
     return value
 
 
-def _held(wish: DeviceWish) -> dict[str, Any]:
-    mended: dict[str, Any] = {}
-    if wish.exclusivity != "Shared":
-        mended |= {"memory_mib": None, "share": None}
-    elif wish.memory_mib is None and wish.share is None:
-        mended |= {"share": 500}
-    if wish.exclusivity != "MIG":
-        mended |= {"mig_profile": ""}
-    elif not wish.mig_profile:
-        mended |= {"mig_profile": "1g.10gb"}
-    if wish.policy == "preferIds" and not wish.prefer_ids:
-        mended |= {"prefer_ids": [0]}
-    return mended
+def _held(devices: DeviceWish) -> dict[str, Any]:
+    fixed: dict[str, Any] = {}
+    if devices.exclusivity != "Shared":
+        fixed |= {"memory_mib": None, "share": None}
+    elif devices.memory_mib is None and devices.share is None:
+        fixed |= {"share": 500}
+    if devices.exclusivity != "MIG":
+        fixed |= {"mig_profile": ""}
+    elif not devices.mig_profile:
+        fixed |= {"mig_profile": "1g.10gb"}
+    if devices.policy == "preferIds" and not devices.prefer_ids:
+        fixed |= {"prefer_ids": [0]}
+    return fixed

@@ -22,7 +22,7 @@ def fail(message: str) -> None:
     raise RuntimeError(message)
 
 
-def unspeakable() -> object:
+def not_json() -> object:
     return object()
 
 
@@ -35,7 +35,7 @@ def prints() -> None:
 
 
 def crash() -> None:
-    """A segmentation fault."""
+    """Cause a segmentation fault."""
     ctypes.string_at(0)
 
 
@@ -44,7 +44,7 @@ def exits() -> None:
 
 
 def deaf(seconds: float) -> str:
-    """Takes no notice of cancellation, soft limits or SIGTERM."""
+    """Ignore cancellation, soft limits and SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -54,11 +54,11 @@ def deaf(seconds: float) -> str:
 
 
 def cleans_up(seconds: float) -> str:
-    """Uses its soft limit to end well."""
+    """Clean up and return when the soft limit is reached."""
     from gpu_orchestrator.apps.worker.task import SoftLimitReached
 
     try:
-        print("begun")  # noqa: T201 - the sign to go on
+        print("begun")  # noqa: T201 - the test waits for this line
         time.sleep(seconds)
     except SoftLimitReached:
         return "cleaned up"
@@ -66,14 +66,14 @@ def cleans_up(seconds: float) -> str:
 
 
 def family(seconds: float) -> list[int]:
-    """Children and grandchildren, one of them in a session of its own, then waits."""
+    """Start children and grandchildren, one of them in a session of its own, then wait."""
     nested = [sys.executable, "-c", f"import subprocess; subprocess.run(['sleep', '{seconds}'])"]
     children = [
         subprocess.Popen(["sleep", str(seconds)]),
         subprocess.Popen(["setsid", "sleep", str(seconds)]),
         subprocess.Popen(nested, start_new_session=True),
     ]
-    print("family is there")  # noqa: T201 - the sign to go on
+    print("family is there")  # noqa: T201 - the test waits for this line
     time.sleep(seconds)
     return [child.pid for child in children]
 
@@ -83,6 +83,6 @@ def modules() -> Any:
 
 
 def pid_after(seconds: float) -> int:
-    """Tells who did it."""
+    """Return which process ran the task."""
     time.sleep(seconds)
     return os.getpid()

@@ -1,4 +1,4 @@
-"""Real worker processes for tests, and a look at what they leave behind."""
+"""Real worker processes for tests, and checks that they leave no process behind."""
 
 import os
 import signal
@@ -17,7 +17,8 @@ MARK = "GPU_ORCHESTRATOR_TEST_MARK"
 
 
 class Worker:
-    """`gpu-orchestrator worker` as a process of its own; every process below it carries its mark."""
+    """`gpu-orchestrator worker` as a process; its environment has a mark that every process below it
+    inherits."""
 
     def __init__(self, server: str, log: Path, *options: str, token: str = TOKEN, name: str = "w") -> None:
         self.name, self.mark = name, uuid4().hex
@@ -38,11 +39,11 @@ class Worker:
         self.process.send_signal(number)
 
     def below(self) -> list[int]:
-        """Processes of this worker that live, without itself."""
+        """Return the live processes of this worker, without the agent itself."""
         return [pid for pid in marked(self.mark) if pid != self.process.pid]
 
     def runner(self) -> int:
-        """The newest process that runs handlers."""
+        """Return the newest process that runs handlers."""
         return max(self.below())
 
     def close(self) -> None:
@@ -52,7 +53,7 @@ class Worker:
 
 
 def compiled() -> dict[str, str]:
-    """An environment in which Python keeps what it compiled, as it does for an installed package: processes
+    """Return an environment in which Python caches bytecode, as it does for an installed package: processes
     start as fast as they do for a user."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     folder = Path(tempfile.gettempdir()) / f"gpu-orchestrator-pycache-{os.getuid()}"
@@ -75,7 +76,7 @@ def is_alive(pid: int) -> bool:
 
 
 def grown_to(worker: Worker, count: int) -> None:
-    """Waits until this worker has so many processes: one that has just begun does not show its mark yet."""
+    """Wait until this worker has `count` processes: one that has just started does not show its mark yet."""
     end = time.monotonic() + 20.0
     while len(below := worker.below()) < count:
         assert time.monotonic() < end, f"never {count} processes: {below}"
@@ -83,7 +84,7 @@ def grown_to(worker: Worker, count: int) -> None:
 
 
 def gone_within(worker: Worker, seconds: float) -> float:
-    """How long until no process below this worker is left."""
+    """Wait until no process below this worker is left, and return how long it took."""
     start = time.monotonic()
     while worker.below():
         assert time.monotonic() - start < seconds, f"still there after {seconds} s: {worker.below()}"

@@ -1,1 +1,1 @@
-"""IO and nothing else: each adapter is the only connection between the pure rooms and one outside system."""
+"""All I/O: each adapter is the only connection between the pure packages and one outside system."""

@@ -1,7 +1,7 @@
 """Run coroutines in the background, and wait for an event for a limited time.
 
-The event loop keeps only a weak reference to a task: one that nobody else holds may be collected before it
-ends. `BackgroundTasks` holds each task until then.
+The event loop keeps only a weak reference to a task: a task without another reference may be collected before
+it ends. `BackgroundTasks` holds each task until then.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class BackgroundTasks:
         task.add_done_callback(self._running.discard)
 
     async def finish(self) -> None:
-        """Wait for all, also for those that start meanwhile. Cancel them if the wait is cancelled."""
+        """Wait for all tasks, including those that start meanwhile. Cancel them if the wait is cancelled."""
         try:
             while self._running:
                 await asyncio.wait(set(self._running))

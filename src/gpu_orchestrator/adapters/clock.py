@@ -4,9 +4,9 @@ import time
 
 
 def elapsed_s() -> float:
-    """Seconds since some start, counting also those during which the machine was suspended.
+    """Return the seconds since an arbitrary start, including time while the machine was suspended.
 
-    A lease runs on while its holder's machine sleeps, and `time.monotonic` would not notice.
+    A lease runs on while its holder's machine sleeps, but `time.monotonic` does not count that time.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -18,8 +18,8 @@ Format = Literal["json", "text"]
 
 
 class LogFile:
-    """`path`, then `path.1` (the one before) up to `path.<kept>`. A disk error loses lines, but does not end
-    the process."""
+    """Writes to `path` and rotates it to `path.1` (the newest) up to `path.<kept>`. A disk error loses lines,
+    but does not end the process."""
 
     def __init__(self, path: Path, *, most_bytes: int = 50_000_000, kept: int = 5) -> None:
         self._path, self._most, self._kept = path, most_bytes, kept
@@ -58,7 +58,7 @@ def configure(
     file: LogFile | None = None,
     only_file: bool = False,
 ) -> None:
-    """`verbosity` as in `--v`: 0 logs what happens, 1 and more also why."""
+    """Configure all loggers. `verbosity` as in `--v`: 0 logs what happens, 1 and more also why."""
     level = logging.DEBUG if verbosity > 0 else logging.INFO
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -91,10 +91,10 @@ def _text() -> Processor:
 
 def _into(file: LogFile, *, last: bool) -> Processor:
     def write(logger: Any, name: str, event: EventDict) -> EventDict:
-        said: Any = dict(event)
+        line: Any = dict(event)
         for processor in _JSON:
-            said = processor(logger, name, said)
-        file.write(said)
+            line = processor(logger, name, line)
+        file.write(line)
         if last:
             raise structlog.DropEvent
         return event

@@ -40,11 +40,11 @@ class Pacer:
         """Wait until it is quiet, or until this write's turn has come anyway."""
         if self._busy_since is None:
             return
-        await self._stand_back(self._busy_since + self._most_s - self._clock())
+        await self._wait_for_quiet(self._busy_since + self._most_s - self._clock())
         if self._trickle_s and self.is_busy:
             async with self._turn:
-                await self._stand_back(self._trickle_s)
+                await self._wait_for_quiet(self._trickle_s)
 
-    async def _stand_back(self, limit_s: float) -> None:
+    async def _wait_for_quiet(self, limit_s: float) -> None:
         if limit_s > 0:
             await wait_until_set(self._quiet, limit_s)

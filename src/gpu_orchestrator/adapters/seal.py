@@ -71,16 +71,16 @@ class Seal:
         return AESGCM(self._keys[name])
 
 
-def _read(said: str, path: Path) -> list[bytes]:
+def _read(setting: str, path: Path) -> list[bytes]:
     try:
         keys = [bytes.fromhex(line) for line in path.read_text().split()]
     except OSError as error:
-        raise BadSettings(f"{said}{path} is not allowed: {error.strerror}; give a file to read") from error
+        raise BadSettings(f"{setting}{path} is not allowed: {error.strerror}; give a file to read") from error
     except ValueError:
         keys = []
     if not keys or any(len(key) != 32 for key in keys):
         raise BadSettings(
-            f"{said}{path} is not allowed: it does not hold keys of 64 hexadecimal digits, one a line; "
+            f"{setting}{path} is not allowed: it does not hold keys of 64 hexadecimal digits, one a line; "
             "make one with `openssl rand -hex 32`"
         )
     return keys

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from gpu_orchestrator.adapters import profile
 
 Check = Callable[[], str]
-"""Returns an empty string when all is well, otherwise what is wrong."""
+"""Returns what is wrong; an empty string if nothing is."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LONGEST_PROFILE_S = 60.0
@@ -86,7 +86,7 @@ def _probe(check: Check) -> Handler:
 
 
 async def _profile(request: web.Request) -> web.Response:
-    """Stacks reveal a lot about a process, so they are served to the same machine only."""
+    """Serve a profile to the same machine only, because stacks reveal a lot about a process."""
     if not request.remote or not ipaddress.ip_address(request.remote).is_loopback:
         return web.Response(text="profiles are served to loopback only\n", status=403)
     try:
@@ -94,6 +94,6 @@ async def _profile(request: web.Request) -> web.Response:
     except ValueError:
         seconds = -1
     if not 0 < seconds <= LONGEST_PROFILE_S:
-        asked = request.query["seconds"]
-        return web.Response(text=f"seconds={asked}: give a number above 0 and up to 60\n", status=400)
+        given = request.query["seconds"]
+        return web.Response(text=f"seconds={given}: give a number above 0 and up to 60\n", status=400)
     return web.Response(text=await asyncio.to_thread(profile.sample, seconds))

@@ -1,4 +1,4 @@
-"""TLS for the cluster manager and its clients: contexts, and plain words for what is wrong with the files."""
+"""TLS for the cluster manager and its clients: contexts, and clear errors for bad files."""
 
 import contextlib
 import ssl
@@ -46,7 +46,7 @@ def client(ca: str = "") -> ssl.SSLContext:
 
 def complaint(serving: ssl.SSLContext, ca: str, host: str) -> str:
     """Return why a client that trusts `ca` would refuse this server under the name `host`; empty if it would
-    not. The handshake runs in memory, so the words are those of a real client."""
+    not. The handshake runs in memory, so the reason is that of a real client."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client(ca).wrap_bio(to_client, to_server, server_hostname=host)
     theirs = serving.wrap_bio(to_server, to_client, server_side=True)

@@ -1,4 +1,4 @@
-"""The NVML adapter over a scripted driver: what a real one does only on bad days.
+"""The NVML adapter over a scripted driver: failures that a real driver rarely shows.
 
 The driver below the adapter is scripted, call by call; the adapter itself is the real one.
 """
@@ -45,11 +45,11 @@ class Driver:
     def memory(self, handle: str, version: int | None = None) -> Any:
         return SimpleNamespace(total=81920 * MIB, used=1024 * MIB, free=80000 * MIB)
 
-    def register(self, handle: str, kinds: int, heard: str) -> None:
+    def register(self, handle: str, kinds: int, events: str) -> None:
         assert kinds & pynvml.nvmlEventTypeXidCriticalError
         self.listened.add(handle)
 
-    def event(self, heard: str, timeout_ms: int) -> Any:
+    def event(self, events: str, timeout_ms: int) -> Any:
         if not self.events:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         uuid, xid = self.events.pop(0)
@@ -81,7 +81,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         ],
         "nvmlDeviceGetGraphicsRunningProcesses": driver.unsupported,
         "nvmlDeviceGetTotalEccErrors": lambda *_: driver.ecc_errors,
-        "nvmlEventSetCreate": lambda: "heard",
+        "nvmlEventSetCreate": lambda: "events",
         "nvmlEventSetFree": lambda _: None,
         "nvmlDeviceRegisterEvents": driver.register,
         "nvmlEventSetWait_v2": driver.event,

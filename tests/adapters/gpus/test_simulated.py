@@ -1,4 +1,4 @@
-"""Simulated devices: how they are described, and that their memory cannot be given twice."""
+"""Simulated devices: how they are described, and that their memory is never allocated twice."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

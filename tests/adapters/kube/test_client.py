@@ -1,4 +1,4 @@
-"""What the client sends, what it tries again and what it must not."""
+"""What the client sends, what it retries and what it must not retry."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -80,7 +80,7 @@ BUDGET = answer(
         pytest.param(delete, refusal(504), id="delete after 504"),
     ],
 )
-async def test_tried_again(action: Callable[[Client], Awaitable[None]], trouble: Line) -> None:
+async def test_retried(action: Callable[[Client], Awaitable[None]], trouble: Line) -> None:
     speaker, transport = client(trouble, OK)
     await action(speaker)
     assert len(transport.requests) == 2
@@ -100,7 +100,7 @@ async def test_tried_again(action: Callable[[Client], Awaitable[None]], trouble:
         pytest.param(read, refusal(403), errors.Forbidden, id="forbidden"),
     ],
 )
-async def test_not_tried_again(
+async def test_not_retried(
     action: Callable[[Client], Awaitable[None]], trouble: Line, raised: type[Exception]
 ) -> None:
     speaker, transport = client(trouble, OK)
@@ -110,7 +110,7 @@ async def test_not_tried_again(
 
 
 @pytest.mark.looptime
-async def test_waits_as_long_as_the_server_says(looptime: float) -> None:
+async def test_retry_waits_for_retry_after(looptime: float) -> None:
     speaker, _ = client(THROTTLED, THROTTLED, OK)
     await read(speaker)
     assert looptime >= 6
@@ -125,7 +125,7 @@ async def test_gives_up_when_patience_ends(looptime: float) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_delete_whose_answer_was_lost_is_done_when_nothing_is_left() -> None:
+async def test_delete_after_lost_answer_takes_404_as_success() -> None:
     speaker, _ = client(LostAnswer("cut"), refusal(404))
     await delete(speaker)
     speaker, _ = client(refusal(404))
@@ -142,7 +142,7 @@ async def test_credentials_are_renewed_once_after_401() -> None:
         await create(speaker)
 
 
-async def test_create_adds_what_slim_types_leave_out() -> None:
+async def test_create_adds_kind_and_api_version() -> None:
     speaker, transport = client(OK, OK)
     await speaker.create(CONFIG_MAPS, config_map(a="b"))
     await speaker.create(CONFIG_MAPS, {"metadata": {"name": "x", "namespace": "default"}})
@@ -153,7 +153,7 @@ async def test_create_adds_what_slim_types_leave_out() -> None:
     assert body(transport.requests[0])["data"] == {"a": "b"}
 
 
-async def test_binding_carries_guards_and_annotations() -> None:
+async def test_binding_sends_guards_and_annotations() -> None:
     speaker, transport = client(answer({"kind": "Status"}))
     await pods.bind(
         speaker,
@@ -173,7 +173,7 @@ async def test_binding_carries_guards_and_annotations() -> None:
     }
 
 
-async def test_delete_carries_its_conditions() -> None:
+async def test_delete_sends_its_preconditions() -> None:
     speaker, transport = client(OK)
     await speaker.delete(CONFIG_MAPS, "x", "default", uid="u", propagation="Foreground", grace_s=0)
     assert body(transport.requests[0]) == {
@@ -190,7 +190,7 @@ def page(names: str, more: str = "", version: str = "9") -> Answer:
     return answer({"metadata": {"resourceVersion": version, "continue": more}, "items": items})
 
 
-async def test_list_follows_the_pages() -> None:
+async def test_list_reads_all_pages() -> None:
     speaker, transport = client(page("ab", "next&1"), page("c"))
     listing = await speaker.list(CONFIG_MAPS, labels="a=b,c in (d,e)")
     assert [obj.metadata.name for obj in listing.items] == ["a", "b", "c"]
@@ -199,7 +199,7 @@ async def test_list_follows_the_pages() -> None:
     assert "labelSelector=a%3Db%2Cc+in+%28d%2Ce%29" in transport.requests[1].target
 
 
-async def test_list_starts_over_when_its_version_was_compacted() -> None:
+async def test_list_starts_over_when_its_version_is_compacted() -> None:
     speaker, _ = client(page("ab", "next"), refusal(410, "Expired"), page("cd", version="12"))
     listing = await speaker.list(CONFIG_MAPS)
     assert [obj.metadata.name for obj in listing.items] == ["c", "d"]
@@ -207,19 +207,19 @@ async def test_list_starts_over_when_its_version_was_compacted() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../secrets/x", "%2e%2e"])
-async def test_a_name_cannot_lead_elsewhere(name: str) -> None:
+async def test_unsafe_object_name_is_refused(name: str) -> None:
     speaker, transport = client()
     with pytest.raises(ValueError, match="give the name of one object"):
         await speaker.get(CONFIG_MAPS, name, "default")
     assert not transport.requests
 
 
-async def test_blind_answers_are_not_decoded() -> None:
+async def test_metadata_only_answers_are_not_decoded() -> None:
     speaker, _ = client(Answer(200, b"not json"))
     assert await speaker.create(metadata_only(CONFIG_MAPS), config_map()) == MetadataOnly()
 
 
-async def test_an_answer_that_does_not_fit_says_so() -> None:
+async def test_answer_that_does_not_fit_its_type_raises() -> None:
     speaker, _ = client(answer({"metadata": {"name": 7}}))
-    with pytest.raises(errors.BadAnswer, match="not a ConfigMap as we know it"):
+    with pytest.raises(errors.BadAnswer, match="does not fit our type of ConfigMap"):
         await speaker.get(CONFIG_MAPS, "x", "default")

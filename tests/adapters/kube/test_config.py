@@ -1,4 +1,4 @@
-"""Configuration from kubeconfig files and from a pod; each way to be wrong is one line with a way out."""
+"""Configuration from kubeconfig files and from a pod; each error is one line that says what to do."""
 
 import base64
 import os
@@ -38,7 +38,7 @@ async def test_token_server_and_namespace(tmp_path: Path) -> None:
     assert (await found.credentials.current()).authorization == "Bearer t"
 
 
-async def test_certificates_inline_and_in_files_beside_it(tmp_path: Path) -> None:
+async def test_certificates_inline_and_in_files_next_to_the_kubeconfig(tmp_path: Path) -> None:
     pair = AUTHORITY.pair("bob")
     (tmp_path / "ca.crt").write_bytes(AUTHORITY.pem)
     (tmp_path / "bob.key").write_bytes(pair.key_pem)
@@ -54,7 +54,7 @@ async def test_certificates_inline_and_in_files_beside_it(tmp_path: Path) -> Non
     assert len(made.get_ca_certs()) == 1
 
 
-async def test_a_token_file_is_read_again_as_it_rotates(tmp_path: Path) -> None:
+async def test_token_file_is_read_again_after_rotation(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
     credentials = config.load(write(tmp_path / "k", user={"tokenFile": "token"})).credentials
     assert (await credentials.current()).token == "one"
@@ -64,7 +64,7 @@ async def test_a_token_file_is_read_again_as_it_rotates(tmp_path: Path) -> None:
     assert (await credentials.current(renew=True)).token == "two"
 
 
-def test_impersonation_repeats_the_header_for_each_group(tmp_path: Path) -> None:
+def test_impersonation_sends_one_header_per_group(tmp_path: Path) -> None:
     user = {"token": "t", "as": "bob", "as-groups": ["a", "b"]}
     assert config.load(write(tmp_path / "k", user=user)).headers == (
         ("Impersonate-User", "bob"),
@@ -81,7 +81,7 @@ def test_several_files_are_merged_and_the_first_wins(tmp_path: Path) -> None:
     assert config.load(env={"KUBECONFIG": listed}).server == "https://first"
 
 
-def test_another_context_can_be_asked_for(tmp_path: Path) -> None:
+def test_context_argument_overrides_the_current_context(tmp_path: Path) -> None:
     contexts = [
         {"name": "ctx", "context": {"cluster": "c", "user": "u"}},
         {"name": "other", "context": {"cluster": "c", "user": "u", "namespace": "other"}},
@@ -95,7 +95,7 @@ def pod(folder: Path, **files: str) -> Path:
     return folder
 
 
-async def test_in_a_pod(tmp_path: Path) -> None:
+async def test_pod_uses_its_service_account(tmp_path: Path) -> None:
     pod(tmp_path, token="t1", ca_crt=AUTHORITY.pem.decode(), namespace="ours")
     env = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     found = config.in_cluster(env, tmp_path)
@@ -103,7 +103,7 @@ async def test_in_a_pod(tmp_path: Path) -> None:
     assert (await found.credentials.current()).token == "t1"
 
 
-def test_a_proxy_can_be_set(tmp_path: Path) -> None:
+def test_proxy_url_is_used(tmp_path: Path) -> None:
     cluster = {"server": "https://h", "proxy-url": "http://proxy:3128"}
     assert config.load(write(tmp_path / "k", cluster=cluster)).proxy == "http://proxy:3128"
 
@@ -116,12 +116,12 @@ PAIR = AUTHORITY.pair("bob")
     [
         pytest.param({"contexts": []}, "has no context 'ctx'; none is defined", id="no contexts"),
         pytest.param(
-            {"current-context": "prod"}, "no context 'prod'; known: ctx; pass one", id="no such one"
+            {"current-context": "prod"}, "no context 'prod'; known: ctx; pass one", id="unknown context"
         ),
-        pytest.param({"current-context": ""}, "no current-context; pass --context", id="none chosen"),
+        pytest.param({"current-context": ""}, "no current-context; pass --context", id="no current context"),
         pytest.param({"clusters": []}, "does not define 'c', the cluster of context 'ctx'", id="no cluster"),
         pytest.param({"users": []}, "does not define 'u', the user of context 'ctx'", id="no user"),
-        pytest.param({"clusters": 7}, r"is not one: Expected `array.*\$.clusters", id="not a list"),
+        pytest.param({"clusters": 7}, r"is not a valid one: Expected `array.*\$.clusters", id="not a list"),
         *(
             pytest.param({"cluster": {"server": url}}, "it must be a URL such as https://host:6443", id=url)
             for url in (
@@ -165,7 +165,7 @@ PAIR = AUTHORITY.pair("bob")
         ),
     ],
 )
-def test_wrong_kubeconfig(tmp_path: Path, tree: dict[str, Any], message: str) -> None:
+def test_wrong_kubeconfig_names_the_file(tmp_path: Path, tree: dict[str, Any], message: str) -> None:
     path = write(tmp_path / "k", **tree)
     with pytest.raises(ConfigError, match=message) as caught:
         config.load(path)
@@ -176,8 +176,8 @@ def test_wrong_kubeconfig(tmp_path: Path, tree: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param("a: [", "is not YAML at line", id="not YAML"),
-        pytest.param("just words", "is not one: Expected", id="not a mapping"),
+        pytest.param("a: [", "is not valid YAML at line", id="not YAML"),
+        pytest.param("just words", "is not a valid one: Expected", id="not a mapping"),
         pytest.param("", "has no current-context", id="empty"),
     ],
 )
@@ -191,9 +191,11 @@ def test_not_a_kubeconfig(tmp_path: Path, content: str, message: str) -> None:
     ("env", "message"),
     [
         pytest.param({}, "pass --kubeconfig or set KUBECONFIG", id="nothing at all"),
-        pytest.param({"KUBECONFIG": "/no/a:/no/b"}, "none of the kubeconfig files exists", id="lost files"),
         pytest.param(
-            {"KUBECONFIG": "/no/a"}, "cannot read the kubeconfig /no/a: No such file", id="lost file"
+            {"KUBECONFIG": "/no/a:/no/b"}, "none of the kubeconfig files exists", id="missing files"
+        ),
+        pytest.param(
+            {"KUBECONFIG": "/no/a"}, "cannot read the kubeconfig /no/a: No such file", id="missing file"
         ),
         pytest.param({"KUBERNETES_SERVICE_HOST": "h"}, "automountServiceAccountToken: true", id="no token"),
     ],
@@ -204,7 +206,7 @@ def test_nothing_to_load(tmp_path: Path, env: dict[str, str], message: str) -> N
 
 
 @pytest.mark.parametrize("port", ["tcp://10.0.0.1:443", "99999"])
-def test_a_pod_with_a_wrong_port(tmp_path: Path, port: str) -> None:
+def test_invalid_port_in_a_pod_is_refused(tmp_path: Path, port: str) -> None:
     pod(tmp_path, token="t1", ca_crt=AUTHORITY.pem.decode())
     env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
     with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_PORT is .*must be a URL"):
@@ -212,7 +214,7 @@ def test_a_pod_with_a_wrong_port(tmp_path: Path, port: str) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["socks5://proxy", "http://[::1", "http://proxy:99999", "proxy:3128"])
-def test_a_wrong_proxy(tmp_path: Path, proxy: str) -> None:
+def test_invalid_proxy_is_refused(tmp_path: Path, proxy: str) -> None:
     path = write(tmp_path / "k", cluster={"server": "https://h", "proxy-url": proxy})
     with pytest.raises(ConfigError, match="use an http:// or https:// proxy"):
         config.load(path)

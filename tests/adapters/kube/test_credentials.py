@@ -1,4 +1,4 @@
-"""Exec plugins: run when needed, kept until they expire, and blamed in one line when they fail."""
+"""Exec plugins: run when needed, cached until expiry, and named in a one-line error when they fail."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ def runs(folder: Path) -> int:
     return len((folder / "runs").read_text().splitlines())
 
 
-async def test_run_once_and_kept(tmp_path: Path) -> None:
+async def test_plugin_runs_once_and_its_token_is_cached(tmp_path: Path) -> None:
     credentials = plugin(tmp_path, prints("2999-01-01T00:00:00Z"))
     tokens = [identity.token for identity in await asyncio.gather(*(credentials.current() for _ in range(5)))]
     assert tokens == ["t1"] * 5
     assert runs(tmp_path) == 1
 
 
-async def test_run_again_when_expired_or_refused(tmp_path: Path) -> None:
+async def test_plugin_runs_again_after_expiry_or_401(tmp_path: Path) -> None:
     credentials = plugin(tmp_path, prints("2020-01-01T00:00:00Z"))
     assert (await credentials.current()).token == "t1"
     assert (await credentials.current()).token == "t2"
@@ -47,14 +47,14 @@ async def test_run_again_when_expired_or_refused(tmp_path: Path) -> None:
     assert (await credentials.current(renew=True)).token == "t4"
 
 
-async def test_many_refused_at_once_run_it_once(tmp_path: Path) -> None:
+async def test_concurrent_renewals_run_the_plugin_once(tmp_path: Path) -> None:
     credentials = plugin(tmp_path, prints())
     await credentials.current()
     await asyncio.gather(*(credentials.current(renew=True) for _ in range(5)))
     assert runs(tmp_path) == 2
 
 
-async def test_is_told_what_it_needs(tmp_path: Path) -> None:
+async def test_plugin_receives_args_env_and_cluster_info(tmp_path: Path) -> None:
     script = (
         f'printf %s "$KUBERNETES_EXEC_INFO" > {tmp_path}/info; printf %s "$REGION-$1" > {tmp_path}/seen\n'
     )
@@ -82,7 +82,7 @@ async def test_is_told_what_it_needs(tmp_path: Path) -> None:
         pytest.param(
             'echo \'{"apiVersion": "client.authentication.k8s.io/v1beta1"}\'',
             "answered in client.authentication.k8s.io/v1beta1, the kubeconfig asks for",
-            id="speaks another version",
+            id="answers in another version",
         ),
         pytest.param(
             f'echo \'{{"apiVersion": "{V1}", "status": {{}}}}\'',
@@ -96,7 +96,7 @@ async def test_wrong_plugin(tmp_path: Path, script: str, message: str) -> None:
         await plugin(tmp_path, script).current()
 
 
-async def test_missing_plugin_gives_its_own_hint() -> None:
+async def test_missing_plugin_shows_the_install_hint() -> None:
     spec = ExecSpec("no-such-plugin", install_hint="get it from the cloud's page")
     with pytest.raises(ConfigError, match=r"cannot run .*'no-such-plugin'.*get it from the cloud's page"):
         await Exec(spec, Path("/")).current()
@@ -107,10 +107,10 @@ def is_running(pid: Path) -> bool:
     return bool(number) and Path(f"/proc/{number}").exists()
 
 
-async def test_a_plugin_that_hangs_ends_with_us(tmp_path: Path) -> None:
+async def test_hanging_plugin_is_killed_on_cancel(tmp_path: Path) -> None:
     credentials = plugin(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
     task = asyncio.create_task(credentials.current())
-    while not is_running(tmp_path / "pid"):  # noqa: ASYNC110  # another process tells by a file
+    while not is_running(tmp_path / "pid"):  # noqa: ASYNC110  # another process writes the file
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -119,13 +119,13 @@ async def test_a_plugin_that_hangs_ends_with_us(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         pytest.param(b"", "is empty; write a token into it", id="empty"),
         pytest.param(b"\xff\xfe", "is not a text file; write a token into it", id="not text"),
     ],
 )
-async def test_a_token_file_without_a_token(tmp_path: Path, content: bytes, said: str) -> None:
+async def test_token_file_without_a_token_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "token").write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         await TokenFile(tmp_path / "token").current()

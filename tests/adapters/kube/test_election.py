@@ -1,4 +1,4 @@
-"""At most one leads; leadership passes on, quickly when it is given up. Time is virtual."""
+"""At most one elector leads, and the next one takes over, quickly after a release. Time is virtual."""
 
 import asyncio
 from contextlib import suppress
@@ -43,7 +43,7 @@ async def until_leading(elector: Elector) -> float:
     return loop.time() - began
 
 
-async def test_the_first_leads_and_the_second_waits() -> None:
+async def test_first_leads_and_second_waits() -> None:
     server = LeaseServer()
     a, b = elector(Line(server), "a"), elector(Line(server), "b")
     first, second = await start(a), await start(b)
@@ -55,7 +55,7 @@ async def test_the_first_leads_and_the_second_waits() -> None:
     await end(second)
 
 
-async def test_given_up_politely_it_passes_on_within_three_seconds() -> None:
+async def test_released_lease_has_a_new_leader_within_three_seconds() -> None:
     server = LeaseServer()
     a, b = elector(Line(server), "a"), elector(Line(server), "b")
     first, second = await start(a), await start(b)
@@ -68,21 +68,19 @@ async def test_given_up_politely_it_passes_on_within_three_seconds() -> None:
 
 @pytest.mark.parametrize("after_s", [0.05 * step for step in range(1, 100)])
 @pytest.mark.parametrize("slowest_s", [0.0, 0.5])
-async def test_asked_to_leave_at_any_moment_it_leaves_nothing_behind(
-    after_s: float, slowest_s: float
-) -> None:
-    """Also in the middle of an attempt that is being written, or whose answer is still on its way."""
+async def test_cancel_at_any_moment_leaves_no_holder(after_s: float, slowest_s: float) -> None:
+    """Even while an attempt is being written, or while its answer is on the way."""
     server = LeaseServer()
     line = Line(server, slowest_s=slowest_s, commit_s=0.3)
     task = asyncio.create_task(elector(line, "a").lead(forever))
     await asyncio.sleep(after_s)
     await end(task)
-    await asyncio.sleep(1)  # until all that was asked is done
+    await asyncio.sleep(1)  # until the server has handled every request
     assert server.lease is None or server.lease["spec"]["holderIdentity"] == ""
 
 
-async def test_asked_to_leave_after_an_answer_was_lost_it_leaves_nothing_behind() -> None:
-    """It did not hear that it was granted the lease, and waits to ask again."""
+async def test_cancel_after_lost_answer_leaves_no_holder() -> None:
+    """The elector does not know that it got the lease, and waits for its next try."""
     server = LeaseServer()
     line = Line(server)
     task = asyncio.create_task(elector(line, "a").lead(forever))
@@ -95,7 +93,7 @@ async def test_asked_to_leave_after_an_answer_was_lost_it_leaves_nothing_behind(
     assert server.lease["spec"]["holderIdentity"] == ""
 
 
-async def test_who_only_waited_goes_at_once_also_if_nobody_answers() -> None:
+async def test_cancelled_standby_ends_at_once_without_an_answer() -> None:
     server, loop = LeaseServer(), asyncio.get_running_loop()
     line = Line(server)
     first, second = await start(elector(Line(server), "a")), await start(elector(line, "b"))
@@ -106,22 +104,22 @@ async def test_who_only_waited_goes_at_once_also_if_nobody_answers() -> None:
     await end(first)
 
 
-async def test_a_vanished_leader_is_followed_after_the_lease_and_not_before() -> None:
+async def test_vanished_leader_is_replaced_only_after_the_lease_expires() -> None:
     server = LeaseServer()
     line = Line(server)
     a, b = elector(line, "a"), elector(Line(server), "b")
     first, second = await start(a), await start(b)
     await asyncio.sleep(30)
     line.is_cut = True
-    taken_s = await until_leading(b)
-    assert 12 < taken_s < 20
+    waited_s = await until_leading(b)
+    assert 12 < waited_s < 20
     assert not a.is_leader
     with pytest.raises(Lost):
         await first
     await end(second)
 
 
-async def test_a_cut_off_leader_stops_its_work_before_the_lease_ends() -> None:
+async def test_disconnected_leader_stops_work_before_the_lease_expires() -> None:
     server, stopped_at = LeaseServer(), 0.0
     loop, line = asyncio.get_running_loop(), Line(server)
 
@@ -130,7 +128,7 @@ async def test_a_cut_off_leader_stops_its_work_before_the_lease_ends() -> None:
         try:
             await forever()
         finally:
-            await asyncio.sleep(1)  # it tidies up
+            await asyncio.sleep(1)  # cleanup takes time
             stopped_at = loop.time()
 
     task = asyncio.create_task(elector(line, "a").lead(work))
@@ -142,7 +140,7 @@ async def test_a_cut_off_leader_stops_its_work_before_the_lease_ends() -> None:
     assert cut_at + 8 < stopped_at < cut_at + 13
 
 
-async def test_one_slow_answer_does_not_cost_the_leadership() -> None:
+async def test_one_slow_answer_keeps_leadership() -> None:
     line = Line(LeaseServer())
     a = elector(line, "a")
     task = await start(a)
@@ -155,7 +153,7 @@ async def test_one_slow_answer_does_not_cost_the_leadership() -> None:
     await end(task)
 
 
-async def test_work_that_will_not_stop_ends_the_process() -> None:
+async def test_work_that_ignores_cancel_aborts_the_process() -> None:
     line, aborted, release = Line(LeaseServer()), asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -173,14 +171,14 @@ async def test_work_that_will_not_stop_ends_the_process() -> None:
         await task
 
 
-async def test_work_that_ends_gives_the_lease_back() -> None:
+async def test_finished_work_releases_the_lease() -> None:
     server = LeaseServer()
     await elector(Line(server), "a").lead(lambda: asyncio.sleep(5))
     assert server.lease is not None
     assert server.lease["spec"]["holderIdentity"] == ""
 
 
-async def test_work_that_fails_gives_the_lease_back_and_raises() -> None:
+async def test_failed_work_releases_the_lease_and_raises() -> None:
     server = LeaseServer()
 
     async def fail() -> None:
@@ -192,7 +190,7 @@ async def test_work_that_fails_gives_the_lease_back_and_raises() -> None:
     assert server.lease["spec"]["holderIdentity"] == ""
 
 
-async def test_a_lease_taken_by_force_is_left_at_once() -> None:
+async def test_holder_changed_by_another_raises_lost() -> None:
     server = LeaseServer()
     a = elector(Line(server), "a")
     task = await start(a)
@@ -204,7 +202,7 @@ async def test_a_lease_taken_by_force_is_left_at_once() -> None:
             await task
 
 
-async def test_a_deleted_lease_is_made_again() -> None:
+async def test_deleted_lease_is_created_again() -> None:
     server = LeaseServer()
     line = Line(server)
     a = elector(line, "a")
@@ -216,7 +214,7 @@ async def test_a_deleted_lease_is_made_again() -> None:
     await end(task)
 
 
-async def test_times_written_by_others_do_not_matter() -> None:
+async def test_renew_times_of_other_clocks_are_ignored() -> None:
     """A holder whose clock is an hour behind is still the holder."""
     server = LeaseServer()
     a, b = elector(Line(server), "a"), elector(Line(server), "b")
@@ -231,6 +229,6 @@ async def test_times_written_by_others_do_not_matter() -> None:
     await end(second)
 
 
-def test_times_must_leave_room() -> None:
+def test_times_in_wrong_order_are_refused() -> None:
     with pytest.raises(ValueError, match="lease_s > renew_s > retry_s > 0"):
         Times(lease_s=10, renew_s=10)

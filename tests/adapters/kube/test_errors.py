@@ -1,4 +1,4 @@
-"""Answers of the server become typed errors that say what to do."""
+"""Error answers of the server become typed errors that say what to do."""
 
 import json
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gpu_orchestrator.adapters.kube import errors
-from gpu_orchestrator.adapters.kube.errors import Asked, from_answer
+from gpu_orchestrator.adapters.kube.errors import Operation, from_answer
 
-ASKED = Asked("patch", "gpuworkloads/status", "gpu.warp.dev", "train", "ml")
+OPERATION = Operation("patch", "gpuworkloads/status", "gpu.warp.dev", "train", "ml")
 
 
 def status(code: int, reason: str = "", message: str = "no", **details: object) -> bytes:
@@ -42,17 +42,17 @@ def status(code: int, reason: str = "", message: str = "no", **details: object) 
             id="disruption budget",
         ),
         pytest.param(500, status(500), errors.Unavailable, id="internal error"),
-        pytest.param(503, b"upstream connect error", errors.Unavailable, id="a load balancer's words"),
-        pytest.param(504, b"\xff\xfe", errors.Unavailable, id="not even text"),
+        pytest.param(503, b"upstream connect error", errors.Unavailable, id="from a load balancer"),
+        pytest.param(504, b"\xff\xfe", errors.Unavailable, id="not text"),
     ],
 )
-def test_each_answer_has_its_type(code: int, body: bytes, kind: type[errors.ApiError]) -> None:
-    assert type(from_answer(ASKED, code, body)) is kind
+def test_status_code_maps_to_error_type(code: int, body: bytes, kind: type[errors.ApiError]) -> None:
+    assert type(from_answer(OPERATION, code, body)) is kind
 
 
 def test_conflicts_are_permanent_and_throttling_is_temporary() -> None:
-    assert isinstance(from_answer(ASKED, 409, status(409)), errors.Permanent)
-    assert isinstance(from_answer(ASKED, 429, status(429)), errors.Temporary)
+    assert isinstance(from_answer(OPERATION, 409, status(409)), errors.Permanent)
+    assert isinstance(from_answer(OPERATION, 429, status(429)), errors.Temporary)
 
 
 @pytest.mark.parametrize(
@@ -62,29 +62,29 @@ def test_conflicts_are_permanent_and_throttling_is_temporary() -> None:
         pytest.param(None, {"retryAfterSeconds": 3}, 3.0, id="details"),
         pytest.param("2", {"retryAfterSeconds": 3}, 2.0, id="the header wins"),
         pytest.param("Wed, 21 Oct 2026 07:28:00 GMT", {}, 1.0, id="a date"),
-        pytest.param(None, {}, 0.0, id="nothing said"),
+        pytest.param(None, {}, 0.0, id="neither"),
     ],
 )
 def test_retry_after(header: str | None, details: dict[str, Any], delay_s: float) -> None:
-    assert from_answer(ASKED, 429, status(429, **details), header).delay_s == delay_s
+    assert from_answer(OPERATION, 429, status(429, **details), header).delay_s == delay_s
 
 
-def test_forbidden_names_the_missing_right() -> None:
+def test_forbidden_names_the_missing_rbac_rule() -> None:
     message = 'gpuworkloads.gpu.warp.dev "train" is forbidden: User "bob" cannot patch resource'
-    assert str(from_answer(ASKED, 403, status(403, message=message))) == (
+    assert str(from_answer(OPERATION, 403, status(403, message=message))) == (
         f"cannot patch gpuworkloads.gpu.warp.dev/status ml/train: {message} (403); "
         "grant verb 'patch' on 'gpuworkloads/status' of API group gpu.warp.dev in a Role or ClusterRole"
     )
 
 
-def test_a_quota_is_not_a_missing_right() -> None:
-    refused = from_answer(ASKED, 403, status(403, message='pods "a" is forbidden: exceeded quota'))
+def test_quota_refusal_does_not_advise_rbac() -> None:
+    refused = from_answer(OPERATION, 403, status(403, message='pods "a" is forbidden: exceeded quota'))
     assert "grant verb" not in str(refused)
 
 
-def test_a_missing_kind_says_what_to_install() -> None:
-    assert "kubectl apply -k config/crd" in str(from_answer(ASKED, 404, b"404 page not found"))
+def test_missing_kind_advises_to_install_the_crd() -> None:
+    assert "kubectl apply -k config/crd" in str(from_answer(OPERATION, 404, b"404 page not found"))
 
 
-def test_messages_are_one_line() -> None:
-    assert "\n" not in str(from_answer(ASKED, 500, status(500, message="one\ntwo\n")))
+def test_message_is_one_line() -> None:
+    assert "\n" not in str(from_answer(OPERATION, 500, status(500, message="one\ntwo\n")))

@@ -1,4 +1,4 @@
-"""The recorder: repeats are counted, floods are bounded, the caller never waits. Time is virtual."""
+"""The recorder counts repeats, limits floods and never blocks its caller. Time is virtual."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Server(Scripted):
-    """Takes every event; `refuses` says what to answer instead, and to what."""
+    """Accepts every event; `refuses` maps a method to the answer that it gets instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ async def recording(server: Server, **options: Any) -> AsyncIterator[Recorder]:
             await task
 
 
-async def test_an_event_says_all_that_the_server_wants() -> None:
+async def test_event_has_all_required_fields() -> None:
     server = Server()
     async with recording(server) as recorder:
         recorder.normal(POD, "Scheduled", "bound to node-a")
@@ -96,7 +96,7 @@ async def test_repeats_become_one_event_with_a_count() -> None:
     assert server.seen[-1][1]["series"]["count"] == 60
 
 
-async def test_what_repeats_before_it_is_written_is_written_once() -> None:
+async def test_repeats_before_the_first_write_become_one_event() -> None:
     server = Server()
     async with recording(server) as recorder:
         for _ in range(5):
@@ -106,7 +106,7 @@ async def test_what_repeats_before_it_is_written_is_written_once() -> None:
     assert event["series"]["count"] == 5
 
 
-async def test_an_event_that_has_expired_is_made_again() -> None:
+async def test_expired_event_is_created_again() -> None:
     server = Server()
     async with recording(server) as recorder:
         recorder.warning(POD, "A", "note")
@@ -118,7 +118,7 @@ async def test_an_event_that_has_expired_is_made_again() -> None:
     assert [method for method, _ in server.seen] == ["POST", "PATCH", "POST"]
 
 
-async def test_a_slow_server_does_not_slow_the_caller() -> None:
+async def test_slow_server_does_not_block_the_caller() -> None:
     server = Server()
     server.delay_s = 1000
     async with recording(server, capacity=10) as recorder:
@@ -131,20 +131,20 @@ async def test_a_slow_server_does_not_slow_the_caller() -> None:
         assert not await recorder.drain(timeout_s=1)
 
 
-async def test_many_refusals_share_one_event_and_hide_nothing_else() -> None:
+async def test_many_refusals_share_one_event_and_do_not_hide_a_placement() -> None:
     server = Server()
     async with recording(server) as recorder:
         for number in range(100):
             recorder.warning(POD, "FailedScheduling", f"attempt {number}")
         recorder.normal(POD, "Scheduled", "bound to a")
         await recorder.drain()
-        told = [event for _, event in server.seen]
-        assert [event["note"] for event in told] == [
+        written = [event for _, event in server.seen]
+        assert [event["note"] for event in written] == [
             *(f"attempt {number}" for number in range(PER_REASON)),
             f"among others: attempt {PER_REASON}",
             "bound to a",
         ]
-        assert told[-2]["series"]["count"] == 100 - PER_REASON
+        assert written[-2]["series"]["count"] == 100 - PER_REASON
         assert recorder.dropped == 0
         await asyncio.sleep(600)
         recorder.warning(POD, "FailedScheduling", "much later")
@@ -152,8 +152,8 @@ async def test_many_refusals_share_one_event_and_hide_nothing_else() -> None:
     assert server.seen[-1][1]["note"] == "much later"
 
 
-async def test_each_placement_and_eviction_is_told() -> None:
-    """A workload that is moved about for an hour, refused again and again in between."""
+async def test_every_placement_and_eviction_is_counted() -> None:
+    """A workload is moved every minute for an hour, and refused several times in between."""
     server = Server()
     async with recording(server) as recorder:
         for number in range(60):
@@ -170,7 +170,7 @@ async def test_each_placement_and_eviction_is_told() -> None:
 
 
 def counted(server: Server, reason: str) -> int:
-    """How often it was told, by the last count of each event."""
+    """Return how often the reason was recorded, by the last count of each event."""
     counts = {event["metadata"]["name"]: repeats(event) for event in server.posts(reason)}
     for request in server.requests:
         name = request.target.rpartition("/")[2]
@@ -184,8 +184,8 @@ def repeats(event: dict[str, Any]) -> int:
     return count
 
 
-async def test_what_shares_an_event_is_told_anew_after_a_while() -> None:
-    """Its note cannot be changed, and an hour-old refusal explains nothing."""
+async def test_shared_event_is_replaced_every_period() -> None:
+    """A written note cannot change, and an hour-old refusal explains nothing."""
     server = Server()
     async with recording(server) as recorder:
         for number in range(3600):
@@ -195,7 +195,7 @@ async def test_what_shares_an_event_is_told_anew_after_a_while() -> None:
     assert 6 <= len(shared) <= 7
 
 
-async def test_a_refusal_is_counted_and_the_rest_goes_on() -> None:
+async def test_refused_write_is_counted_and_later_events_are_written() -> None:
     server = Server()
     server.refuses["POST"] = refusal(403)
     async with recording(server) as recorder:
@@ -208,7 +208,7 @@ async def test_a_refusal_is_counted_and_the_rest_goes_on() -> None:
     assert server.seen[-1][1]["note"] == "two"
 
 
-async def test_long_notes_are_cut_to_what_the_server_takes() -> None:
+async def test_long_note_is_cut_to_1024_bytes() -> None:
     server = Server()
     async with recording(server) as recorder:
         recorder.normal(POD, "A", "é" * 2000)
@@ -216,7 +216,7 @@ async def test_long_notes_are_cut_to_what_the_server_takes() -> None:
     assert len(server.seen[0][1]["note"].encode()) <= 1024
 
 
-async def test_what_has_no_namespace_tells_in_default() -> None:
+async def test_event_of_cluster_scoped_object_goes_to_default() -> None:
     server = Server()
     async with recording(server) as recorder:
         recorder.normal(Reference("Node", "n"), "A", "x")

@@ -1,4 +1,4 @@
-"""Events come out whole, however the network cuts the bytes."""
+"""Events come out complete, however the network splits the bytes."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ WHOLE = b"".join(event("ADDED", config_map(f"x{number}", text="é\n")) for numbe
 
 
 @given(st.lists(st.integers(0, len(WHOLE)), max_size=20))
-def test_cut_anywhere(cuts: list[int]) -> None:
+def test_stream_split_anywhere_gives_the_same_events(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(WHOLE)]
     frames = Frames()
     seen = [bytes(frame.object) for start, end in pairwise(places) for frame in frames.feed(WHOLE[start:end])]
@@ -24,19 +24,19 @@ def test_cut_anywhere(cuts: list[int]) -> None:
     assert len(seen) == 5
 
 
-def test_an_end_within_an_event_is_no_end() -> None:
+def test_end_inside_an_event_raises_lost_answer() -> None:
     frames = Frames()
     assert len(list(frames.feed(WHOLE[:-1]))) == 4
     with pytest.raises(LostAnswer):
         frames.close()
 
 
-def test_what_is_not_json_is_refused() -> None:
+def test_line_that_is_not_json_is_refused() -> None:
     with pytest.raises(BadAnswer):
         list(Frames().feed(b"<html>\n"))
 
 
-def test_an_endless_event_is_refused() -> None:
+def test_event_over_16_mib_is_refused() -> None:
     frames = Frames()
     list(frames.feed(b"x" * (16 << 20)))
     with pytest.raises(BadAnswer, match="larger than 16 MiB"):

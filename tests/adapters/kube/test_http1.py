@@ -1,4 +1,4 @@
-"""Answers come out whole, however the network cuts them; what is not an answer is refused."""
+"""Answers come out complete, however the network splits them; malformed answers are refused."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ ANSWERS = {
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def play(raw: bytes, cuts: list[int], max_bytes: int = 100) -> tuple[list[Answer], Parser]:
+def parse(raw: bytes, cuts: list[int], max_bytes: int = 100) -> tuple[list[Answer], Parser]:
     parser = Parser(max_bytes)
     places = [0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
     found = [parser.feed(raw[start:end]) for start, end in pairwise(places) if start < end]
@@ -31,16 +31,16 @@ def play(raw: bytes, cuts: list[int], max_bytes: int = 100) -> tuple[list[Answer
 
 
 @given(name=st.sampled_from(sorted(ANSWERS)), cuts=st.lists(st.integers(0, 300), max_size=30))
-def test_cut_anywhere(name: str, cuts: list[int]) -> None:
-    answers, parser = play(ANSWERS[name], cuts)
+def test_answer_split_anywhere_is_parsed(name: str, cuts: list[int]) -> None:
+    answers, parser = parse(ANSWERS[name], cuts)
     (answer,) = answers
     assert answer.status == 200
     assert answer.body == (b"" if name == "empty" else b"hello\r\nyou\n")
     assert parser.stays_open
 
 
-def test_without_a_length_the_answer_ends_with_the_connection() -> None:
-    answers, parser = play(OK + b"\r\nhello", [3, 60])
+def test_answer_without_a_length_ends_with_the_connection() -> None:
+    answers, parser = parse(OK + b"\r\nhello", [3, 60])
     assert answers == []
     assert not parser.stays_open
     ended = parser.end()
@@ -49,8 +49,8 @@ def test_without_a_length_the_answer_ends_with_the_connection() -> None:
 
 
 @pytest.mark.parametrize("name", ["length", "chunks"])
-def test_an_end_before_the_end_is_no_answer(name: str) -> None:
-    answers, parser = play(ANSWERS[name][:-3], [])
+def test_connection_end_inside_the_body_gives_no_answer(name: str) -> None:
+    answers, parser = parse(ANSWERS[name][:-3], [])
     assert answers == []
     assert parser.end() is None
 
@@ -58,30 +58,32 @@ def test_an_end_before_the_end_is_no_answer(name: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "stays"),
     [
-        pytest.param(OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n", False, id="told to close"),
+        pytest.param(OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n", False, id="Connection: close"),
         pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", False, id="old protocol"),
         pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", True, id="no content"),
     ],
 )
 def test_whether_the_connection_stays_open(raw: bytes, stays: bool) -> None:
-    answers, parser = play(raw, [])
+    answers, parser = parse(raw, [])
     assert len(answers) == 1
     assert parser.stays_open is stays
 
 
-def test_headers_of_refusals() -> None:
+def test_retry_after_header_is_kept() -> None:
     raw = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\nContent-Length: 0\r\n\r\n"
-    ((answer,), _) = play(raw, [])
+    ((answer,), _) = parse(raw, [])
     assert answer.status == 429
     assert answer.headers.get("Retry-After") == "7"
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "not an HTTP answer", id="another protocol"),
-        pytest.param(OK + b"Content-Length: -1\r\n\r\n", "its length is '-1'", id="negative length"),
-        pytest.param(OK + b"Content-Length: 101\r\n\r\n", "larger than", id="long by its own account"),
+        pytest.param(
+            OK + b"Content-Length: -1\r\n\r\n", "Content-Length of an answer is '-1'", id="negative length"
+        ),
+        pytest.param(OK + b"Content-Length: 101\r\n\r\n", "larger than", id="announced length too long"),
         pytest.param(OK + b"\r\n" + b"x" * 101, "larger than", id="long without a length"),
         pytest.param(
             OK
@@ -93,25 +95,31 @@ def test_headers_of_refusals() -> None:
             "larger than",
             id="long in chunks",
         ),
-        pytest.param(CHUNKED + b"xyz\r\n", "says its length", id="chunk of no number"),
-        pytest.param(CHUNKED + b"-6\r\nabcdefgh\r\n", "says its length is b'-6'", id="negative chunk"),
-        pytest.param(CHUNKED + b"+6\r\n", "says its length", id="chunk with a sign"),
-        pytest.param(CHUNKED + b"0x6\r\n", "says its length", id="chunk with a prefix"),
-        pytest.param(CHUNKED + b"1_0\r\n", "says its length", id="chunk as Python writes numbers"),
-        pytest.param(CHUNKED + b"\r\n", "says its length", id="chunk without a length"),
-        pytest.param(CHUNKED + b"65\r\n", "larger than", id="long chunk, by its own account"),
-        pytest.param(CHUNKED + b"3\r\nabcdef\r\n", "longer than it says", id="chunk past its end"),
+        pytest.param(CHUNKED + b"xyz\r\n", "the length of a chunk is", id="chunk length is not a number"),
+        pytest.param(CHUNKED + b"-6\r\nabcdefgh\r\n", "the length of a chunk is b'-6'", id="negative chunk"),
+        pytest.param(CHUNKED + b"+6\r\n", "the length of a chunk is", id="chunk with a sign"),
+        pytest.param(CHUNKED + b"0x6\r\n", "the length of a chunk is", id="chunk with a prefix"),
+        pytest.param(CHUNKED + b"1_0\r\n", "the length of a chunk is", id="chunk as Python writes numbers"),
+        pytest.param(CHUNKED + b"\r\n", "the length of a chunk is", id="chunk without a length"),
+        pytest.param(CHUNKED + b"65\r\n", "larger than", id="announced chunk too long"),
+        pytest.param(
+            CHUNKED + b"3\r\nabcdef\r\n", "longer than its announced length", id="chunk past its end"
+        ),
         pytest.param(CHUNKED + b"1" * (65 << 10), "head of an answer or of its chunk", id="endless length"),
         pytest.param(CHUNKED + b"0\r\n" + b"x" * (65 << 10), "head of an answer", id="endless trailer"),
-        pytest.param(OK + b"Content-Length: \xb2\r\n\r\n", "its length is", id="no ASCII digit"),
-        pytest.param(OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", "its length is", id="no number"),
+        pytest.param(OK + b"Content-Length: \xb2\r\n\r\n", "Content-Length of an", id="not an ASCII digit"),
+        pytest.param(
+            OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", "Content-Length of", id="not a number"
+        ),
         pytest.param(b"HTTP/1.1 \xb200 OK\r\n\r\n", "not an HTTP answer", id="status of other digits"),
         pytest.param(
-            b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "nobody asked for", id="another protocol at once"
+            b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+            "switches to another protocol",
+            id="switching protocols",
         ),
         pytest.param(b"x" * (65 << 10), "head of an answer", id="endless head"),
     ],
 )
-def test_refused(raw: bytes, said: str) -> None:
-    with pytest.raises(BadAnswer, match=said):
-        play(raw, [])
+def test_malformed_answer_is_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(BadAnswer, match=message):
+        parse(raw, [])

@@ -1,4 +1,4 @@
-"""Sharing strings saves memory and changes no value."""
+"""Interning strings saves memory and changes no value."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import kube_parse, pods
-from gpu_orchestrator.adapters.kube.informer.interning import share
+from gpu_orchestrator.adapters.kube.informer.interning import intern_strings
 from gpu_orchestrator.adapters.kube.transport import codec
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from tests.support.paths import ROOT
@@ -16,18 +16,18 @@ def decode(number: int) -> Pod:
     return codec.decode(PODS, json.dumps(pods.pod(number)).encode())
 
 
-def test_values_stay_what_they_were() -> None:
+def test_interned_object_keeps_its_value() -> None:
     for number in (1, 2, 3):
         obj = decode(number)
-        share(obj)
+        intern_strings(obj)
         assert obj == decode(number)
 
 
-def test_equal_strings_become_one() -> None:
+def test_equal_strings_of_two_objects_become_one() -> None:
     one, other = decode(1), decode(2)
     assert one.spec.tolerations[0].key is not other.spec.tolerations[0].key
-    share(one)
-    share(other)
+    intern_strings(one)
+    intern_strings(other)
     assert one.spec.tolerations[0].key is other.spec.tolerations[0].key
     assert one.metadata.labels["app"] is other.metadata.labels["app"]
     assert (
@@ -35,14 +35,14 @@ def test_equal_strings_become_one() -> None:
     )
 
 
-def test_the_defaults_of_the_types_are_left_alone() -> None:
+def test_default_values_are_left_alone() -> None:
     bare = codec.decode(PODS, b'{"metadata": {"name": "x"}}')
-    share(bare)
+    intern_strings(bare)
     assert Pod(bare.metadata) == bare
 
 
-def test_five_thousand_pods_take_at_most_40_mb(tmp_path: Path) -> None:
-    """In a process of their own, full-sized pods as an API server tells them."""
+def test_5000_pods_need_at_most_40_mb(tmp_path: Path) -> None:
+    """In a separate process, with full-sized pods as an API server sends them."""
     kube_parse.write(tmp_path, 5000)
     command = [sys.executable, "-m", "benchmarks.parse_ours", str(tmp_path)]
     figures = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)

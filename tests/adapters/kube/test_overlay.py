@@ -1,4 +1,4 @@
-"""Our own writes are seen at once, and only until the watch has caught up."""
+"""Readers get our own writes at once, and only until the watch has caught up."""
 
 import pytest
 
@@ -10,14 +10,14 @@ from tests.support.operator_builders import workload
 
 
 class Watched:
-    """A store, and how far the watch that fills it has come."""
+    """A store, and the version that its watch has reached."""
 
     def __init__(self) -> None:
         self.store: Store[GPUWorkload] = Store({"model": lambda each: [each.spec.model_name]})
         self.resource_version = "5"
         self.overlay = Overlay(self)
 
-    def see(self, obj: GPUWorkload) -> None:
+    def show(self, obj: GPUWorkload) -> None:
         self.store.put(obj)
         self.resource_version = obj.metadata.resource_version
 
@@ -31,32 +31,32 @@ def at(version: str, name: str = "bert", uid: str = "uid-bert") -> GPUWorkload:
     return workload(name, meta={"resourceVersion": version, "uid": uid})
 
 
-def test_an_answer_is_shown_until_the_watch_shows_it() -> None:
+def test_write_is_returned_until_the_watch_passes_it() -> None:
     watched = Watched()
-    watched.see(at("5"))
+    watched.show(at("5"))
     watched.overlay.keep(at("8"))
     assert watched.overlay.get("team/bert") == at("8")
-    watched.resource_version = "7"  # something else happened
+    watched.resource_version = "7"  # another object changed
     assert watched.overlay.get("team/bert") == at("8")
-    watched.see(at("9"))
+    watched.show(at("9"))
     assert watched.overlay.get("team/bert") == at("9")
 
 
-def test_what_was_just_made_is_found_by_its_name() -> None:
+def test_created_object_is_found_by_name_before_the_watch_has_it() -> None:
     watched = Watched()
     assert watched.versions() == []
     watched.overlay.keep(at("8"))
     assert watched.versions() == ["8"]
 
 
-def test_what_was_deleted_after_our_write_is_gone() -> None:
+def test_object_deleted_after_our_write_is_gone() -> None:
     watched = Watched()
     watched.overlay.keep(at("8"))
     watched.resource_version = "9"  # the deletion
     assert watched.overlay.get("team/bert") is None
 
 
-def test_a_list_that_is_older_than_our_write_does_not_hide_it() -> None:
+def test_older_list_does_not_hide_our_write() -> None:
     watched = Watched()
     watched.overlay.keep(at("8"))
     watched.store.replace({})
@@ -66,9 +66,9 @@ def test_a_list_that_is_older_than_our_write_does_not_hide_it() -> None:
     assert watched.overlay.get("team/bert") == at("8")
 
 
-def test_an_answer_that_the_watch_has_overtaken_is_not_kept() -> None:
+def test_write_older_than_the_watch_is_not_kept() -> None:
     watched = Watched()
-    watched.see(at("9"))
+    watched.show(at("9"))
     watched.overlay.keep(at("8"))
     found = watched.overlay.get("team/bert")
     assert found
@@ -88,9 +88,9 @@ def test_newest_ignores_our_write_to_another_object_of_the_same_name() -> None:
     assert watched.overlay.newest(at("6", uid="later")) == at("6", uid="later")
 
 
-def test_forgotten_write_is_not_shown() -> None:
+def test_forgotten_write_is_not_returned() -> None:
     watched = Watched()
-    watched.see(at("5"))
+    watched.show(at("5"))
     watched.overlay.keep(at("8"))
     watched.overlay.forget("team/bert")
     assert watched.overlay.get("team/bert") == at("5")
@@ -103,17 +103,17 @@ def test_forgotten_write_is_not_shown() -> None:
         pytest.param(at("5"), at("8"), False, id="our write"),
         pytest.param(at("5"), at("9"), False, id="a newer state"),
         pytest.param(at("5"), None, False, id="its deletion"),
-        pytest.param(at("5", uid="before"), None, True, id="the deletion of one that had its name before"),
-        pytest.param(None, at("9", uid="after"), False, id="one that got its name after"),
+        pytest.param(at("5", uid="before"), None, True, id="deletion of an earlier object of this name"),
+        pytest.param(None, at("9", uid="after"), False, id="a later object of this name"),
         pytest.param(None, at("9", name="other"), True, id="another object"),
     ],
 )
-def test_write_is_dropped_when_the_watch_shows(
+def test_write_is_dropped_when_the_watch_catches_up(
     old: GPUWorkload | None, new: GPUWorkload | None, is_kept: bool
 ) -> None:
     watched = Watched()
     watched.overlay.keep(at("8"))
-    watched.overlay.see(old, new)
+    watched.overlay.observe(old, new)
     assert (watched.overlay.get("team/bert") == at("8")) is is_kept
 
 

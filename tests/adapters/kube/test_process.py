@@ -1,4 +1,4 @@
-"""How a process ends: work in hand gets its time and no more, and nobody waits for what was never begun."""
+"""How a process ends: running work gets FINISH_S to finish, and work that never started is not waited for."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from tests.support.scripted_transport import Scripted, answer, refusal
 pytestmark = pytest.mark.looptime
 
 
-class Part:
-    """Needs some time for what is in hand when it is told to stop, and records that it finished."""
+class SlowComponent:
+    """Needs some time to finish after `stop`, and then records an event."""
 
     def __init__(self, recorder: Recorder, needs_s: float, watches: Sequence[Watch[Any]] = ()) -> None:
         self.watches, self._recorder, self._needs_s = watches, recorder, needs_s
@@ -35,40 +35,40 @@ class Part:
         self._stop.set()
 
 
-async def test_work_in_hand_is_finished_and_told() -> None:
+async def test_running_work_finishes_and_its_event_is_written() -> None:
     server = Scripted(answer())
     recorder = Recorder(Client(server), "test", writers=1)
-    part = Part(recorder, needs_s=FINISH_S - 1)
-    await live_and_stop(Process(part, recorder, CollectorRegistry(), None), part.has_begun)
-    assert part.has_finished
+    component = SlowComponent(recorder, needs_s=FINISH_S - 1)
+    await run_and_stop(Process(component, recorder, CollectorRegistry(), None), component.has_begun)
+    assert component.has_finished
     assert [request.method for request in server.requests] == ["POST"]
 
 
-async def test_work_that_does_not_end_is_given_up(looptime: float) -> None:
+async def test_work_that_does_not_end_is_cancelled_after_finish_s(looptime: float) -> None:
     recorder = Recorder(Client(Scripted()), "test")
-    part = Part(recorder, needs_s=3600)
-    await live_and_stop(Process(part, recorder, CollectorRegistry(), None), part.has_begun)
-    assert not part.has_finished
+    component = SlowComponent(recorder, needs_s=3600)
+    await run_and_stop(Process(component, recorder, CollectorRegistry(), None), component.has_begun)
+    assert not component.has_finished
     assert looptime == pytest.approx(FINISH_S)
 
 
-async def test_a_process_whose_copies_never_come_ends_at_once(looptime: float) -> None:
+async def test_process_with_unsynced_watches_ends_at_once(looptime: float) -> None:
     client = Client(Scripted(*(refusal(403) for _ in range(10))))
     recorder = Recorder(client, "test")
-    part = Part(recorder, needs_s=0, watches=[Watch(client, PODS)])
-    process = Process(part, recorder, CollectorRegistry(), None)
-    assert process.unready() == "1 of 1 copies are not complete yet"
+    component = SlowComponent(recorder, needs_s=0, watches=[Watch(client, PODS)])
+    process = Process(component, recorder, CollectorRegistry(), None)
+    assert process.unready() == "1 of 1 watches are not synced yet"
     begun = asyncio.Event()
     begun.set()
-    await live_and_stop(process, begun)
-    assert not part.has_begun.is_set()
+    await run_and_stop(process, begun)
+    assert not component.has_begun.is_set()
     assert looptime < 1
 
 
-async def live_and_stop(process: Process, when: asyncio.Event) -> None:
+async def run_and_stop(process: Process, when: asyncio.Event) -> None:
     stop = asyncio.Event()
-    living = asyncio.create_task(process.live(stop))
+    running = asyncio.create_task(process.run_until(stop))
     await when.wait()
     stop.set()
     async with asyncio.timeout(10 * FINISH_S):
-        await living
+        await running

@@ -1,4 +1,4 @@
-"""The store tells exactly what changed."""
+"""The store reports exactly what changed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ def store() -> Store[ConfigMap]:
     return Store({"color": lambda obj: obj.data.get("color", "").split(",")})
 
 
-def test_first_put_is_new_and_a_later_version_is_a_change() -> None:
+def test_first_put_adds_and_later_version_changes() -> None:
     held, first, second = store(), config_map(version=1), config_map(version=2)
     assert held.put(first) == [(None, first)]
     assert held.put(second) == [(first, second)]
@@ -27,13 +27,13 @@ def test_repeated_and_late_events_change_nothing() -> None:
     assert held.get("default/x") is second
 
 
-def test_made_again_under_the_same_name_is_two_changes() -> None:
+def test_recreated_object_is_two_changes() -> None:
     held, old, new = store(), config_map(uid="1", version=5), config_map(uid="2", version=9)
     held.put(old)
     assert held.put(new) == [(old, None), (None, new)]
 
 
-def test_a_late_deletion_of_the_namesake_is_ignored() -> None:
+def test_late_deletion_of_an_earlier_object_is_ignored() -> None:
     held, new = store(), config_map(uid="2", version=9)
     held.put(new)
     assert held.drop("default/x", uid="1") == []
@@ -41,15 +41,15 @@ def test_a_late_deletion_of_the_namesake_is_ignored() -> None:
     assert held.drop("default/x", uid="2") == []
 
 
-def test_replace_tells_what_was_deleted_meanwhile_first() -> None:
+def test_replace_reports_deletions_first() -> None:
     held, gone, kept, new = store(), config_map("a"), config_map("b"), config_map("c")
     held.put(gone)
     held.put(kept)
     assert held.replace({key(kept): kept, key(new): new}) == [(gone, None), (None, new)]
 
 
-def test_a_list_wins_also_with_a_lower_version() -> None:
-    """As after a restore of etcd: the future that was lost must not stay."""
+def test_list_wins_even_with_a_lower_version() -> None:
+    """As after a restore of etcd: states newer than the backup must not stay."""
     held, lost, true = store(), config_map(version=900, color="red"), config_map(version=500, color="blue")
     held.put(lost)
     assert held.replace({key(true): true}) == [(lost, true)]
@@ -79,7 +79,7 @@ STATES = st.dictionaries(
 
 @given(st.lists(STATES, min_size=1, max_size=6))
 def test_changes_add_up_to_the_last_state(states: list[dict[str, tuple[int, int, str]]]) -> None:
-    """Whoever follows the changes alone knows what the store knows, and its index agrees with its objects."""
+    """A follower of the changes has the same objects as the store, and the index agrees with the objects."""
     held, followed = store(), dict[str, ConfigMap]()
     for step, state in enumerate(states):
         epoch = step * 3 % 7  # versions also fall, as after a restore

@@ -1,4 +1,4 @@
-"""The transport on real sockets and real TLS, against a small server of the test's own."""
+"""Both transports on real sockets and real TLS, against a small server in the test."""
 
 import asyncio
 import ssl
@@ -25,7 +25,7 @@ GET = Request("GET", "/version")
 
 
 class Server:
-    """Answers with `body`; remembers the requests and the connections they came by."""
+    """Answers with `body`; stores the requests' headers and their connections."""
 
     def __init__(self) -> None:
         self.body = b"{}"
@@ -80,14 +80,14 @@ def transport(request: pytest.FixtureRequest) -> Open:
     return partial(opened, request.param)
 
 
-async def test_a_connection_serves_many_requests(transport: Open, tmp_path: Path) -> None:
+async def test_one_connection_serves_many_requests(transport: Open, tmp_path: Path) -> None:
     async with serving(tmp_path) as server, transport(server.url) as sender:
         for _ in range(20):
             assert (await sender.send(GET, timeout_s=5)).body == b"{}"
     assert len(server.connections) == 1
 
 
-async def test_requests_carry_who_we_are(transport: Open, tmp_path: Path) -> None:
+async def test_requests_send_token_and_impersonation(transport: Open, tmp_path: Path) -> None:
     credentials = Fixed(Identity(token="secret"))
     headers = (("Impersonate-User", "bob"),)
     async with (
@@ -101,7 +101,7 @@ async def test_requests_carry_who_we_are(transport: Open, tmp_path: Path) -> Non
     assert seen["User-Agent"].startswith("gpu-orchestrator/")
 
 
-async def test_an_answer_too_large_is_refused(transport: Open, tmp_path: Path) -> None:
+async def test_answer_over_the_limit_is_refused(transport: Open, tmp_path: Path) -> None:
     async with serving(tmp_path) as server, transport(server.url, max_bytes=1 << 20) as sender:
         server.body = b"x" * (1 << 20)
         assert len((await sender.send(GET, timeout_s=5)).body) == 1 << 20
@@ -110,27 +110,27 @@ async def test_an_answer_too_large_is_refused(transport: Open, tmp_path: Path) -
             await sender.send(GET, timeout_s=5)
 
 
-async def test_another_name_can_be_expected_of_the_server(transport: Open, tmp_path: Path) -> None:
+async def test_server_name_that_does_not_match_is_refused(transport: Open, tmp_path: Path) -> None:
     trust = Trust(AUTHORITY.pem.decode(), server_name="elsewhere")
     async with serving(tmp_path) as server, transport(server.url, trust=trust) as sender:
         with pytest.raises(errors.Untrusted, match="is for another name"):
             await sender.send(GET, timeout_s=5)
 
 
-async def test_verification_can_be_skipped(transport: Open, tmp_path: Path) -> None:
+async def test_skip_verify_accepts_any_certificate(transport: Open, tmp_path: Path) -> None:
     trust = Trust(skip_verify=True)
     async with serving(tmp_path) as server, transport(server.url, trust=trust) as sender:
         assert (await sender.send(GET, timeout_s=5)).status == 200
 
 
-async def test_an_expired_server_certificate_is_named(transport: Open, tmp_path: Path) -> None:
+async def test_expired_server_certificate_is_named(transport: Open, tmp_path: Path) -> None:
     pair = AUTHORITY.pair("server", ends=datetime.now(UTC) - timedelta(hours=1))
     async with serving(tmp_path, pair) as server, transport(server.url) as sender:
         with pytest.raises(errors.Untrusted, match=r"has expired.*renew the API server's certificate"):
             await sender.send(GET, timeout_s=5)
 
 
-async def test_an_unknown_authority_is_named(transport: Open, tmp_path: Path) -> None:
+async def test_unknown_authority_is_named(transport: Open, tmp_path: Path) -> None:
     async with serving(tmp_path, Authority().pair("server")) as server, transport(server.url) as sender:
         with pytest.raises(errors.Untrusted, match="unknown authority"):
             await sender.send(GET, timeout_s=5)
@@ -141,7 +141,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def talking(talk: Talk) -> AsyncIterator[str]:
-    """The address of a bare server, which has seen all its callers off when this ends."""
+    """Start a bare server and yield its address. Wait for its connections to end."""
     calls = list["asyncio.Task[None] | None"]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,7 +158,7 @@ async def talking(talk: Talk) -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, calls))
 
 
-async def test_plain_http_where_tls_is_expected(transport: Open) -> None:
+async def test_plain_http_instead_of_tls_is_named(transport: Open) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -167,7 +167,7 @@ async def test_plain_http_where_tls_is_expected(transport: Open) -> None:
             await sender.send(GET, timeout_s=5)
 
 
-async def test_silence_is_a_lost_answer(transport: Open) -> None:
+async def test_timeout_is_a_lost_answer(transport: Open) -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -176,13 +176,13 @@ async def test_silence_is_a_lost_answer(transport: Open) -> None:
             await sender.send(GET, timeout_s=0.1)
 
 
-async def test_through_a_proxy(transport: Open, tmp_path: Path) -> None:
-    asked = list[str]()
+async def test_requests_go_through_a_proxy(transport: Open, tmp_path: Path) -> None:
+    addresses = list[str]()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A CONNECT proxy in a few lines."""
-        asked.append((await reader.readuntil(b"\r\n\r\n")).decode().split()[1])
-        from_server, to_server = await asyncio.open_connection(*asked[0].split(":"))
+        addresses.append((await reader.readuntil(b"\r\n\r\n")).decode().split()[1])
+        from_server, to_server = await asyncio.open_connection(*addresses[0].split(":"))
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         await asyncio.gather(pump(reader, to_server), pump(from_server, writer))
 
@@ -192,7 +192,7 @@ async def test_through_a_proxy(transport: Open, tmp_path: Path) -> None:
         transport(server.url, proxy=f"http://{address}") as sender,
     ):
         assert (await sender.send(GET, timeout_s=5)).status == 200
-    assert asked == [server.url.removeprefix("https://")]
+    assert addresses == [server.url.removeprefix("https://")]
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -207,23 +207,25 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @pytest.mark.parametrize("token", ["ab€c", "ab\nc"])
-async def test_a_token_that_cannot_be_sent(transport: Open, token: str) -> None:
-    said = r"of this configuration holds a .*; (copy|mend) it"
+async def test_token_with_invalid_characters_is_refused(transport: Open, token: str) -> None:
+    message = r"of this configuration contains a .*; (copy|fix) it"
     async with transport("https://127.0.0.1:1", credentials=Fixed(Identity(token=token))) as sender:
-        with pytest.raises(errors.ConfigError, match=said):
+        with pytest.raises(errors.ConfigError, match=message):
             await sender.send(GET, timeout_s=5)
-        with pytest.raises(errors.ConfigError, match=said):
+        with pytest.raises(errors.ConfigError, match=message):
             async with sender.stream(GET, timeout_s=5):
                 pass
 
 
-async def test_a_header_that_cannot_be_sent(transport: Open) -> None:
-    with pytest.raises(errors.ConfigError, match="the Impersonate-User of this configuration holds a line"):
+async def test_header_with_a_line_break_is_refused(transport: Open) -> None:
+    with pytest.raises(
+        errors.ConfigError, match="the Impersonate-User of this configuration contains a line"
+    ):
         async with transport("https://127.0.0.1:1", headers=(("Impersonate-User", "a\nb"),)):
             pass
 
 
-async def test_a_name_of_any_script_is_sent_as_utf_8(transport: Open, tmp_path: Path) -> None:
+async def test_impersonated_user_is_sent_as_utf_8(transport: Open, tmp_path: Path) -> None:
     headers = (("Impersonate-User", "жук"),)
     async with serving(tmp_path) as server, transport(server.url, headers=headers) as sender:
         await sender.send(GET, timeout_s=5)

@@ -1,4 +1,4 @@
-"""The watch keeps its copy true whatever the stream does. Time is virtual, the server is a script."""
+"""The watch keeps its store correct, however the stream fails. Time is virtual, the server is scripted."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,23 +20,23 @@ LISTED = [ADDED, bookmark(5, end=True)]
 
 
 class Watched:
-    """A running watch, and what its handler was told: `+a`, `~a`, `-a`."""
+    """A running watch, and the changes that its handler received: `+a`, `~a`, `-a`."""
 
     def __init__(self, watch: Watch[ConfigMap], transport: Scripted) -> None:
-        self.watch, self.transport, self.told = watch, transport, list[str]()
-        self._news = asyncio.Event()
-        watch.on_change(self._note)
+        self.watch, self.transport, self.changes = watch, transport, list[str]()
+        self._wakeup = asyncio.Event()
+        watch.on_change(self._record)
 
-    def _note(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
+    def _record(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
         sign = "+" if old is None else "-" if new is None else "~"
-        self.told.append(sign + ((new or old) or config_map()).metadata.name)
-        self._news.set()
+        self.changes.append(sign + ((new or old) or config_map()).metadata.name)
+        self._wakeup.set()
 
-    async def until(self, *told: str, within_s: float = 3600) -> None:
+    async def until(self, *changes: str, within_s: float = 3600) -> None:
         async with asyncio.timeout(within_s):
-            while tuple(self.told) != told:
-                self._news.clear()
-                await self._news.wait()
+            while tuple(self.changes) != changes:
+                self._wakeup.clear()
+                await self._wakeup.wait()
 
     @property
     def targets(self) -> list[str]:
@@ -56,7 +56,7 @@ async def watching(*script: Line) -> AsyncIterator[Watched]:
             await task
 
 
-async def test_streamed_list_then_changes() -> None:
+async def test_streamed_list_is_followed_by_changes() -> None:
     changed, gone = config_map("a", version=6), config_map("a", version=7)
     script: Line = [*LISTED, 1.0, event("MODIFIED", changed), event("DELETED", gone), HANG]
     async with watching(script) as watched:
@@ -67,23 +67,23 @@ async def test_streamed_list_then_changes() -> None:
     assert len(watched.watch.store) == 0
 
 
-async def test_not_synced_before_the_list_is_whole() -> None:
+async def test_not_synced_before_the_list_is_complete() -> None:
     async with watching([ADDED, 5.0, bookmark(5, end=True), HANG]) as watched:
         await asyncio.sleep(1)
         assert not watched.watch.is_synced
-        assert watched.told == []
+        assert watched.changes == []
         await watched.watch.synced()
-        assert watched.told == ["+a"]
+        assert watched.changes == ["+a"]
 
 
 @pytest.mark.parametrize(
     "refused",
     [
         pytest.param(refusal(422, "Invalid", "sendInitialEvents is forbidden"), id="feature off"),
-        pytest.param([ADDED, HANG], id="older server that never says the list is whole"),
+        pytest.param([ADDED, HANG], id="older server that never ends the list"),
     ],
 )
-async def test_falls_back_to_pages(refused: Line) -> None:
+async def test_falls_back_to_paged_list(refused: Line) -> None:
     items = [msgspec.to_builtins(config_map("a"))]
     listed = answer({"metadata": {"resourceVersion": "5"}, "items": items})
     async with watching(refused, listed, [event("ADDED", config_map("b", version=6)), HANG]) as watched:
@@ -98,11 +98,11 @@ async def test_falls_back_to_pages(refused: Line) -> None:
         pytest.param([event("ADDED", config_map("b", version=6))[:-20]], id="ended within an event"),
         pytest.param([bookmark(9), LostAnswer("reset")], id="reset"),
         pytest.param(Unreachable("refused"), id="server away"),
-        pytest.param(refusal(503), id="server unwell"),
+        pytest.param(refusal(503), id="server error"),
         pytest.param(refusal(429, retry_after="1"), id="throttled"),
     ],
 )
-async def test_resumes_where_it_was(broken: Line) -> None:
+async def test_broken_stream_resumes_without_a_list(broken: Line) -> None:
     async with watching(LISTED, broken, [event("ADDED", config_map("b", version=10)), HANG]) as watched:
         await watched.until("+a", "+b", within_s=60)
     assert watched.watch.counts.lists == 1
@@ -127,14 +127,14 @@ async def test_resumes_at_the_last_bookmark() -> None:
         pytest.param([event("ERROR", {"kind": "Status", "code": 500})], id="another error as event"),
     ],
 )
-async def test_lists_again_and_tells_what_was_deleted(gone: Line) -> None:
+async def test_lost_version_lists_again_and_reports_deletions(gone: Line) -> None:
     again: Line = [event("ADDED", config_map("b", version=20)), bookmark(30, end=True), HANG]
     async with watching(LISTED, gone, again) as watched:
         await watched.until("+a", "-a", "+b", within_s=120)
     assert watched.watch.counts.lists == 2
 
 
-async def test_a_silent_stream_is_found_within_a_minute() -> None:
+async def test_silent_stream_is_replaced_within_a_minute() -> None:
     async with watching(LISTED, [HANG], [event("ADDED", config_map("b", version=10)), HANG]) as watched:
         await watched.watch.synced()
         await watched.until("+a", "+b", within_s=60)
@@ -142,26 +142,26 @@ async def test_a_silent_stream_is_found_within_a_minute() -> None:
     assert watched.watch.counts.lists == 1
 
 
-async def test_a_stream_that_falls_silent_after_its_list_is_found_too() -> None:
+async def test_stream_silent_after_its_list_is_replaced() -> None:
     async with watching([*LISTED, HANG], [event("ADDED", config_map("b", version=10)), HANG]) as watched:
         await watched.until("+a", "+b", within_s=60)
     assert watched.watch.counts.lists == 1
 
 
-async def test_a_server_that_is_away_is_not_hammered() -> None:
+async def test_unreachable_server_is_retried_with_backoff() -> None:
     async with watching(*[Unreachable("refused")] * 1000) as watched:
         await asyncio.sleep(600)
     assert 60 < len(watched.targets) < 300
 
 
-async def test_streams_that_end_at_once_are_not_hammered() -> None:
+async def test_streams_that_end_at_once_are_retried_with_backoff() -> None:
     async with watching(LISTED, *[[]] * 1000) as watched:
         await asyncio.sleep(600)
     assert len(watched.targets) < 300
 
 
-async def test_quiet_turns_follow_each_other_at_once() -> None:
-    """Else a change after a long silence would be seen late."""
+async def test_stream_without_events_is_followed_by_the_next_at_once() -> None:
+    """Otherwise a change after a long quiet time would arrive late."""
     loop = asyncio.get_running_loop()
     quiet: list[Line] = [[30.0]] * 20
     async with watching(LISTED, *quiet, [event("ADDED", config_map("b", version=6)), HANG]) as watched:
@@ -181,21 +181,21 @@ def fail(old: ConfigMap | None, new: ConfigMap | None) -> None:
     raise ValueError("a defect")
 
 
-async def test_three_refusals_of_any_kind_make_it_list_again() -> None:
-    """Such as a server whose etcd was restored to an earlier state: our version is of its future."""
+async def test_three_refusals_in_a_row_cause_a_list() -> None:
+    """For instance, after a restore of etcd our version is newer than the server's."""
     again: Line = [event("ADDED", config_map("b", version=3)), bookmark(3, end=True), HANG]
     async with watching(LISTED, *[refusal(504, "Timeout", "Too large")] * 3, again) as watched:
         await watched.until("+a", "-a", "+b", within_s=60)
 
 
-async def test_a_failing_handler_does_not_stop_the_others() -> None:
+async def test_failing_handler_does_not_stop_the_others() -> None:
     async with watching([*LISTED, event("ADDED", config_map("b", version=6)), HANG]) as watched:
         watched.watch.on_change(fail)
         await watched.until("+a", "+b")
     assert len(watched.watch.store) == 2
 
 
-async def test_a_handler_that_comes_late_hears_of_what_is_there() -> None:
+async def test_late_handler_receives_existing_objects() -> None:
     async with watching([*LISTED, HANG]) as watched:
         await watched.watch.synced()
         late = list[str]()
@@ -208,7 +208,7 @@ def misfit(name: str = "a", *, version: int, uid: str = "uid-a") -> dict[str, ob
     return {"metadata": meta, "data": 7}
 
 
-async def test_an_object_that_does_not_fit_stays_as_it_was() -> None:
+async def test_object_that_does_not_fit_keeps_its_last_good_state() -> None:
     bad = misfit(version=6)
     later = [event("MODIFIED", bad), event("ADDED", config_map("b", version=8))]
     again = [event("ADDED", bad), event("ADDED", config_map("b", version=8)), bookmark(9, end=True)]
@@ -219,7 +219,7 @@ async def test_an_object_that_does_not_fit_stays_as_it_was() -> None:
     assert watched.watch.store.get("default/a") == config_map("a", version=1)
 
 
-async def test_an_object_that_does_not_fit_can_be_deleted() -> None:
+async def test_object_that_does_not_fit_can_be_deleted() -> None:
     script: Line = [*LISTED, event("MODIFIED", misfit(version=6)), event("DELETED", misfit(version=7)), 40.0]
     async with watching(script, [HANG]) as watched:
         await watched.until("+a", "-a", within_s=10)
@@ -228,13 +228,13 @@ async def test_an_object_that_does_not_fit_can_be_deleted() -> None:
     assert "resourceVersion=7" in watched.targets[1]
 
 
-async def test_what_does_not_fit_and_is_deleted_within_the_list_was_never_there() -> None:
+async def test_misfit_deleted_during_the_list_is_not_stored() -> None:
     bad = [event("ADDED", misfit(version=6)), event("DELETED", misfit(version=7)), bookmark(8, end=True)]
     async with watching(LISTED, refusal(410, "Expired"), [*bad, HANG]) as watched:
         await watched.until("+a", "-a", within_s=60)
 
 
-async def test_the_deletion_of_a_namesake_that_did_not_fit_is_not_ours() -> None:
+async def test_deletion_of_misfit_with_another_uid_is_ignored() -> None:
     late = [event("DELETED", misfit(version=6, uid="another")), event("ADDED", config_map("b", version=7))]
     async with watching([*LISTED, *late, HANG]) as watched:
         await watched.until("+a", "+b", within_s=10)
@@ -254,7 +254,7 @@ async def test_the_deletion_of_a_namesake_that_did_not_fit_is_not_ours() -> None
         ),
     ],
 )
-async def test_a_namesake_that_does_not_fit_means_that_the_known_one_is_gone(script: list[Line]) -> None:
+async def test_misfit_with_another_uid_removes_the_stored_object(script: list[Line]) -> None:
     async with watching(*script) as watched:
         await watched.until("+a", "-a", within_s=60)
 

@@ -1,4 +1,4 @@
-"""Each key once in the queue and at one worker at a time; failures come back later; closing drains."""
+"""A key is queued once and handled by one worker at a time; failures are retried; close drains the queue."""
 
 import asyncio
 import random
@@ -22,14 +22,14 @@ async def drain(queue: WorkQueue[str]) -> list[str]:
             return seen
 
 
-async def test_in_order_and_each_once() -> None:
+async def test_keys_come_in_order_and_once() -> None:
     queue = WorkQueue[str]()
     for key in "abacb":
         queue.add(key)
     assert await drain(queue) == ["a", "b", "c"]
 
 
-async def test_added_while_at_work_comes_again_after_that() -> None:
+async def test_key_added_while_processed_is_queued_again() -> None:
     queue = WorkQueue[str]()
     queue.add("a")
     assert await queue.get() == "a"
@@ -42,7 +42,7 @@ async def test_added_while_at_work_comes_again_after_that() -> None:
     assert len(queue) == 0
 
 
-async def test_later_means_later(looptime: float) -> None:
+async def test_delayed_keys_come_after_their_delay(looptime: float) -> None:
     queue = WorkQueue[str]()
     queue.add_after("slow", 10)
     queue.add_after("quick", 5)
@@ -52,7 +52,7 @@ async def test_later_means_later(looptime: float) -> None:
     assert looptime == pytest.approx(10)
 
 
-async def test_the_earliest_time_counts(looptime: float) -> None:
+async def test_earliest_delay_counts(looptime: float) -> None:
     queue = WorkQueue[str]()
     queue.add_after("a", 10)
     queue.add_after("a", 3)
@@ -64,7 +64,7 @@ async def test_the_earliest_time_counts(looptime: float) -> None:
     assert len(queue) == 0
 
 
-async def test_an_add_overtakes_a_delay() -> None:
+async def test_add_replaces_a_delay() -> None:
     queue = WorkQueue[str]()
     queue.add_after("a", 10)
     queue.add("a")
@@ -74,7 +74,7 @@ async def test_an_add_overtakes_a_delay() -> None:
     assert len(queue) == 0
 
 
-async def test_failures_wait_longer_each_time_and_success_forgets() -> None:
+async def test_delay_grows_with_failures_and_forget_resets_it() -> None:
     class Highest(random.Random):
         def random(self) -> float:
             return 1.0
@@ -85,16 +85,16 @@ async def test_failures_wait_longer_each_time_and_success_forgets() -> None:
     assert queue.retry("a") == 1
 
 
-async def test_workers_share_the_keys_and_never_one_key() -> None:
-    queue, at_work, most, order = WorkQueue[int](), set[int](), 0, list[int]()
+async def test_no_two_workers_process_the_same_key() -> None:
+    queue, processing, most, order = WorkQueue[int](), set[int](), 0, list[int]()
 
     async def work(key: int) -> None:
         nonlocal most
-        assert key not in at_work
-        at_work.add(key)
-        most = max(most, len(at_work))
+        assert key not in processing
+        processing.add(key)
+        most = max(most, len(processing))
         await asyncio.sleep(1)
-        at_work.discard(key)
+        processing.discard(key)
         order.append(key)
         if order.count(key) < 3:
             queue.add(key)
@@ -109,7 +109,7 @@ async def test_workers_share_the_keys_and_never_one_key() -> None:
     assert sorted(order) == sorted(list(range(6)) * 3)
 
 
-async def test_closing_finishes_what_waits_and_leaves_what_is_for_later() -> None:
+async def test_close_finishes_waiting_keys_and_drops_delayed_ones() -> None:
     queue, done = WorkQueue[str](), list[str]()
 
     async def work(key: str) -> None:
@@ -128,7 +128,7 @@ async def test_closing_finishes_what_waits_and_leaves_what_is_for_later() -> Non
     assert sorted(done) == ["a", "b", "c"]
 
 
-async def test_what_was_added_again_while_at_work_is_done_before_the_end() -> None:
+async def test_key_added_while_processed_is_handled_before_close_ends() -> None:
     queue, done = WorkQueue[str](), list[str]()
 
     async def work(key: str) -> None:
@@ -144,7 +144,7 @@ async def test_what_was_added_again_while_at_work_is_done_before_the_end() -> No
     assert done == ["a", "a"]
 
 
-async def test_a_failure_is_tried_again(looptime: float) -> None:
+async def test_failed_key_is_retried(looptime: float) -> None:
     queue, tries = WorkQueue[str](), 0
 
     async def work(key: str) -> None:

@@ -1,4 +1,4 @@
-"""A whole manager in the test's own process, on an embedded store, with workers played by hand."""
+"""Fixtures: a whole manager in the test's own process, on an embedded store, with scripted workers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,12 +19,12 @@ from tests.support.scripted_worker import Hand
 
 KEY, TOKEN = "k" * 64, "t" * 64
 PATIENT = {"worker_lease": 60}
-"""Workers played by hand renew nothing by themselves: where a test is not about leases, they are long."""
+"""Scripted workers do not renew leases by themselves, so leases are long in tests that are not about them."""
 
 
 @dataclass
 class Site:
-    """One server and a client of it."""
+    """One server and a client with the admin key."""
 
     running: server.Running
     http: aiohttp.ClientSession
@@ -35,7 +35,7 @@ class Site:
             return answer.status, await answer.json()
 
     async def ready(self) -> None:
-        """Until somebody leads."""
+        """Wait until a process leads."""
         async with asyncio.timeout(60):
             while (await self.call("GET", "/health/ready"))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.01)
@@ -52,7 +52,7 @@ class Site:
         return (await self.call("GET", f"/tasks/{name}/wait?timeout={timeout_s}"))[1]
 
     async def join(self, name: str = "w", **rest: Any) -> Hand:
-        """A worker that was welcomed."""
+        """Return a worker that has joined and received its `Welcome`."""
         greeting = scripted_worker.hello(name, **rest)
         worker = await self.stack.enter_async_context(
             scripted_worker.joined(self.running.url, TOKEN, greeting)

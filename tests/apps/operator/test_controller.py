@@ -17,7 +17,7 @@ from gpu_orchestrator.apps.operator.metrics import Metrics
 from tests.support.operator_builders import NOW, node, workload
 
 NAME = "team/bert"
-ASKED = errors.Asked("create", "jobs", "batch")
+ASKED = errors.Operation("create", "jobs", "batch")
 Answer = Callable[[Json], Awaitable[Job]]
 
 

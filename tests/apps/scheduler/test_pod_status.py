@@ -56,7 +56,7 @@ class Scene:
         """The watch tells that the pod is at this version."""
         seen = pod("p", gpus=1, meta={"resourceVersion": version})
         for change in self.known.put(seen):
-            self.written.see(*change)
+            self.written.observe(*change)
         self.pod = seen
 
 

@@ -19,7 +19,8 @@ async def peer() -> AsyncIterator[Peer]:
 
 @pytest.fixture
 def new_worker(peer: Peer, tmp_path: Path) -> Iterator[NewWorker]:
-    """`new_worker("--simulate", "2")`: joins the peer; killed when the test ends."""
+    """Return `new_worker("--simulate", "2")`, which starts a worker that joins the peer. It is killed at the
+    end."""
     started: list[Worker] = []
 
     def start(*options: str) -> Worker:

@@ -1,4 +1,4 @@
-"""The WebSocket on its own, against a scripted server."""
+"""The worker's WebSocket alone, against a scripted server."""
 
 import asyncio
 
@@ -13,56 +13,56 @@ from tests.support.scripted_server import TOKEN, Peer
 HELLO = session.Hello("w", "instance")
 
 
-def connected(peer: Peer, heard: list[session.ToWorker], token: str = TOKEN) -> Connection:
-    return Connection(f"{peer.url}/workers/w/session", token, heard.append)
+def connected(peer: Peer, received: list[session.ToWorker], token: str = TOKEN) -> Connection:
+    return Connection(f"{peer.url}/workers/w/session", token, received.append)
 
 
-async def test_a_server_that_never_answers_is_given_up(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_without_answer_times_out(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ANSWER_S", 0.1)
     peer.welcomes = False
     async with aiohttp.ClientSession() as http:
         with pytest.raises(TimeoutError):
-            await connected(peer, []).talk(http, lambda: HELLO)
+            await connected(peer, []).run(http, lambda: HELLO)
 
 
-async def test_an_unknown_token_is_final(peer: Peer) -> None:
+async def test_unknown_token_is_not_retried(peer: Peer) -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(NotWanted, match="answered 401"):
-            await connected(peer, [], token="wrong").talk(http, lambda: HELLO)
+            await connected(peer, [], token="wrong").run(http, lambda: HELLO)
 
 
-async def until_heard(heard: list[session.ToWorker]) -> None:
+async def until_received(received: list[session.ToWorker]) -> None:
     async with asyncio.timeout(10):
-        while not heard:  # noqa: ASYNC110 - the link hears in a callback
+        while not received:  # noqa: ASYNC110 - the connection passes messages to a callback
             await asyncio.sleep(0)
 
 
-async def test_nothing_is_said_before_the_server_answered(peer: Peer) -> None:
-    heard: list[session.ToWorker] = []
-    spoken = connected(peer, heard)
-    spoken.say(session.Leaving("too early"))
+async def test_messages_before_the_first_answer_are_dropped(peer: Peer) -> None:
+    received: list[session.ToWorker] = []
+    client = connected(peer, received)
+    client.send(session.Leaving("too early"))
     async with aiohttp.ClientSession() as http:
-        talking = asyncio.create_task(spoken.talk(http, lambda: HELLO))
-        await peer.hear(session.Hello)
-        await until_heard(heard)
-        spoken.say(session.Leaving("in time"))
-        assert (await peer.hear(session.Leaving)).reason == "in time"
-        spoken.hang_up()
-        spoken.say(session.Leaving("too late"))
-        await talking
-    assert [type(message) for message in peer.heard] == [session.Hello, session.Leaving]
+        running = asyncio.create_task(client.run(http, lambda: HELLO))
+        await peer.receive(session.Hello)
+        await until_received(received)
+        client.send(session.Leaving("in time"))
+        assert (await peer.receive(session.Leaving)).reason == "in time"
+        client.close()
+        client.send(session.Leaving("too late"))
+        await running
+    assert [type(message) for message in peer.received] == [session.Hello, session.Leaving]
 
 
-async def test_a_beginning_is_left_out_when_its_end_goes_along(peer: Peer) -> None:
-    heard: list[session.ToWorker] = []
-    spoken = connected(peer, heard)
+async def test_started_is_omitted_when_the_outcome_is_in_the_same_frame(peer: Peer) -> None:
+    received: list[session.ToWorker] = []
+    client = connected(peer, received)
     async with aiohttp.ClientSession() as http:
-        talking = asyncio.create_task(spoken.talk(http, lambda: HELLO))
-        await peer.hear(session.Hello)
-        await until_heard(heard)
+        running = asyncio.create_task(client.run(http, lambda: HELLO))
+        await peer.receive(session.Hello)
+        await until_received(received)
         for message in (session.Started("a", 1), session.Done("a", 1), session.Started("b", 1)):
-            spoken.say(message)
-        await peer.hear(session.Started, "b")
-        spoken.hang_up()
-        await talking
-    assert [type(m) for m in peer.heard] == [session.Hello, session.Done, session.Started]
+            client.send(message)
+        await peer.receive(session.Started, "b")
+        client.close()
+        await running
+    assert [type(m) for m in peer.received] == [session.Hello, session.Done, session.Started]

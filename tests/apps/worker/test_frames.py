@@ -1,4 +1,4 @@
-"""Frames come out whole, however the stream was cut."""
+"""Frames are decoded whole, wherever the stream is split."""
 
 import msgspec
 from hypothesis import given
@@ -18,7 +18,7 @@ runs = st.builds(
 
 
 @given(st.lists(runs, max_size=8), st.data())
-def test_any_cutting_gives_the_same_frames(sent: list[frames.Run], data: st.DataObject) -> None:
+def test_split_stream_decodes_to_the_same_frames(sent: list[frames.Run], data: st.DataObject) -> None:
     stream = b"".join(frames.encode(run) for run in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     reader = frames.read_by_runner()

@@ -19,22 +19,22 @@ pytestmark = pytest.mark.real
 
 FUNCTIONS = {
     name: f"tests.support.worker_functions:{name}"
-    for name in ("add", "environment", "fail", "large", "unspeakable", "prints")
+    for name in ("add", "environment", "fail", "large", "not_json", "prints")
 }
 
 
-async def test_one_runner_serves_one_task_after_another() -> None:
-    async with running() as spoken:
+async def test_runner_runs_tasks_in_order() -> None:
+    async with running() as client:
         for number in range(20):
-            asked = {"number": number, "text": "×"}
-            assert await spoken.result("echo", asked, task=f"t{number}") == asked
+            parameters = {"number": number, "text": "×"}
+            assert await client.result("echo", parameters, task=f"t{number}") == parameters
 
 
-async def test_sleep_tells_its_progress() -> None:
-    async with running() as spoken:
-        result = await spoken.result("sleep", {"seconds": 0.05, "progress": True})
+async def test_sleep_reports_progress() -> None:
+    async with running() as client:
+        result = await client.result("sleep", {"seconds": 0.05, "progress": True})
         assert result["slept_s"] >= 0.05
-        assert spoken.lines() == ["0 of 0.05 s"]
+        assert client.lines() == ["0 of 0.05 s"]
 
 
 @pytest.mark.parametrize(
@@ -49,52 +49,52 @@ async def test_sleep_tells_its_progress() -> None:
         pytest.param("http", {"upstream": "x"}, "--upstream", id="no upstream named"),
     ],
 )
-async def test_what_cannot_be_run_is_refused_in_words(
+async def test_task_that_cannot_run_fails_with_a_reason(
     task_type: str, parameters: object, message: str
 ) -> None:
-    async with running() as spoken:
-        error = await spoken.error(task_type, parameters)
+    async with running() as client:
+        error = await client.error(task_type, parameters)
         assert message in error.message
         assert not error.retryable
-        assert await spoken.result("echo", 1, task="next") == 1
+        assert await client.result("echo", 1, task="next") == 1
 
 
-def test_what_is_off_is_not_offered() -> None:
+def test_disabled_task_types_are_not_offered() -> None:
     assert find.task_types(Options()) == ("echo", "sleep", "vram")
     allowed = Options(functions={"f": "m:f"}, upstreams={"u": "http://u"}, allow_command=True)
     assert find.task_types(allowed) == ("command", "echo", "http", "python", "sleep", "vram")
 
 
-async def test_python_calls_what_the_operator_registered_and_nothing_else() -> None:
-    async with running(Options(functions=FUNCTIONS)) as spoken:
-        assert await spoken.result("python", {"function": "add", "arguments": {"a": 2, "b": 3}}) == 5
-        error = await spoken.error("python", {"function": "os:system"}, task="other")
+async def test_python_calls_only_registered_functions() -> None:
+    async with running(Options(functions=FUNCTIONS)) as client:
+        assert await client.result("python", {"function": "add", "arguments": {"a": 2, "b": 3}}) == 5
+        error = await client.error("python", {"function": "os:system"}, task="other")
         assert "not registered on this worker; registered: add" in error.message
 
 
-async def test_a_failing_function_tells_error_and_traceback() -> None:
-    async with running(Options(functions=FUNCTIONS)) as spoken:
-        error = await spoken.error("python", {"function": "fail", "arguments": {"message": "no luck"}})
+async def test_failing_function_reports_error_and_traceback() -> None:
+    async with running(Options(functions=FUNCTIONS)) as client:
+        error = await client.error("python", {"function": "fail", "arguments": {"message": "no luck"}})
         assert (error.error, error.message, error.retryable) == ("RuntimeError", "no luck", False)
-        assert any("functions.py" in line for line in spoken.lines())
+        assert any("functions.py" in line for line in client.lines())
 
 
-async def test_a_result_that_json_cannot_say_is_an_error() -> None:
-    async with running(Options(functions=FUNCTIONS)) as spoken:
-        assert (await spoken.error("python", {"function": "unspeakable"})).error == "TypeError"
+async def test_result_that_is_not_json_is_an_error() -> None:
+    async with running(Options(functions=FUNCTIONS)) as client:
+        assert (await client.error("python", {"function": "not_json"})).error == "TypeError"
 
 
-async def test_a_result_too_large_for_the_store_is_an_error() -> None:
-    async with running(Options(functions=FUNCTIONS)) as spoken:
-        asked = {"function": "large", "arguments": {"size": 9 << 20}}
-        error = await spoken.error("python", asked)
+async def test_too_large_result_is_an_error() -> None:
+    async with running(Options(functions=FUNCTIONS)) as client:
+        parameters = {"function": "large", "arguments": {"size": 9 << 20}}
+        error = await client.error("python", parameters)
         assert (error.error, error.retryable) == ("ResultTooLarge", False)
         assert "8388608 are allowed" in error.message
 
 
-async def test_a_result_too_deep_for_others_to_read_is_an_error() -> None:
-    async with running(Options()) as spoken:
-        error = await spoken.error("echo", nested(300))
+async def test_too_deeply_nested_result_is_an_error() -> None:
+    async with running(Options()) as client:
+        error = await client.error("echo", nested(300))
         assert (error.error, error.retryable) == ("ResultTooDeep", False)
 
 
@@ -105,40 +105,40 @@ def nested(depth: int) -> Any:
     return made
 
 
-async def test_prints_are_progress() -> None:
-    async with running(Options(functions=FUNCTIONS)) as spoken:
-        await spoken.result("python", {"function": "prints"})
-        assert spoken.lines() == ["from print"]
+async def test_printed_lines_are_progress() -> None:
+    async with running(Options(functions=FUNCTIONS)) as client:
+        await client.result("python", {"function": "prints"})
+        assert client.lines() == ["from print"]
 
 
-async def test_secrets_of_the_agent_are_not_shown_to_runners(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runner_environment_has_no_secrets_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ORCHESTRATOR_TOKEN", "secret")
     monkeypatch.setenv("REDIS_PASSWORD", "secret")
     monkeypatch.setenv("HARMLESS", "shown")
-    async with running(Options(functions=FUNCTIONS)) as spoken:
+    async with running(Options(functions=FUNCTIONS)) as client:
         for name, expected in (
             ("GPU_ORCHESTRATOR_TOKEN", None),
             ("REDIS_PASSWORD", None),
             ("HARMLESS", "shown"),
         ):
-            asked = {"function": "environment", "arguments": {"name": name}}
-            assert await spoken.result("python", asked, task=name) == expected
+            parameters = {"function": "environment", "arguments": {"name": name}}
+            assert await client.result("python", parameters, task=name) == expected
 
 
-async def test_command_takes_a_list_and_no_shell() -> None:
-    async with running(Options(allow_command=True)) as spoken:
-        result = await spoken.result("command", {"arguments": ["echo", "$HOME; ls"]})
+async def test_command_runs_a_list_of_arguments_without_a_shell() -> None:
+    async with running(Options(allow_command=True)) as client:
+        result = await client.result("command", {"arguments": ["echo", "$HOME; ls"]})
         assert result == {"exit_code": 0, "output": ["$HOME; ls"]}
-        error = await spoken.error("command", {"arguments": ["sh", "-c", "echo why; exit 3"]}, task="b")
+        error = await client.error("command", {"arguments": ["sh", "-c", "echo why; exit 3"]}, task="b")
         assert (error.error, error.message) == ("CommandFailed", "sh ended with exit code 3: why")
         assert (
-            await spoken.error("command", {"arguments": ["/no/such"]}, task="c")
+            await client.error("command", {"arguments": ["/no/such"]}, task="c")
         ).error == "FileNotFoundError"
 
 
 @asynccontextmanager
 async def upstream(secret_port: int = 0) -> AsyncIterator[str]:
-    """With a route that sends away to another server of this machine."""
+    """Serve routes, one of which redirects to another server on this machine."""
 
     async def complete(request: web.Request) -> web.Response:
         return web.json_response({"text": (await request.json())["prompt"].upper()})
@@ -162,30 +162,30 @@ async def upstream(secret_port: int = 0) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_http_hands_on_to_a_named_server() -> None:
+async def test_http_forwards_to_a_named_server() -> None:
     async with (
         upstream() as url,
-        running(Options(upstreams={"llm": url, "gone": "http://127.0.0.1:1"})) as spoken,
+        running(Options(upstreams={"llm": url, "gone": "http://127.0.0.1:1"})) as client,
     ):
-        asked = {"upstream": "llm", "path": "/v1/completions", "body": {"prompt": "hi"}}
-        assert await spoken.result("http", asked) == {"status": 200, "body": {"text": "HI"}}
-        busy = await spoken.error("http", {"upstream": "llm", "path": "/busy"}, task="b")
+        parameters = {"upstream": "llm", "path": "/v1/completions", "body": {"prompt": "hi"}}
+        assert await client.result("http", parameters) == {"status": 200, "body": {"text": "HI"}}
+        busy = await client.error("http", {"upstream": "llm", "path": "/busy"}, task="b")
         assert (busy.retryable, "answered 503" in busy.message) == (True, True)
-        wrong = await spoken.error("http", {"upstream": "llm", "path": "/no"}, task="c")
+        wrong = await client.error("http", {"upstream": "llm", "path": "/no"}, task="c")
         assert (wrong.retryable, "answered 404" in wrong.message) == (False, True)
-        gone = await spoken.error("http", {"upstream": "gone"}, task="d")
+        gone = await client.error("http", {"upstream": "gone"}, task="d")
         assert (gone.retryable, "did not answer" in gone.message) == (True, True)
-        other = await spoken.error("http", {"upstream": "http://169.254.169.254"}, task="e")
-        assert "is not named on this worker; named: gone, llm" in other.message
-        sly = await spoken.error("http", {"upstream": "llm", "path": "@evil/"}, task="f")
-        assert "is no path" in sly.message
+        other = await client.error("http", {"upstream": "http://169.254.169.254"}, task="e")
+        assert "is not known to this worker; known: gone, llm" in other.message
+        sly = await client.error("http", {"upstream": "llm", "path": "@evil/"}, task="f")
+        assert "is not a valid path" in sly.message
 
 
-async def test_http_follows_no_redirect_and_leaves_its_server_by_no_path() -> None:
-    asked: list[str] = []
+async def test_http_cannot_leave_its_server_by_redirect_or_path() -> None:
+    requested: list[str] = []
 
     async def watch(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        requested.append(request.path)
         return web.Response(text="secret")
 
     app = web.Application()
@@ -195,39 +195,39 @@ async def test_http_follows_no_redirect_and_leaves_its_server_by_no_path() -> No
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     try:
-        async with upstream(port) as url, running(Options(upstreams={"llm": url})) as spoken:
-            sent = await spoken.result("http", {"upstream": "llm", "path": "/away"})
+        async with upstream(port) as url, running(Options(upstreams={"llm": url})) as client:
+            sent = await client.result("http", {"upstream": "llm", "path": "/away"})
             assert sent["status"] == 302
             for number, path in enumerate(
                 (f"//127.0.0.1:{port}/", f"/@127.0.0.1:{port}/", f"/\\127.0.0.1:{port}/")
             ):
-                refused = await spoken.error("http", {"upstream": "llm", "path": path}, task=str(number))
+                refused = await client.error("http", {"upstream": "llm", "path": path}, task=str(number))
                 assert "answered 404" in refused.message
     finally:
         await runner.cleanup()
-    assert asked == []
+    assert requested == []
 
 
-async def test_vram_takes_holds_and_gives_back(tmp_path: Path) -> None:
+async def test_vram_allocates_holds_and_frees_memory(tmp_path: Path) -> None:
     gpus = Simulated(tmp_path, "2xL4:24GiB")
     uuids = [device.uuid for device in gpus.devices()]
-    async with running(environment=gpus.environment(uuids)) as spoken:
-        spoken.run("vram", {"hold_s": 60}, memory_mib=5000)
-        await spoken.hear(frames.Line)
+    async with running(environment=gpus.environment(uuids)) as client:
+        client.run("vram", {"hold_s": 60}, memory_mib=5000)
+        await client.receive(frames.Line)
         assert [reading.used_mib for reading in gpus.readings()] == [5000, 5000]
-        assert gpus.readings()[0].held_by(spoken.runner.pids()) == 5000
-        spoken.runner.send(frames.Cancel("t", 1))
-        await spoken.hear(frames.Stopped)
+        assert gpus.readings()[0].held_by(client.runner.pids()) == 5000
+        client.runner.send(frames.Cancel("t", 1))
+        await client.receive(frames.Stopped)
         assert [reading.used_mib for reading in gpus.readings()] == [0, 0]
-        assert await spoken.result("vram", {"mib": 7}, task="next") == {"mib": 7, "devices": 2}
+        assert await client.result("vram", {"mib": 7}, task="next") == {"mib": 7, "devices": 2}
 
 
 async def test_out_of_memory_is_retryable_and_ends_the_runner(tmp_path: Path) -> None:
     gpus = Simulated(tmp_path, "1xL4:24GiB")
     (device,) = gpus.devices()
     simulated.allocate(tmp_path, device.uuid, 20_000)
-    async with running(environment=gpus.environment([device.uuid])) as spoken:
-        error = await spoken.error("vram", {"mib": 10_000})
+    async with running(environment=gpus.environment([device.uuid])) as client:
+        error = await client.error("vram", {"mib": 10_000})
         assert (error.error, error.retryable, error.spent) == ("OutOfMemory", True, True)
         assert "4576 of 24576 MiB are free" in error.message
-        assert "exit code 0" in await spoken.gone()
+        assert "exit code 0" in await client.wait_gone()

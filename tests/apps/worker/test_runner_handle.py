@@ -1,4 +1,4 @@
-"""A runner as the agent sees it, where the runner itself does not matter."""
+"""The agent's handle of a runner, without a real runner."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, Run
 
 
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
-def test_a_channel_whose_runner_is_dead_already_is_closed_once(
+def test_socket_of_a_dead_runner_is_closed_once(
     run: Callable[[Coroutine[None, None, int]], int],
 ) -> None:
-    """Closed twice, its number may by then be another runner's lifeline. Nothing more is written to it."""
+    """After a second close, the descriptor could be another runner's lifeline. Nothing is written to it."""
     broken: list[object] = []
 
     async def connect() -> int:

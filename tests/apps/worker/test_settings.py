@@ -1,4 +1,4 @@
-"""A bad setting of a worker is an error of one line that says what to write."""
+"""A bad setting of a worker is a one-line error that says what to write."""
 
 from typing import Any
 

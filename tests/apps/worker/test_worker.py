@@ -1,4 +1,4 @@
-"""A real worker process in session with a scripted server: what it runs, what it says, how it ends."""
+"""A real worker process in session with a scripted server: what it runs, what it sends, how it ends."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ DEAF = ("--function", "deaf=tests.support.worker_functions:deaf")
 FAMILY = ("--function", "family=tests.support.worker_functions:family")
 QUICK = {"function": "family", "arguments": {"seconds": 300}}
 LATE_S = 10.0
-"""On a machine that stands still, who would kill a runner stands still beside it."""
+"""Extra time in `make test`: on a busy machine the process that kills a runner may stall too."""
 
 
 def given(hello: session.Hello, *indices: int) -> tuple[session.Given, ...]:
@@ -34,179 +34,179 @@ def maps_of(worker: Worker) -> str:
     return Path(f"/proc/{worker.process.pid}/maps").read_text()
 
 
-def said_of(peer: Peer, task: str) -> list[str]:
-    return [type(m).__name__ for m in peer.heard if getattr(m, "task", "") == task]
+def message_types(peer: Peer, task: str) -> list[str]:
+    return [type(m).__name__ for m in peer.received if getattr(m, "task", "") == task]
 
 
-async def test_it_says_what_it_is_and_has(peer: Peer, new_worker: NewWorker) -> None:
+async def test_hello_describes_the_worker_and_its_devices(peer: Peer, new_worker: NewWorker) -> None:
     new_worker("--simulate", "1xL4:24GiB,1xH200:141GiB", "--max-concurrent", "3", "--label", "zone=a")
-    hello = await peer.hear(session.Hello)
+    hello = await peer.receive(session.Hello)
     assert [(device.model, device.memory_mib) for device in hello.devices] == [
         ("L4", 24576),
         ("H200", 144384),
     ]
     assert (hello.name, hello.max_concurrent, hello.labels) == ("w", 3, {"zone": "a"})
     assert hello.task_types == ("echo", "sleep", "vram")
-    report = await peer.hear(session.Report)
+    report = await peer.receive(session.Report)
     assert [reading.free_mib for reading in report.readings] == [24576, 144384]
 
 
-async def test_tasks_run_and_results_come_back(peer: Peer, new_worker: NewWorker) -> None:
+async def test_tasks_run_and_return_results(peer: Peer, new_worker: NewWorker) -> None:
     new_worker("--max-concurrent", "40")
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     for number in range(40):
         await peer.assign(f"t{number}", "echo", {"number": number})
     for number in range(40):
-        done = await peer.hear(session.Done, f"t{number}")
+        done = await peer.receive(session.Done, f"t{number}")
         assert msgspec.json.decode(done.result) == {"number": number}
 
 
-async def test_an_assignment_said_twice_runs_once(peer: Peer, new_worker: NewWorker) -> None:
+async def test_repeated_assignment_runs_once(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 0.2})
     await peer.assign("t", "sleep", {"seconds": 0.2})
-    await peer.hear(session.Done, "t")
+    await peer.receive(session.Done, "t")
     await peer.assign("last")
-    await peer.hear(session.Done, "last")
-    assert said_of(peer, "t") == ["Started", "Done"]
+    await peer.receive(session.Done, "last")
+    assert message_types(peer, "t") == ["Started", "Done"]
 
 
 async def test_short_tasks_do_not_wait_behind_a_long_one(peer: Peer, new_worker: NewWorker) -> None:
-    """Short tasks are handed to a runner ahead; when the next turns out long, the rest go elsewhere."""
+    """The agent queues short tasks at a runner ahead of time; behind a long task the rest move elsewhere."""
     new_worker("--max-concurrent", "64", "--processes", "2")
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     for number in range(20):
         await peer.assign(f"warm{number}")
-    await asyncio.gather(*(peer.hear(session.Done, f"warm{number}") for number in range(20)))
+    await asyncio.gather(*(peer.receive(session.Done, f"warm{number}") for number in range(20)))
     raw = msgspec.Raw(b'{"seconds": 60}')
     short = [session.Assign(f"short{number}", 1, "echo") for number in range(30)]
-    await peer.say(session.Assign("long", 1, "sleep", raw), *short)
-    await asyncio.gather(*(peer.hear(session.Done, f"short{number}") for number in range(30)))
+    await peer.send(session.Assign("long", 1, "sleep", raw), *short)
+    await asyncio.gather(*(peer.receive(session.Done, f"short{number}") for number in range(30)))
 
 
 async def test_runner_death_is_reported_at_once_with_evidence(peer: Peer, new_worker: NewWorker) -> None:
     worker = new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 60})
-    await peer.hear(session.Started, "t")
+    await peer.receive(session.Started, "t")
     os.kill(max(worker.below()), signal.SIGKILL)
-    died = await peer.hear(session.RunnerDied, "t")
+    died = await peer.receive(session.RunnerDied, "t")
     assert "killed by SIGKILL" in died.evidence
     await peer.assign("next")
-    await peer.hear(session.Done, "next")
+    await peer.receive(session.Done, "next")
 
 
-async def test_a_killed_worker_leaves_no_process(peer: Peer, new_worker: NewWorker, scale: Scale) -> None:
+async def test_killed_worker_leaves_no_process(peer: Peer, new_worker: NewWorker, scale: Scale) -> None:
     worker = new_worker(*FAMILY)
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "python", QUICK)
-    await peer.hear(session.Progress, "t")
+    await peer.receive(session.Progress, "t")
     await asyncio.to_thread(grown_to, worker, 5)
     worker.signal(signal.SIGKILL)
     worker.process.wait()
     gone_within(worker, scale(test=20.0, accept=2.0))
 
 
-async def test_a_stopped_worker_has_no_runner_after_its_lease(
+async def test_stopped_worker_has_no_runner_after_its_lease(
     peer: Peer, new_worker: NewWorker, scale: Scale
 ) -> None:
-    """The agent cannot act while it is stopped; the keepers hold its lease and do. Awake again it starts anew
-    and what it says of the old attempt, if anything, is of the old attempt."""
+    """A stopped agent cannot act, but the keepers know its lease and end the runners. After it continues, it
+    starts again with no attempts, and reports nothing about the old attempt as if it were the new one."""
     peer.lease_s = SHORT_LEASE_S
     worker = new_worker(*FAMILY)
-    hello = await peer.hear(session.Hello)
+    hello = await peer.receive(session.Hello)
     await peer.assign("t", "python", QUICK)
-    await peer.hear(session.Progress, "t")
+    await peer.receive(session.Progress, "t")
     worker.signal(signal.SIGSTOP)
     await asyncio.to_thread(gone_within, worker, scale(test=LATE_S, accept=0) + peer.lease_s)
     peer.epoch += 1
     worker.signal(signal.SIGCONT)
-    again = await peer.hear(session.Hello, after=1)
+    again = await peer.receive(session.Hello, after=1)
     assert (again.instance, again.running) == (hello.instance, ())
     await peer.assign("t", "echo", {}, attempt=2)
-    assert (await peer.hear(session.Done, "t")).attempt == 2
-    assert not [m for m in peer.heard if isinstance(m, session.RunnerDied)]
+    assert (await peer.receive(session.Done, "t")).attempt == 2
+    assert not [m for m in peer.received if isinstance(m, session.RunnerDied)]
 
 
-async def test_a_worker_that_cannot_renew_kills_before_its_lease_ends(
+async def test_worker_that_cannot_renew_kills_runners_before_its_lease_ends(
     peer: Peer, new_worker: NewWorker, scale: Scale
 ) -> None:
     peer.lease_s = SHORT_LEASE_S
     worker = new_worker(*FAMILY)
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "python", QUICK)
-    await peer.hear(session.Progress, "t")
+    await peer.receive(session.Progress, "t")
     peer.renews = peer.welcomes = False
     await asyncio.to_thread(gone_within, worker, scale(test=LATE_S, accept=0) + peer.lease_s)
     peer.renews = peer.welcomes = True
-    count = sum(isinstance(m, session.Hello) for m in peer.heard)
-    assert (await peer.hear(session.Hello, after=count)).running == ()
+    count = sum(isinstance(m, session.Hello) for m in peer.received)
+    assert (await peer.receive(session.Hello, after=count)).running == ()
 
 
-async def test_a_lost_connection_is_resumed_and_the_task_goes_on(peer: Peer, new_worker: NewWorker) -> None:
+async def test_task_continues_over_a_lost_connection(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 5.0})
-    await peer.hear(session.Started, "t")
+    await peer.receive(session.Started, "t")
     await peer.drop()
-    again = await peer.hear(session.Hello, after=1)
+    again = await peer.receive(session.Hello, after=1)
     assert (again.resume_epoch, again.running) == (peer.epoch, (session.Attempt("t", 1),))
-    await peer.hear(session.Started, "t", after=1)
-    await peer.hear(session.Done, "t")
+    await peer.receive(session.Started, "t", after=1)
+    await peer.receive(session.Done, "t")
 
 
-async def test_many_large_results_come_in_frames_the_server_can_take(
-    peer: Peer, new_worker: NewWorker
-) -> None:
-    peer.renew_every_s = 20.0  # else a busy machine answers a renewal too late, and the worker connects again
+async def test_many_large_results_are_split_into_frames(peer: Peer, new_worker: NewWorker) -> None:
+    peer.renew_every_s = 20.0  # a busy machine may answer renewals late, and the worker would reconnect
     new_worker("--function", "large=tests.support.worker_functions:large", "--max-concurrent", "20")
-    await peer.hear(session.Hello)
-    asked = {"function": "large", "arguments": {"size": 7 << 20}}
+    await peer.receive(session.Hello)
+    parameters = {"function": "large", "arguments": {"size": 7 << 20}}
     for number in range(12):
-        await peer.assign(f"t{number}", "python", asked)
+        await peer.assign(f"t{number}", "python", parameters)
     for number in range(12):
-        assert len(bytes((await peer.hear(session.Done, f"t{number}")).result)) > 7 << 20
+        assert len(bytes((await peer.receive(session.Done, f"t{number}")).result)) > 7 << 20
     assert peer.connections == 1
 
 
-async def test_a_result_is_said_again_until_it_is_acknowledged(peer: Peer, new_worker: NewWorker) -> None:
+async def test_result_is_sent_again_until_it_is_acknowledged(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     peer.acks = False
     await peer.assign("t", "echo", {"a": 1})
-    await peer.hear(session.Done, "t")
+    await peer.receive(session.Done, "t")
     peer.acks = True
     await peer.drop()
-    again = await peer.hear(session.Hello, after=1)
+    again = await peer.receive(session.Hello, after=1)
     assert again.unacked == (session.Attempt("t", 1),)
-    assert msgspec.json.decode((await peer.hear(session.Done, "t", after=1)).result) == {"a": 1}
+    assert msgspec.json.decode((await peer.receive(session.Done, "t", after=1)).result) == {"a": 1}
     await peer.drop()
-    assert (await peer.hear(session.Hello, after=2)).unacked == ()
+    assert (await peer.receive(session.Hello, after=2)).unacked == ()
 
 
-async def test_a_worker_that_is_not_resumed_stops_what_it_ran(
+async def test_worker_that_is_not_resumed_stops_its_attempts(
     peer: Peer, new_worker: NewWorker, scale: Scale
 ) -> None:
     worker = new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 60})
-    await peer.hear(session.Started, "t")
+    await peer.receive(session.Started, "t")
     peer.resumes = False
     await peer.drop()
-    await peer.hear(session.Hello, after=1)
+    await peer.receive(session.Hello, after=1)
     await asyncio.to_thread(gone_within, worker, scale(test=20.0, accept=2.0))
     await peer.assign("t", "echo", attempt=2)
-    assert (await peer.hear(session.Done, "t")).attempt == 2
+    assert (await peer.receive(session.Done, "t")).attempt == 2
 
 
-async def test_a_fenced_worker_stops_and_joins_anew(peer: Peer, new_worker: NewWorker, scale: Scale) -> None:
+async def test_fenced_worker_stops_its_attempts_and_joins_again(
+    peer: Peer, new_worker: NewWorker, scale: Scale
+) -> None:
     worker = new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 60})
-    await peer.hear(session.Started, "t")
-    await peer.say(session.Goodbye("your lease was over", fenced=True))
-    again = await peer.hear(session.Hello, after=1)
+    await peer.receive(session.Started, "t")
+    await peer.send(session.Goodbye("your lease was over", fenced=True))
+    again = await peer.receive(session.Hello, after=1)
     assert (again.resume_epoch, again.running) == (0, ())
     await asyncio.to_thread(gone_within, worker, scale(test=20.0, accept=2.0))
 
@@ -219,53 +219,53 @@ async def test_a_fenced_worker_stops_and_joins_anew(peer: Peer, new_worker: NewW
         pytest.param("python", {"function": "deaf", "arguments": {"seconds": 60}}, id="deaf"),
     ],
 )
-async def test_a_running_task_is_cancelled(
+async def test_running_task_is_cancelled(
     peer: Peer, new_worker: NewWorker, task_type: str, parameters: object, scale: Scale
 ) -> None:
     new_worker(*DEAF, "--allow-command")
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", task_type, parameters)
-    await peer.hear(session.Started, "t")
-    await peer.say(session.Cancel("t", 1, grace_s=0.3))
-    await peer.hear(session.Cancelled, "t", within_s=scale(test=30.0, accept=3.0))
+    await peer.receive(session.Started, "t")
+    await peer.send(session.Cancel("t", 1, grace_s=0.3))
+    await peer.receive(session.Cancelled, "t", within_s=scale(test=30.0, accept=3.0))
     await peer.assign("next")
-    await peer.hear(session.Done, "next")
+    await peer.receive(session.Done, "next")
 
 
-async def test_a_waiting_or_unknown_task_is_cancelled_at_once(peer: Peer, new_worker: NewWorker) -> None:
+async def test_waiting_or_unknown_task_is_cancelled_at_once(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("first", "sleep", {"seconds": 60})
     await peer.assign("second", "sleep", {"seconds": 60})
-    await peer.hear(session.Started, "first")
-    await peer.say(session.Cancel("second", 1), session.Cancel("never-seen", 1))
-    await peer.hear(session.Cancelled, "second")
-    await peer.hear(session.Cancelled, "never-seen")
-    assert said_of(peer, "second") == ["Cancelled"]
+    await peer.receive(session.Started, "first")
+    await peer.send(session.Cancel("second", 1), session.Cancel("never-seen", 1))
+    await peer.receive(session.Cancelled, "second")
+    await peer.receive(session.Cancelled, "never-seen")
+    assert message_types(peer, "second") == ["Cancelled"]
 
 
-async def test_limits_end_what_runs_too_long(peer: Peer, new_worker: NewWorker) -> None:
+async def test_time_limits_end_a_task(peer: Peer, new_worker: NewWorker) -> None:
     new_worker(*DEAF, "--max-concurrent", "2", "--processes", "2")
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     deaf = {"function": "deaf", "arguments": {"seconds": 60}}
     await peer.assign("hard", "python", deaf, soft_limit_s=0.2, timeout_s=0.6)
     await peer.assign("soft", "sleep", {"seconds": 60}, soft_limit_s=0.3, timeout_s=60)
-    soft, hard = await peer.hear(session.Failed, "soft"), await peer.hear(session.Failed, "hard")
+    soft, hard = await peer.receive(session.Failed, "soft"), await peer.receive(session.Failed, "hard")
     assert (soft.error.type, soft.error.retryable) == ("SoftLimitReached", False)
     assert (hard.error.type, hard.error.retryable) == ("Timeout", False)
     assert "its limit of 0.6 s" in hard.error.message
 
 
-async def test_a_runner_is_shown_its_devices_and_kept_for_the_next_task(
+async def test_runner_sees_its_devices_and_is_kept_for_the_next_task(
     peer: Peer, new_worker: NewWorker
 ) -> None:
     functions = "environment=tests.support.worker_functions:environment"
     worker = new_worker("--simulate", "2", "--function", functions, "--max-concurrent", "4")
-    hello = await peer.hear(session.Hello)
-    asked = {"function": "environment", "arguments": {"name": simulated.VISIBLE_VARIABLE}}
+    hello = await peer.receive(session.Hello)
+    parameters = {"function": "environment", "arguments": {"name": simulated.VISIBLE_VARIABLE}}
     for task, indices in (("a", (1,)), ("b", (1,)), ("c", (0, 1))):
-        await peer.assign(task, "python", asked, devices=given(hello, *indices), memory_mib=10)
-        done = await peer.hear(session.Done, task)
+        await peer.assign(task, "python", parameters, devices=given(hello, *indices), memory_mib=10)
+        done = await peer.receive(session.Done, task)
         assert msgspec.json.decode(done.result) == ",".join(hello.devices[index].uuid for index in indices)
         if task == "a":
             first = worker.below()
@@ -274,108 +274,102 @@ async def test_a_runner_is_shown_its_devices_and_kept_for_the_next_task(
     assert not set(worker.below()) & set(first), "the idle runner of device 1 made way for that of both"
 
 
-async def test_memory_taken_by_others_is_reported_and_refused(
+async def test_memory_used_by_others_is_reported_and_refused(
     peer: Peer, new_worker: NewWorker, tmp_path: Path
 ) -> None:
     new_worker("--simulate", "1xL4:24GiB", "--max-concurrent", "4")
-    hello = await peer.hear(session.Hello)
+    hello = await peer.receive(session.Hello)
     await peer.assign("a", "vram", {"hold_s": 60}, devices=given(hello, 0), memory_mib=10_000)
-    await peer.hear(session.Progress, "a")
-    stranger = simulated.allocate(tmp_path / "gpus", hello.devices[0].uuid, 6_000)
+    await peer.receive(session.Progress, "a")
+    foreign = simulated.allocate(tmp_path / "gpus", hello.devices[0].uuid, 6_000)
 
     def both_seen() -> session.Report | None:
-        reports = [m for m in peer.heard if isinstance(m, session.Report) and m.readings[0].others_mib]
+        reports = [m for m in peer.received if isinstance(m, session.Report) and m.readings[0].others_mib]
         return reports[-1] if reports else None
 
     reading = (await peer.until(both_seen)).readings[0]
     assert (reading.used_mib, reading.others_mib) == (16_000, 6_000)
     assert reading.held == (session.Held("a", 1, 10_000),)
     await peer.assign("b", "vram", {}, devices=given(hello, 0), memory_mib=9_000)
-    refused = await peer.hear(session.Refused, "b")
-    assert refused.reason == "device 0 has 8576 MiB free, 9000 were reserved"
-    stranger.free()
+    refused = await peer.receive(session.Refused, "b")
+    assert refused.reason == "device 0 has 8576 MiB free, the task needs 9000 MiB"
+    foreign.free()
     await peer.assign("b", "vram", {}, devices=given(hello, 0), memory_mib=9_000, attempt=2)
-    assert (await peer.hear(session.Done, "b")).attempt == 2
+    assert (await peer.receive(session.Done, "b")).attempt == 2
 
 
-async def test_memory_reserved_and_not_yet_taken_is_not_given_twice(
-    peer: Peer, new_worker: NewWorker
-) -> None:
+async def test_reserved_memory_is_not_given_twice(peer: Peer, new_worker: NewWorker) -> None:
     new_worker("--simulate", "1xL4:24GiB", "--max-concurrent", "4")
-    hello = await peer.hear(session.Hello)
+    hello = await peer.receive(session.Hello)
     await peer.assign("a", "sleep", {"seconds": 60}, devices=given(hello, 0), memory_mib=20_000)
-    await peer.hear(session.Started, "a")
+    await peer.receive(session.Started, "a")
     await peer.assign("b", "sleep", {"seconds": 60}, devices=given(hello, 0), memory_mib=5_000)
-    assert "device 0 has 4576 MiB free" in (await peer.hear(session.Refused, "b")).reason
+    assert "device 0 has 4576 MiB free" in (await peer.receive(session.Refused, "b")).reason
 
 
-async def test_drain_finishes_what_runs_and_gives_back_the_rest(peer: Peer, new_worker: NewWorker) -> None:
+async def test_drain_finishes_running_and_refuses_waiting_tasks(peer: Peer, new_worker: NewWorker) -> None:
     worker = new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("running", "sleep", {"seconds": 5})
     await peer.assign("waiting", "sleep", {"seconds": 1})
-    await peer.hear(session.Started, "running")
+    await peer.receive(session.Started, "running")
     worker.signal(signal.SIGTERM)
-    await peer.hear(session.Leaving)
-    await peer.hear(session.Refused, "waiting")
+    await peer.receive(session.Leaving)
+    await peer.receive(session.Refused, "waiting")
     await peer.assign("late")
-    await peer.hear(session.Refused, "late")
-    await peer.hear(session.Done, "running")
+    await peer.receive(session.Refused, "late")
+    await peer.receive(session.Done, "running")
     assert await asyncio.to_thread(worker.process.wait, 20) == 0
     assert not worker.below()
 
 
-async def test_a_drain_that_takes_too_long_fails_the_task_for_another_worker(
-    peer: Peer, new_worker: NewWorker
-) -> None:
+async def test_drain_timeout_fails_the_task_as_retryable(peer: Peer, new_worker: NewWorker) -> None:
     worker = new_worker("--drain-s", "0.5")
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 60})
-    await peer.hear(session.Started, "t")
+    await peer.receive(session.Started, "t")
     worker.signal(signal.SIGTERM)
-    failed = await peer.hear(session.Failed, "t")
+    failed = await peer.receive(session.Failed, "t")
     assert (failed.error.type, failed.error.retryable) == ("WorkerLeft", True)
     assert await asyncio.to_thread(worker.process.wait, 20) == 0
 
 
-async def test_a_drained_worker_can_be_used_again(peer: Peer, new_worker: NewWorker) -> None:
+async def test_drained_worker_can_be_used_again(peer: Peer, new_worker: NewWorker) -> None:
     new_worker()
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("running", "sleep", {"seconds": 5})
     await peer.assign("waiting", "sleep", {"seconds": 1})
-    await peer.hear(session.Started, "running")
-    await peer.say(session.Drain())
-    await peer.hear(session.Refused, "waiting")
-    assert said_of(peer, "running") == ["Started"]
-    await peer.hear(session.Done, "running")
+    await peer.receive(session.Started, "running")
+    await peer.send(session.Drain())
+    await peer.receive(session.Refused, "waiting")
+    assert message_types(peer, "running") == ["Started"]
+    await peer.receive(session.Done, "running")
     await peer.assign("later")
-    await peer.hear(session.Done, "later")
+    await peer.receive(session.Done, "later")
 
 
-async def test_the_server_can_ask_it_to_leave(peer: Peer, new_worker: NewWorker) -> None:
+async def test_server_can_make_a_worker_leave(peer: Peer, new_worker: NewWorker) -> None:
     worker = new_worker()
-    await peer.hear(session.Hello)
-    await peer.say(session.Drain(leave=True))
+    await peer.receive(session.Hello)
+    await peer.send(session.Drain(leave=True))
     assert await asyncio.to_thread(worker.process.wait, 20) == 0
 
 
-async def test_a_task_that_prints_without_end_does_not_drown_the_server(
-    peer: Peer, new_worker: NewWorker
-) -> None:
+async def test_progress_lines_are_limited_per_second(peer: Peer, new_worker: NewWorker) -> None:
     new_worker("--allow-command")
-    await peer.hear(session.Hello)
+    await peer.receive(session.Hello)
     await peer.assign("t", "command", {"arguments": ["seq", "100000"]})
-    await peer.hear(session.Done, "t", within_s=30)
-    lines = [m.line for m in peer.heard if isinstance(m, session.Progress)]
+    await peer.receive(session.Done, "t", within_s=30)
+    lines = [m.line for m in peer.received if isinstance(m, session.Progress)]
     assert len(lines) < 2000
     assert any("left out" in line for line in lines)
 
 
-async def test_the_agent_touches_no_cuda(peer: Peer, new_worker: NewWorker) -> None:
+async def test_agent_never_loads_cuda(peer: Peer, new_worker: NewWorker) -> None:
     worker = new_worker("--simulate", "1")
-    hello = await peer.hear(session.Hello)
+    hello = await peer.receive(session.Hello)
     await peer.assign("t", "vram", {"mib": 5}, devices=given(hello, 0), memory_mib=5)
-    await peer.hear(session.Done, "t")
+    await peer.receive(session.Done, "t")
     assert "libcuda" not in maps_of(worker)
 
 
@@ -389,7 +383,7 @@ async def test_the_agent_touches_no_cuda(peer: Peer, new_worker: NewWorker) -> N
         pytest.param([], "no token; give --token", id="no token"),
     ],
 )
-def test_bad_options_are_one_clear_line(options: list[str], message: str) -> None:
+def test_bad_options_are_reported_in_one_line(options: list[str], message: str) -> None:
     command = [str(Path(sys.executable).with_name("gpu-orchestrator")), "worker", *options]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     assert ran.returncode == 1
@@ -397,7 +391,7 @@ def test_bad_options_are_one_clear_line(options: list[str], message: str) -> Non
     assert ran.stderr.count("\n") == 1
 
 
-async def test_a_token_the_server_does_not_know_ends_the_worker(peer: Peer, tmp_path: Path) -> None:
+async def test_unknown_token_ends_the_worker(peer: Peer, tmp_path: Path) -> None:
     worker = Worker(peer.url, tmp_path / "log", token="wrong")
     assert await asyncio.to_thread(worker.process.wait, 30) == 1
     assert "answered 401" in worker.log.read_text().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""`gpu-orchestrator doctor` as people run it: each trouble is one line with a way out, and exit code 1."""
+"""`gpu-orchestrator doctor` as users run it: each problem is one line with advice, and exit code 1."""
 
 import os
 import subprocess
@@ -17,14 +17,14 @@ CRDS = ROOT / "config" / "crd"
 
 
 def doctor(config: Path | str, *words: str) -> tuple[int, list[str], list[str]]:
-    """Exit code, what is well, what is not."""
+    """Return the exit code, the lines of passed checks and the lines of failed checks."""
     command = [str(COMMAND), "doctor", "--kubeconfig", str(config), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
 
-def test_a_cluster_as_it_should_be(cluster: Cluster) -> None:
+def test_healthy_cluster_passes(cluster: Cluster) -> None:
     cluster.kubectl("apply", "-k", str(CRDS))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     code, good, bad = doctor(cluster.kubeconfig)
@@ -33,14 +33,14 @@ def test_a_cluster_as_it_should_be(cluster: Cluster) -> None:
     assert any("gpuworkloads.gpu.warp.dev/v1alpha1" in line for line in good)
 
 
-def test_our_kinds_are_missing(new_cluster: NewCluster) -> None:
+def test_missing_crds_are_reported(new_cluster: NewCluster) -> None:
     code, _, bad = doctor(new_cluster().kubeconfig)
     assert code == 1
     assert len(bad) == 3
     assert all("kubectl apply -k config/crd" in line for line in bad)
 
 
-def test_rights_are_missing(cluster: Cluster) -> None:
+def test_missing_rbac_rules_are_reported(cluster: Cluster) -> None:
     cluster.kubectl("apply", "-k", str(CRDS))
     code, _, bad = doctor(cluster.kubeconfig_for("nobody-special"), "--component", "operator")
     assert code == 1
@@ -58,12 +58,12 @@ def test_rights_are_missing(cluster: Cluster) -> None:
     )
 
 
-def test_the_shipped_account_has_all_its_rights(account: Path) -> None:
+def test_shipped_account_passes(account: Path) -> None:
     code, _, bad = doctor(account, "--component", "operator")
     assert (code, bad) == (0, [])
 
 
-def test_the_client_certificate_has_expired(cluster: Cluster, tmp_path: Path) -> None:
+def test_expired_client_certificate_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     pair = cluster.authority.client("late", ["system:masters"], valid_s=-60)
     config = kubeconfig.with_certificate(tmp_path / "k", url=cluster.url, ca=cluster.ca_file, pair=pair)
     code, _, bad = doctor(config)
@@ -73,7 +73,7 @@ def test_the_client_certificate_has_expired(cluster: Cluster, tmp_path: Path) ->
     assert bad[0].endswith("UTC; renew it")
 
 
-def test_the_token_is_not_known(cluster: Cluster, tmp_path: Path) -> None:
+def test_unknown_token_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     config = kubeconfig.with_token(tmp_path / "k", url=cluster.url, ca=cluster.ca_file, token="rubbish")
     code, _, bad = doctor(config)
     assert code == 1
@@ -81,7 +81,7 @@ def test_the_token_is_not_known(cluster: Cluster, tmp_path: Path) -> None:
     assert "Unauthorized (401); renew the credentials of this context" in bad[0]
 
 
-def test_the_server_is_not_the_one_we_trust(cluster: Cluster, new_cluster: NewCluster) -> None:
+def test_server_with_another_ca_is_reported(cluster: Cluster, new_cluster: NewCluster) -> None:
     text = cluster.kubeconfig.read_text().replace(str(cluster.ca_file), str(new_cluster().ca_file))
     config = cluster.folder / "wrong-ca.kubeconfig"
     config.write_text(text)
@@ -92,32 +92,34 @@ def test_the_server_is_not_the_one_we_trust(cluster: Cluster, new_cluster: NewCl
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         pytest.param(None, "No such file or directory; check the path", id="no file"),
-        pytest.param("{[", "is not YAML at line 1; mend it", id="not YAML"),
+        pytest.param("{[", "is not valid YAML at line 1; fix it", id="not YAML"),
         pytest.param("current-context: prod", "has no context 'prod'; none is defined", id="no context"),
     ],
 )
-def test_the_kubeconfig_is_bad(tmp_path: Path, content: str | None, said: str) -> None:
+def test_unreadable_kubeconfig_is_reported(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "kubeconfig"
     if content is not None:
         path.write_text(content)
     code, good, bad = doctor(path)
     assert (code, good, len(bad)) == (1, [], 1)
-    assert said in bad[0]
+    assert message in bad[0]
 
 
 @pytest.mark.parametrize(
-    ("server", "token", "said"),
+    ("server", "token", "message"),
     [
         pytest.param("https://h:99999", "t", "it must be a URL such as", id="port too high"),
         pytest.param("https://h:abc", "t", "it must be a URL such as", id="port of letters"),
         pytest.param("https://[::1", "t", "it must be a URL such as", id="half a bracket"),
-        pytest.param("https://127.0.0.1:1", "ab€c", "copy it again", id="a token that is none"),
+        pytest.param("https://127.0.0.1:1", "ab€c", "copy it again", id="token with an invalid character"),
     ],
 )
-def test_the_kubeconfig_cannot_work(tmp_path: Path, server: str, token: str, said: str) -> None:
+def test_kubeconfig_with_invalid_values_is_reported(
+    tmp_path: Path, server: str, token: str, message: str
+) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(
         "current-context: x\n"
@@ -127,10 +129,10 @@ def test_the_kubeconfig_cannot_work(tmp_path: Path, server: str, token: str, sai
     )
     code, _, bad = doctor(path)
     assert (code, len(bad)) == (1, 1)
-    assert said in bad[0]
+    assert message in bad[0]
 
 
-def test_no_configuration_at_all(tmp_path: Path) -> None:
+def test_missing_configuration_is_reported(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
     done = subprocess.run(
         [str(COMMAND), "doctor"],
@@ -144,7 +146,7 @@ def test_no_configuration_at_all(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(
         "current-context: x\n"

@@ -1,6 +1,6 @@
-"""Electors as real processes, their leader killed, asked to leave, or frozen beyond its lease.
+"""Electors as real processes. The tests kill, terminate or freeze the leader.
 
-Judged by their own account: the moments at which each says it led must never interleave.
+Each process logs the moments at which it led. The terms of two processes must never overlap.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Candidates:
 
     @property
     def terms(self) -> dict[tuple[str, int], tuple[float, float]]:
-        """First and last moment of each term of each candidate."""
+        """Return the first and last moment of each term of each candidate."""
         found: dict[tuple[str, int], tuple[float, float]] = {}
         for line in self._log.read_text().splitlines():
             identity, term, moment = line.split()
@@ -51,7 +51,7 @@ class Candidates:
             time.sleep(0.02)
 
     def has_led(self, identity: str) -> bool:
-        return any(who == identity for who, _ in self.terms)
+        return any(candidate == identity for candidate, _ in self.terms)
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -66,7 +66,7 @@ def candidates(cluster: Cluster, namespace: str, tmp_path: Path, scale: Scale) -
     made = Candidates(cluster, namespace, tmp_path / "log", scale(test=(6, 4, 0.5), accept=(15, 10, 2)))
     yield made
     made.close()
-    # Whatever the test was about: no two terms ever overlapped.
+    # In every test: no two terms overlap.
     ordered = sorted(made.terms.values())
     for (_, end), (start, _) in itertools.pairwise(ordered):
         assert end < start, f"two led at once: {made.terms}"
@@ -74,7 +74,7 @@ def candidates(cluster: Cluster, namespace: str, tmp_path: Path, scale: Scale) -
 
 @pytest.fixture
 def leader(candidates: Candidates) -> Process:
-    """`a` leads, `b` waits for its turn."""
+    """Start `a`, which leads, and `b`, which waits."""
     process = candidates.start("a")
     candidates.wait_for(lambda: candidates.has_led("a"), 10)
     candidates.start("b")
@@ -88,25 +88,25 @@ def holder(cluster: Cluster, namespace: str) -> str:
 
 
 def let_both_run(candidates: Candidates) -> None:
-    """Long enough for the follower to have looked several times."""
+    """Wait long enough for the follower to read the lease several times."""
     _, _, retry_s = candidates.times
     time.sleep(1 + 3 * retry_s)
 
 
-def test_asked_to_leave_it_hands_over_at_once(
+def test_terminated_leader_hands_over_at_once(
     candidates: Candidates, leader: Process, cluster: Cluster, namespace: str, scale: Scale
 ) -> None:
     let_both_run(candidates)
-    asked_at = elapsed_s()
+    terminated_at = elapsed_s()
     leader.terminate()
     assert leader.wait(10) == 0
     assert holder(cluster, namespace) in ("", "b")
     candidates.wait_for(lambda: candidates.has_led("b"), 10)
     first, _ = candidates.terms["b", 0]
-    assert first - asked_at < scale(test=10.0, accept=3.0)
+    assert first - terminated_at < scale(test=10.0, accept=3.0)
 
 
-def test_killed_it_is_followed_after_its_lease(candidates: Candidates, leader: Process) -> None:
+def test_killed_leader_is_replaced_after_its_lease(candidates: Candidates, leader: Process) -> None:
     let_both_run(candidates)
     leader.kill()
     leader.wait()
@@ -114,10 +114,10 @@ def test_killed_it_is_followed_after_its_lease(candidates: Candidates, leader: P
     lease_s, renew_s, retry_s = candidates.times
     candidates.wait_for(lambda: candidates.has_led("b"), lease_s + 3 * retry_s + 5)
     first, _ = candidates.terms["b", 0]
-    assert first - killed_at > lease_s - renew_s  # it had renewed within renew_s, or it would not have led
+    assert first - killed_at > lease_s - renew_s  # it had renewed within renew_s before it was killed
 
 
-def test_frozen_beyond_its_lease_it_wakes_up_a_follower(
+def test_leader_frozen_past_its_lease_wakes_up_as_follower(
     candidates: Candidates, leader: Process, cluster: Cluster, namespace: str
 ) -> None:
     let_both_run(candidates)
@@ -127,6 +127,6 @@ def test_frozen_beyond_its_lease_it_wakes_up_a_follower(
     let_both_run(candidates)
     assert leader.poll() is None
     assert holder(cluster, namespace) == "b"
-    # And it is a good follower: it leads again when its turn comes.
+    # It leads again after the new leader ends.
     candidates.processes["b"].terminate()
     candidates.wait_for(lambda: ("a", 1) in candidates.terms, 10)

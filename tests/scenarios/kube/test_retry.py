@@ -1,4 +1,4 @@
-"""Requests through bad weather: throttling, lost answers, rotated tokens, before a real server."""
+"""Retries against a real server: throttling, lost answers, rotated tokens."""
 
 import asyncio
 from contextlib import suppress
@@ -21,8 +21,8 @@ def named(name: str, namespace: str) -> ConfigMap:
     return ConfigMap(ObjectMeta(name=name, namespace=namespace))
 
 
-async def test_a_storm_of_429_ends_in_success(cluster: Cluster, namespace: str, scale: Scale) -> None:
-    """Every kind of write, many at once; each lands exactly once."""
+async def test_many_429s_are_retried_until_success(cluster: Cluster, namespace: str, scale: Scale) -> None:
+    """Send every kind of write, many at once; each takes effect exactly once."""
     count = scale(test=20, accept=200)
     with Proxy(cluster.kubeconfig) as proxy:
         storm = proxy.on("*", "configmaps", times=3 * count, do=Answer(429, retry_after=1))
@@ -37,7 +37,7 @@ async def test_a_storm_of_429_ends_in_success(cluster: Cluster, namespace: str, 
 
 
 @pytest.mark.parametrize("fault", [DropAnswer(), Cut(), Answer(500), Answer(503), Answer(504)])
-async def test_idempotent_writes_get_through(
+async def test_idempotent_requests_succeed_after_faults(
     cluster: Cluster, namespace: str, fault: DropAnswer | Cut | Answer
 ) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
@@ -53,7 +53,7 @@ async def test_idempotent_writes_get_through(
                 await client.get(CONFIG_MAPS, "x", namespace)
 
 
-async def test_a_create_is_sent_again_only_when_that_is_harmless(cluster: Cluster, namespace: str) -> None:
+async def test_create_is_retried_only_if_idempotent(cluster: Cluster, namespace: str) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
         lost = proxy.on("create", "configmaps", times=2, do=DropAnswer())
         async with Client.open(config.load(proxy.kubeconfig)) as client:
@@ -68,8 +68,8 @@ async def test_a_create_is_sent_again_only_when_that_is_harmless(cluster: Cluste
             }
 
 
-async def test_a_rotated_token_is_taken_up(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    """The old token stops working (its ServiceAccount is made anew) and a new one appears in the file."""
+async def test_rotated_token_is_used_after_401(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    """The old token stops working (its ServiceAccount is created again) and a new one appears in the file."""
     bind = ["create", "rolebinding", "edit", "--clusterrole=edit", f"--serviceaccount={namespace}:robot"]
     cluster.kubectl("create", "serviceaccount", "robot", "-n", namespace)
     cluster.kubectl(*bind, "-n", namespace)
@@ -101,7 +101,7 @@ def with_token_file(cluster: Cluster, namespace: str, token: Path) -> Path:
 
 
 async def granted(client: Client, namespace: str) -> None:
-    """Wait until the server goes by the new binding (it hears of one by a watch of its own)."""
+    """Wait until the server applies the new binding, which it learns through a watch."""
     async with asyncio.timeout(30):
         while True:
             with suppress(errors.Forbidden):
@@ -111,7 +111,7 @@ async def granted(client: Client, namespace: str) -> None:
 
 
 async def refused(client: Client, namespace: str) -> None:
-    """Wait until the server no longer takes the old token (it remembers good ones for some seconds)."""
+    """Wait until the server refuses the old token; it caches valid ones for some seconds."""
     async with asyncio.timeout(30):
         while True:
             try:

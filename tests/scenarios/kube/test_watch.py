@@ -1,6 +1,6 @@
-"""The watch through everything that happens to one: cuts, hangs, restarts, compaction, on a real server.
+"""The watch against a real server, with cuts, hangs, restarts and compaction.
 
-After each, the copy, and an account kept from the handler's calls alone, equal a fresh list.
+After each, the watch's store and a copy built from the handler's calls alone equal a fresh list.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ async def make(client: Client, namespace: str, *names: str) -> None:
     await asyncio.gather(*(client.create(CONFIG_MAPS, named(name, namespace)) for name in names))
 
 
-async def test_a_cut_in_mid_frame_loses_nothing(cluster: Cluster, client: Client, namespace: str) -> None:
+async def test_cut_streams_lose_no_event(cluster: Cluster, client: Client, namespace: str) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
         # The first stream breaks while it lists, the second while it watches, the third between two events.
         first = proxy.on("watch", "configmaps", do=CutWatch(after_events=2))
@@ -47,36 +47,36 @@ async def test_a_cut_in_mid_frame_loses_nothing(cluster: Cluster, client: Client
         await make(client, namespace, *(f"a{number}" for number in range(10)))
         async with following(proxy.kubeconfig, namespace) as follower:
             await make(client, namespace, *(f"b{number}" for number in range(20)))
-            await second.struck()
+            await second.wait_for_hit()
             await make(client, namespace, "c0", "c1", "c2", "c3", "c4")
-            await third.struck()
+            await third.wait_for_hit()
             await client.delete(CONFIG_MAPS, "a0", namespace)
             await follower.agrees_with(client, namespace)
     assert first.hits == second.hits == third.hits == 1
     assert follower.watch.counts.lists == 1
 
 
-async def test_a_silent_connection_is_found(
+async def test_silent_connection_is_replaced(
     cluster: Cluster, client: Client, namespace: str, scale: Scale
 ) -> None:
-    """Within a minute in full scale; the small scale has shorter turns."""
+    """Within a minute in full scale; the small scale has shorter streams."""
     times = scale(test={"turn_s": (2.0, 3.0), "grace_s": 6.0}, accept={})
     with Proxy(cluster.kubeconfig) as proxy:
         async with following(proxy.kubeconfig, namespace, **times) as follower:
             held = proxy.on("watch", "configmaps", do=HoldWatch())
             proxy.cut_watches()
-            await held.struck()
+            await held.wait_for_hit()
             await make(client, namespace, "unseen")
             await follower.agrees_with(client, namespace, within_s=scale(test=30, accept=60))
     assert follower.watch.counts.hangs == 1
     assert follower.watch.counts.lists == 1
 
 
-async def test_a_quiet_watch_ends_its_turns_without_a_new_list(
+async def test_watch_without_events_resumes_without_a_list(
     cluster: Cluster, client: Client, namespace: str
 ) -> None:
     async with following(cluster.kubeconfig, namespace, turn_s=(1.0, 1.0)) as follower:
-        while follower.watch.counts.streams < 4:  # noqa: ASYNC110  # nothing happens, so nothing can be awaited
+        while follower.watch.counts.streams < 4:  # noqa: ASYNC110  # no event to wait for
             await asyncio.sleep(0.1)
         await make(client, namespace, "x")
         await follower.agrees_with(client, namespace)
@@ -84,7 +84,9 @@ async def test_a_quiet_watch_ends_its_turns_without_a_new_list(
     assert follower.watch.counts.hangs == follower.watch.counts.failures == 0
 
 
-async def test_gone_repeats_and_refusals(cluster: Cluster, client: Client, namespace: str) -> None:
+async def test_gone_repeated_events_and_refusals_lose_nothing(
+    cluster: Cluster, client: Client, namespace: str
+) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
         await make(client, namespace, "a", "b")
         async with following(proxy.kubeconfig, namespace) as follower:
@@ -101,17 +103,15 @@ async def test_gone_repeats_and_refusals(cluster: Cluster, client: Client, names
                 await make(client, namespace, f"x{number}")
                 await client.delete(CONFIG_MAPS, "a", namespace)
                 await make(client, namespace, "a")  # another object of the same name
-                await trigger.struck()
+                await trigger.wait_for_hit()
                 await follower.agrees_with(client, namespace)
                 proxy.heal()
     assert follower.watch.counts.lists == 3
     assert len(follower.deleted_uids) == len(faults)
 
 
-async def test_lost_events_are_made_good_by_the_next_list(
-    cluster: Cluster, client: Client, namespace: str
-) -> None:
-    """A lost DELETED, and one object of which both ADDED and DELETED are lost, its namesake's included."""
+async def test_next_list_repairs_lost_events(cluster: Cluster, client: Client, namespace: str) -> None:
+    """Lose a DELETED, both events of a short-lived object, and those of an object that was created again."""
     with Proxy(cluster.kubeconfig) as proxy:
         await make(client, namespace, "gone", "again")
         async with following(proxy.kubeconfig, namespace) as follower:
@@ -124,12 +124,12 @@ async def test_lost_events_are_made_good_by_the_next_list(
             await make(client, namespace, "seen")
             await follower.knows(f"{namespace}/seen")
             assert lost.hits == 5
-            assert f"{namespace}/gone" in follower.known  # wrong until it lists again
+            assert f"{namespace}/gone" in follower.known  # wrong until the next list
             assert f"{namespace}/brief" not in follower.known
 
             trigger = proxy.on("watch", "configmaps", do=Gone())
             proxy.cut_watches()
-            await trigger.struck()
+            await trigger.wait_for_hit()
             await follower.agrees_with(client, namespace)
     assert set(follower.known) == {f"{namespace}/again", f"{namespace}/seen"}
     assert len(follower.deleted_uids) == 2
@@ -140,7 +140,7 @@ def is_lost(event: dict[str, Any]) -> bool:
     return event["object"]["metadata"].get("name") in ("gone", "brief", "again")
 
 
-async def test_pages_where_the_server_does_not_stream_lists(
+async def test_server_without_streamed_lists_is_listed_by_pages(
     cluster: Cluster, client: Client, namespace: str
 ) -> None:
     with Proxy(cluster.kubeconfig) as proxy:
@@ -155,7 +155,7 @@ async def test_pages_where_the_server_does_not_stream_lists(
     assert verbs[:3] == ["watch", "list", "watch"]
 
 
-async def test_selectors_are_the_servers_work(cluster: Cluster, client: Client, namespace: str) -> None:
+async def test_server_applies_selectors(cluster: Cluster, client: Client, namespace: str) -> None:
     async with following(cluster.kubeconfig, namespace, labels="ours=yes") as follower:
         await make(client, namespace, "other")
         await client.create(CONFIG_MAPS, {"metadata": {"name": "x", "labels": {"ours": "yes"}}}, namespace)
@@ -168,13 +168,13 @@ async def test_selectors_are_the_servers_work(cluster: Cluster, client: Client, 
 
 
 def restart(server: Process, scale: Scale) -> None:
-    """In the small scale without a goodbye: an API server takes ten seconds to say it."""
+    """Restart the server. The small scale kills it, because a clean stop takes ten seconds."""
     scale(test=server.kill, accept=server.stop)()
     server.start()
 
 
-async def test_restart_and_compaction(new_cluster: NewCluster, scale: Scale) -> None:
-    """What was deleted while the server was away is told, also when its history is gone."""
+async def test_restart_and_compaction_lose_no_deletion(new_cluster: NewCluster, scale: Scale) -> None:
+    """The watch reports deletions during the restart, even when the history is compacted."""
     cluster = new_cluster()
     server = cluster.parts["kube-apiserver"]
     async with Client.open(config.load(cluster.kubeconfig)) as client:
@@ -187,7 +187,7 @@ async def test_restart_and_compaction(new_cluster: NewCluster, scale: Scale) -> 
 
                 cut_off = proxy.on("watch", "configmaps", times=None, do=Cut())
                 proxy.cut_watches()
-                await cut_off.struck()
+                await cut_off.wait_for_hit()
                 await client.delete(CONFIG_MAPS, "x1", "default")
                 await make(client, "default", "y")
                 await asyncio.to_thread(cluster.compact)
@@ -199,8 +199,8 @@ async def test_restart_and_compaction(new_cluster: NewCluster, scale: Scale) -> 
     assert {"default/x0", "default/x1"}.isdisjoint(follower.known)
 
 
-async def test_churn_while_everything_breaks(new_cluster: NewCluster, scale: Scale) -> None:
-    """Thousands of changes; cuts, hangs, 410, restart and compaction meanwhile; not one change is lost."""
+async def test_churn_with_all_faults_loses_no_change(new_cluster: NewCluster, scale: Scale) -> None:
+    """Make thousands of changes during cuts, hangs, 410, restart and compaction."""
     cluster = new_cluster()
     count = scale(test=300, accept=2000)
     with Proxy(cluster.kubeconfig) as proxy:
@@ -218,7 +218,7 @@ async def test_churn_while_everything_breaks(new_cluster: NewCluster, scale: Sca
                 faults = (CutWatch(after), HoldWatch(after), Gone(), Gone(as_event=True, after_events=after))
                 trigger = proxy.on("watch", "configmaps", do=faults[step % 4])
                 proxy.cut_watches()
-                await trigger.struck()
+                await trigger.wait_for_hit()
             await asyncio.to_thread(cluster.compact)
             await asyncio.to_thread(restart, cluster.parts["kube-apiserver"], scale)
             over.set()
@@ -230,7 +230,7 @@ async def test_churn_while_everything_breaks(new_cluster: NewCluster, scale: Sca
 
 
 async def churn_all(client: Client, count: int, over: asyncio.Event, made: asyncio.Event) -> int:
-    """Create all, say so, then change, delete or make again one after the other until told to stop."""
+    """Create all objects, set `made`, then patch, delete or create them at random until `over`."""
     names = [f"x{number}" for number in range(count)]
     await asyncio.gather(*(lane(client, names[start::8]) for start in range(8)))
     made.set()
@@ -259,7 +259,7 @@ async def churn_some(client: Client, names: list[str], rng: random.Random, over:
 
 
 async def try_until_done(action: object, *words: object) -> None:
-    """The server is away for some seconds in between; that it exists already or not at all is fine."""
+    """Retry while the server is away. Accept that the object exists already or is missing."""
     while True:
         with suppress(errors.LostAnswer, errors.Unavailable):
             with suppress(errors.NotFound, errors.AlreadyExists):

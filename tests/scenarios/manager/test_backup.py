@@ -1,4 +1,4 @@
-"""Backup, wipe, restore, by the commands an operator uses and a server at work: everything is back."""
+"""Back up, wipe and restore a working server with the commands that an operator uses: everything is back."""
 
 import asyncio
 import gzip
@@ -44,9 +44,9 @@ async def test_backup_wipe_restore_brings_everything_back(tmp_path: Path) -> Non
         runs = await running.submit("sleep", {"seconds": 120})
         await running.running(runs)
         waits = [await running.submit("sleep", {"seconds": 0}, priority="low") for _ in range(5)]
-        said = await asyncio.to_thread(call, "backup", str(file), "--data", str(data))
-        assert said.returncode == 0, said.stderr
-        assert f"{20 + 1 + 5} tasks" in said.stdout
+        command = await asyncio.to_thread(call, "backup", str(file), "--data", str(data))
+        assert command.returncode == 0, command.stderr
+        assert f"{20 + 1 + 5} tasks" in command.stdout
         refused = await asyncio.to_thread(call, "restore", str(file), "--data", str(data))
         assert (refused.returncode, "is in use" in refused.stderr) == (1, True)
         for worker in running.workers:
@@ -55,26 +55,26 @@ async def test_backup_wipe_restore_brings_everything_back(tmp_path: Path) -> Non
         await stop(running)
         kept = {name: (data / name).read_bytes() for name in ("client.json", "worker-token", "secrets-key")}
         shutil.rmtree(data)
-        said = await asyncio.to_thread(call, "restore", str(file), "--data", str(data))
-        assert said.returncode == 0, said.stderr
+        command = await asyncio.to_thread(call, "restore", str(file), "--data", str(data))
+        assert command.returncode == 0, command.stderr
         for name, content in kept.items():
             (data / name).write_bytes(content)
         await running.start()
         assert {name: (await running.wait(name))["result"] for name in done} == results
         headers = {"Authorization": f"Bearer {key['key']}"}
         async with aiohttp.ClientSession(running.url, headers=headers) as http, http.get("/tasks") as answer:
-            assert answer.status == 200, "a key made before is known"
+            assert answer.status == 200, "a key created before is known"
         await running.worker("a", "--max-concurrent", "8")
         for name in waits:
             assert (await running.wait(name))["status"] == "completed"
-        assert (await running.running(runs)).name == "a", "what ran is run again"
+        assert (await running.running(runs)).name == "a", "the running task runs again"
         full = await asyncio.to_thread(call, "restore", str(file), "--data", str(data))
         assert full.returncode == 1
         await running.call("DELETE", f"/tasks/{runs}")
 
 
-async def test_a_backup_under_way_while_tasks_move_is_consistent(tmp_path: Path, scale: Scale) -> None:
-    """Tasks end while their rows are read; each is restored in one state and in that list alone."""
+async def test_backup_is_consistent_while_tasks_change(tmp_path: Path, scale: Scale) -> None:
+    """Tasks end while the backup reads their rows; each is restored in one state and only in that list."""
     count = scale(test=2000, accept=50_000)
     async with stores.external(tmp_path, appendonly="no") as url, Store(Database(url), owner="x") as store:
         await store.tasks.submit([NewTask(f"{number}", "{}", "null", tenant="me") for number in range(count)])
@@ -104,7 +104,7 @@ async def _cancel_all(store: Store, ids: list[str]) -> None:
         await store.tasks.cancel(ids[first : first + 20])
 
 
-async def test_what_is_not_whole_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+async def test_damaged_backup_is_refused_before_any_change(tmp_path: Path) -> None:
     async with embedded(tmp_path / "s") as server, Store(Database(server.url), owner="x") as store:
         await store.tasks.submit([NewTask(f"{number}", "{}", "null") for number in range(50)])
         await backup.save(store.database, tmp_path / "b", {})
@@ -115,13 +115,13 @@ async def test_what_is_not_whole_is_refused_before_anything_is_changed(tmp_path:
         "cut inside": gzip.compress(plain[: len(plain) // 2]),
         "flipped": whole[:200] + bytes([whole[200] ^ 1]) + whole[201:],
         "nothing": b"",
-        "no backup": b"hello",
+        "not a backup": b"hello",
         "another format": gzip.compress(plain.replace(b"backup 1", b"backup 9")),
     }
     for name, content in bad.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(backup.BadBackup, match=re.escape(str(tmp_path / name))):
             backup.check(tmp_path / name)
-    said = await asyncio.to_thread(call, "restore", str(tmp_path / "cut"), "--data", str(tmp_path / "new"))
-    assert (said.returncode, len(said.stderr.strip().splitlines())) == (1, 1)
+    command = await asyncio.to_thread(call, "restore", str(tmp_path / "cut"), "--data", str(tmp_path / "new"))
+    assert (command.returncode, len(command.stderr.strip().splitlines())) == (1, 1)
     assert not (tmp_path / "new" / "store").exists()

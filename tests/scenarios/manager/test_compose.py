@@ -1,4 +1,4 @@
-"""The compose files: their shape, and their very commands as plain processes of this machine."""
+"""The compose files: they are valid, and their commands work as plain processes on this machine."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def services(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_files_have_the_shape_that_compose_wants(name: str) -> None:
+def test_compose_files_are_valid(name: str) -> None:
     whole = yaml.safe_load((ROOT / name).read_text())
     assert set(whole) <= {"services", "volumes", "secrets"}
     for service in whole["services"].values():
@@ -46,14 +46,14 @@ def test_the_files_have_the_shape_that_compose_wants(name: str) -> None:
         for volume in service.get("volumes", ()):
             assert volume.split(":")[0] in whole["volumes"]
         for published in service.get("ports", ()):
-            assert published.startswith("127.0.0.1:"), "nothing is opened to others by default"
+            assert published.startswith("127.0.0.1:"), "no port is open to other machines by default"
         if "build" in service:
             lock = ROOT / "requirements" / f"{service['build']['args']['REQUIREMENTS']}.txt"
             assert "fastapi==" in lock.read_text()
 
 
 class Machine:
-    """What the containers would find: /data, /run/secrets, and each other by name."""
+    """Stands in for the containers' environment: /data, /run/secrets, and the other services by name."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -76,16 +76,16 @@ class Machine:
         )
 
     def _words(self, service: dict[str, Any]) -> list[str]:
-        words = [self._here(word) for word in service["command"]]
+        words = [self._local(word) for word in service["command"]]
         if words[0] == "valkey-server":
             return [binary(), *words[1:], "--dir", str(self._folder)]
         return [COMMAND, *words]
 
     def _environment(self, service: dict[str, Any]) -> dict[str, str]:
-        given = {name: self._here(value) for name, value in service.get("environment", {}).items()}
+        given = {name: self._local(value) for name, value in service.get("environment", {}).items()}
         return {**compiled(), "HOME": str(self._folder), **given}
 
-    def _here(self, word: str) -> str:
+    def _local(self, word: str) -> str:
         for there, here in {
             "/run/secrets": str(self._folder / "secrets"),
             "/data": str(self._folder / "data"),
@@ -96,7 +96,7 @@ class Machine:
         return {"8000": str(self.port), "6379": str(self._store_port), "0.0.0.0": "127.0.0.1"}.get(word, word)
 
     def until_healthy(self, service: dict[str, Any]) -> None:
-        """By the service's own check."""
+        """Wait until the service's own health check passes."""
         check = service["healthcheck"]["test"]
         assert check[:2] == ["CMD", "python3"]
         url = check[3].split("'")[1].replace(":8000", f":{self.port}")
@@ -129,7 +129,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 @pytest.mark.real
-def test_the_test_file_does_what_it_says(machine: Machine) -> None:
+def test_compose_test_file_works(machine: Machine) -> None:
     found = services("docker-compose.test.yml")
     machine.start(found["store"])
     machine.start(found["server"])
@@ -140,15 +140,15 @@ def test_the_test_file_does_what_it_says(machine: Machine) -> None:
 
 
 @pytest.mark.real
-def test_the_file_for_use_starts_and_takes_its_secrets(machine: Machine) -> None:
+def test_compose_file_starts_with_its_secrets(machine: Machine) -> None:
     found = services("docker-compose.yml")
     machine.start(found["server"])
     machine.until_healthy(found["server"])
     machine.start(found["worker"])
-    asked = {
+    service = {
         "command": ["task", "submit", "echo", '{"hello": "gpus"}', "--gpus", "0", "--wait"],
         "environment": {"GPU_ORCHESTRATOR_URL": "http://server:8000", "API_KEY": "api-key" * 8},
     }
-    done = machine.run(asked)
+    done = machine.run(service)
     assert (done.returncode, "gpus" in done.stdout) == (0, True), done.stdout + done.stderr
     assert os.listdir(machine._folder / "data" / "store"), "the store is where the volume is"

@@ -1,6 +1,6 @@
-"""Strangers' requests: made from the OpenAPI document, true to it and not, and good bodies broken on the way.
+"""Fuzz the API: requests from the OpenAPI document, valid and invalid, and good bodies with broken bytes.
 
-Whatever comes, no answer is a 5xx, and what was refused left nothing behind in the store.
+No request may get a 5xx, and a refused request may change nothing in the store.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from tests.support.scale import Scale
 
 pytestmark = pytest.mark.real
 
-# What moves by itself, or is meant to remember a refusal: that it is there is all that counts.
-RESTLESS = re.compile(
+# Keys that change by themselves or record refusals: their contents are not compared.
+VOLATILE = re.compile(
     rb":(leader|apis|fence|news|leases|stats|events|watch|audit.*|rate:.*|h:.*|[wd]:.*|used:.*)$"
 )
 ENDLESS = "text/event-stream"
-PATIENT = {"wait", "timeout"}
+TIMEOUTS = {"wait", "timeout"}
 TASK = {
     "task_type": "echo",
     "model_name": "m",
@@ -48,7 +48,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tasks/batch": {"tasks": [TASK, TASK]},
     "/workers": {"type": "Hello", "name": "w"},
 }
-SPITEFUL = (
+HOSTILE = (
     b"",
     b"null",
     b"[]",
@@ -65,47 +65,47 @@ SPITEFUL = (
 )
 
 
-class Stranger:
-    """Asks one thing after the other and looks into the store after each refusal."""
+class Fuzzer:
+    """Sends one request after another, and compares the store after each refusal."""
 
-    def __init__(self, fleet: Fleet, key: str, look: Callable[[], Any]) -> None:
-        self._fleet, self._look = fleet, look
+    def __init__(self, fleet: Fleet, key: str, read_store: Callable[[], Any]) -> None:
+        self._fleet, self._read_store = fleet, read_store
         self._headers = {"Authorization": f"Bearer {key}"}
-        self._before = look()
+        self._before = read_store()
         self.statuses: Counter[int] = Counter()
 
-    def ask(self, case: "Case[Any]") -> None:
-        """A request made from the document, but for its patience."""
-        for name in PATIENT & set(case.query or {}):
+    def send(self, case: "Case[Any]") -> None:
+        """Send a request made from the document, with short timeouts."""
+        for name in TIMEOUTS & set(case.query or {}):
             if isinstance(case.query[name], int | float):
                 case.query[name] = min(case.query[name], 0.01)
         if case.headers:
             case.headers.pop("Authorization", None)
         answer = case.call(base_url=self._fleet.url, headers=self._headers, timeout=30)
-        self._judge(answer.status_code, f"{case.method} {case.formatted_path} {case.body!r}")
+        self._check(answer.status_code, f"{case.method} {case.formatted_path} {case.body!r}")
 
     def post(self, path: str, body: bytes, kind: str) -> None:
-        """Bytes that no client would send."""
-        line = http.client.HTTPConnection("127.0.0.1", self._fleet.port, timeout=30)
-        line.request("POST", path, body, {**self._headers, "Content-Type": kind})
-        answer = line.getresponse()
+        """Send bytes that no client would send."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._fleet.port, timeout=30)
+        connection.request("POST", path, body, {**self._headers, "Content-Type": kind})
+        answer = connection.getresponse()
         answer.read()
-        line.close()
-        self._judge(answer.status, f"POST {path} {body[:200]!r}")
+        connection.close()
+        self._check(answer.status, f"POST {path} {body[:200]!r}")
 
-    def _judge(self, status: int, asked: str) -> None:
+    def _check(self, status: int, request: str) -> None:
         self.statuses[status] += 1
-        assert status < 500, f"{status} for {asked}"
-        after = self._look()
-        assert status < 400 or after == self._before, f"{status} left a trace: {asked}"
+        assert status < 500, f"{status} for {request}"
+        after = self._read_store()
+        assert status < 400 or after == self._before, f"{status} changed the store: {request}"
         self._before = after
 
 
 @st.composite
 def broken(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
-    """A good body with some bytes changed, cut, doubled or put elsewhere; or one of the spiteful ones."""
+    """Return a good body with some bytes changed, cut, doubled or inserted; or one of the hostile ones."""
     if draw(st.integers(0, 9)) == 0:
-        return draw(st.sampled_from(SPITEFUL))
+        return draw(st.sampled_from(HOSTILE))
     body = bytearray(json.dumps(draw(st.sampled_from([good, _odd(good, draw)]))).encode())
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(len(body) - 1, 0)))
@@ -122,12 +122,12 @@ def broken(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
 
 
 def _odd(good: dict[str, Any], draw: st.DrawFn) -> dict[str, Any]:
-    """One field has a value of another kind."""
+    """Return the body with a value of another type in one field."""
     anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
     return {**good, draw(st.sampled_from(sorted(good))): draw(anything)}
 
 
-async def test_no_request_breaks_the_server_and_a_refused_one_leaves_no_trace(
+async def test_no_request_causes_5xx_and_refused_ones_change_nothing(
     tmp_path: Path, scale: Scale, figure: Callable[[str], None]
 ) -> None:
     requests, fixed = scale(test=(600, True), accept=(10_000, False))
@@ -136,19 +136,19 @@ async def test_no_request_breaks_the_server_and_a_refused_one_leaves_no_trace(
         store = Client(Embedded(fleet.folder / "data" / "store").url, answer_s=10)
         _, document = await fleet.call("GET", "/openapi.json")
 
-        def look() -> Any:
+        def read_store() -> Any:
             return asyncio.run_coroutine_threadsafe(_contents(store), loop).result(30)
 
-        stranger = await asyncio.to_thread(Stranger, fleet, fleet.key, look)
-        await asyncio.to_thread(_from_document, document, stranger, requests // 2, fixed=fixed)
-        await asyncio.to_thread(_from_bodies, stranger, requests // 2, fixed=fixed)
+        fuzzer = await asyncio.to_thread(Fuzzer, fleet, fleet.key, read_store)
+        await asyncio.to_thread(_from_document, document, fuzzer, requests // 2, fixed=fixed)
+        await asyncio.to_thread(_from_bodies, fuzzer, requests // 2, fixed=fixed)
         await store.close()
         assert "Traceback" not in (fleet.folder / "server.log").read_text()
-    assert sum(stranger.statuses.values()) >= requests
-    figure(f"{sum(stranger.statuses.values()):,} requests answered {dict(sorted(stranger.statuses.items()))}")
+    assert sum(fuzzer.statuses.values()) >= requests
+    figure(f"{sum(fuzzer.statuses.values()):,} requests answered {dict(sorted(fuzzer.statuses.items()))}")
 
 
-def _from_document(document: dict[str, Any], stranger: Stranger, requests: int, *, fixed: bool) -> None:
+def _from_document(document: dict[str, Any], fuzzer: Fuzzer, requests: int, *, fixed: bool) -> None:
     found = schemathesis.openapi.from_dict(document).get_all_operations()
     operations = [each.ok() for each in found if isinstance(each, Ok)]
     finite = [each for each in operations if not _is_endless(document, each)]
@@ -157,7 +157,7 @@ def _from_document(document: dict[str, Any], stranger: Stranger, requests: int, 
     for operation in finite:
         for mode in modes:
             cases = operation.as_strategy(generation_mode=mode)
-            _repeat(cases, stranger.ask, each_gets, fixed=fixed)
+            _repeat(cases, fuzzer.send, each_gets, fixed=fixed)
 
 
 def _is_endless(document: dict[str, Any], operation: "APIOperation[Any, Any, Any, Any]") -> bool:
@@ -165,32 +165,32 @@ def _is_endless(document: dict[str, Any], operation: "APIOperation[Any, Any, Any
     return any(ENDLESS in each.get("content", {}) for each in declared.values())
 
 
-def _from_bodies(stranger: Stranger, requests: int, *, fixed: bool) -> None:
+def _from_bodies(fuzzer: Fuzzer, requests: int, *, fixed: bool) -> None:
     kinds = st.sampled_from(["application/json", "text/plain", "application/x-www-form-urlencoded", ""])
     for path, good in GOOD.items():
 
-        def post(asked: tuple[bytes, str], path: str = path) -> None:
-            stranger.post(path, *asked)
+        def post(body_and_kind: tuple[bytes, str], path: str = path) -> None:
+            fuzzer.post(path, *body_and_kind)
 
         _repeat(st.tuples(broken(good), kinds), post, -(-requests // len(GOOD)), fixed=fixed)
 
 
-def _repeat(asked: st.SearchStrategy[Any], ask: Callable[[Any], None], times: int, *, fixed: bool) -> None:
+def _repeat(cases: st.SearchStrategy[Any], send: Callable[[Any], None], times: int, *, fixed: bool) -> None:
     @settings(
         max_examples=times,
         derandomize=fixed,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(asked)
+    @given(cases)
     def run(one: Any) -> None:
-        ask(one)
+        send(one)
 
     run()
 
 
 async def _contents(store: Client) -> dict[bytes, Any]:
-    """Everything that is kept."""
+    """Return everything in the store, without the contents of volatile keys."""
     names = sorted(await store.execute("KEYS", "*"))
-    kept = [name for name in names if not RESTLESS.search(name) or b":w:" in name]
+    kept = [name for name in names if not VOLATILE.search(name) or b":w:" in name]
     return {name: b":w:" in name or await store.execute("DUMP", name) for name in kept}

@@ -1,4 +1,4 @@
-"""The manager's own parts fail: the store, the server, the leader of two. Nothing acknowledged is lost."""
+"""Parts of the manager fail: the store, the server, the leader of two. No acknowledged task is lost."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Figure = Callable[[str], None]
 
 @pytest.fixture
 async def manager(tmp_path: Path, scale: Scale) -> AsyncIterator[Fleet]:
-    """Leases outlast the time that a busy machine needs to start a server: what runs is never given up."""
+    """Run a manager with leases longer than a busy machine needs to start a server, so that none expires."""
     settings: dict[str, str] = scale(test={"WORKER_LEASE": "60"}, accept={})
     async with fleet(tmp_path, **settings) as running:
         yield running
@@ -34,7 +34,7 @@ def store_of(manager: Fleet) -> int:
     return pid
 
 
-async def test_a_killed_store_loses_nothing_and_workers_go_on(
+async def test_killed_store_loses_nothing_and_tasks_continue(
     manager: Fleet, scale: Scale, figure: Figure
 ) -> None:
     worker = await manager.worker("a", "--max-concurrent", "4")
@@ -57,11 +57,11 @@ async def test_a_killed_store_loses_nothing_and_workers_go_on(
     for each in batch["tasks"]:
         assert (await manager.wait(each["task_id"]))["status"] == "completed"
     ended = await manager.wait(running)
-    assert (ended["status"], ended["attempt"]) == ("completed", 1), "what ran went on"
+    assert (ended["status"], ended["attempt"]) == ("completed", 1), "the running task continued"
     assert worker.process.poll() is None
 
 
-async def test_a_killed_server_is_taken_up_where_it_was(manager: Fleet, figure: Figure) -> None:
+async def test_killed_server_resumes_with_its_state(manager: Fleet, figure: Figure) -> None:
     await manager.worker("a", "--max-concurrent", "2")
     running = await manager.submit("sleep", {"seconds": 6})
     waiting = [await manager.submit("sleep", {"seconds": 0.1}) for _ in range(20)]
@@ -75,10 +75,10 @@ async def test_a_killed_server_is_taken_up_where_it_was(manager: Fleet, figure: 
         assert (await manager.wait(name))["status"] == "completed"
     figure(f"server killed and started, all waiting done after {time.monotonic() - killed:.2f} s")
     ended = await manager.wait(running)
-    assert (ended["status"], ended["attempt"]) == ("completed", 1), "its worker resumed with what ran"
+    assert (ended["status"], ended["attempt"]) == ("completed", 1), "the worker resumed with its running task"
 
 
-async def test_another_server_leads_when_the_leader_is_killed(tmp_path: Path, figure: Figure) -> None:
+async def test_second_server_leads_after_the_leader_is_killed(tmp_path: Path, figure: Figure) -> None:
     token = tmp_path / "token"
     token.write_text("t" * 64)
     async with embedded(tmp_path / "store") as store:
@@ -107,8 +107,8 @@ async def test_another_server_leads_when_the_leader_is_killed(tmp_path: Path, fi
                 assert (await other.wait(name))["status"] == "completed"
 
 
-async def test_one_correlation_id_from_the_request_to_the_worker(tmp_path: Path) -> None:
-    """In the server's log, in its file and in the worker's log the same id is found by one search."""
+async def test_correlation_id_is_in_all_logs(tmp_path: Path) -> None:
+    """The server's log, its log file and the worker's log have the same id."""
     logged = tmp_path / "logs" / "server.json"
     async with Fleet(
         tmp_path, {"LOG_LEVEL": "DEBUG", "LOG_FORMAT": "text", "LOG_FILE": str(logged)}

@@ -1,4 +1,4 @@
-"""Thousands of tasks while all fails at random: none lost, none committed twice, nothing left behind."""
+"""Thousands of tasks under random faults: none is lost or committed twice, and nothing is left behind."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ Figure = Callable[[str], None]
 
 
 def bodies(rng: Random, first: int, count: int) -> list[dict[str, object]]:
-    """Small ones with and without GPU memory, each with an answer of its own."""
+    """Return small tasks with and without GPU memory, each with its own result."""
     made: list[dict[str, object]] = []
     for number in range(first, first + count):
         sleeps = rng.random() < 0.3
@@ -47,21 +47,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", seeds(metafunc))
 
 
-def check_ends(asked: list[dict[str, object]], final: list[dict[str, object]]) -> None:
-    """Completed with its own result; or given up because two different workers died running it."""
-    for wish, end in zip(asked, final, strict=True):
+def check_ends(submitted: list[dict[str, object]], final: list[dict[str, object]]) -> None:
+    """Check that each task completed with its own result, or is dead because two workers died running it."""
+    for body, end in zip(submitted, final, strict=True):
         if end["status"] == "dead":
             deaths: list[dict[str, str]] = end["deaths"]  # type: ignore[assignment]
             assert len({each["worker"] for each in deaths if each["kind"] == "worker"}) >= 2, end
         else:
             assert end["status"] == "completed", end
-            if wish["task_type"] == "echo":
-                assert end["result"] == wish["parameters"]
+            if body["task_type"] == "echo":
+                assert end["result"] == body["parameters"]
 
 
-async def check_books(manager: Fleet, states: Counter[str]) -> None:
-    """As many were committed as completed, and every device and slot is free again."""
-    await asyncio.sleep(1.5)  # what is shown of the whole may be a second old
+async def check_counts(manager: Fleet, states: Counter[str]) -> None:
+    """Check that as many tasks were committed as completed, and that every device and slot is free again."""
+    await asyncio.sleep(1.5)  # /cluster/status may be a second old
     _, shown = await manager.call("GET", "/cluster/status")
     assert {name: n for name, n in shown["tasks"].items() if n} == dict(states)
     assert shown["committed"] == states["completed"]
@@ -73,32 +73,32 @@ async def check_books(manager: Fleet, states: Counter[str]) -> None:
         reserved = sum(gpu["memory_reserved_bytes"] for each in shown["workers"] for gpu in each["gpu_info"])
         return reserved == 0 and all(each["current_tasks"] == 0 for each in shown["workers"])
 
-    await eventually(all_free, nemesis.PATIENCE_S)
+    await eventually(all_free, nemesis.LIMIT_S)
     whole: list[dict[str, object]] = [
         {"task_type": "echo", "resources": {"gpus": 2}, "idempotency_key": f"w-{n}"} for n in range(9)
     ]
-    for name in await nemesis.submit_until_taken(manager, whole):
+    for name in await nemesis.submit_until_accepted(manager, whole):
         assert (await nemesis.ended(manager, name))["status"] == "completed"
 
 
-async def test_whatever_fails_no_task_is_lost_or_counted_twice(
+async def test_no_task_is_lost_or_counted_twice_under_random_faults(
     tmp_path: Path, scale: Scale, figure: Figure, seed: int
 ) -> None:
     rng, count = Random(seed), scale(test=600, accept=5000)
     async with fleet(tmp_path) as manager:
         for name in ("a", "b", "c"):
             await manager.worker(name, *WORKER_OPTIONS)
-        foe = Nemesis(manager, rng)
-        raging = asyncio.create_task(foe.rage(scale(test=8, accept=60), scale(test=1.5, accept=2.5)))
-        asked = bodies(rng, 0, count)
+        faults = Nemesis(manager, rng)
+        injecting = asyncio.create_task(faults.inject(scale(test=8, accept=60), scale(test=1.5, accept=2.5)))
+        submitted = bodies(rng, 0, count)
         names: list[str] = []
         for first in range(0, count, BATCH):
-            names += await nemesis.submit_until_taken(manager, asked[first : first + BATCH])
+            names += await nemesis.submit_until_accepted(manager, submitted[first : first + BATCH])
             await asyncio.sleep(1.0)
-        await raging
+        await injecting
         final = [await nemesis.ended(manager, name) for name in names]
         states = Counter(str(each["status"]) for each in final)
-        figure(f"seed {seed}: {count} tasks, {dict(states)}, faults: {dict(Counter(foe.faults))}")
+        figure(f"seed {seed}: {count} tasks, {dict(states)}, faults: {dict(Counter(faults.faults))}")
         assert len(set(names)) == count
-        check_ends(asked, final)
-        await check_books(manager, states)
+        check_ends(submitted, final)
+        await check_counts(manager, states)

@@ -1,4 +1,4 @@
-"""Strangers share a cluster: nobody gets more than his share, and who floods it slows himself."""
+"""Several keys share a cluster: each gets its fair share, and a flood slows only its own key."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
 
 @dataclass(frozen=True)
 class Client:
-    """Somebody with a key of his own."""
+    """A client with its own key."""
 
     http: aiohttp.ClientSession
     key: str
@@ -69,7 +69,7 @@ def when(shown: str) -> float:
 
 @dataclass(frozen=True, order=True)
 class Run:
-    """A task that ran, by when it began."""
+    """A task that ran; sorts by when it began."""
 
     began: float
     ended: float
@@ -89,8 +89,8 @@ async def runs(manager: Fleet, owners: dict[str, str]) -> list[Run]:
 
 
 async def test_two_keys_share_two_devices_evenly(manager: Fleet, scale: Scale, figure: Figure) -> None:
-    """One of them was at work and had submitted all of its tasks before the other came. Meanwhile nothing
-    begins, or a slow client would come when all is done."""
+    """Ann has run tasks and submitted all of hers before bob submits any. The worker is cordoned meanwhile;
+    otherwise ann's tasks might be done before a slow client has submitted bob's."""
     count = scale(test=120, accept=1000)
     await manager.worker("a", "--simulate", "2xL4:24GiB", "--max-concurrent", "8")
     async with client(manager, "ann") as ann, client(manager, "bob") as bob:
@@ -109,15 +109,16 @@ async def test_two_keys_share_two_devices_evenly(manager: Fleet, scale: Scale, f
         owner: [at for at, run in enumerate(everything) if run.owner == owner] for owner in ("ann", "bob")
     }
     both = everything[places["bob"][0] : min(places["ann"][-1], places["bob"][-1]) + 1]
-    assert len(both) > count, "ann's were done before bob's had a chance"
+    assert len(both) > count, "ann's tasks were done before bob's could begin"
     shares = [sum(run.owner == "bob" for run in both[:at]) / at for at in range(WARM_UP, len(both))]
     figure(f"{count} tasks each: bob had {min(shares):.1%} to {max(shares):.1%} of any prefix")
     check_even(both)
 
 
 def check_even(both: list[Run]) -> None:
-    """At any prefix the owners had the devices for as long, to ten percent, but for a few of the longest
-    tasks: what both devices and the next in line are ahead by, twice, for a busy machine tells late."""
+    """Check that in every prefix both owners had the devices equally long, within ten percent plus six of the
+    longest tasks: what two devices and the next in the queue may be ahead, twice, as a busy machine reports
+    late."""
     longest = max(run.ended - run.began for run in both)
     had = {"ann": 0.0, "bob": 0.0}
     for run in both:
@@ -125,7 +126,7 @@ def check_even(both: list[Run]) -> None:
         assert abs(had["ann"] - had["bob"]) <= 0.1 * sum(had.values()) / 2 + 6 * longest, had
 
 
-async def test_a_running_quota_and_a_day_of_gpu_time_hold(manager: Fleet) -> None:
+async def test_running_tasks_and_daily_gpu_time_are_limited(manager: Fleet) -> None:
     await manager.worker("a", "--simulate", "4xL4:24GiB", "--max-concurrent", "8")
     nap = {**NAP, "parameters": {"seconds": 0.4}}
     async with (
@@ -139,44 +140,44 @@ async def test_a_running_quota_and_a_day_of_gpu_time_hold(manager: Fleet) -> Non
             assert started > ended - 0.1, "one at a time, though four devices were free"
         await asyncio.gather(*(manager.wait(name) for name in await bob.submit_all(nap, 3)))
 
-        async def is_told() -> bool:
+        async def is_refused() -> bool:
             return (await bob.call("POST", "/tasks", nap))[0] == 429
 
-        await eventually(is_told, 30.0)
+        await eventually(is_refused, 30.0)
         assert (await ann.call("POST", "/tasks", nap))[0] == 202
 
 
 @pytest.mark.timeout(1800)
-async def test_a_flood_slows_itself_and_nobody_else(manager: Fleet, scale: Scale, figure: Figure) -> None:
-    """Quiet is before and after it: the machine's own pace changes from one minute to the next."""
+async def test_flood_slows_only_its_own_key(manager: Fleet, scale: Scale, figure: Figure) -> None:
+    """Latency without the flood is measured before and after it, because the machine's speed varies."""
     count, connections = scale(test=2000, accept=100_000), scale(test=60, accept=100)
     probes = scale(test=100, accept=1500)
     await manager.worker("a", "--max-concurrent", "8")
-    async with client(manager, "often") as often, client(manager, "calm", **UNLIMITED) as calm:
+    async with client(manager, "often") as flooder, client(manager, "calm", **UNLIMITED) as calm:
         quiet = await probe(calm, probes)
         before_mb = rss_mb(manager)
-        flooding = asyncio.ensure_future(flood(manager.url, often.key, count, connections))
+        flooding = asyncio.ensure_future(flood(manager.url, flooder.key, count, connections))
         flooded = []
         while not flooding.done():
             flooded += await probe(calm, 50)
-        told = await flooding
+        result = await flooding
         grown_mb = rss_mb(manager) - before_mb
         quiet += await probe(calm, probes)
-    check_slowed(told, "429")
-    assert told["statuses"]["202"] <= 100 * (1 + told["seconds"] / 60)
-    assert await manager.metric("requests_refused_total") == told["statuses"]["429"]
+    check_slowed(result, "429")
+    assert result["statuses"]["202"] <= 100 * (1 + result["seconds"] / 60)
+    assert await manager.metric("requests_refused_total") == result["statuses"]["429"]
     assert grown_mb < 50
     others = " and ".join(f"{median(took):.1f}/{p99(took):.1f}" for took in (quiet, flooded))
     figure(
-        f"{count} submissions on {connections} connections: {told['statuses']} in {told['seconds']} s, "
+        f"{count} submissions on {connections} connections: {result['statuses']} in {result['seconds']} s, "
         f"store {grown_mb:+.0f} MB; the other key's p50/p99 quiet and flooded: {others} ms"
     )
     if scale.tier == "accept":
         assert p99(flooded) < 2 * p99(quiet)
 
 
-async def test_a_full_queue_keeps_the_store_small(manager: Fleet, scale: Scale, figure: Figure) -> None:
-    """A key that may ask as often as it likes, and has more than it may have waiting."""
+async def test_full_queue_limits_the_size_of_the_store(manager: Fleet, scale: Scale, figure: Figure) -> None:
+    """The key has no rate limit, but submits more than it may have queued."""
     batches = scale(test=60, accept=2000)
     async with (
         client(manager, "much", **UNLIMITED, queued_tasks=500) as much,
@@ -185,24 +186,28 @@ async def test_a_full_queue_keeps_the_store_small(manager: Fleet, scale: Scale, 
         before_mb = rss_mb(manager)
         flooding = asyncio.ensure_future(flood(manager.url, much.key, batches, 10, batch=100))
         await probe(calm, scale(test=20, accept=500))
-        told = await asyncio.wait_for(flooding, scale(test=120, accept=600))
+        result = await asyncio.wait_for(flooding, scale(test=120, accept=600))
         grown_mb = rss_mb(manager) - before_mb
         _, page = await much.call("GET", "/tasks?limit=1")
-    check_slowed(told, "503")
-    assert (told["statuses"]["202"], page["total"]) == (5, 500), "nobody works, and nothing is taken in part"
-    assert await manager.metric("requests_refused_total") == told["statuses"]["503"]
+    check_slowed(result, "503")
+    assert (result["statuses"]["202"], page["total"]) == (5, 500), (
+        "no worker runs, and no batch is accepted in part"
+    )
+    assert await manager.metric("requests_refused_total") == result["statuses"]["503"]
     assert grown_mb < 50
-    figure(f"{batches} batches of 100: {told['statuses']} in {told['seconds']} s, store {grown_mb:+.0f} MB")
+    figure(
+        f"{batches} batches of 100: {result['statuses']} in {result['seconds']} s, store {grown_mb:+.0f} MB"
+    )
 
 
-def check_slowed(told: Any, status: str) -> None:
-    assert set(told["statuses"]) == {"202", status}, told
-    assert told["least_retry_after"] >= 1
-    assert told["without_retry_after"] == 0
+def check_slowed(result: Any, status: str) -> None:
+    assert set(result["statuses"]) == {"202", status}, result
+    assert result["least_retry_after"] >= 1
+    assert result["without_retry_after"] == 0
 
 
 async def probe(caller: Client, count: int) -> list[float]:
-    """How long each of so many submissions took, in ms; all are accepted."""
+    """Submit `count` tasks, which must all be accepted, and return how long each took in ms."""
     took = []
     for _ in range(count):
         start = time.perf_counter()
@@ -228,13 +233,13 @@ async def flood(url: str, key: str, count: int, connections: int, batch: int = 0
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode == 0
-    return json.loads(said)
+    return json.loads(output)
 
 
 def rss_mb(manager: Fleet) -> float:
-    """What the store has in memory."""
+    """Return the resident memory of the store."""
     assert manager.server is not None
     (pid,) = [pid for pid in children_of(manager.server.pid) if "valkey-server" in name_of(pid)]
     status = Path(f"/proc/{pid}/status").read_text()

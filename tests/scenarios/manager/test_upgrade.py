@@ -1,4 +1,4 @@
-"""Today's server on a data directory of before: nothing is lost. On one of tomorrow: it refuses."""
+"""The current server loses nothing of an older data directory, and refuses a newer one."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def before(tmp_path: Path) -> Path:
     return Path(shutil.copytree(BEFORE, tmp_path / "data"))
 
 
-async def test_an_upgrade_loses_nothing(before: Path) -> None:
+async def test_upgrade_loses_nothing(before: Path) -> None:
     expected: dict[str, str] = json.loads((before / "tasks.json").read_text())
     waiting = [name for name, state in expected.items() if state == "queued"]
     async with site_on(before) as site:
@@ -53,28 +53,28 @@ async def test_an_upgrade_loses_nothing(before: Path) -> None:
         again = await site.call(
             "POST", "/tasks", {**repeated, "priority": "high", "parameters": {"p": "high"}}
         )
-        assert again[1]["task_id"] in waiting, "submitted once before the upgrade and once after: one task"
+        assert again[1]["task_id"] in waiting, "the same submission before and after the upgrade is one task"
         _, shown = await site.call("GET", "/workers/w")
         assert shown["status"] in ("offline", "suspect")
         worker = await site.join("w", instance="w-2")
-        assert (await site.call("GET", "/workers/w"))[1]["status"] == "cordoned", "an operator's word is kept"
+        assert (await site.call("GET", "/workers/w"))[1]["status"] == "cordoned", (
+            "the operator's cordon is kept"
+        )
         await site.call("POST", "/workers/w/uncordon")
         for _ in waiting:
             await worker.finish(await worker.take(), "after")
         assert [(await site.wait(name))["result"] for name in waiting] == ["after"] * 4
     async with site_on(before) as site:
-        assert (await site.wait(waiting[0]))["result"] == "after", (
-            "and again, with nothing to bring up to date"
-        )
+        assert (await site.wait(waiting[0]))["result"] == "after", "and again, with nothing left to migrate"
 
 
-async def test_keys_that_were_made_before_are_known_after(before: Path) -> None:
-    """Through the command line's own way to the keys."""
+async def test_keys_survive_the_upgrade(before: Path) -> None:
+    """Read them the way the command line does."""
     known, _ = host._keys(settings.load({}, before / "none", data_dir=str(before)), before)
     assert Keys(known).find(f"Bearer {KEY}").owner == "admin"
 
 
-async def test_data_of_a_newer_program_are_refused_and_left_alone(before: Path) -> None:
+async def test_newer_data_is_refused_and_unchanged(before: Path) -> None:
     async with embedded(before / "store") as store, Database(store.url) as database:
         await database.set(migrations.KEY, b"99")
     with pytest.raises(Unfit, match="of version 99, and this program supports up to 2: run the newer"):
@@ -84,7 +84,7 @@ async def test_data_of_a_newer_program_are_refused_and_left_alone(before: Path) 
         assert await database.get(migrations.KEY) == b"99"
 
 
-async def test_a_new_store_has_the_version_of_today(tmp_path: Path) -> None:
+async def test_new_store_has_the_current_version(tmp_path: Path) -> None:
     async with site_on(tmp_path / "data") as site:
         written = await site.running.manager.store.database.get(migrations.KEY)
         assert written == str(migrations.VERSION).encode()

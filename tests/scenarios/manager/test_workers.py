@@ -1,4 +1,4 @@
-"""What becomes of tasks when runners, workers and hosts fail: real server, real store, real processes."""
+"""Runners, workers and hosts fail while tasks run: real server, real store, real processes."""
 
 import asyncio
 import signal
@@ -18,8 +18,8 @@ from tests.support.scale import Scale
 pytestmark = pytest.mark.real
 Figure = Callable[[str], None]
 RUNS_S = 5.0
-"""Longer than it takes to stop a host on a busy machine, shorter than a lease: the result must wait when the
-agent wakes."""
+"""Longer than stopping a host takes on a busy machine, shorter than a lease: the result must be waiting when
+the agent continues."""
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
         yield running
 
 
-async def test_a_killed_runner_costs_less_than_a_second(manager: Fleet, scale: Scale, figure: Figure) -> None:
+async def test_task_of_a_killed_runner_restarts_within_a_second(
+    manager: Fleet, scale: Scale, figure: Figure
+) -> None:
     worker = await manager.worker("a")
     task = await manager.submit("sleep", {"seconds": 8})
     await manager.running(task)
@@ -36,11 +38,11 @@ async def test_a_killed_runner_costs_less_than_a_second(manager: Fleet, scale: S
     killed = time.monotonic()
     await manager.until(task, attempt=2, status="running")
     figure(f"runner killed, run again after {time.monotonic() - killed:.2f} s")
-    assert time.monotonic() - killed < scale(test=8.0, accept=1.0), "long before a lease would be over"
+    assert time.monotonic() - killed < scale(test=8.0, accept=1.0), "long before a lease would expire"
     assert (await manager.wait(task))["status"] == "completed"
 
 
-async def test_a_killed_worker_costs_less_than_five_seconds(
+async def test_task_of_a_killed_worker_restarts_within_five_seconds(
     manager: Fleet, scale: Scale, figure: Figure
 ) -> None:
     await manager.worker("a")
@@ -56,17 +58,17 @@ async def test_a_killed_worker_costs_less_than_five_seconds(
     assert (await manager.wait(task))["status"] == "completed"
 
 
-async def test_a_silent_host_costs_less_than_fifteen_seconds_and_its_late_result_is_dropped(
+async def test_task_of_a_silent_host_restarts_within_15_s_and_its_late_result_is_dropped(
     manager: Fleet, scale: Scale, figure: Figure
 ) -> None:
-    """Of one host all is stopped while a task runs; of another the agent alone, so that a result waits in its
-    socket when it wakes. Both wake while a third runs their tasks again: only the third's results count."""
+    """On one host all processes are stopped while a task runs; on another only the agent, so that a result
+    waits in its socket. Both continue while a third runs their tasks again: only its results count."""
     who = ("--function", "who=tests.support.worker_functions:pid_after")
     third = await manager.worker("c", *who)
     await manager.call("POST", "/workers/c/cordon")
     first, second = await manager.worker("a", *who), await manager.worker("b", *who)
-    asked = {"function": "who", "arguments": {"seconds": RUNS_S}}
-    tasks = [await manager.submit("python", asked) for _ in range(2)]
+    parameters = {"function": "who", "arguments": {"seconds": RUNS_S}}
+    tasks = [await manager.submit("python", parameters) for _ in range(2)]
     for task in tasks:
         await manager.running(task)
     stopped = [first.process.pid, *first.below(), second.process.pid]
@@ -88,7 +90,7 @@ async def test_a_silent_host_costs_less_than_fifteen_seconds_and_its_late_result
     await manager.back("b")
 
 
-async def test_a_worker_that_leaves_finishes_what_runs_and_hands_on_the_rest(manager: Fleet) -> None:
+async def test_leaving_worker_finishes_running_and_refuses_waiting_tasks(manager: Fleet) -> None:
     await manager.worker("b")
     await manager.call("POST", "/workers/b/cordon")
     leaving = await manager.worker("a")
@@ -109,17 +111,17 @@ async def test_a_worker_that_leaves_finishes_what_runs_and_hands_on_the_rest(man
         )
 
 
-async def test_memory_taken_by_a_stranger_is_never_given(manager: Fleet) -> None:
-    """Six tasks fit on two devices at once, four while a stranger has memory on one of them. None may ever
-    run out of memory, whatever the last report said."""
+async def test_memory_of_foreign_processes_is_never_assigned(manager: Fleet) -> None:
+    """Six tasks fit on two devices at once, four while a foreign process has memory on one of them. None may
+    ever run out of memory, whatever the last report showed."""
     await manager.worker("a", "--simulate", "2xL4:24GiB", "--max-concurrent", "6")
     folder = manager.folder / "gpus-a"
     devices = Simulated(folder, "2xL4:24GiB").devices()
     for device in (*devices, *devices):
-        stranger = simulated.allocate(folder, device.uuid, 9_000)
+        foreign = simulated.allocate(folder, device.uuid, 9_000)
         resources = {"gpus": 1, "gpu_memory": "6GB"}
         tasks = [await manager.submit("vram", {"hold_s": 0.2}, resources=resources) for _ in range(6)]
         for task in tasks:
             assert (await manager.wait(task))["status"] == "completed"
-        stranger.free()
+        foreign.free()
     assert "OutOfMemory" not in manager.workers[0].log.read_text()

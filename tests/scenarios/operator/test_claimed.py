@@ -1,4 +1,4 @@
-"""Claimed workloads on a real control plane: the operator makes Jobs, the gpu-scheduler gives exact devices,
+"""Claimed workloads on a real control plane: the operator creates Jobs, the gpu-scheduler allocates devices,
 both under their shipped ServiceAccounts."""
 
 from typing import Any
@@ -22,19 +22,19 @@ def claims(site: Site) -> list[Json]:
 
 
 def leases(site: Site) -> list[str]:
-    """Devices of this site's nodes that somebody holds."""
+    """Return the leases of this site's devices that are held."""
     found = [each["metadata"]["name"] for each in site.request("GET", LEASES)["items"]]
     return [name for name in found if name.startswith(f"gpu-{site.namespace}-")]
 
 
 def nothing_left(site: Site) -> None:
-    """Also what only the garbage collector and the scheduler's release take away."""
+    """Wait until all is gone, including objects that the garbage collector or the scheduler removes."""
     eventually(lambda: not site.jobs() and not site.pods(), "Job and pods are gone")
     eventually(lambda: not claims(site), "the claims are gone")
     eventually(lambda: not leases(site), "the devices are free")
 
 
-def test_the_example_gets_devices_that_talk_and_succeeds(site: Site, operator: Operator) -> None:
+def test_example_gets_connected_devices_and_succeeds(site: Site, operator: Operator) -> None:
     (node,) = site.nodes(1, gpus=8, islands=((0, 2, 4, 6), (1, 3, 5, 7)))
     before = operator.metrics()
     site.cluster.kubectl(
@@ -51,8 +51,8 @@ def test_the_example_gets_devices_that_talk_and_succeeds(site: Site, operator: O
     assert pod["spec"]["schedulerName"] == "gpu-scheduler"
     status = site.until("claimed-model", *FINAL)
     assert (status["phase"], status["retryCount"], status["assignedNode"]) == ("Succeeded", 0, node)
-    assert node in site.told("claimed-model", "Scheduled", "4 GPUs of")
-    site.told("claimed-model", "JobSucceeded")
+    assert node in site.event("claimed-model", "Scheduled", "4 GPUs of")
+    site.event("claimed-model", "JobSucceeded")
     assert {reason for reason, _ in site.events("claimed-model")} == {
         "Scheduled",
         "JobCreated",
@@ -67,7 +67,7 @@ def test_the_example_gets_devices_that_talk_and_succeeds(site: Site, operator: O
     nothing_left(site)
 
 
-def test_it_waits_with_the_schedulers_reason_and_the_same_job_starts_when_there_is_room(site: Site) -> None:
+def test_waiting_workload_shows_the_schedulers_reason_and_keeps_its_job(site: Site) -> None:
     (node,) = site.nodes(1, gpus=4)
     site.create("first", gpus=3, run_for="1h", claim=PACKED)
     assert "(devices 0,1,2)" in site.until("first", "Running")["message"]
@@ -76,36 +76,36 @@ def test_it_waits_with_the_schedulers_reason_and_the_same_job_starts_when_there_
     waiting = site.until("second", "Pending")
     assert waiting["message"] == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
     assert (waiting["retryCount"], waiting.get("assignedNode")) == (1, None)
-    site.told("second", "FailedScheduling", "fewer than 2 free GPUs")
+    site.event("second", "FailedScheduling", "fewer than 2 free GPUs")
     job = next(each for each in site.jobs() if each["metadata"]["name"] == waiting["jobName"])
     site.delete("first")
     running = site.until("second", "Running")
-    assert (running["retryCount"], running["assignedNode"]) == (1, node)  # its arrival's, and no more
+    assert (running["retryCount"], running["assignedNode"]) == (1, node)  # only the try of its creation
     assert job["metadata"]["uid"] in {each["metadata"]["uid"] for each in site.jobs()}
 
 
-def test_tries_are_spent_waiting_and_then_it_fails_and_holds_nothing(site: Site) -> None:
+def test_unschedulable_workload_fails_after_its_retries_and_holds_nothing(site: Site) -> None:
     site.nodes(1, gpus=4)
     site.create("big", gpus=8, claim=PACKED, retryPolicy=SOON)
     status = site.until("big", "Failed")
     assert status["retryCount"] == 2
     assert "0/1 nodes fit" in status["message"]
-    site.told("big", "MaxRetriesExceeded")
+    site.event("big", "MaxRetriesExceeded")
     eventually(lambda: not site.jobs() and not site.pods(), "its Job is gone")
 
 
-def test_a_failed_job_is_tried_again_and_its_devices_are_given_back(site: Site) -> None:
+def test_failed_job_is_retried_and_releases_its_devices(site: Site) -> None:
     site.nodes(1, gpus=1)
     site.create("flaky", run_for="100ms", outcome="fail", claim=PACKED, retryPolicy=SOON)
     status = site.until("flaky", "Failed")
     assert status["retryCount"] == 2
-    assert "container main ended with exit code 1" in site.told("flaky", "JobFailed")
+    assert "container main ended with exit code 1" in site.event("flaky", "JobFailed")
     assert len({each["metadata"]["name"] for each in site.jobs()}) == 2
     eventually(lambda: not leases(site), "the device is free")
 
 
-def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
-    """The kubelet, which these nodes do not have, ends a pod whose time on its node is over."""
+def test_runtime_limit_fails_the_workload_without_retry(site: Site) -> None:
+    """These nodes have no kubelet, so the test itself ends the pod after its deadline."""
     site.nodes(1, gpus=1)
     site.create("slow", run_for="1h", claim=PACKED, maxRuntimeSeconds=60)
     site.until("slow", "Running")
@@ -117,7 +117,7 @@ def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
     assert status["retryCount"] == 0
 
 
-def test_a_wish_changed_while_it_waits_is_asked_anew(site: Site) -> None:
+def test_claim_changed_while_pending_is_scheduled_again(site: Site) -> None:
     (node,) = site.nodes(1, gpus=4)
     nowhere = {"selector": {"matchLabels": {"zone": "none"}}}
     site.create("picky", gpus=2, run_for="1h", claim=nowhere, retryPolicy={"backoffSeconds": 300})
@@ -131,7 +131,7 @@ def _plural(message: str) -> str:
     return message.replace("does not match", "do not match")
 
 
-def test_suspended_it_gives_its_devices_back_and_resumes(site: Site) -> None:
+def test_suspended_workload_releases_its_devices_and_resumes(site: Site) -> None:
     site.nodes(1, gpus=1)
     site.create("paused", run_for="1h", claim=PACKED)
     site.until("paused", "Running")
@@ -153,7 +153,7 @@ def test_suspended_it_gives_its_devices_back_and_resumes(site: Site) -> None:
         ("Succeeded", {"run_for": "100ms"}),
     ],
 )
-def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict[str, Any]) -> None:
+def test_delete_in_any_phase_leaves_nothing(site: Site, phase: str, spec: dict[str, Any]) -> None:
     site.nodes(1, gpus=4)
     site.create("doomed", claim=PACKED, **spec)
     site.until("doomed", phase)
@@ -162,7 +162,7 @@ def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict
     nothing_left(site)
 
 
-def test_plain_and_claimed_workloads_keep_to_different_nodes(site: Site) -> None:
+def test_plain_and_claimed_workloads_use_different_nodes(site: Site) -> None:
     first, second = site.nodes(2, gpus=4)
     site.create("exact", run_for="1h", claim={"selector": {"matchLabels": {"kubernetes.io/hostname": first}}})
     site.until("exact", "Running")
@@ -175,7 +175,7 @@ def test_plain_and_claimed_workloads_keep_to_different_nodes(site: Site) -> None
     assert "device plugin" in site.until("other", "Pending")["message"]
 
 
-def test_what_contradicts_the_claim_is_told(site: Site) -> None:
+def test_spec_that_contradicts_the_claim_is_reported(site: Site) -> None:
     main = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     site.create("both", claim=PACKED, template={"spec": {"containers": [main]}})
     assert "asks for nvidia.com/gpu; leave it out" in site.until("both", "Failed")["message"]

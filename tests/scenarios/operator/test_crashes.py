@@ -1,7 +1,7 @@
-"""SIGKILL at every write of the operator, three ways: the end is that of an undisturbed run, every time.
+"""Kill the operator at every write, at three moments. Each run must end as an undisturbed run does.
 
-The writes are those an undisturbed run makes, in its order. Each is struck before the server hears of it,
-when it is done and the answer is lost, and when the answer has arrived.
+The writes are those of an undisturbed run, in its order. Each is killed before the server receives it, when
+the server has done it but the answer is lost, and after the answer has arrived.
 """
 
 import re
@@ -27,18 +27,18 @@ MOMENTS = ("not forwarded", "answer lost", "after the answer")
 SOON = {"maxRetries": 2, "backoffSeconds": 1}
 
 Write = tuple[str, str, int]
-"""Verb, resource, and which of its kind."""
+"""Verb, resource, and its number among writes with the same verb and resource."""
 
 
 def succeeds(site: Site) -> None:
-    """Created, run, succeeded, given its TTL, deleted."""
+    """Create a workload and wait until it has succeeded and its Job has a TTL."""
     site.create("one", run_for="200ms", ttlSecondsAfterFinished=600)
     site.until("one", "Succeeded")
     eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "the TTL is set")
 
 
 def fails(site: Site) -> None:
-    """Its Job fails, is tried again, and fails for good."""
+    """Create a workload whose Jobs fail until no retry is left."""
     site.create("one", run_for="100ms", outcome="fail", retryPolicy=SOON)
     site.until("one", "Failed")
 
@@ -46,7 +46,7 @@ def fails(site: Site) -> None:
 def is_suspended(site: Site) -> None:
     site.create("one", run_for="1h")
     site.until("one", "Running")
-    # Else the two might meet, and a write be made twice in this run and not in the next.
+    # Wait for it, or the two writes could overlap and be sent twice in this run but not in the next.
     eventually(lambda: (site.get("one") or {})["metadata"].get("finalizers"), "it has its finalizer")
     site.patch("one", {"suspend": True})
     site.until("one", "Pending")
@@ -54,14 +54,14 @@ def is_suspended(site: Site) -> None:
 
 
 def is_claimed(site: Site) -> None:
-    """As `succeeds`, but the gpu-scheduler gives it a device."""
+    """As `succeeds`, but the gpu-scheduler allocates a device."""
     site.create("one", run_for="200ms", claim={"devices": {"policy": "packed"}}, ttlSecondsAfterFinished=600)
     site.until("one", "Succeeded")
     eventually(lambda: all("ttlSecondsAfterFinished" in job["spec"] for job in site.jobs()), "the TTL is set")
 
 
-def waits_in_vain(site: Site) -> None:
-    """The gpu-scheduler has no room for it until its tries are spent."""
+def never_fits(site: Site) -> None:
+    """Create a workload that the gpu-scheduler cannot place until no retry is left."""
     site.create("one", gpus=8, claim={"devices": {"policy": "packed"}}, retryPolicy=SOON)
     site.until("one", "Failed")
     eventually(lambda: not site.jobs(), "the Job is gone")
@@ -72,13 +72,13 @@ STORIES: dict[str, Callable[[Site], None]] = {
     "fails": fails,
     "is suspended": is_suspended,
     "is claimed": is_claimed,
-    "waits in vain": waits_in_vain,
+    "never fits": never_fits,
 }
 
 
 @dataclass
 class Outcome:
-    """How a story ended, without what differs from run to run."""
+    """How a story ended, without values that differ from run to run."""
 
     status: Any
     jobs: list[Any]
@@ -91,7 +91,7 @@ def play(site: Site, story: str, operator: Operator) -> Outcome:
     outcome = Outcome(plain(site.status("one"), node), sorted(map(_of_job, site.jobs())), (0, 0))
     site.delete("one")
     site.gone("one")
-    # One that was struck before it had its finalizer is cleaned up by Kubernetes, a moment later.
+    # If the kill came before the finalizer, Kubernetes cleans up a moment later.
     eventually(lambda: not site.jobs() and not site.pods(), "nothing is left")
     outcome.created = created(site, "jobs"), created(site, "gpuclaims")
     return outcome
@@ -114,13 +114,13 @@ def plain(value: Any, node: str) -> Any:
 
 
 def created(site: Site, resource: str) -> int:
-    """How many of these the operator has made."""
+    """Return how many of these the operator has created."""
     entries = (entry for entry in site.cluster.audit.entries() if entry.namespace == site.namespace)
     made = (entry for entry in entries if entry.user.endswith(f":{ACCOUNT}"))
     return sum((entry.verb, entry.resource, entry.code) == ("create", resource, 201) for entry in made)
 
 
-def strike(moment: str, kill: Callable[[object], None]) -> Fault:
+def kill_fault(moment: str, kill: Callable[[object], None]) -> Fault:
     match moment:
         case "not forwarded":
             return Call(kill, then=Cut(), at="request")
@@ -139,7 +139,7 @@ def proxy(account: Path) -> Iterator[Proxy]:
 def undisturbed(
     operator_cluster: Cluster, account: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[Outcome, list[Write]]]:
-    """A story as it goes without any fault, and the writes it takes; each is played once."""
+    """Run a story without faults and return its outcome and its writes; each story runs once."""
     known: dict[str, tuple[Outcome, list[Write]]] = {}
 
     def run(story: str) -> tuple[Outcome, list[Write]]:
@@ -175,7 +175,7 @@ def writes_in(proxy: Proxy) -> list[Write]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("story", STORIES)
 @pytest.mark.usefixtures("scheduler")
-def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
+def test_kill_at_any_write_does_not_change_the_outcome(
     story: str,
     operator_cluster: Cluster,
     undisturbed: Callable[[str], tuple[Outcome, list[Write]]],
@@ -186,7 +186,7 @@ def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
 ) -> None:
     expected, writes = undisturbed(story)
     points = [(write, moment) for write in writes for moment in MOMENTS]
-    # In short, every write of the first story at one moment, going round, and some of the others; in full,
+    # Small scale: every write of the first story at one moment in turn, and some of the others. Full scale:
     # every moment of every write.
     one_each = list(zip(writes, cycle(MOMENTS), strict=False))
     chosen = scale(test=one_each if story == "succeeds" else one_each[2::4], accept=points)
@@ -196,7 +196,7 @@ def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
         found, was_killed = killed_at(write, moment, story, operator_cluster, account, log)
         assert found == expected, f"killed at {write}, {moment}; log: {log}"
         kills += was_killed
-    # Two changes that are seen together cost one write, so a run may have one less than the undisturbed.
+    # The operator may combine two changes in one write, so a run may have one write less than expected.
     assert kills >= 0.8 * (len(chosen) - 1)
     figure(f"{kills} of {len(points)} kills, each at another point of {len(writes)} writes")
 
@@ -204,7 +204,7 @@ def test_killed_at_any_write_it_ends_as_if_nothing_had_been(
 def killed_at(
     write: Write, moment: str, story: str, cluster: Cluster, account: Path, log: Path
 ) -> tuple[Outcome, bool]:
-    """How it ended, and whether it came to that write."""
+    """Run a story with this kill. Return its outcome, and whether it reached that write."""
     with (
         closing(Site(cluster)) as site,
         Proxy(account) as proxy,
@@ -215,7 +215,9 @@ def killed_at(
 
         def kill(_: object) -> None:
             with judging:
-                if not over.is_set():  # else it was the last write of the story, and nobody would start again
+                if (
+                    not over.is_set()
+                ):  # else it was the last write of the story, and it would not be restarted
                     operator.kill()
                     killed.set()
 
@@ -224,7 +226,7 @@ def killed_at(
             if not over.is_set():
                 operator.start()
 
-        proxy.on(verb, resource, nth=nth, do=strike(moment, kill))
+        proxy.on(verb, resource, nth=nth, do=kill_fault(moment, kill))
         helper = threading.Thread(target=start_again, daemon=True)
         helper.start()
         outcome = play(site, story, operator)

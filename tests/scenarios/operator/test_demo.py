@@ -1,4 +1,4 @@
-"""`make demo` for somebody who pipes its output: the samples live, Ctrl-C ends it, nothing is left."""
+"""`make demo` with piped output: the samples run, Ctrl-C ends it, and nothing is left."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 PATIENCE_S = 150.0
 IN_THE_BACKGROUND = ("sh", "-c", 'trap \'\' INT; exec "$0" "$@"')
-"""As a shell starts what ends with `&`: Ctrl-C is to be ignored. Whoever sends it all the same means it."""
+"""Start with SIGINT ignored, as a shell does for `command &`. An explicit SIGINT must still end the demo."""
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def demo(toolbox: Toolbox) -> Iterator["subprocess.Popen[str]"]:
     process.stdout.close()
 
 
-def test_the_samples_live_and_ctrl_c_leaves_nothing(demo: "subprocess.Popen[str]") -> None:
+def test_samples_succeed_and_ctrl_c_leaves_nothing(demo: "subprocess.Popen[str]") -> None:
     assert demo.stdout
-    too_late = threading.Timer(PATIENCE_S, demo.kill)  # ends the lines that we wait for
+    too_late = threading.Timer(PATIENCE_S, demo.kill)  # ends the loop over its output
     too_late.start()
     seen: list[str] = []
     for line in demo.stdout:

@@ -1,4 +1,4 @@
-"""The scripts that install and remove the operator, on a real cluster and on none."""
+"""The scripts that install and remove the operator, with and without a real cluster."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["deploy.sh", "uninstall.sh"])
-def test_without_kubectl_it_says_what_to_install(name: str, tmp_path: Path) -> None:
+def test_missing_kubectl_is_reported(name: str, tmp_path: Path) -> None:
     for tool in ("bash", "dirname", "sed"):
         os.symlink(f"/usr/bin/{tool}", tmp_path / tool)
     done = script(name, path=str(tmp_path))
@@ -75,7 +75,7 @@ def test_without_kubectl_it_says_what_to_install(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["deploy.sh", "uninstall.sh"])
-def test_without_a_cluster_it_says_so(name: str, toolbox: object, operator_cluster: Cluster) -> None:
+def test_missing_cluster_is_reported(name: str, toolbox: object, operator_cluster: Cluster) -> None:
     tools = Path(operator_cluster.tools["kubectl"]).parent
     done = script(name, path=f"{tools}:/usr/bin:/bin")
     assert done.returncode == 1
@@ -84,7 +84,7 @@ def test_without_a_cluster_it_says_so(name: str, toolbox: object, operator_clust
 
 
 @pytest.mark.parametrize("name", ["deploy.sh", "uninstall.sh"])
-def test_an_unknown_option_is_refused(name: str) -> None:
+def test_unknown_option_is_refused(name: str) -> None:
     done = script(name, "--force")
     assert done.returncode == 1
     assert "unknown option --force" in done.stderr

@@ -1,4 +1,4 @@
-"""The life of workloads on a real control plane, with the operator under its shipped ServiceAccount."""
+"""The life cycle of workloads on a real control plane, with the operator under its shipped ServiceAccount."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def apply(site: Site, file: Path) -> list[str]:
     return [each["metadata"]["name"] for each in yaml.safe_load_all(file.read_text()) if each]
 
 
-def test_the_samples_run_and_succeed(site: Site, operator: Operator, figure: Callable[[str], None]) -> None:
+def test_samples_run_and_succeed(site: Site, operator: Operator, figure: Callable[[str], None]) -> None:
     site.nodes(3)
     before = operator.metrics()
     names = apply(site, SAMPLES)
@@ -40,7 +40,7 @@ def test_the_samples_run_and_succeed(site: Site, operator: Operator, figure: Cal
             "Running": "False",
             "Complete": "True",
         }
-        site.told(name, "JobSucceeded")
+        site.event(name, "JobSucceeded")
         assert {"Scheduled", "JobCreated", "JobSucceeded"} == {reason for reason, _ in site.events(name)}
     after = operator.metrics()
     for strategy in ("leastLoaded", "costOptimized", "random"):
@@ -48,7 +48,7 @@ def test_the_samples_run_and_succeed(site: Site, operator: Operator, figure: Cal
         assert after[name] - before.get(name, 0) == 1
 
 
-def test_people_see_it_with_kubectl(site: Site) -> None:
+def test_kubectl_shows_columns_and_events(site: Site) -> None:
     site.nodes(1)
     site.create("bert", modelName="google/BERT-large", gpus=2, priority="high")
     site.until("bert", "Succeeded")
@@ -58,7 +58,7 @@ def test_people_see_it_with_kubectl(site: Site) -> None:
     wide = site.cluster.kubectl("get", "gpuw", "-n", site.namespace, "-o", "wide").splitlines()
     assert wide[0].split()[6:] == ["STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
     assert wide[1].split()[6:9] == ["leastLoaded", "high", "0"]
-    site.told("bert", "JobSucceeded")
+    site.event("bert", "JobSucceeded")
     described = site.cluster.kubectl("describe", "gpuw", "bert", "-n", site.namespace)
     assert "JobCreated" in described
     (pod,) = site.pods("app=google-BERT-large")
@@ -67,7 +67,7 @@ def test_people_see_it_with_kubectl(site: Site) -> None:
     assert (env["MODEL_NAME"], env["GPU_COUNT"]) == ("google/BERT-large", "2")
 
 
-def test_free_gpus_are_counted_from_what_pods_hold(site: Site, figure: Callable[[str], None]) -> None:
+def test_free_gpus_exclude_those_of_running_pods(site: Site, figure: Callable[[str], None]) -> None:
     site.nodes(2, gpus=4)
     for name in ("one", "two"):
         site.create(name, gpus=4, run_for="1h")
@@ -82,17 +82,17 @@ def test_free_gpus_are_counted_from_what_pods_hold(site: Site, figure: Callable[
     ended = time.monotonic()
     status = site.until("three", "Scheduled", "Running", *FINAL)
     figure(f"the third was placed {time.monotonic() - ended:.2f} s after the first had ended (spec: 2 s)")
-    assert status["retryCount"] == 1  # what its arrival cost, and no more
+    assert status["retryCount"] == 1  # only the try of its creation
     site.until("three", "Succeeded")
 
 
-def test_pods_of_others_count_too(site: Site) -> None:
+def test_pods_of_other_controllers_count_too(site: Site) -> None:
     (node,) = site.nodes(1, gpus=4)
     limits = {"nvidia.com/gpu": "3"}
     container = {"name": "x", "image": "x", "resources": {"limits": limits}}
     body = {"metadata": {"name": "other"}, "spec": {"nodeName": node, "containers": [container]}}
     site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", body)
-    # Two watches tell of a pod and of a workload, in any order: by now the operator has heard of the pod.
+    # Pods and workloads come through two watches, in any order. Wait until the operator has seen the pod.
     eventually(lambda: site.pods()[0]["status"].get("phase") == "Running", "the other pod runs")
     site.create("two", gpus=2)
     assert site.until("two", "Pending")["message"] == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
@@ -108,7 +108,7 @@ def test_cost_optimized_prefers_cheap_nodes_and_falls_back(site: Site) -> None:
         assert site.until(name, "Running")["assignedNode"] == expected
 
 
-def test_least_loaded_spreads(site: Site) -> None:
+def test_least_loaded_spreads_workloads(site: Site) -> None:
     nodes = site.nodes(3, gpus=4)
     for number in range(6):
         site.create(f"w{number}", run_for="1h")
@@ -116,25 +116,25 @@ def test_least_loaded_spreads(site: Site) -> None:
     assert {node: chosen.count(node) for node in nodes} == dict.fromkeys(nodes, 2)
 
 
-def test_a_node_that_comes_wakes_those_who_wait(site: Site) -> None:
+def test_new_node_wakes_pending_workloads(site: Site) -> None:
     site.create("early", retryPolicy={"maxRetries": 3, "backoffSeconds": 300})
     assert site.until("early", "Pending")["message"] == "0/0 nodes fit: there are no nodes"
     site.nodes(1)
     site.until("early", "Succeeded")  # long before its backoff is over
 
 
-def test_tries_are_spent_and_then_it_fails(site: Site) -> None:
+def test_unschedulable_workload_fails_after_its_retries(site: Site) -> None:
     site.nodes(1, gpus=4)
     site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
     status = site.until("big", "Failed")
     assert status["retryCount"] == 2
     assert "no node of this cluster can ever fit these 8 GPUs" in status["message"]
     assert ("False", "MaxRetriesExceeded") in {(c["status"], c["reason"]) for c in status["conditions"]}
-    site.told("big", "MaxRetriesExceeded")
-    site.told("big", "Retrying", "try 2 of 2")
+    site.event("big", "MaxRetriesExceeded")
+    site.event("big", "Retrying", "try 2 of 2")
 
 
-def test_a_failed_job_is_tried_again_on_another_node(site: Site) -> None:
+def test_failed_job_is_retried_on_another_node(site: Site) -> None:
     nodes = site.nodes(2)
     site.create("flaky", run_for="100ms", outcome="fail", retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
     status = site.until("flaky", "Failed")
@@ -143,7 +143,7 @@ def test_a_failed_job_is_tried_again_on_another_node(site: Site) -> None:
     assert len(chosen) == 2
     assert set(chosen.values()) == set(nodes)
     assert {name.rpartition("-")[2] for name in chosen} > {"r1"}
-    assert "container main ended with exit code 1 (Error)" in site.told("flaky", "JobFailed")
+    assert "container main ended with exit code 1 (Error)" in site.event("flaky", "JobFailed")
 
 
 def _node(job: dict[str, object]) -> str:
@@ -152,18 +152,18 @@ def _node(job: dict[str, object]) -> str:
     return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
 
-def test_a_finished_workload_whose_job_is_gone_stays_finished(site: Site) -> None:
+def test_finished_workload_stays_finished_after_its_job_is_gone(site: Site) -> None:
     site.nodes(1)
     site.create("short", run_for="100ms", ttlSecondsAfterFinished=0)
     done = site.until("short", "Succeeded")
     eventually(lambda: not site.jobs(), "the Job was removed by its TTL")
-    site.patch("short", {"retryPolicy": {"maxRetries": 7}})  # makes the operator look
+    site.patch("short", {"retryPolicy": {"maxRetries": 7}})  # triggers a reconcile
     site.create("next", run_for="100ms")
     site.until("next", "Succeeded")
     assert site.status("short") == done
 
 
-def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
+def test_runtime_limit_fails_the_workload_without_retry(site: Site) -> None:
     site.nodes(1)
     site.create("slow", run_for="1h", maxRuntimeSeconds=1)
     status = site.until("slow", "Failed")
@@ -171,7 +171,7 @@ def test_a_runtime_limit_ends_it_for_good(site: Site) -> None:
     assert status["retryCount"] == 0
 
 
-def test_suspend_holds_nothing_and_resume_places_anew(site: Site) -> None:
+def test_suspended_workload_holds_nothing_and_resume_places_it_again(site: Site) -> None:
     site.nodes(1, gpus=4)
     site.create("paused", gpus=4, run_for="1h")
     site.until("paused", "Running")
@@ -196,7 +196,7 @@ def test_suspend_holds_nothing_and_resume_places_anew(site: Site) -> None:
         ("Failed", {"run_for": "1h", "maxRuntimeSeconds": 1}),
     ],
 )
-def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict[str, Any]) -> None:
+def test_delete_in_any_phase_leaves_nothing(site: Site, phase: str, spec: dict[str, Any]) -> None:
     site.nodes(1, gpus=4)
     site.create("doomed", **spec)
     site.until("doomed", phase)
@@ -205,7 +205,7 @@ def test_deleted_at_any_phase_nothing_is_left(site: Site, phase: str, spec: dict
     eventually(lambda: not site.jobs() and not site.pods(), "Job and pods are gone")
 
 
-def test_a_job_that_somebody_deletes_is_made_again(site: Site) -> None:
+def test_deleted_job_is_created_again(site: Site) -> None:
     site.nodes(1)
     site.create("kept", run_for="1h")
     name = site.until("kept", "Running")["jobName"]
@@ -215,7 +215,7 @@ def test_a_job_that_somebody_deletes_is_made_again(site: Site) -> None:
     assert site.until("kept", "Running")["retryCount"] == 0
 
 
-def test_what_is_wrong_is_told(site: Site) -> None:
+def test_invalid_template_is_reported(site: Site) -> None:
     site.nodes(1)
     for name, template, words in (
         ("pinned", {"spec": {"nodeName": "x"}}, "nodeName is 'x'"),
@@ -225,7 +225,7 @@ def test_what_is_wrong_is_told(site: Site) -> None:
             {"spec": {"containers": [{"name": "a", "resources": {"limits": {"memory": "much"}}}]}},
             "'much' is not a quantity",
         ),
-        # What only the API server knows to be wrong.
+        # Only the API server can find this error.
         ("imageless", {"spec": {"containers": [{"name": "a"}]}}, "image"),
     ):
         site.create(name, template=template)
@@ -243,13 +243,13 @@ def test_what_is_wrong_is_told(site: Site) -> None:
         pytest.param({"retryPolicy": {"maxRetries": 11}}, "maxRetries", id="too many tries"),
     ],
 )
-def test_what_cannot_be_is_refused_at_the_door(site: Site, spec: dict[str, object], words: str) -> None:
-    with pytest.raises(ApiError) as told:
+def test_invalid_spec_is_refused_by_the_api_server(site: Site, spec: dict[str, object], words: str) -> None:
+    with pytest.raises(ApiError) as refused:
         site.create("bad", **{"gpus": 1, **spec})  # type: ignore[arg-type]
-    assert words in str(told.value)
+    assert words in str(refused.value)
 
 
-def test_names_at_their_limits_and_models_in_any_script(site: Site) -> None:
+def test_longest_names_and_non_ascii_models_succeed(site: Site) -> None:
     site.nodes(1)
     long = "a" * 245 + ".example"
     site.create(long, modelName="大型语言模型/七十亿-" + "x" * 200, run_for="100ms")
@@ -259,7 +259,7 @@ def test_names_at_their_limits_and_models_in_any_script(site: Site) -> None:
     assert all(len(job["metadata"]["name"]) <= 63 for job in site.jobs())
 
 
-def test_a_gang_waits_and_says_so(site: Site) -> None:
+def test_gang_stays_pending_with_a_message(site: Site) -> None:
     site.nodes(1)
     site.create("gang", replicas=2)
     status = site.until("gang", "Pending")
@@ -267,7 +267,7 @@ def test_a_gang_waits_and_says_so(site: Site) -> None:
     assert status["retryCount"] == 0
 
 
-def test_the_advanced_examples_are_accepted(site: Site) -> None:
+def test_advanced_examples_are_accepted(site: Site) -> None:
     site.cluster.kubectl(
         "apply",
         "-n",

@@ -1,4 +1,4 @@
-"""Nodes that fail, leave or fill up under a workload."""
+"""Nodes that fail, are deleted or fill up while they have a workload."""
 
 from typing import Any
 
@@ -34,28 +34,28 @@ def moved(site: Site, name: str, lost: str) -> None:
     eventually(look, f"{name} runs elsewhere than on {lost}")
 
 
-def test_a_node_that_is_not_ready_loses_its_workload_to_another(site: Site) -> None:
+def test_workload_moves_when_its_node_is_not_ready(site: Site) -> None:
     site.nodes(2, gpus=4)
     lost = runs(site, "moves")
     body = {"metadata": {"annotations": {"sim.gpu-orchestrator/not-ready": "true"}}}
     site.request("PATCH", f"/api/v1/nodes/{lost}", body, content_type="application/merge-patch+json")
     moved(site, "moves", lost)
-    assert lost in site.told("moves", "JobFailed", "is not ready")
+    assert lost in site.event("moves", "JobFailed", "is not ready")
     assert site.status("moves")["retryCount"] == 1
 
 
-def test_a_node_that_is_deleted_loses_its_workload_to_another(site: Site) -> None:
+def test_workload_moves_when_its_node_is_deleted(site: Site) -> None:
     site.nodes(2, gpus=4)
     lost = runs(site, "moves")
     site.delete_node(lost)
     # As the pod collector does 40 s after the node is gone.
     site.cluster.kubectl("delete", "pods", "--all", "-n", site.namespace, "--grace-period=0", "--force")
     moved(site, "moves", lost)
-    assert lost in site.told("moves", "JobFailed", "is gone")
+    assert lost in site.event("moves", "JobFailed", "is gone")
 
 
-def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site) -> None:
-    """The kube-scheduler is away while another pod takes the chosen node."""
+def test_workload_moves_when_its_node_fills_up_before_the_bind(site: Site) -> None:
+    """The kube-scheduler is stopped while another pod fills the chosen node."""
     scheduler = site.cluster.parts["kube-scheduler"]
     first, second = site.nodes(2, gpus=4)
     scheduler.stop()
@@ -70,12 +70,13 @@ def test_a_node_that_fills_up_before_the_pod_lands_is_given_up(site: Site) -> No
     moved(site, "late", chosen)
     assert site.status("late")["retryCount"] == 1
     assert site.status("late")["assignedNode"] == ({first, second} - {chosen}).pop()
-    assert "did not take the pod for 10 s" in site.told("late", "FailedScheduling")
+    assert "did not take the pod for 10 s" in site.event("late", "FailedScheduling")
     eventually(lambda: len(site.jobs()) == 1, "the first Job is gone")
 
 
-def test_a_node_that_does_not_take_the_pod_is_not_chosen_again(site: Site) -> None:
-    """For a reason that only the kube-scheduler knows: the operator would choose the larger node for ever."""
+def test_node_that_cannot_run_the_pod_is_not_chosen_again(site: Site) -> None:
+    """Only the kube-scheduler knows the reason; without a memory the operator would choose the larger node
+    again and again."""
     (large,), (small,) = site.nodes(1, gpus=8, prefix="large"), site.nodes(1, gpus=4, prefix="small")
     loner = {"metadata": {"name": "loner", "labels": {"alone": "yes"}}}
     spec = {"nodeName": large, "containers": [{"name": "x", "image": "x"}]}
@@ -88,7 +89,7 @@ def test_a_node_that_does_not_take_the_pod_is_not_chosen_again(site: Site) -> No
     assert (site.status("shy")["assignedNode"], site.status("shy")["retryCount"]) == (small, 1)
 
 
-def test_a_workload_that_must_make_room_is_told_so_and_tried_again(site: Site) -> None:
+def test_preempted_workload_is_reported_and_retried(site: Site) -> None:
     first, second = site.nodes(2, gpus=4)
     lost = runs(site, "low", priority="low")
     container = {"name": "x", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
@@ -101,5 +102,5 @@ def test_a_workload_that_must_make_room_is_told_so_and_tried_again(site: Site) -
         "POST", f"/api/v1/namespaces/{site.namespace}/pods", {"metadata": {"name": "vip"}, "spec": spec}
     )
     moved(site, "low", lost)
-    assert "was preempted" in site.told("low", "Preempted")
+    assert "was preempted" in site.event("low", "Preempted")
     assert site.status("low")["assignedNode"] == ({first, second} - {lost}).pop()

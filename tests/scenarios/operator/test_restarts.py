@@ -1,4 +1,4 @@
-"""The operator away for a while: what it finds when it returns, and who takes over meanwhile."""
+"""Restarts of the operator: what it does when it returns, and how another replica takes over."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from tests.scenarios.conftest import NewOperator
 from tests.support.operator_process import Operator, Site, eventually
 
 
-def test_a_restart_between_tries_changes_nothing(site: Site, new_operator: NewOperator) -> None:
+def test_restart_between_retries_changes_nothing(site: Site, new_operator: NewOperator) -> None:
     site.nodes(1, gpus=4)
     operator = new_operator("--no-leader-elect")
     with operator:
@@ -29,7 +29,7 @@ def test_a_restart_between_tries_changes_nothing(site: Site, new_operator: NewOp
     ]
 
 
-def test_deleted_while_nobody_looks_it_goes_when_the_operator_returns(
+def test_workload_deleted_without_operator_is_cleaned_up_after_its_start(
     site: Site, new_operator: NewOperator
 ) -> None:
     site.nodes(1)
@@ -46,10 +46,10 @@ def test_deleted_while_nobody_looks_it_goes_when_the_operator_returns(
     eventually(lambda: not site.pods(), "the pods are gone")
 
 
-def test_a_job_removed_by_its_ttl_while_nobody_looks_is_not_run_again(
+def test_job_removed_by_its_ttl_without_operator_is_not_run_again(
     site: Site, new_operator: NewOperator
 ) -> None:
-    """The end is written before the TTL is set, so a Job that is gone has always been recorded."""
+    """The operator writes the result before it sets the TTL, so a removed Job's result is always stored."""
     site.nodes(1)
     operator = new_operator("--no-leader-elect")
     with operator:
@@ -64,14 +64,14 @@ def test_a_job_removed_by_its_ttl_while_nobody_looks_is_not_run_again(
     assert {job["metadata"]["labels"]["app"] for job in site.jobs()} <= {"next"}
 
 
-def test_the_other_replica_takes_over(
+def test_other_replica_takes_over_after_a_kill(
     site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     site.nodes(1)
     replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
     leader = replicas[0].start().ready()
     eventually(lambda: any(line["message"] == "leading" for line in leader.lines()), "the first leads")
-    with replicas[1]:  # ready as a standby: its caches are warm
+    with replicas[1]:  # ready as a standby: its watches are synced
         site.create("before", run_for="1h")
         site.until("before", "Running")
         leader.kill()
@@ -83,9 +83,9 @@ def test_the_other_replica_takes_over(
     assert len(site.jobs()) == 2
 
 
-def test_a_frozen_leaders_writes_come_too_late(site: Site, account: Path, tmp_path: Path) -> None:
-    """Frozen with a status and a Job on their way; another leads and does the work. What the first one wrote,
-    and whatever it does when it wakes up, changes nothing."""
+def test_late_writes_of_a_frozen_leader_are_refused(site: Site, account: Path, tmp_path: Path) -> None:
+    """Freeze the leader while it writes a status and a Job; another replica leads and does the work. The late
+    writes of the first leader change nothing, and neither does its work after it wakes up."""
     site.nodes(1)
     with Proxy(account) as proxy:
         status, create = Hold(), Hold()
@@ -106,8 +106,8 @@ def test_a_frozen_leaders_writes_come_too_late(site: Site, account: Path, tmp_pa
                     hold.let_go.set()
                 eventually(lambda: late_writes(proxy, before) == [409, 409], "both writes are answered")
                 old.resume()
-                assert old.wait(60) == 1  # it has noticed that it leads no more
-                assert set(late_writes(proxy, before)) == {409}  # what it tried again included
+                assert old.wait(60) == 1  # it noticed that it is no longer the leader
+                assert set(late_writes(proxy, before)) == {409}  # including retries
                 assert {name: site.status(name) for name in found} == found
                 assert {job["metadata"]["uid"] for job in site.jobs()} == uids
         finally:
@@ -117,7 +117,7 @@ def test_a_frozen_leaders_writes_come_too_late(site: Site, account: Path, tmp_pa
 
 
 class Hold:
-    """Keeps a request on its way until it is let go."""
+    """Holds a request back until `let_go` is set."""
 
     def __init__(self) -> None:
         self.came, self.let_go = threading.Event(), threading.Event()
@@ -128,13 +128,13 @@ class Hold:
 
 
 def late_writes(proxy: Proxy, since: int) -> list[int | None]:
-    """How the writes were answered that came after so many requests, without events and the Lease."""
+    """Return the statuses of writes after the first `since` requests, without events and the Lease."""
     ours = ("gpuworkloads", "gpuworkloads/status", "jobs")
     sent = [each for each in proxy.requests[since:] if each.resource in ours]
     return [each.status for each in sent if each.verb in ("create", "patch", "delete")]
 
 
-def test_a_leader_that_leaves_politely_is_followed_at_once(
+def test_terminated_leader_is_replaced_at_once(
     site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     site.nodes(1)
@@ -151,7 +151,7 @@ def test_a_leader_that_leaves_politely_is_followed_at_once(
         figure(f"first new placement {time.monotonic() - left:.1f} s after the leader had left (3 s)")
 
 
-def test_a_server_that_is_throttled_conflicts_and_fails_is_borne(
+def test_throttling_conflicts_and_server_errors_are_retried(
     site: Site, account: Path, tmp_path: Path
 ) -> None:
     site.nodes(1)
@@ -165,8 +165,8 @@ def test_a_server_that_is_throttled_conflicts_and_fails_is_borne(
     assert len(site.jobs()) == 1
 
 
-def test_a_cache_that_lags_behind_makes_no_second_job(site: Site, account: Path, tmp_path: Path) -> None:
-    """The watch of Jobs falls silent; what we wrote ourselves is known all the same."""
+def test_lagging_watch_causes_no_second_job(site: Site, account: Path, tmp_path: Path) -> None:
+    """The watch of Jobs falls silent, but the operator still knows its own writes."""
     site.nodes(1)
     hold = HoldWatch(after_events=1)  # the end of the list, which is empty
     with Proxy(account) as proxy:
@@ -177,7 +177,7 @@ def test_a_cache_that_lags_behind_makes_no_second_job(site: Site, account: Path,
             site.create("one", run_for="100ms")
             site.until("one", "Scheduled", "Running")
             for tries in (4, 5, 6):
-                make_it_look(site, operator, tries)
+                trigger_reconcile(site, operator, tries)
             assert site.status("one")["phase"] in ("Scheduled", "Running")
             hold.release()
             site.until("one", "Succeeded")
@@ -186,18 +186,18 @@ def test_a_cache_that_lags_behind_makes_no_second_job(site: Site, account: Path,
     assert len(site.jobs()) == 1
 
 
-def make_it_look(site: Site, operator: Operator, tries: int) -> None:
-    before = passes(operator)
+def trigger_reconcile(site: Site, operator: Operator, tries: int) -> None:
+    before = reconciles(operator)
     site.patch("one", {"retryPolicy": {"maxRetries": tries}})
-    eventually(lambda: passes(operator) > before, "it looked again")
+    eventually(lambda: reconciles(operator) > before, "it reconciled again")
 
 
-def passes(operator: Operator) -> float:
+def reconciles(operator: Operator) -> float:
     name = "warp_gpuworkload_reconcile_duration_seconds_count"
     return sum(value for key, value in operator.metrics().items() if key.startswith(name))
 
 
-def test_where_claiming_is_the_default_bare_gpus_are_asked_for(
+def test_default_path_claimed_requests_bare_gpus(
     site: Site, scheduler: Process, new_operator: NewOperator
 ) -> None:
     (node,) = site.nodes(1, gpus=4)

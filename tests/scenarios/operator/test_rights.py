@@ -1,4 +1,4 @@
-"""The shipped role grants what the operator uses, and nothing else: compared with the audit log both ways."""
+"""The shipped role grants exactly what the operator uses. The audit log shows what it uses."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -26,18 +26,18 @@ def granted() -> set[Right]:
 
 
 def used(site: Site) -> tuple[set[Right], list[str]]:
-    """What the ServiceAccount asked for, and what of it was refused. Namespaces of other tests, which are on
-    their way out, refuse everything."""
+    """Return the rights that the ServiceAccount used, and its refused requests. Skip namespaces of other
+    tests: they are being deleted and refuse everything."""
     ours = ("", SYSTEM, site.namespace)
-    asked = [e for e in site.cluster.audit.entries() if e.user == USER and e.namespace in ours]
-    # `doctor`, tried as the same account, asks what everybody may ask: versions, and its own rights.
-    entries = [e for e in asked if not e.resource.startswith(("/", "selfsubject"))]
+    sent = [e for e in site.cluster.audit.entries() if e.user == USER and e.namespace in ours]
+    # `doctor` runs as the same account and reads what every user may read: versions, and its own rights.
+    entries = [e for e in sent if not e.resource.startswith(("/", "selfsubject"))]
     refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
     return {(entry.verb, entry.resource) for entry in entries if entry.code != 403}, refused
 
 
-def live_a_full_life(site: Site, account: Path, log: Path) -> None:
-    """Every write and read the operator knows, those after lost answers and on old servers included."""
+def use_every_right(site: Site, account: Path, log: Path) -> None:
+    """Make the operator send every request it can, including those after lost answers and on old servers."""
     with Proxy(account) as proxy:
         for resource in ("nodes", "pods", "jobs", "gpuworkloads"):  # a server that cannot stream lists
             proxy.on("watch", resource, do=Answer(422, reason="Invalid"))
@@ -53,13 +53,13 @@ def live_a_full_life(site: Site, account: Path, log: Path) -> None:
             assert node == site.status("fits")["assignedNode"]
             site.delete("fits")
             site.gone("fits")
-            # The same refusal, told again: counted in one event, not written as many.
+            # The same refusal again: counted in one event, not written as a new one.
             eventually(lambda: ("patch", "events") in {(r[0], r[1]) for r in proxy.requests}, "a series", 30)
 
 
-def test_the_role_is_exactly_what_is_used(site: Site, account: Path, tmp_path: Path) -> None:
-    live_a_full_life(site, account, tmp_path / "operator.log")
-    # A watch is told to the audit log when it ends.
+def test_role_grants_exactly_the_used_rights(site: Site, account: Path, tmp_path: Path) -> None:
+    use_every_right(site, account, tmp_path / "operator.log")
+    # The audit log gets a watch only when it ends.
     with suppress(AssertionError):
         eventually(lambda: granted() <= used(site)[0], "every right was used", 10)
     rights, refused = used(site)
@@ -70,11 +70,11 @@ def test_the_role_is_exactly_what_is_used(site: Site, account: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("verb", "resource"), [("get", "secrets"), ("delete", "pods"), ("create", "pods"), ("patch", "nodes")]
 )
-def test_nothing_else_is_allowed(site: Site, verb: str, resource: str) -> None:
-    asked = {
+def test_other_rights_are_refused(site: Site, verb: str, resource: str) -> None:
+    spec = {
         "user": USER,
         "resourceAttributes": {"verb": verb, "resource": resource, "namespace": site.namespace},
     }
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-    answer = site.request("POST", path, {"spec": asked})
+    answer = site.request("POST", path, {"spec": spec})
     assert answer["status"]["allowed"] is False

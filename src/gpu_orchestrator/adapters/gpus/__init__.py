@@ -1,4 +1,4 @@
-"""The GPUs of this machine: which there are, their state, and how a process gets to see some of them.
+"""The GPUs of this machine: the list, their state, and the environment that makes some visible to a process.
 
-`gpu.py` is the interface of every source; `nvml.py` asks NVIDIA's driver, `simulated.py` simulates devices.
+`gpu.py` is the interface of every source; `nvml.py` reads NVIDIA's driver, `simulated.py` simulates devices.
 """

@@ -1,7 +1,7 @@
 """The interface of every source of GPUs: devices that stay, readings that change.
 
-A worker and the node agent each hold one `Gpus`. Calls block for milliseconds at most and never raise for a
-faulty device: its reading carries the problem in words.
+A worker and the node agent each have one `Gpus`. Calls block for milliseconds at most and never raise for a
+faulty device: its reading describes the problem.
 """
 
 from collections.abc import Collection
@@ -46,14 +46,13 @@ class Reading:
     xid: int = 0
 
     def held_by(self, pids: Collection[int]) -> int:
-        """Return the MiB of the given processes; memory that cannot be attributed counts as held by
-        others."""
+        """Return the MiB that these processes hold; memory without a known process is counted as others'."""
         return sum(process.used_mib or 0 for process in self.processes if process.pid in pids)
 
 
 class Gpus(Protocol):
     def devices(self) -> tuple[Device, ...]:
-        """Return all devices in order of index; empty where there is no driver."""
+        """Return all devices in order of index; empty without a driver."""
 
     def readings(self) -> tuple[Reading, ...]:
         """Return one reading for each device that `devices` ever listed, in the same order."""

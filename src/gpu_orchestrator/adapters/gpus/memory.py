@@ -51,7 +51,7 @@ class SimulatedMemory:
 
 
 class SimulatedBlock:
-    """No memory is behind it: one word stands for all of them."""
+    """Has no real memory: one word stands for all of them."""
 
     def __init__(self, allocation: simulated.Allocation) -> None:
         self._allocation, self._word = allocation, 0

@@ -47,15 +47,15 @@ class Nvml:
         return tuple(self._reading(device, trouble) for device in self._known)
 
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
-        """An empty `CUDA_VISIBLE_DEVICES` hides all devices: a task without a GPU cannot take one by
-        accident."""
+        """Return the environment. An empty `CUDA_VISIBLE_DEVICES` hides all devices, so that a task without a
+        GPU cannot take one by accident."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
             self._xids.close()
-            _tell(pynvml.nvmlShutdown, None)
+            _call_or(pynvml.nvmlShutdown, None)
 
     def _open(self) -> bool:
         if self._is_stale:
@@ -69,8 +69,8 @@ class Nvml:
         return True
 
     def _found(self) -> list[Device]:
-        driver = _text(_tell(pynvml.nvmlSystemGetDriverVersion, ""))
-        count = _tell(pynvml.nvmlDeviceGetCount, 0)
+        driver = _text(_call_or(pynvml.nvmlSystemGetDriverVersion, ""))
+        count = _call_or(pynvml.nvmlDeviceGetCount, 0)
         found = [self._device(index, driver) for index in range(count)]
         return [device for device in found if device is not None]
 
@@ -84,10 +84,10 @@ class Nvml:
                 model=_text(pynvml.nvmlDeviceGetName(handle)),
                 memory_mib=_memory(handle).total // MIB,
                 driver_version=driver,
-                numa=_tell(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle), -1),
+                numa=_call_or(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle), -1),
             )
         except pynvml.NVMLError as error:
-            self._note(error)
+            self._reopen_after(error)
             return None
 
     def _reading(self, device: Device, trouble: str) -> Reading:
@@ -99,26 +99,26 @@ class Nvml:
         try:
             return _read(device.uuid)
         except pynvml.NVMLError as error:
-            self._note(error)
+            self._reopen_after(error)
             return Reading(device.uuid, used_mib=0, free_mib=0, problem=str(error))
 
-    def _note(self, error: pynvml.NVMLError) -> None:
-        """Only mark the library for reopening at the next call: the other devices are still to be read."""
+    def _reopen_after(self, error: pynvml.NVMLError) -> None:
+        """Reopen the library at the next call if the error demands it; first the other devices are read."""
         self._is_stale = self._is_stale or error.value in _REOPEN
 
 
 def _read(uuid: str) -> Reading:
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     memory = _memory(handle)
-    rates = _tell(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
+    rates = _call_or(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
     return Reading(
         uuid=uuid,
         used_mib=memory.used // MIB,
         free_mib=memory.free // MIB,
         utilization_percent=None if rates is None else float(rates.gpu),
-        temperature_c=_tell(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, 0)), None),
+        temperature_c=_call_or(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, 0)), None),
         processes=_processes(handle),
-        ecc_errors=_tell(lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, *_ECC)), None),
+        ecc_errors=_call_or(lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, *_ECC)), None),
     )
 
 
@@ -132,18 +132,18 @@ def _memory(handle: Any) -> Any:
 
 def _processes(handle: Any) -> tuple[Process, ...]:
     """A process can be listed both for compute and for graphics, each time with all its memory."""
-    listed: list[Any] = _tell(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
-    listed += _tell(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
+    listed: list[Any] = _call_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    listed += _call_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
     used = {entry.pid: entry.usedGpuMemory for entry in listed}
     return tuple(Process(pid, None if size is None else size // MIB) for pid, size in sorted(used.items()))
 
 
-def _tell(ask: Callable[[], T], otherwise: T) -> T:
-    """Return the driver's answer, or `otherwise` if this device or driver does not support the call."""
+def _call_or(call: Callable[[], T], default: T) -> T:
+    """Return the driver's answer, or `default` if this device or driver does not support the call."""
     try:
-        return ask()
+        return call()
     except pynvml.NVMLError:
-        return otherwise
+        return default
 
 
 def _text(value: str | bytes) -> str:

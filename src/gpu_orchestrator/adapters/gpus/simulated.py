@@ -148,7 +148,7 @@ def _trouble(path: Path) -> dict[str, Any]:
 
 
 def _holder(path: Path) -> tuple[int, int]:
-    """Return process and MiB of one allocation; remove what a dead process left and return nothing for it."""
+    """Return process and MiB of one allocation; remove that of a dead process and return 0 MiB."""
     pid, start, _ = path.name.split("-")
     if _start_of(int(pid)) != start:
         path.unlink(missing_ok=True)

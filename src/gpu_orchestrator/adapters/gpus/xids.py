@@ -18,47 +18,47 @@ MOST_AT_ONCE = 100
 
 class Xids:
     def __init__(self) -> None:
-        self._heard: Any = None
+        self._events: Any = None
         self._listening: set[str] = set()
         self.faults: dict[str, int] = {}
 
     def listen(self, uuids: Collection[str]) -> None:
         """Listen to these devices too. A driver without events is ignored."""
         try:
-            if self._heard is None:
-                self._heard = pynvml.nvmlEventSetCreate()
+            if self._events is None:
+                self._events = pynvml.nvmlEventSetCreate()
             for uuid in set(uuids) - self._listening:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._heard)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
                 self._listening.add(uuid)
         except pynvml.NVMLError:
             return
 
     def marked(self, reading: Reading) -> Reading:
         """Return the reading, with the fault of its device if there was one."""
-        self._take()
+        self._receive()
         xid = self.faults.get(reading.uuid, 0)
         problem = f"the driver reported XID {xid}; reset the device and restart the worker"
         return replace(reading, xid=xid, problem=reading.problem or problem) if xid else reading
 
     def close(self) -> None:
-        """Events belong to an open library; faults received so far are kept."""
-        if self._heard is not None:
-            self._ask(pynvml.nvmlEventSetFree, self._heard)
-        self._heard = None
+        """Free the event set, which belongs to an open library. Keep the faults received so far."""
+        if self._events is not None:
+            self._call(pynvml.nvmlEventSetFree, self._events)
+        self._events = None
         self._listening.clear()
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         for _ in range(MOST_AT_ONCE if self._listening else 0):
-            event = self._ask(pynvml.nvmlEventSetWait_v2, self._heard, 0)
+            event = self._call(pynvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 return
-            uuid = self._ask(pynvml.nvmlDeviceGetUUID, event.device)
+            uuid = self._call(pynvml.nvmlDeviceGetUUID, event.device)
             if uuid is not None and event.eventData not in OF_PROGRAMS:
                 self.faults.setdefault(uuid, int(event.eventData))
 
     @staticmethod
-    def _ask(call: Any, *arguments: Any) -> Any:
+    def _call(call: Any, *arguments: Any) -> Any:
         try:
             return call(*arguments)
         except pynvml.NVMLError:

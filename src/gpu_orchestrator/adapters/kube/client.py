@@ -1,9 +1,9 @@
-"""The verbs of the API server, for any `Resource`. Pods' own verbs are in `pods.py`, reviews in `reviews.py`.
+"""The API server's verbs for any `Resource`. `pods.py` has bind and evict, `reviews.py` has access reviews.
 
     async with Client.open(config.load()) as client:
         lease = await client.get(LEASES, "gpu-scheduler", "gpu-orchestrator-system")
 
-Errors are those of `errors.py`. Requests are tried again as `retry.py` says.
+Raises the errors of `errors.py`. `retry.py` decides which requests are sent again.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import msgspec
 
 from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.auth.config import Config
-from gpu_orchestrator.adapters.kube.errors import Asked
+from gpu_orchestrator.adapters.kube.errors import Operation
 from gpu_orchestrator.adapters.kube.retry import Retry
 from gpu_orchestrator.adapters.kube.transport import codec
 from gpu_orchestrator.adapters.kube.transport.base import Request, Stream, Transport
@@ -36,7 +36,7 @@ TIMEOUT_S = 30.0
 
 
 class Patch(Enum):
-    """How a patch is meant; the value is its content type."""
+    """The kind of a patch; the value is its content type."""
 
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
@@ -44,14 +44,14 @@ class Patch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """All objects of a list, and the version of the collection it shows."""
+    """All objects of a list, and the resourceVersion of the collection at that time."""
 
     items: Sequence[T]
     resource_version: str
 
 
 class Client:
-    """One client serves a whole process; it is light, its transport holds the connections."""
+    """Calls the API server. One serves a whole process; it is cheap, its transport holds the connections."""
 
     def __init__(
         self, transport: Transport, *, retry: Retry | None = None, timeout_s: float = TIMEOUT_S
@@ -65,7 +65,7 @@ class Client:
     async def open(
         cls, config: Config, kind: Callable[[Config], Transport] = PooledTransport
     ) -> AsyncIterator["Client"]:
-        """A client on its own transport, closed at the end."""
+        """Open a client with a transport of its own, and close the transport at the end."""
         transport = kind(config)
         try:
             yield cls(transport)
@@ -73,23 +73,25 @@ class Client:
             await transport.close()
 
     def with_limits(self, *, patience_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> "Client":
-        """The same connections with other limits: for callers who know better when to try again."""
+        """Return a client on the same connections with other limits, for callers that retry by themselves."""
         return Client(self.transport, retry=Retry(patience_s, self.retry.backoff), timeout_s=timeout_s)
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        asked = _asked("get", resource, name, namespace)
-        answer = await self.send(asked, Request("GET", target(resource, name, namespace)), idempotent=True)
+        operation = _operation("get", resource, name, namespace)
+        answer = await self.send(
+            operation, Request("GET", target(resource, name, namespace)), idempotent=True
+        )
         return codec.decode(resource, answer)
 
     async def list(
         self, resource: Resource[T], namespace: str = "", *, labels: str = "", fields: str = ""
     ) -> Listing[T]:
-        """Everything that matches, fetched page by page."""
+        """Return every object that matches, fetched page by page."""
         for last_try in (False, False, True):
             try:
                 return await self._list(resource, namespace, labels=labels, fields=fields)
             except errors.Gone:
-                # The first page's version was compacted away under our hands: start over with a new one.
+                # The first page's version was compacted before the last page: start over with a new one.
                 if last_try:
                     raise
         raise AssertionError("not reached")
@@ -112,12 +114,12 @@ class Client:
         size: int = PAGE,
         on_bad: codec.OnBad | None = None,
     ) -> AsyncIterator[codec.Page[T]]:
-        """The pages of one list, all of one version; raises `Gone` if that is compacted before the end."""
-        asked, more = _asked("list", resource, "", namespace), ""
+        """Yield the pages of one list, all of one version; raise `Gone` if that is compacted meanwhile."""
+        operation, more = _operation("list", resource, "", namespace), ""
         while True:
             query = {"labelSelector": labels, "fieldSelector": fields, "limit": size, "continue": more}
             request = Request("GET", collection(resource, namespace, query))
-            page = codec.decode_page(resource, await self.send(asked, request, idempotent=True), on_bad)
+            page = codec.decode_page(resource, await self.send(operation, request, idempotent=True), on_bad)
             yield page
             more = page.metadata.continue_
             if not more:
@@ -131,12 +133,12 @@ class Client:
         *,
         idempotent: bool = False,
     ) -> T:
-        """A new object. `idempotent`: AlreadyExists is good news, so send it again after a lost answer."""
+        """Create an object. `idempotent`: the caller accepts AlreadyExists, so retry after a lost answer."""
         body = codec.encode(resource, obj)
         name, own = _name_of(obj)
-        asked = _asked("create", resource, name, namespace or own)
+        operation = _operation("create", resource, name, namespace or own)
         request = Request("POST", collection(resource, namespace or own), body)
-        answer = await self.send(asked, request, idempotent=idempotent)
+        answer = await self.send(operation, request, idempotent=idempotent)
         return codec.decode(resource, answer)
 
     async def patch(
@@ -151,13 +153,13 @@ class Client:
     ) -> T:
         """Change parts of an object. A `metadata.resourceVersion` or `uid` in the body guards it.
 
-        Without such a guard a Conflict is only the server's own race with other writers, and is tried again.
+        Without such a guard a Conflict is only the server's own race with other writers, so we retry.
         """
-        asked = _asked("patch", resource, name, namespace, subresource)
+        operation = _operation("patch", resource, name, namespace, subresource)
         encoded = codec.encode_plain(body)
         request = Request("PATCH", target(resource, name, namespace, subresource), encoded, kind.value)
         unguarded = b'"resourceVersion"' not in encoded
-        answer = await self.send(asked, request, idempotent=True, racy=unguarded)
+        answer = await self.send(operation, request, idempotent=True, racy=unguarded)
         return codec.decode(resource, answer)
 
     async def delete(
@@ -171,7 +173,7 @@ class Client:
         propagation: str = "",
         grace_s: int | None = None,
     ) -> None:
-        """Delete one object, if it still has this uid and version where they are given."""
+        """Delete one object. With `uid` or `resource_version`, only if the object still has them."""
         guard = {"uid": uid, "resourceVersion": resource_version}
         options = {
             "apiVersion": "v1",
@@ -181,26 +183,26 @@ class Client:
             "gracePeriodSeconds": grace_s,
         }
         body = codec.encode_plain({name: value for name, value in options.items() if value is not None})
-        asked = _asked("delete", resource, name, namespace)
+        operation = _operation("delete", resource, name, namespace)
         request = Request("DELETE", target(resource, name, namespace), body)
-        await self.send(asked, request, idempotent=True, done_if=errors.NotFound)
+        await self.send(operation, request, idempotent=True, done_if=errors.NotFound)
 
     async def send(
         self,
-        asked: Asked,
+        operation: Operation,
         request: Request,
         *,
         idempotent: bool,
         racy: bool = False,
         done_if: type[errors.ApiError] | None = None,
     ) -> bytes:
-        """One request with its retries. `racy`: a Conflict is tried again too. `done_if`: the refusal which,
-        after a try whose outcome is unknown, says that it was carried out."""
+        """Send one request with its retries. `racy`: retry a Conflict too. `done_if`: the error that means
+        success after a try with an unknown outcome, as NotFound does for a delete."""
         loop = asyncio.get_running_loop()
         started, attempt, renew, unknown = loop.time(), 0, False, False
         while True:
             try:
-                return await self._once(asked, request, renew)
+                return await self._once(operation, request, renew)
             except errors.KubeError as error:
                 if unknown and done_if and isinstance(error, done_if):
                     return b""
@@ -216,31 +218,33 @@ class Client:
             attempt += 1
             await asyncio.sleep(delay)
 
-    async def _once(self, asked: Asked, request: Request, renew: bool) -> bytes:
+    async def _once(self, operation: Operation, request: Request, renew: bool) -> bytes:
         answer = await self.transport.send(request, timeout_s=self.timeout_s, renew=renew)
         if answer.status >= 300:
-            raise errors.from_answer(asked, answer.status, answer.body, answer.headers.get("Retry-After"))
+            raise errors.from_answer(operation, answer.status, answer.body, answer.headers.get("Retry-After"))
         return answer.body
 
     @asynccontextmanager
     async def stream(
-        self, asked: Asked, request: Request, *, timeout_s: float, renew: bool = False
+        self, operation: Operation, request: Request, *, timeout_s: float, renew: bool = False
     ) -> AsyncIterator[Stream]:
-        """An answer that comes in pieces, such as a watch. One try: who watches knows how to go on."""
+        """Open a streamed answer, such as a watch. No retries: the watch knows where to resume."""
         async with self.transport.stream(request, timeout_s=timeout_s, renew=renew) as stream:
             if stream.status >= 300:
                 body = b"".join([chunk async for chunk in stream.chunks])
-                raise errors.from_answer(asked, stream.status, body, stream.headers.get("Retry-After"))
+                raise errors.from_answer(operation, stream.status, body, stream.headers.get("Retry-After"))
             yield stream
 
 
-def _asked(verb: str, resource: Resource[Any], name: str, namespace: str, subresource: str = "") -> Asked:
+def _operation(
+    verb: str, resource: Resource[Any], name: str, namespace: str, subresource: str = ""
+) -> Operation:
     what = f"{resource.plural}/{subresource}" if subresource else resource.plural
-    return Asked(verb, what, resource.group, name, namespace)
+    return Operation(verb, what, resource.group, name, namespace)
 
 
 def _name_of(obj: Body) -> tuple[str, str]:
-    """Name and namespace, of a wire value or of a plain dict."""
+    """Return name and namespace of a wire value or of a plain dict."""
     if isinstance(obj, msgspec.Struct):
         meta = obj.metadata  # type: ignore[attr-defined]  # all objects have it
         return meta.name, meta.namespace

@@ -3,15 +3,15 @@
     elector = Elector(client, "gpu-scheduler", "gpu-orchestrator-system", identity=pod_name)
     await elector.lead(work)        # waits, leads, runs `work()`; raises Lost when leadership is lost
 
-A candidate takes the lease when nobody holds it, or when its record has not changed for a whole lease
+A candidate takes the lease when it has no holder, or when its record has not changed for a whole lease
 duration *by the candidate's own clock*, so the clocks of different machines need not agree. The holder counts
 from the moment before it sent its last successful renewal, and stops the work when `renew_s` has passed,
-`lease_s - renew_s` before anybody can take the lease. Election gives no fencing: a write that must not come
-late checks `is_leader` or carries its own guard.
+`lease_s - renew_s` before another candidate can take the lease. Election gives no fencing: a write that must
+not come late checks `is_leader` or carries its own guard.
 
-    FOLLOWING ──took it──► LEADING ──work ended or cancelled──► work stopped, lease released
-        ▲                    │
-        └───────caller───────┴──not renewed within renew_s, or taken──► work cancelled, Lost raised
+    FOLLOWING ──acquired──► LEADING ──work ended or cancelled──► work stopped, lease released
+        ▲                     │
+        └───────caller────────┴──not renewed within renew_s, or taken──► work cancelled, Lost raised
 """
 
 import asyncio
@@ -35,20 +35,22 @@ from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import LEASES, Lease, LeaseSpec
 from gpu_orchestrator.api.wire import Json, ObjectMeta
 
-# What work gets to stop in when the lease has already ended, as after a long sleep of the whole process.
+# How long work may take to stop when the lease has already expired, as after a long sleep of the process.
 STOP_S = 1.0
 NEVER = float("-inf")
 
 log = structlog.get_logger()
 
 
-class Lost(Exception):  # a turn of events that callers wait for
-    """We lead no longer, and the work has been stopped."""
+class Lost(Exception):  # an event that callers expect, not an error
+    """We are no longer the leader, and the work has been stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """`lease_s`: others wait so long before they take over. `renew_s`: so long we lead without a renewal."""
+    """`lease_s`: how long others wait before they take over. `renew_s`: how long we lead without a renewal.
+    `retry_s`: the pause between two tries.
+    """
 
     lease_s: float = 15.0
     renew_s: float = 10.0
@@ -78,29 +80,29 @@ class Elector:
         self._clock, self._abort = clock, abort
         # One slow answer must leave time for another try before the deadline.
         self._client = client.with_limits(timeout_s=max(self._times.retry_s, self._times.renew_s / 2))
-        self._seen = Lease(ObjectMeta())
-        self._seen_at = NEVER
+        self._observed = Lease(ObjectMeta())
+        self._observed_at = NEVER
         self._renewed_at = NEVER
-        self._is_unheard = False  # what we wrote last had no answer: it may have been granted all the same
+        self._is_unanswered = False  # our last write had no answer yet: the server may have granted it
 
     @property
     def is_leader(self) -> bool:
-        """Whether we may work now. True again of a process that slept too long only after it has asked."""
+        """True if we may work now. After a long sleep of the process, False until a renewal succeeds."""
         return self.leads_at(self._clock())
 
     def leads_at(self, moment: float) -> bool:
-        """Whether we led at this moment of our clock, as far as is known now."""
+        """Return True if we led at this time of our clock, as far as we know now."""
         return moment < self._renewed_at + self._times.renew_s
 
     @property
     def holder(self) -> str:
-        """Who held the lease when we last looked."""
-        return self._seen.spec.holder_identity
+        """The holder of the lease when we last read it."""
+        return self._observed.spec.holder_identity
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for leadership, then do the work. Returns when it does; raises Lost if leadership goes first.
+        """Wait for leadership, then run the work. Return when it ends; raise Lost if leadership goes first.
 
-        When cancelled, the work is cancelled first and the lease released after it has ended.
+        When cancelled, cancel the work first and release the lease after the work has ended.
         """
         await self._acquire()
         log.info("leading", lease=self._name, identity=self.identity)
@@ -120,14 +122,15 @@ class Elector:
 
     async def _acquire(self) -> None:
         while True:
-            asked = asyncio.ensure_future(self._attempt())
+            attempt = asyncio.ensure_future(self._try_once())
             try:
-                if await asyncio.shield(asked):
+                if await asyncio.shield(attempt):
                     return
                 await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))  # noqa: S311  # only spreads
             except asyncio.CancelledError:
-                await asyncio.wait([asked])  # given up on its way, it could be granted after we looked
-                if self.is_leader or self._is_unheard:
+                # Wait for the attempt: the server could grant it after we looked.
+                await asyncio.wait([attempt])
+                if self.is_leader or self._is_unanswered:
                     await self._release()
                 raise
 
@@ -146,57 +149,58 @@ class Elector:
         left_s = self._renewed_at + self._times.renew_s - self._clock()
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
-                if not await self._attempt() and self.holder != self.identity:
-                    self._renewed_at = NEVER  # taken, or given away by hand: out at once
+                if not await self._try_once() and self.holder != self.identity:
+                    # Another process took it, or a person changed the holder: stop at once.
+                    self._renewed_at = NEVER
 
-    async def _attempt(self) -> bool:
-        """Take or renew the lease if that is ours to do; False if not, or if the server did not let us."""
-        asked_at = self._clock()
+    async def _try_once(self) -> bool:
+        """Acquire or renew the lease. Return False if another process holds it or the server refused."""
+        sent_at = self._clock()
         try:
-            taken = await self._take()
+            written = await self._acquire_or_renew()
         except KubeError as error:
             log.info("lease not taken", lease=self._name, error=str(error))
             return False
-        if taken is None:
+        if written is None:
             return False
-        self._see(taken)
-        self._renewed_at = asked_at
+        self._observe(written)
+        self._renewed_at = sent_at
         return True
 
-    async def _take(self) -> Lease | None:
+    async def _acquire_or_renew(self) -> Lease | None:
         if self._was_leading and self.holder == self.identity:
-            # Ours a moment ago: no need to read it first. A Conflict may stem from our own lost answer.
+            # We held it a moment ago, so skip the read. A Conflict may come from our own lost answer.
             with suppress(Conflict, NotFound):
-                return await self._write(self._seen)
+                return await self._write(self._observed)
         try:
-            self._see(await self._client.get(LEASES, self._name, self._namespace))
+            self._observe(await self._client.get(LEASES, self._name, self._namespace))
         except NotFound:
-            self._is_unheard = True
+            self._is_unanswered = True
             return await self._client.create(LEASES, Lease(self._meta(), self._spec(LeaseSpec())))
-        return await self._write(self._seen) if self._is_free() else None
+        return await self._write(self._observed) if self._is_free() else None
 
     @property
     def _was_leading(self) -> bool:
         return self._renewed_at > NEVER
 
-    def _see(self, found: Lease) -> None:
-        """What counts is when *we* saw the record change, not the times others wrote into it."""
-        if found.spec != self._seen.spec:
-            self._seen_at = self._clock()
-        self._seen, self._is_unheard = found, False
+    def _observe(self, found: Lease) -> None:
+        """Store the record and when *we* saw it change; the times that others wrote into it do not count."""
+        if found.spec != self._observed.spec:
+            self._observed_at = self._clock()
+        self._observed, self._is_unanswered = found, False
 
     def _is_free(self) -> bool:
         if self.holder in ("", self.identity):
             return True
-        duration_s = self._seen.spec.lease_duration_seconds or self._times.lease_s
-        return self._clock() >= self._seen_at + duration_s
+        duration_s = self._observed.spec.lease_duration_seconds or self._times.lease_s
+        return self._clock() >= self._observed_at + duration_s
 
     async def _write(self, seen: Lease) -> Lease:
-        """Compare and set: refused with Conflict if anybody wrote since `seen`."""
+        """Compare and set: raise Conflict if the lease was written since `seen`."""
         spec = msgspec.to_builtins(self._spec(seen.spec))
         version = seen.metadata.resource_version
         body = {"metadata": {"resourceVersion": version}, "spec": spec}
-        self._is_unheard = True
+        self._is_unanswered = True
         return await self._client.patch(LEASES, self._name, body, self._namespace)
 
     def _spec(self, old: LeaseSpec) -> LeaseSpec:
@@ -213,7 +217,7 @@ class Elector:
         return ObjectMeta(name=self._name, namespace=self._namespace)
 
     async def _stop(self, task: "asyncio.Future[None]") -> None:
-        """The work must be at rest before anybody else can begin. If it will not stop, the process must."""
+        """Stop the work before another process can start it. If the work does not stop, end the process."""
         task.cancel()
         lease_left_s = self._renewed_at + self._times.lease_s - self._clock()
         await asyncio.wait([task], timeout=max(STOP_S, lease_left_s))
@@ -224,29 +228,29 @@ class Elector:
             log.error("work ended with an error", lease=self._name, error=repr(task.exception()))
 
     async def _release(self) -> None:
-        """Leave politely, so that the next one need not wait for the lease to run out."""
+        """Clear the holder, so that the next leader need not wait until the lease expires."""
         self._renewed_at = NEVER
         try:
             async with asyncio.timeout(self._times.renew_s):
-                await self._give_back()
+                await self._clear_holder()
         except (KubeError, TimeoutError) as error:
             log.info("lease not released", lease=self._name, error=repr(error))
 
-    async def _give_back(self) -> None:
-        """An attempt we no longer awaited may have been written after what we saw last: then look again."""
+    async def _clear_holder(self) -> None:
+        """Write an empty holder. If an abandoned attempt of ours changed the lease since, read it again."""
         while True:
             if self.holder == self.identity:
                 with suppress(Conflict):
-                    await self._client.patch(LEASES, self._name, self._vacant(), self._namespace)
+                    await self._client.patch(LEASES, self._name, self._without_holder(), self._namespace)
                     log.info("lease released", lease=self._name)
                     return
-            self._see(await self._client.get(LEASES, self._name, self._namespace))
+            self._observe(await self._client.get(LEASES, self._name, self._namespace))
             if self.holder != self.identity:
                 return
 
-    def _vacant(self) -> Json:
+    def _without_holder(self) -> Json:
         return {
-            "metadata": {"resourceVersion": self._seen.metadata.resource_version},
+            "metadata": {"resourceVersion": self._observed.metadata.resource_version},
             "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()},
         }
 
@@ -256,5 +260,5 @@ def _now() -> str:
 
 
 def unique_identity(name: str = "") -> str:
-    """An identity no other process has, also not the container that ran in the same pod before."""
+    """Return an identity that no other process has, not even an earlier container of the same pod."""
     return f"{name or socket.gethostname()}_{uuid4().hex[:12]}"

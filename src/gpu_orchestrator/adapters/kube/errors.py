@@ -1,15 +1,15 @@
-"""Everything that can go wrong at the API server's door, as types; messages say what to do about it.
+"""Errors of calls to the API server, one type per kind of failure. Each message says what to do about it.
 
 KubeError
-├─ Permanent                the same request again cannot help
+├─ Permanent                sending the same request again cannot help
 │  ├─ ConfigError           the kubeconfig or the pod's own files are wrong
 │  ├─ Untrusted             TLS: one side does not accept the other's certificate
-│  ├─ BadAnswer             not what an API server says, or larger than we accept
+│  ├─ BadAnswer             not an API server's answer, or larger than we accept
 │  └─ ApiError: BadRequest · Unauthorized · Forbidden · NotFound · NotServed · Conflict · AlreadyExists
 │               · Gone · Invalid
 └─ Temporary                worth another try, not before `delay_s`
    ├─ Unreachable           no connection: nothing was sent
-   ├─ LostAnswer            sent, but no answer came: it may have been done or not
+   ├─ LostAnswer            sent, but no answer came: the server may have carried it out or not
    └─ ApiError: Throttled (not done; BlockedByBudget for evictions) · Unavailable (may have been done)
 """
 
@@ -24,7 +24,7 @@ class KubeError(Exception):
 
 
 class Permanent(KubeError):
-    """The same request again cannot help."""
+    """Sending the same request again cannot help."""
 
 
 class Temporary(KubeError):
@@ -42,7 +42,7 @@ class Untrusted(Permanent):
 
 
 class BadAnswer(Permanent):
-    """The answer is not one an API server gives, or is larger than we accept."""
+    """The answer does not look like an API server's, or is larger than we accept."""
 
 
 class Unreachable(Temporary):
@@ -50,7 +50,7 @@ class Unreachable(Temporary):
 
 
 class LostAnswer(Temporary):
-    """The request was sent and no whole answer came: it may have been carried out or not."""
+    """We sent the request and got no complete answer: the server may have carried it out or not."""
 
 
 class Cause(msgspec.Struct, frozen=True, rename="camel"):
@@ -67,7 +67,7 @@ class Details(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True, rename="camel"):
-    """What the API server answers when it refuses."""
+    """The body of the API server's answer when it refuses a request."""
 
     kind: str = ""
     message: str = ""
@@ -77,8 +77,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request wanted, in the words of RBAC, so that an error can repeat it."""
+class Operation:
+    """What a request is for, in the words of RBAC, so that an error can name it."""
 
     verb: str
     what: str
@@ -99,18 +99,18 @@ class Asked:
 
 
 class ApiError(KubeError):
-    """The server answered, and the answer is no."""
+    """The server answered with an error."""
 
     advice = ""
 
-    def __init__(self, asked: Asked, status: Status, retry_after_s: float = 0.0) -> None:
-        self.asked, self.status, self.delay_s = asked, status, retry_after_s
+    def __init__(self, operation: Operation, status: Status, retry_after_s: float = 0.0) -> None:
+        self.operation, self.status, self.delay_s = operation, status, retry_after_s
         super().__init__(self._sentence())
 
     def _sentence(self) -> str:
         found = " ".join(self.status.message.split()) or self.status.reason or "no reason given"
         advice = f"; {self._advice()}" if self._advice() else ""
-        return f"cannot {self.asked}: {found} ({self.status.code}){advice}"
+        return f"cannot {self.operation}: {found} ({self.status.code}){advice}"
 
     def _advice(self) -> str:
         return self.advice
@@ -131,13 +131,15 @@ class Forbidden(ApiError, Permanent):
 
     def _advice(self) -> str:
         if 'is forbidden: User "' not in self.status.message:
-            return ""  # refused by admission or a quota: the server's own words say what to do
-        group = f" of API group {self.asked.group}" if self.asked.group else ""
-        return f"grant verb '{self.asked.verb}' on '{self.asked.what}'{group} in a Role or ClusterRole"
+            return ""  # refused by admission or a quota: the server's message says what to do
+        group = f" of API group {self.operation.group}" if self.operation.group else ""
+        return (
+            f"grant verb '{self.operation.verb}' on '{self.operation.what}'{group} in a Role or ClusterRole"
+        )
 
 
 class NotFound(ApiError, Permanent):
-    """404: the kind is served, and there is no such object."""
+    """404: the server knows the kind, but has no such object."""
 
 
 class NotServed(ApiError, Permanent):
@@ -145,17 +147,17 @@ class NotServed(ApiError, Permanent):
 
     def _sentence(self) -> str:
         return (
-            f"cannot {self.asked}: the server does not serve {self.asked.full_name} (404); "
+            f"cannot {self.operation}: the server does not serve {self.operation.full_name} (404); "
             "install its CustomResourceDefinition (kubectl apply -k config/crd) or check the server's version"
         )
 
 
 class Conflict(ApiError, Permanent):
-    """409: the object is not what the request took it to be; read it again."""
+    """409: the object is not in the state that the request expects; read it again."""
 
 
 class AlreadyExists(Conflict):
-    """409 on create: the name is taken. With a computed name this is good news."""
+    """409 on create: the name is in use. With a computed name this means that the object is there already."""
 
 
 class Gone(ApiError, Permanent):
@@ -167,7 +169,7 @@ class Invalid(ApiError, Permanent):
 
 
 class Throttled(ApiError, Temporary):
-    """429: not carried out, come back after `delay_s`."""
+    """429: not carried out; try again after `delay_s`."""
 
 
 class BlockedByBudget(Throttled):
@@ -175,7 +177,7 @@ class BlockedByBudget(Throttled):
 
 
 class Unavailable(ApiError, Temporary):
-    """5xx: the server is not well; it may have carried the request out or not."""
+    """5xx: the server failed; it may have carried the request out or not."""
 
 
 _BY_CODE: dict[int, type[ApiError]] = {
@@ -189,16 +191,16 @@ _BY_CODE: dict[int, type[ApiError]] = {
 }
 
 
-def from_answer(asked: Asked, code: int, body: bytes, retry_after: str | None = None) -> ApiError:
-    """The typed error for an answer of 400 or more."""
+def from_answer(operation: Operation, code: int, body: bytes, retry_after: str | None = None) -> ApiError:
+    """Return the typed error for an answer that is not a success."""
     status = _status(code, body)
-    return _kind(code, status)(asked, status, _retry_after_s(status, retry_after))
+    return _kind(code, status)(operation, status, _retry_after_s(status, retry_after))
 
 
-def from_event(asked: Asked, raw: Any) -> ApiError:
-    """The typed error for an ERROR event of a watch."""
+def from_event(operation: Operation, raw: Any) -> ApiError:
+    """Return the typed error for an ERROR event of a watch."""
     status = _status(500, bytes(raw))
-    return _kind(status.code, status)(asked, status, _retry_after_s(status, None))
+    return _kind(status.code, status)(operation, status, _retry_after_s(status, None))
 
 
 def _status(code: int, body: bytes) -> Status:

@@ -1,12 +1,13 @@
-"""Tells people what happened, as Kubernetes Events on the object it happened to.
+"""Record what happened to an object as Kubernetes Events, which `kubectl describe` shows.
 
     recorder = Recorder(client, "gpu-scheduler")
-    recorder.normal(pod_ref, "Scheduled", "bound to node-a, devices 0,1")       # at once, never blocks
+    recorder.normal(pod_ref, "Scheduled", "bound to node-a, devices 0,1")       # returns at once
     group.create_task(recorder.run())
 
 Repeats become one Event with a count. Each reason has its own budget for each object: past `PER_REASON`
-different notes the rest share one counted Event, so that many refusals never hide a placement. What comes
-faster than it can be written waits in a bounded queue; past that it is dropped and counted.
+different notes the rest share one counted Event, so that many refusals never hide a placement. Events that
+arrive faster than the recorder can write them wait in a bounded queue; when it is full, they are dropped and
+counted.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ CAPACITY = 4096
 REMEMBERED = 4096
 PER_REASON = 10
 REFILL_S = 300.0
-# A series is written again at most this often: the last count matters, not each step to it.
+# Update the count of a series at most this often: only the last count matters.
 SERIES_EVERY_S = 10.0
 FORGET_S = 600.0
 WRITERS = 8
@@ -44,7 +45,7 @@ _EVENTS = metadata_only(EVENTS)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The object an event is about."""
+    """The object that an event is about."""
 
     kind: str
     name: str
@@ -62,12 +63,12 @@ Reason = tuple[Reference, str, str]
 """The object, the type of event and its reason."""
 
 Key = tuple[Reference, str, str, str | int]
-"""A reason with its note; or, for what shares one event, with the number of the period it is in."""
+"""A reason with its note; or, for notes that share one event, with the number of their period."""
 
 
 @dataclass(slots=True)
 class _Series:
-    """One event and its repeats. `written` is the count the server knows; 0 means none yet."""
+    """One event and its repeats. `written` is the count that the server has; 0 means none yet."""
 
     name: str
     action: str
@@ -106,9 +107,9 @@ class Recorder:
         self._buckets: OrderedDict[Reason, _Bucket] = OrderedDict()
         self._waiting: dict[Key, None] = {}
         self._busy = 0
-        self._news = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._wakeup = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def normal(self, what: Reference, reason: str, note: str, *, action: str = "") -> None:
         self.record("Normal", what, reason, note, action=action)
@@ -117,23 +118,23 @@ class Recorder:
         self.record("Warning", what, reason, note, action=action)
 
     def record(self, kind: str, what: Reference, reason: str, note: str, *, action: str = "") -> None:
-        """Remember to tell; returns at once."""
-        key = self._remember((what, kind, reason), note, action or reason)
+        """Queue an event for writing and return at once."""
+        key = self._count_or_add((what, kind, reason), note, action or reason)
         if len(self._waiting) >= self._capacity and key not in self._waiting:
             self.dropped += 1
             return
         self._waiting[key] = None
-        self._quiet.clear()
-        self._news.set()
+        self._idle.clear()
+        self._wakeup.set()
 
-    def _remember(self, reason: Reason, note: str, action: str) -> Key:
-        """Count it where it is known, or begin a series: its own, or past the budget the shared one."""
+    def _count_or_add(self, reason: Reason, note: str, action: str) -> Key:
+        """Count a repeat, or start a series: one for this note or, past the budget, the shared one."""
         now = self._now()
         key: Key = (*reason, _shortened(note))
         if self._counted(key, now):
             return key
         if not self._allowed(reason):
-            # A note cannot be changed once written; a new period brings a new one.
+            # A written note cannot change, so each period gets a new shared event.
             key, note = (*reason, int(now.timestamp() // FORGET_S)), f"among others: {note}"
             if self._counted(key, now):
                 return key
@@ -158,7 +159,7 @@ class Recorder:
             self.dropped += 1
 
     def _allowed(self, reason: Reason) -> bool:
-        """A token for each new note of a reason: a loop gone wild must not fill the event store."""
+        """Take a token for a new note of this reason: a runaway loop must not fill the event store."""
         now = self._now().timestamp()
         bucket = self._buckets.pop(reason, None) or _Bucket(PER_REASON, now)
         self._buckets[reason] = bucket
@@ -172,16 +173,16 @@ class Recorder:
         return True
 
     async def run(self) -> None:
-        """Write what was recorded, until cancelled."""
+        """Write recorded events until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._writers):
                 group.create_task(self._writer())
 
     async def drain(self, timeout_s: float = 2.0) -> bool:
-        """Wait until all that was recorded is written; False if that took too long."""
+        """Wait until all recorded events are written. Return False if that takes too long."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._quiet.wait()
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True
@@ -189,8 +190,8 @@ class Recorder:
     async def _writer(self) -> None:
         while True:
             while not self._waiting:
-                self._news.clear()
-                await self._news.wait()
+                self._wakeup.clear()
+                await self._wakeup.wait()
             if self._pace:
                 await self._pace()
             if not self._waiting:
@@ -206,7 +207,7 @@ class Recorder:
             finally:
                 self._busy -= 1
                 if not self._busy and not self._waiting:
-                    self._quiet.set()
+                    self._idle.set()
 
     async def _write(self, key: Key, series: _Series) -> None:
         loop, count = asyncio.get_running_loop(), series.count
@@ -226,24 +227,24 @@ class Recorder:
         series = self._series.get(key)
         if series and series.count > series.written:
             self._waiting[key] = None
-            self._quiet.clear()
-            self._news.set()
+            self._idle.clear()
+            self._wakeup.set()
 
     async def _create(self, key: Key, series: _Series, count: int) -> None:
-        # The name is ours alone, so an event that exists already is this very one.
+        # The name is unique to this series, so an event that exists already is the same one.
         await self._client.create(_EVENTS, self._event(key, series, count), idempotent=True)
 
     async def _count(self, key: Key, series: _Series, count: int) -> None:
         body = {"series": _repeats(series, count)}
         try:
-            await self._client.patch(_EVENTS, series.name, body, _home(key[0]))
-        except NotFound:  # events live for an hour
+            await self._client.patch(_EVENTS, series.name, body, _namespace_of(key[0]))
+        except NotFound:  # the server deletes events after an hour
             await self._create(key, series, count)
 
     def _event(self, key: Key, series: _Series, count: int) -> Json:
         what, kind, reason, _ = key
         event: Json = {
-            "metadata": {"name": series.name, "namespace": _home(what)},
+            "metadata": {"name": series.name, "namespace": _namespace_of(what)},
             "eventTime": timestamps.micro_time(series.first),
             "reportingController": self._component,
             "reportingInstance": self._instance,
@@ -262,7 +263,7 @@ def _repeats(series: _Series, count: int) -> Json:
     return {"count": count, "lastObservedTime": timestamps.micro_time(series.last)}
 
 
-def _home(what: Reference) -> str:
+def _namespace_of(what: Reference) -> str:
     return what.namespace or "default"
 
 

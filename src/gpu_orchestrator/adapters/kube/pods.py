@@ -1,10 +1,10 @@
-"""What can be asked of a pod alone: to be bound to a node, and to be evicted."""
+"""Bind a pod to a node, and evict a pod: the two calls that only pods have."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import Asked, NotFound
+from gpu_orchestrator.adapters.kube.errors import NotFound, Operation
 from gpu_orchestrator.adapters.kube.transport import codec
 from gpu_orchestrator.adapters.kube.transport.base import Request
 from gpu_orchestrator.adapters.kube.transport.urls import target
@@ -22,10 +22,10 @@ async def bind(
     labels: Mapping[str, str] | None = None,
     at_version: bool = False,
 ) -> None:
-    """Give the pod its node, annotations and labels in one write.
+    """Bind the pod to the node and set annotations and labels, all in one write.
 
-    Refused with Conflict when the pod is another (uid), already has a node or, with `at_version`, has changed
-    since it was read. Not sent again after a lost answer: the watch will tell.
+    Raise Conflict if the pod was replaced (other uid), already has a node or, with `at_version`, has changed
+    since it was read. After a lost answer the request is not sent again: the watch will show the outcome.
     """
     meta = pod.metadata
     about: dict[str, Any] = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
@@ -41,11 +41,11 @@ async def bind(
         "metadata": about,
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     }
-    await client.send(_asked("binding", meta), _post("binding", meta, body), idempotent=False)
+    await client.send(_operation("binding", meta), _post("binding", meta, body), idempotent=False)
 
 
 async def evict(client: Client, pod: Object, *, grace_s: int | None = None, dry_run: bool = False) -> None:
-    """Ask for the pod to leave; raises BlockedByBudget while a PodDisruptionBudget forbids it."""
+    """Evict the pod. Raise BlockedByBudget while a PodDisruptionBudget forbids it."""
     meta = pod.metadata
     options: dict[str, Any] = {"preconditions": {"uid": meta.uid}}
     if grace_s is not None:
@@ -59,11 +59,11 @@ async def evict(client: Client, pod: Object, *, grace_s: int | None = None, dry_
         "deleteOptions": options,
     }
     request = _post("eviction", meta, body)
-    await client.send(_asked("eviction", meta), request, idempotent=True, done_if=NotFound)
+    await client.send(_operation("eviction", meta), request, idempotent=True, done_if=NotFound)
 
 
-def _asked(subresource: str, meta: ObjectMeta) -> Asked:
-    return Asked("create", f"pods/{subresource}", "", meta.name, meta.namespace)
+def _operation(subresource: str, meta: ObjectMeta) -> Operation:
+    return Operation("create", f"pods/{subresource}", "", meta.name, meta.namespace)
 
 
 def _post(subresource: str, meta: ObjectMeta, body: Mapping[str, Any]) -> Request:

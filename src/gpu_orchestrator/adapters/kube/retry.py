@@ -1,7 +1,7 @@
-"""When a request is tried again, and how long to wait before that. Decides; `Client` performs.
+"""Decide whether to send a request again and how long to wait first. `Client` calls it and does the waiting.
 
-answer               carried out?   tried again
-Throttled            no             always, not before Retry-After (a budget's refusal is left to the caller)
+error                carried out?   sent again
+Throttled            no             always, not before Retry-After (BlockedByBudget is left to the caller)
 Unreachable          no             always
 Unavailable          perhaps        idempotent requests
 LostAnswer           perhaps        idempotent requests
@@ -18,7 +18,7 @@ FULL = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential with full jitter, so that many who failed together do not come back together."""
+    """Exponential backoff with full jitter, so that callers that failed together do not retry together."""
 
     base_s: float = 0.1
     cap_s: float = 5.0
@@ -31,13 +31,13 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """`patience_s` is how long a request may take with all its tries; 0 means one try."""
+    """Retry policy. `patience_s` is how long a request may take with all its tries; 0 means one try."""
 
     patience_s: float = 60.0
     backoff: Backoff = field(default_factory=Backoff)
 
     def delay_s(self, error: Exception, *, attempt: int, spent_s: float, idempotent: bool) -> float | None:
-        """Seconds to wait before the next try, or None to give up."""
+        """Return the seconds to wait before the next try, or None to give up."""
         if not isinstance(error, Temporary) or isinstance(error, BlockedByBudget):
             return None
         if isinstance(error, (LostAnswer, Unavailable)) and not idempotent:

@@ -2,7 +2,7 @@
 to a private address, however it is spelt and whatever a name resolves to.
 
 A name is resolved once and the connection goes to the address that was checked; the last check is where the
-socket is made, so nothing gets around it. Redirects are not followed.
+socket is made, so no request can bypass it. Redirects are not followed.
 """
 
 import ipaddress
@@ -59,7 +59,7 @@ def session(
 
 class Checked(AbstractResolver):
     """A resolver that returns allowed addresses only: a name with one private address among public ones is
-    refused, because it is meant to deceive."""
+    refused, because it may be an attack."""
 
     def __init__(self, resolver: AbstractResolver, allowed: Allowed) -> None:
         self._resolver, self._allowed = resolver, allowed

@@ -1,1 +1,73 @@
-"""The cluster manager: takes tasks over HTTP, places them on the GPUs of its workers, and loses none."""
+"""The manager: accepts tasks over HTTP, places them on the GPUs of its workers, and loses none.
+
+The way of one task: gate → route → submission → admission → dispatcher → assignment → session ⇒ worker ⇒
+session → outcomes → completion → response. Read the modules in this order:
+
+  server                    the process: listening socket, store, manager and uvicorn
+  manager                   builds all parts of one process and runs the background loops
+
+  http/app                  builds the ASGI application from the routes
+  http/uvicorn_tuning       wraps uvicorn's transport to save system calls
+  http/gate                 every request passes it: correlation id, metrics, audit, error bodies
+  http/route_auth           checks the key and the scope that a route needs
+  http/routes/tasks         submit, show, wait, explain, cancel, retry
+  http/responses            reads bodies, makes JSON responses
+  http/submission           checks a request, builds task specs, refuses what can never fit
+  http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
+  http/routes/events        events by page, as server-sent events, over a WebSocket
+  http/event_streams        sends events to one watcher
+  http/routes/cluster       health, state of the cluster, metrics
+  http/routes/keys          create, list and revoke keys; show limits
+  http/routes/audit         shows the audit log
+  http/routes/callbacks     makes and deletes callback secrets
+  http/openapi              describes routes for OpenAPI
+  http/reference            the API reference as Markdown
+
+  access/keys               keys, their scopes, and this process's copy of them
+  access/key_sync           keeps that copy in step with the store
+  access/rate_limiter       admits or refuses a request by key and route
+  access/sliding_window     counts the requests of a key
+  access/limits             the limits of one key
+  access/quotas             the limits of each owner, and its use today
+  access/audit              records every call that changes something
+  access/schema             bodies for keys, limits, audit and callback secrets
+
+  tasks/overview            workers, free room and counts, read from the store and cached for a second
+  tasks/admission           submits the tasks of many requests together; owners take turns
+  tasks/batching            collects items while a call to the store is in flight
+
+  dispatch/leader           leader election; the leader has a dispatcher and expires dead workers
+  dispatch/dispatcher       feeds the engine, and assigns tasks to workers in batches
+  dispatch/task_table       the tasks that the leader tracks: all that have not ended
+  dispatch/assignment       stores an assignment and sends it to the worker
+  dispatch/reaper           whose lease has expired, and whether to believe it
+  dispatch/maintenance      the leader's chores: delete old tasks, record the history
+
+  fleet/nodes               a worker as a node of the core, a task as a request
+  fleet/rows                reads rows of the store into workers and a cluster
+  fleet/strategies          the placement policies for tasks
+  fleet/alerts              when the readings of a device raise an alert
+
+  workers/sessions          the connected workers, and the way to those of other processes
+  workers/session           one worker's connection: messages in order, leases
+  workers/session_config    lease, renewal and report intervals
+  workers/transports        WebSocket or long polling
+  workers/listener          receives what other processes publish
+
+  tasks/outcomes            writes the reports of workers to the store in batches
+  tasks/completion          wakes the requests that wait for a task to end
+  tasks/explain             why a task waits, for every worker and device
+
+  events/event_feed         events for all watchers of this process
+  events/callbacks          sends callbacks when tasks end
+  events/signing            the secrets that sign callbacks
+  events/history            the history of the cluster
+
+  views                     rows of the store as response bodies
+  schema                    request and response bodies
+  metrics                   Prometheus metrics
+  errors                    the errors of the HTTP API
+
+Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events › views ›
+fleet, access › errors, metrics, schema.
+"""

@@ -1,10 +1,10 @@
-"""What the API answers when it cannot do what was asked; every body is `{"error": {code, message, details}}`.
+"""The errors of the HTTP API. Every error body is `{"error": {code, message, details}}`.
 
 ApiError
 ├── BadRequest 400      ├── Conflict 409          ├── TooLarge 413
 ├── Unauthorized 401    ├── Unprocessable 422
 ├── Forbidden 403       ├── NotFound 404          ├── MethodNotAllowed 405
-└── Later: try again after some seconds
+└── RetryLater: the client may retry after some seconds
     ├── TooManyRequests 429    └── Unavailable 503 ── QueueFull, StoreFull
 """
 
@@ -61,8 +61,8 @@ class Unprocessable(ApiError):
     status, code = 422, "unprocessable"
 
 
-class Later(ApiError):
-    """It could be done, but not now. Whoever waits so long and asks again is no nuisance."""
+class RetryLater(ApiError):
+    """Temporarily unavailable. `Retry-After` says when the client may retry."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0, **details: Any) -> None:
         self.retry_after_s = max(ceil(retry_after_s), 1)
@@ -73,21 +73,21 @@ class Later(ApiError):
         return {"Retry-After": str(self.retry_after_s)}
 
 
-class TooManyRequests(Later):
+class TooManyRequests(RetryLater):
     status, code = 429, "too_many_requests"
 
 
-class Unavailable(Later):
+class Unavailable(RetryLater):
     status, code = 503, "unavailable"
 
 
 class QueueFull(Unavailable):
-    """Too many tasks wait already."""
+    """The queue already holds as many tasks as it may."""
 
     code = "queue_full"
 
 
 class StoreFull(Unavailable):
-    """Tasks and results take as much memory as they may."""
+    """Tasks and results already use as much memory as they may."""
 
     code = "store_full"

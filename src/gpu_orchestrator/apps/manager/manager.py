@@ -1,4 +1,7 @@
-"""The manager of one process: what the routes call, and what runs behind them."""
+"""The manager of one process: builds its parts, runs the background loops, and serves the routes.
+
+`server` starts and stops it. The routes reach every part through its attributes.
+"""
 
 import asyncio
 import contextlib
@@ -42,13 +45,13 @@ from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
 from gpu_orchestrator.apps.manager.workers.transports import Polls
 
-LOOK_AGAIN_S = 2.0
-"""Whoever waits for a task looks for himself this often, should word of its end be lost."""
+RECHECK_S = 2.0
+"""A waiting request reads the task from the store this often, in case the message about its end is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerDeps:
-    """What a manager stands on."""
+    """Everything that a manager is built from."""
 
     settings: Settings
     store: Store
@@ -67,7 +70,7 @@ class Manager:
         self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = MemoryPolicy(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
         self.registry = strategies.registry(settings.placement_policy)
-        self.chance = Random()  # noqa: S311 - settles ties
+        self.chance = Random()  # noqa: S311 - breaks ties
         self.waiters = CompletionWaiters()
         self.outcomes = Outcomes(store, self.metrics, self.waiters)
         self.overview = Overview(store, self.memory, settings.max_store_mb)
@@ -85,7 +88,7 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
-        self._behind: list[asyncio.Task[None]] = []
+        self._background: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
     async def start(self) -> None:
@@ -99,33 +102,36 @@ class Manager:
         await self.key_sync.refresh()
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
-        behind = (self.leader, listener, self.key_sync, self.rate_limiter, self.audit, self.callback_sender)
-        self._behind = [loop.create_task(each.run()) for each in behind]
+        loops = (self.leader, listener, self.key_sync, self.rate_limiter, self.audit, self.callback_sender)
+        self._background = [loop.create_task(each.run()) for each in loops]
 
     async def stop(self) -> None:
-        """What workers have said is stored before the leader steps down."""
-        await self.part()
+        """Store what the workers have reported, then end the background loops, the leader among them."""
+        await self.disconnect_clients()
         with contextlib.suppress(TimeoutError, StoreError):
             async with asyncio.timeout(2.0):
                 await self.outcomes.close()
                 await self.key_sync.write_used()
                 await self.audit.flush()
-        for each in self._behind:
+        for each in self._background:
             each.cancel()
-        await asyncio.gather(*self._behind, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     def _keys_changed(self) -> None:
-        self.quotas.follow(self.keys)
+        self.quotas.refresh(self.keys)
         self.sessions.disconnect_keys(lambda key: not self.keys.is_good(key))
-        self.feed.part_from(lambda key: not self.keys.is_good(key), "this key may no longer be used")
+        self.feed.disconnect(lambda key: not self.keys.is_good(key), "this key may no longer be used")
 
-    async def part(self) -> None:
-        """Say goodbye to all who are connected for long."""
-        self.feed.part_from(lambda _: True, "the server ends; resume from the last id")
+    async def disconnect_clients(self) -> None:
+        """Close all long-lived connections: watchers of events and sessions of workers."""
+        self.feed.disconnect(lambda _: True, "the server is shutting down; resume from the last id")
         await self.sessions.close()
 
     async def row(self, name: str, owner: str = "") -> Row:
-        """A task of this owner; without one, anybody's. That others' tasks are there is not even said."""
+        """Return the row of a task of this owner, or of any owner if none is given.
+
+        A task of another owner is reported as missing, so that its existence does not leak.
+        """
         (row,) = await self.store.tasks.fetch([name])
         if row is None or (owner and row.get("tenant") != owner):
             raise NotFound(
@@ -134,7 +140,7 @@ class Manager:
         return row
 
     async def wait(self, name: str, timeout_s: float) -> Row:
-        """The task's row when it has ended, or as it is when time is up."""
+        """Return the task's row once the task has ended, or its current row after `timeout_s`."""
         deadline = monotonic() + timeout_s
         while True:
             ended = self.waiters.join(name)
@@ -142,35 +148,38 @@ class Manager:
                 if not self._runs_here(name) and (row := await self.row(name))["state"] in task.FINAL:
                     return row
                 left_s = deadline - monotonic()
-                if left_s > 0 and (told := await within(ended, min(left_s, LOOK_AGAIN_S))):
-                    return told
+                if left_s > 0 and (final := await within(ended, min(left_s, RECHECK_S))):
+                    return final
             finally:
                 self.waiters.leave(name, ended)
             if left_s <= 0:
                 return await self.row(name)
 
     async def held_back(self, owner: str) -> str:
-        """Why no task of this owner may begin now, or empty."""
+        """Return why no task of this owner may start now; empty if one may."""
         return self.quotas.held_back(owner, (await self.usage(owner)).active)
 
     async def usage(self, owner: str) -> Usage:
-        """What an owner has now of what it may."""
+        """Return what an owner uses now, and pass today's GPU seconds of all owners to the quotas."""
         usage = await self.store.usage.of(owner)
         self.quotas.used_s = usage.used_s()
         return usage
 
     def _runs_here(self, name: str) -> bool:
-        """Whether its end will be heard of here without asking the store."""
+        """Return True if this process leads and will see the task end without reading the store."""
         dispatcher = self.leader.dispatcher
         return dispatcher is not None and name in dispatcher.tasks
 
     async def ready(self) -> str:
-        """Empty when tasks can be taken and placed, else what is missing; strangers are told."""
+        """Return what is missing to accept and place tasks; empty if nothing is.
+
+        The health routes show this text without a key, so it must not name addresses.
+        """
         try:
             await self.store.database.ping()
         except StoreError:
             return "the store does not answer"
-        return "" if self.leader.leader else "nobody leads yet"
+        return "" if self.leader.leader else "no process leads yet"
 
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(
@@ -185,9 +194,9 @@ class Manager:
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
-        yield gauge("watchers", "Clients that watch events at this process", [], [([], len(self.feed))])
+        yield gauge("watchers", "Clients that watch events on this process", [], [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
-        yield gauge("leader", "1 if this process leads", [], [([], float(dispatcher is not None))])
+        yield gauge("leader", "1 if this process is the leader", [], [([], float(dispatcher is not None))])
         if dispatcher is None:
             return
         depth = dispatcher.depth()
@@ -195,8 +204,12 @@ class Manager:
         yield gauge("queue_depth", "Waiting tasks", ["priority"], waiting)
         for name, text, counted in (
             ("owner_tasks_queued", "Waiting tasks of each owner", depth.waiting_of),
-            ("owner_tasks_running", "Tasks of each owner that were given to a worker", depth.running_of),
-            ("owner_gpu_seconds_today", "GPU seconds of each owner, of what ended today", self.quotas.used_s),
+            ("owner_tasks_running", "Assigned or running tasks of each owner", depth.running_of),
+            (
+                "owner_gpu_seconds_today",
+                "GPU seconds of each owner's tasks that ended today",
+                self.quotas.used_s,
+            ),
         ):
             yield gauge(name, text, ["owner"], [([owner], float(n)) for owner, n in counted.items()])
         yield from self.overview.device_gauges(dispatcher.workers, dispatcher.engine.cluster)

@@ -1,4 +1,4 @@
-"""What the manager counts and measures, for Prometheus."""
+"""The Prometheus metrics of the manager. `GET /metrics` shows them."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,36 +14,60 @@ Gauges = Callable[[], Iterable[Metric]]
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.tasks = Counter("tasks", "Tasks by what became of them", ["status"], registry=self.registry)
+        self.tasks = Counter(
+            "tasks", "Ended attempts by the task's status afterwards", ["status"], registry=self.registry
+        )
         self.duration = Histogram(
-            "task_duration_seconds", "From assignment to result", registry=self.registry, buckets=SLOW
+            "task_duration_seconds",
+            "Seconds from assignment to result of completed tasks",
+            registry=self.registry,
+            buckets=SLOW,
         )
         self.dispatch = Histogram(
-            "task_dispatch_seconds", "From submission to assignment", registry=self.registry, buckets=FAST
+            "task_dispatch_seconds",
+            "Seconds from submission to assignment",
+            registry=self.registry,
+            buckets=FAST,
         )
         self.requests = Counter(
-            "http_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
+            "http_requests", "HTTP requests answered", ["method", "route", "status"], registry=self.registry
         )
         self.request_s = Histogram(
-            "http_request_duration_seconds", "Time to answer", ["route"], registry=self.registry, buckets=FAST
+            "http_request_duration_seconds",
+            "Seconds to answer an HTTP request",
+            ["route"],
+            registry=self.registry,
+            buckets=FAST,
         )
-        self.late = Counter("stale_results", "Results that came too late", registry=self.registry)
-        self.redelivered = Counter("redeliveries", "Attempts that are run again", registry=self.registry)
-        self.expired = Counter("lease_expirations", "Workers taken off", registry=self.registry)
-        self.pauses = Counter("reaper_pauses", "Times we suspected ourselves", registry=self.registry)
-        self.terms = Counter("leader_terms", "Times this process began to lead", registry=self.registry)
+        self.late = Counter(
+            "stale_results", "Results dropped: the attempt was no longer current", registry=self.registry
+        )
+        self.redelivered = Counter(
+            "redeliveries", "Tasks queued again after a failed attempt", registry=self.registry
+        )
+        self.expired = Counter(
+            "lease_expirations",
+            "Workers set offline because their lease or grace period ended",
+            registry=self.registry,
+        )
+        self.pauses = Counter(
+            "reaper_pauses",
+            "Lease expiry paused because most workers went silent",
+            registry=self.registry,
+        )
+        self.terms = Counter("leader_terms", "Times this process became the leader", registry=self.registry)
         self.callbacks = Counter(
-            "callbacks", "Callbacks by what became of them", ["outcome"], registry=self.registry
+            "callbacks", "Callback attempts by outcome", ["outcome"], registry=self.registry
         )
         self.audit_dropped = Counter(
             "audit_entries_dropped",
-            "Not written: the store was away for too long, or strangers knocked too often",
+            "Audit entries not written: store unreachable, or unauthenticated requests over the limit",
             ["why"],
             registry=self.registry,
         )
         self.refusals = Counter(
             "requests_refused",
-            "Asked for more than they may: rate, queue, budget or store",
+            "Requests refused because of a limit: rate, queue, budget or store",
             ["owner", "limit"],
             registry=self.registry,
         )
@@ -53,13 +77,13 @@ class Metrics:
         self._request_s: dict[str, Histogram] = {}
 
     def collect_from(self, gauges: Gauges) -> None:
-        """Values that are looked up when somebody asks."""
+        """Register gauges that are read each time the metrics are collected."""
 
-        class Asked:
+        class OnScrape:
             def collect(self) -> Iterable[Metric]:
                 return gauges()
 
-        self.registry.register(Asked())
+        self.registry.register(OnScrape())
 
     def dispatched(self, waited_s: float) -> None:
         self.dispatch.observe(max(waited_s, 0.0))

@@ -1,6 +1,7 @@
-"""The bodies of the API, as values: what is decoded from requests, and what responses are made of.
+"""The request and response bodies of the HTTP API. Routes decode and encode them.
 
-Strings for people (`24GB`, `3.2s`) have numeric twins beside them.
+Next to each string for people (`24GB`, `3.2s`) is a field with the number.
+The docstrings here become descriptions in OpenAPI and in `docs/reference/api.md`.
 """
 
 from typing import Annotated, Any
@@ -9,27 +10,27 @@ import msgspec
 from msgspec import Meta
 
 PREFIX = "/api/v1"
-"""Every path is there with and without it."""
+"""The server answers every path with and without this prefix."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Labels = Annotated[dict[Name, Annotated[str, Meta(max_length=1000)]], Meta(max_length=64)]
-"""Few and short: unlike parameters, the leader has those of every waiting task in memory."""
+"""Few and short, because the leader keeps the labels of every waiting task in memory, unlike parameters."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a request. A field nobody knows is a mistake of the sender, and is said."""
+    """The body of a request. An unknown field is a mistake of the sender, and the server reports it."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a response."""
+    """The body of a response."""
 
 
 # --- tasks -------------------------------------------------------------------------------------------------
 
 
 class Resources(Body, frozen=True):
-    """`gpu_memory` such as "10GB" is reserved on each of `gpus` devices; without it the devices are given
-    whole. `gpus` 0: the task needs none."""
+    """`gpu_memory`, such as "10GB", is reserved on each of `gpus` devices. Without it the task gets whole
+    devices. `gpus` 0 means that the task needs no GPU."""
 
     gpu_memory: Annotated[str, Meta(max_length=40)] | int = ""
     gpus: Annotated[int, Meta(ge=0, le=64)] = 1
@@ -102,7 +103,7 @@ class TaskStatus(Answer, frozen=True):
     labels: dict[str, str] = {}
     correlation_id: str = ""
     callback: str = ""
-    """What became of the callback; empty if none is due yet or none was asked for."""
+    """The state of the callback; empty if the task has none or has not ended yet."""
 
 
 class TaskPage(Answer, frozen=True):
@@ -113,7 +114,7 @@ class TaskPage(Answer, frozen=True):
 
 
 class TaskChanged(Answer, frozen=True):
-    """What a cancellation or a retry came to."""
+    """The status of a task after a cancellation or a retry."""
 
     task_id: str
     status: str
@@ -217,8 +218,8 @@ class WorkerPage(Answer, frozen=True):
 
 
 class WorkerRegistered(Answer, frozen=True):
-    """`resumed` false: what the worker ran before is no longer its own. The lease must be renewed, by a
-    `Renew` in a heartbeat, every `renew_seconds`."""
+    """If `resumed` is false, the worker has lost the tasks that it ran before. The worker must renew its
+    lease every `renew_seconds`, with a `Renew` in a heartbeat."""
 
     worker_id: str
     epoch: int
@@ -253,11 +254,11 @@ class ClusterStatus(Answer, frozen=True):
     leader: str
     tasks: dict[str, int]
     committed: int
-    """Results that were ever committed; more than tasks that ever completed would be a fault."""
+    """Results committed since the store was created. More of them than completed tasks would be a bug."""
 
 
 class MetricsPoint(Answer, frozen=True):
-    """Means over the bucket that begins at `timestamp`; counts of what was added in it."""
+    """Gauges are means over the bucket that starts at `timestamp`. Counts are what that bucket added."""
 
     timestamp: str
     queued_tasks: float
@@ -277,7 +278,7 @@ class MetricsPoint(Answer, frozen=True):
 
 
 class MetricsHistory(Answer, frozen=True):
-    """Oldest first. Where nobody led, points are missing."""
+    """Oldest first. Points are missing for times without a leader."""
 
     timeframe: str
     resolution_seconds: int
@@ -285,7 +286,7 @@ class MetricsHistory(Answer, frozen=True):
 
 
 class Event(Answer, frozen=True):
-    """Something that happened. `id` is where to go on from: `?after=` or `Last-Event-ID`."""
+    """One event of the cluster. Resume from its `id` with `?after=` or `Last-Event-ID`."""
 
     id: str
     event: str
@@ -294,7 +295,7 @@ class Event(Answer, frozen=True):
 
 
 class EventPage(Answer, frozen=True):
-    """`next` is the id to ask on from; `reset`: events before these are no longer kept."""
+    """`next` is the id to continue from. `reset` means that events before these are no longer kept."""
 
     events: list[Event]
     next: str

@@ -1,6 +1,6 @@
-"""A whole server: the address, the store (its own or a configured one), the manager and HTTP, in this order.
+"""Start a whole server: listening socket, store (embedded or configured), manager and HTTP, in this order.
 
-What fails, fails before anything after it was begun, and all before it is undone.
+If a step fails, no later step starts and the earlier ones are undone. The CLI calls `running`.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
 log = structlog.get_logger()
 STORE_WAIT_S = 5.0
 RENEW_S = 60.0
-CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS before it"
+CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS in front of the server"
 
 
 class CannotListen(Exception):
-    """The address is taken, or not ours."""
+    """The address is in use, or does not belong to this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
         stack.push_async_callback(database.close)
         await wait_until_up(database, STORE_WAIT_S)
         facts = await database.check(insecure=insecure)
-        await migrations.prepare(database, keys.owners_before())
+        await migrations.prepare(database, keys.version_1_owners())
         store = Store(
             database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", timeouts=_timeouts(settings)
         )
@@ -72,9 +72,9 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Taken before anything else is started."""
+    """Open the listening socket. The server does this before it starts anything else."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because event loops switch off Nagle's delay only where they know it is TCP.
+    # Name the protocol: event loops disable Nagle's algorithm only on sockets that they know to be TCP.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -133,14 +133,14 @@ async def _serving(
         yield
     finally:
         renewing.cancel()
-        await manager.part()
+        await manager.disconnect_clients()
         server.should_exit = True
         await serving
         await manager.stop()
 
 
 async def _renew(context: ssl.SSLContext | None, settings: Settings) -> None:
-    """For ever: a renewed certificate is taken up without a restart."""
+    """Reload the certificate every RENEW_S, so that a renewed one needs no restart."""
     while context is not None:
         await asyncio.sleep(RENEW_S)
         try:
@@ -150,7 +150,7 @@ async def _renew(context: ssl.SSLContext | None, settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Signals are for whoever started us."""
+    """Leaves signals to the CLI, which started the server."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]

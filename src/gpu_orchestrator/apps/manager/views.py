@@ -1,4 +1,4 @@
-"""Rows of the store as bodies of the API."""
+"""Convert rows of the store to response bodies of the HTTP API. Routes and callbacks call it."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -24,7 +24,7 @@ def when(ms: str | int | None) -> str | None:
 
 @lru_cache(maxsize=64)
 def _second(number: int) -> str:
-    """Remembered: what happens to a task mostly happens within one."""
+    """Cached, because the events of one task mostly fall into the same second."""
     return timestamps.seconds(datetime.fromtimestamp(number, UTC)).removesuffix("Z")
 
 
@@ -78,7 +78,7 @@ def worker_detail(row: Row, reserved: dict[int, int]) -> schema.WorkerDetail:
 
 
 def status_of(row: Row, worker: WorkerState) -> str:
-    """One word: what stands in the way first."""
+    """Return one word: the first thing that keeps the worker from taking tasks, or `online`."""
     if row["state"] != "online":
         return row["state"]
     if worker.draining:
@@ -124,9 +124,9 @@ def _gpu(device: session.Device, worker: WorkerState, reserved_mib: int) -> sche
     )
 
 
-def _alert(stands: ActiveAlert) -> schema.GpuAlert:
+def _alert(alert: ActiveAlert) -> schema.GpuAlert:
     return schema.GpuAlert(
-        kind=stands.kind, message=stands.message, value=stands.value, since=when(stands.since) or ""
+        kind=alert.kind, message=alert.message, value=alert.value, since=when(alert.since) or ""
     )
 
 

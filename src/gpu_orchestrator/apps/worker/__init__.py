@@ -1,9 +1,34 @@
 """A worker: joins a cluster manager over one WebSocket and runs its tasks on this machine's GPUs.
 
-agent.py     the process an operator starts: session, lease, drain; never imports CUDA
-  link.py      the WebSocket                          lease.py    until when what runs is ours
-  work.py      attempts: waiting, running, ended      report.py   what the devices say now
-  crew.py      the runners, by their devices          process.py  one runner as the agent sees it
-keeper.py    parent of each runner: ends it with all its children when the agent dies or the lease is over
-runner.py    where handlers run, one task after another, on one set of devices
+Three kinds of processes: the agent, and for each runner a keeper and the runner itself. One attempt:
+Assign from the manager → attempts → runner_pool → runner_handle ⇒ keeper → runner → handler, and the outcome
+back the same way until the manager acknowledges it. Read the modules in this order:
+
+  agent                     the process that an operator starts: session, lease, drain; never imports CUDA
+  session/connection        the WebSocket to the manager
+  session/lease             until when this worker may run its attempts
+  session/report            memory, temperature and faults of the devices now
+  session/system            CPU, memory and operating system of this machine
+  attempts/attempts         every attempt from Assign to the acknowledged outcome: waiting, running, ended
+  attempts/attempt          one attempt
+  attempts/deadlines        ends a running attempt: soft limit, hard limit, cancellation
+  attempts/outcome          how an attempt ended, as a message to the manager and as a log line
+  runners/runner_pool       the runners by their set of devices: starts, reuses and ends them
+  runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
+  runners/frames            the messages between agent and runner
+  runners/keeper            parent of each runner: ends it and all its children when the agent dies or the
+                            lease expires
+  runners/runner            the process in which handlers run, one task after another, on one set of devices
+  handlers/find             the handler of each task type
+  handlers/echo             task type `echo`: returns its parameters
+  handlers/sleep            task type `sleep`: waits
+  handlers/vram             task type `vram`: allocates, fills, checks and frees device memory
+  handlers/python           task type `python`: calls a function that the operator registered
+  handlers/http             task type `http`: forwards the task to a server beside the worker
+  handlers/command          task type `command`: runs a program; off by default
+  task                      what a handler receives: the task, its progress and its cancellation
+  settings                  the settings of one worker, checked at its start
+  main                      the process: signals and the agent
+
+Imports go down: main › agent › session › attempts › runners › handlers › task.
 """

@@ -1,6 +1,6 @@
-"""The worker's process: keeps the session and the lease, and ends in good order.
+"""The worker's main process: keeps the session with the manager and the lease, and drains before it ends.
 
-Started by `gpu-orchestrator worker`. It never imports CUDA: what works on devices are its runners.
+Started by `main`. It never imports CUDA: only its runners use the devices.
 """
 
 import asyncio
@@ -31,36 +31,37 @@ from gpu_orchestrator.engine import backoff
 
 TICK_S = 0.25
 SHORTEST_WAIT_S, LONGEST_WAIT_S, WAIT_JITTER = 0.1, 2.0, 0.5
-LAST_WORDS_S = 5.0
+LAST_OUTCOMES_S = 5.0
 
 log = structlog.get_logger()
 
 
 class Agent:
-    """
-    joining --Welcome--> joined --connection lost--> joining (runners go on while the lease lasts)
-                           |--lease over--> all runners killed, joining
+    """Keep one session with the manager, and run what it assigns.
+
+    joining --Welcome--> joined --connection lost--> joining (runners continue while the lease lasts)
+                           |--lease expired--> all runners killed, joining
                            '--leave--> draining --last outcome acknowledged--> ended
     """
 
     def __init__(self, settings: Settings, gpus: Gpus) -> None:
         self._settings, self._gpus = settings, gpus
         self._instance = uuid4().hex
-        self._connection = Connection(settings.session_url, settings.token, self._hear)
+        self._connection = Connection(settings.session_url, settings.token, self._receive)
         self._lease = Lease()
         self._pool = RunnerPool(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
         self._reporter = Reporter(gpus, self._pool)
         self._attempts = Attempts(
-            self._pool, AgentCallbacks(self._check_lease, self._room, self._connection.say)
+            self._pool, AgentCallbacks(self._check_lease, self._no_room_reason, self._connection.send)
         )
         self._welcome: session.Welcome | None = None
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
         self._leaving = asyncio.Event()
-        self._goodbye = ""
+        self._rejection = ""
 
     async def run(self) -> None:
-        """Until asked to leave; raises `NotWanted` when the server does not want us."""
+        """Run until asked to leave. Raise `NotWanted` if the manager rejects this worker."""
         devices = self._gpus.devices()
         log.info(
             "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
@@ -80,10 +81,10 @@ class Agent:
         return aiohttp.TCPConnector(ssl=tls.client(self._settings.ca) if is_tls else True)
 
     def leave(self) -> None:
-        """Finish what runs, take nothing new, then end. Said twice: end at once."""
+        """Finish running attempts, refuse new ones, then end. A second call ends the worker at once."""
         if self._leaving.is_set():
-            self._attempts.give_up(
-                session.TaskError("WorkerLeft", "the worker was told to end at once", True)
+            self._attempts.fail_all(
+                session.TaskError("WorkerLeft", "the worker was asked to end at once", True)
             )
         self._leaving.set()
 
@@ -93,7 +94,7 @@ class Agent:
         failed = 0
         while True:
             try:
-                await self._connection.talk(http, self._hello)
+                await self._connection.run(http, self._hello)
                 why = "the server closed the connection"
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 why = f"{type(error).__name__}: {error}"
@@ -101,8 +102,8 @@ class Agent:
                 if self._welcome is None:
                     raise
                 why = str(error)
-            if self._goodbye:
-                raise NotWanted(self._goodbye)
+            if self._rejection:
+                raise NotWanted(self._rejection)
             if self._is_joined:
                 failed = 0
             wait_s = backoff.delay_s(failed, base_s=SHORTEST_WAIT_S, cap_s=LONGEST_WAIT_S)
@@ -118,34 +119,34 @@ class Agent:
             instance=self._instance,
             devices=self._reporter.devices(),
             task_types=find.task_types(self._settings.options),
-            system_info=system.look(),
+            system_info=system.read(),
             labels=self._settings.labels,
             max_concurrent=self._settings.max_concurrent,
             version=__version__,
             resume_epoch=self._welcome.epoch if self._welcome else 0,
             running=self._attempts.attempts(),
-            unacked=tuple(session.Attempt(said.task, said.attempt) for said in self._attempts.unacked()),
+            unacked=tuple(session.Attempt(each.task, each.attempt) for each in self._attempts.unacked()),
         )
 
-    def _hear(self, said: session.ToWorker) -> None:
-        match said:
+    def _receive(self, message: session.ToWorker) -> None:
+        match message:
             case session.Assign():
-                self._attempts.assign(said)
+                self._attempts.assign(message)
             case session.Ack():
-                self._attempts.ack(said)
+                self._attempts.ack(message)
             case session.Renewed(number):
-                if self._lease.granted(number):
+                if self._lease.renewal_granted(number):
                     self._pool.prolong(self._lease.until)
             case session.Cancel():
-                self._attempts.cancel(said)
+                self._attempts.cancel(message)
             case session.Welcome():
-                self._welcomed(said)
+                self._welcomed(message)
             case session.Drain(leave):
-                self._attempts.give_back("the worker drains")
+                self._attempts.refuse_waiting("the worker drains")
                 if leave:
                     self._leaving.set()
             case session.Goodbye():
-                self._dismissed(said)
+                self._goodbye_received(message)
 
     def _welcomed(self, welcome: session.Welcome) -> None:
         if not welcome.resumed:
@@ -157,23 +158,23 @@ class Agent:
         self._welcome, self._is_joined = welcome, True
         self._renew_at = self._hello_at + welcome.renew_every_s
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
-        self._connection.say(self._reporter.report(elapsed_s()))
+        self._connection.send(self._reporter.report(elapsed_s()))
         for message in (*self._attempts.begun(), *self._attempts.unacked()):
-            self._connection.say(message)
+            self._connection.send(message)
         if self._leaving.is_set():
-            self._connection.say(session.Leaving())
+            self._connection.send(session.Leaving())
 
-    def _dismissed(self, goodbye: session.Goodbye) -> None:
+    def _goodbye_received(self, goodbye: session.Goodbye) -> None:
         log.warning("the server says goodbye", reason=goodbye.reason, fenced=goodbye.fenced)
         if goodbye.fenced:
             self._attempts.stop()
             self._attempts.forget_outcomes()
             self._welcome = None
         if not goodbye.retry:
-            self._goodbye = goodbye.reason
-        self._connection.hang_up()
+            self._rejection = goodbye.reason
+        self._connection.close()
 
-    # --- as time goes by -----------------------------------------------------------------------------------
+    # --- timers --------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
@@ -189,28 +190,28 @@ class Agent:
         if self._is_joined and self._welcome:
             self._renew(time, self._welcome.renew_every_s)
             if (report := self._reporter.due(time)) is not None:
-                self._connection.say(report)
+                self._connection.send(report)
 
     def _check_lease(self) -> None:
-        """After its end, what runs here may run elsewhere."""
+        """Kill all runners if the lease has expired: the manager may run their attempts elsewhere by now."""
         if self._lease.is_over(elapsed_s()) and self._attempts.attempts():
             log.warning("lease over, all runners are killed", running=len(self._attempts.attempts()))
             self._attempts.stop()
-            self._connection.hang_up()
+            self._connection.close()
 
     def _renew(self, time: float, every_s: float) -> None:
         if time >= self._renew_at:
             self._renew_at = time + every_s
             if self._lease.unanswered_s(time) >= every_s * 0.9:
                 log.warning("a renewal was not answered, connecting anew")
-                self._connection.hang_up()
+                self._connection.close()
             else:
-                self._connection.say(session.Renew(self._lease.asked(time)))
+                self._connection.send(session.Renew(self._lease.renewal_sent(time)))
 
-    def _room(self, attempt: Attempt) -> str:
-        """Before an attempt is refused, the server gets the numbers that say why."""
-        if reason := self._reporter.room(attempt):
-            self._connection.say(self._reporter.report(elapsed_s()))
+    def _no_room_reason(self, attempt: Attempt) -> str:
+        """Return why the devices have no room for an attempt, or "". First report the readings behind it."""
+        if reason := self._reporter.no_room_reason(attempt):
+            self._connection.send(self._reporter.report(elapsed_s()))
         return reason
 
     # --- the end -------------------------------------------------------------------------------------------
@@ -218,20 +219,20 @@ class Agent:
     async def _leave(self) -> None:
         await self._leaving.wait()
         log.info("worker leaves", running=len(self._attempts.attempts()))
-        self._attempts.refuse("the worker leaves")
-        self._connection.say(session.Leaving())
+        self._attempts.refuse_all("the worker leaves")
+        self._connection.send(session.Leaving())
         await self._until(lambda: self._attempts.is_over, self._settings.drain_s)
         if self._attempts.attempts():
             message = f"the worker left and waited {self._settings.drain_s:g} s"
-            self._attempts.give_up(session.TaskError("WorkerLeft", message, retryable=True))
-        await self._until(lambda: self._attempts.is_over, LAST_WORDS_S)
+            self._attempts.fail_all(session.TaskError("WorkerLeft", message, retryable=True))
+        await self._until(lambda: self._attempts.is_over, LAST_OUTCOMES_S)
 
-    async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
+    async def _until(self, is_true: Callable[[], bool], within_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not is_so():
-                    self._attempts.moved.clear()
-                    await self._attempts.moved.wait()
+                while not is_true():
+                    self._attempts.changed.clear()
+                    await self._attempts.changed.wait()
 
     async def _end(self, *tasks: "asyncio.Task[None]") -> None:
         self._attempts.stop()
@@ -239,8 +240,8 @@ class Agent:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A process held up in a driver is left to its keeper.
-        await self._until(lambda: not self._pool.all(), LAST_WORDS_S)
+        # A process that hangs in a driver is left to its keeper.
+        await self._until(lambda: not self._pool.all(), LAST_OUTCOMES_S)
         self._gpus.close()
         if first is not None:
             first.result()

@@ -1,4 +1,4 @@
-"""Runs an agent until a signal asks it to leave. Called by the command line."""
+"""Run an agent until a signal asks it to leave. Called by `gpu-orchestrator worker`."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ from gpu_orchestrator.apps.worker.settings import Settings
 
 
 async def run(settings: Settings, gpus: Gpus) -> None:
-    """The first SIGTERM or SIGINT drains, the second ends at once."""
+    """Run the agent. The first SIGTERM or SIGINT drains it, the second ends it at once."""
     agent = Agent(settings, gpus)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

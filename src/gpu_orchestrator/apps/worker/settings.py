@@ -1,4 +1,4 @@
-"""Settings of one worker, checked once at its start, before anything else happens."""
+"""Settings of one worker, from the command line, checked once before the worker starts."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,8 +12,9 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`ca` is a file with the certificates to trust; if empty, those of the system. The worker takes up to
-    `max_concurrent` tasks at once; those without a device share `processes` runners."""
+    """What an operator can set. `ca` is a file with the certificates to trust; if empty, the worker trusts
+    those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
+    `processes` runners."""
 
     server: str
     token: str = field(repr=False)

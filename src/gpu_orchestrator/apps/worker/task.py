@@ -1,6 +1,6 @@
-"""What a handler is given: the task, and the few words it may have with the outside while it runs.
+"""What a handler receives: the task, with methods to report progress and to check for cancellation.
 
-A handler is a function `handle(task) -> result`; the result is anything JSON can say.
+A handler is a function `handle(task) -> result`; the result is any value that JSON can represent.
 """
 
 import threading
@@ -15,23 +15,23 @@ T = TypeVar("T")
 
 
 class Cancelled(BaseException):
-    """Somebody asked for this task to end. Not an `Exception`: a handler that catches all still ends."""
+    """The task was cancelled. Not an `Exception`, so a handler with `except Exception` still ends."""
 
 
 class SoftLimitReached(Exception):
-    """The task ran past its soft limit; there is a little time left to end it in good order."""
+    """The task ran past its soft limit; the handler has a little time left to clean up and end."""
 
 
 class Temporary(Exception):
-    """Raised by a handler for what may end better elsewhere or later: the task is tried again."""
+    """A handler raises this for a failure that may not recur elsewhere or later: the task is retried."""
 
 
 class BadParameters(ValueError):
-    """The parameters are not what this task type takes."""
+    """The parameters are not valid for this task type."""
 
 
 class Task:
-    def __init__(self, run: Run, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, options: Options, report: Callable[[str], None]) -> None:
         self.id = run.task
         self.attempt = run.attempt
         self.type = run.task_type
@@ -41,35 +41,36 @@ class Task:
         self.options = options
         self._parameters = run.parameters
         self.is_cancelled = False
-        self._say = say
-        self._going_on = threading.Lock()
-        self._going_on.acquire()
+        self._report = report
+        self._not_cancelled = threading.Lock()
+        self._not_cancelled.acquire()
 
     def parameters(self, shape: type[T]) -> T:
-        """The parameters as a value of this type, or `BadParameters`."""
+        """Return the parameters as a value of this type, or raise `BadParameters`."""
         try:
             return msgspec.json.decode(self._parameters, type=shape)
         except msgspec.MsgspecError as error:
             raise BadParameters(f"parameters of a '{self.type}' task: {error}") from error
 
     def progress(self, line: str) -> None:
-        """Told to whoever watches the task."""
-        self._say(line)
+        """Send a line to the clients that watch the task."""
+        self._report(line)
 
     def cancel(self) -> None:
-        """Whoever gets the lock from now on passes it on. Not an `Event`: to make one takes a
-        short task longer than all its other preparations."""
+        """Release the lock that `sleep` waits for; each waiter releases it again for the next one.
+
+        Not an `Event`: for a short task, creating one would cost more than all its other preparations."""
         if not self.is_cancelled:
             self.is_cancelled = True
-            self._going_on.release()
+            self._not_cancelled.release()
 
     def check(self) -> None:
-        """Ends the task here if somebody asked for that."""
+        """Raise `Cancelled` if the task was cancelled."""
         if self.is_cancelled:
             raise Cancelled
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps, and ends the task if somebody asks for that meanwhile."""
-        if self._going_on.acquire(timeout=max(seconds, 0)):
-            self._going_on.release()
+        """Sleep, and raise `Cancelled` as soon as the task is cancelled."""
+        if self._not_cancelled.acquire(timeout=max(seconds, 0)):
+            self._not_cancelled.release()
             raise Cancelled

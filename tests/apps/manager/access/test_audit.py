@@ -1,4 +1,4 @@
-"""The audit log: every call that changes something is in it, with who, what, and what came of it."""
+"""Tests of the audit log: it has every call that changes something, with key, action and result."""
 
 import asyncio
 import re
@@ -19,11 +19,11 @@ from tests.apps.manager.http.test_key_routes import bearing, make
 
 pytestmark = pytest.mark.real
 NOT_AUDITED = {"/workers/{worker_id}/heartbeat"}
-"""A worker's breathing, several times a second; joining and leaving are audited."""
+"""Heartbeats come several times a second; joining and leaving are audited."""
 
 
 async def entries(site: Site, limit: int = 1000) -> list[dict[str, Any]]:
-    """All of them, page by page, newest first."""
+    """Return all entries, read page by page, newest first."""
     found: list[dict[str, Any]] = []
     before: int | None = 0
     while before is not None:
@@ -35,14 +35,14 @@ async def entries(site: Site, limit: int = 1000) -> list[dict[str, Any]]:
     return found
 
 
-async def test_every_call_that_may_change_something_is_written_down(site: Site) -> None:
-    asked: dict[str, tuple[str, int]] = {}
+async def test_every_call_that_may_change_something_is_audited(site: Site) -> None:
+    called: dict[str, tuple[str, int]] = {}
     exempt = set()
     for number, each in enumerate(route_auth.guarded_routes(app.application(site.running.manager))):
         bare = each.path.removeprefix("/api/v1")
         if each.method == "GET" or each.route_guard.needs == "read":
             continue
-        if not each.route_guard.is_watched:
+        if not each.route_guard.is_audited:
             exempt.add(bare)
             continue
         headers = {"X-Correlation-ID": f"c-{number}"}
@@ -52,30 +52,30 @@ async def test_every_call_that_may_change_something_is_written_down(site: Site) 
                 status = 101
         else:
             status, _ = await site.call(each.method, path, headers=headers)
-        asked[f"c-{number}"] = (f"{each.method} {bare}", status)
+        called[f"c-{number}"] = (f"{each.method} {bare}", status)
     found = {each["correlation_id"]: each for each in await entries(site)}
-    assert {name: (found[name]["action"], found[name]["status"]) for name in asked} == asked
+    assert {name: (found[name]["action"], found[name]["status"]) for name in called} == called
     assert {each["key_id"] for each in found.values()} == {"bootstrap"}
     assert {each["source"] for each in found.values()} == {"127.0.0.1"}
     assert exempt == NOT_AUDITED
 
 
-async def test_an_entry_says_who_did_what_to_which_object(site: Site) -> None:
+async def test_entry_names_key_action_object_and_outcome(site: Site) -> None:
     ann = await make(site, "ann", scopes=["submit"])
-    who = {**bearing(ann["key"])["headers"], "X-Correlation-ID": "mine"}
-    asked = {"task_type": "echo", "resources": {"gpus": 0}}
-    _, task = await site.call("POST", "/api/v1/tasks", asked, headers=who)
-    _, batch = await site.call("POST", "/tasks/batch", {"tasks": [asked] * 3}, headers=who)
-    await site.call("DELETE", f"/tasks/{task['task_id']}", headers=who)
-    await site.call("POST", "/keys", {"name": "more"}, headers=who)
-    await site.call("POST", "/tasks", asked, headers={**who, "Authorization": "Bearer wrong"})
+    headers = {**bearing(ann["key"])["headers"], "X-Correlation-ID": "mine"}
+    body = {"task_type": "echo", "resources": {"gpus": 0}}
+    _, task = await site.call("POST", "/api/v1/tasks", body, headers=headers)
+    _, batch = await site.call("POST", "/tasks/batch", {"tasks": [body] * 3}, headers=headers)
+    await site.call("DELETE", f"/tasks/{task['task_id']}", headers=headers)
+    await site.call("POST", "/keys", {"name": "more"}, headers=headers)
+    await site.call("POST", "/tasks", body, headers={**headers, "Authorization": "Bearer wrong"})
     await site.call("DELETE", f"/keys/{ann['key_id']}")
-    told = [
+    found = [
         (each["key_id"], each["owner"], each["action"], each["object"], each["outcome"], each["status"])
         for each in await entries(site)
     ]
     mine = (ann["key_id"], "ann")
-    assert told == [
+    assert found == [
         ("bootstrap", "admin", "DELETE /keys/{key_id}", ann["key_id"], "done", 200),
         (None, None, "POST /tasks", "", "refused", 401),
         (*mine, "POST /keys", "", "refused", 403),
@@ -86,14 +86,14 @@ async def test_an_entry_says_who_did_what_to_which_object(site: Site) -> None:
     ]
 
 
-async def test_pages_follow_one_another_without_gaps(site: Site) -> None:
+async def test_pages_have_no_gaps(site: Site) -> None:
     for number in range(7):
         await site.call("POST", "/tasks" if number % 2 else "/keys", {})
     found = await entries(site, limit=2)
     assert [each["number"] for each in found] == [7, 6, 5, 4, 3, 2, 1]
 
 
-async def test_a_flood_does_not_push_out_what_admins_did(new_site: NewSite) -> None:
+async def test_flood_does_not_push_out_entries_of_admins(new_site: NewSite) -> None:
     site: Site = await new_site(audit_keep=100)
     ann = bearing((await make(site, "ann"))["key"])
     for _ in range(10):
@@ -103,7 +103,7 @@ async def test_a_flood_does_not_push_out_what_admins_did(new_site: NewSite) -> N
     assert found[-1]["action"] == "POST /keys"
 
 
-async def test_a_clean_stop_loses_nothing(new_site: NewSite) -> None:
+async def test_clean_stop_writes_all_entries(new_site: NewSite) -> None:
     first: Site = await new_site("one")
     second: Site = await new_site("two", redis_url=first.running.manager.store.database.url)
     await asyncio.gather(*(second.call("POST", "/tasks", {}) for _ in range(20)))
@@ -111,13 +111,13 @@ async def test_a_clean_stop_loses_nothing(new_site: NewSite) -> None:
     assert len(await entries(first)) == 20
 
 
-async def test_a_change_is_in_the_store_before_its_answer(site: Site) -> None:
+async def test_change_by_an_admin_is_stored_before_the_response(site: Site) -> None:
     await make(site)
     assert (await site.running.manager.store.audit.page(limit=10)).total == 1
 
 
 class Flaky:
-    """A log that can be away, and can take its time."""
+    """A stored log that can be unreachable or slow."""
 
     def __init__(self) -> None:
         self.kept: list[str] = []
@@ -138,13 +138,13 @@ def named(name: str) -> Entry:
     )
 
 
-async def test_what_cannot_be_written_waits_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "MOST_WAITING", 4)
+async def test_unreachable_store_keeps_the_latest_entries_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "MAX_BUFFERED", 4)
     dropped, stored = Metrics().audit_dropped, Flaky()
     log = Audit(stored, dropped)  # type: ignore[arg-type]
     stored.is_away = True
     for name in "abcdef":
-        await log.note("changes", named(name))
+        await log.record("changes", named(name))
     assert stored.kept == []
     stored.is_away = False
     await log.flush()
@@ -152,30 +152,30 @@ async def test_what_cannot_be_written_waits_in_order(monkeypatch: pytest.MonkeyP
     assert dropped.labels("store away")._value.get() == 2
 
 
-async def test_what_comes_while_it_is_written_is_neither_lost_nor_doubled(
+async def test_entries_recorded_during_a_flush_are_written_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(audit, "MOST_WAITING", 4)
+    monkeypatch.setattr(audit, "MAX_BUFFERED", 4)
     stored = Flaky()
     log = Audit(stored, Metrics().audit_dropped)  # type: ignore[arg-type]
     for name in "abcd":
-        await log.note("traffic", named(name))
+        await log.record("traffic", named(name))
     stored.pause.clear()
     writing = asyncio.ensure_future(log.flush())
     await asyncio.sleep(0)
     for name in "efgh":
-        await log.note("traffic", named(name))
+        await log.record("traffic", named(name))
     stored.pause.set()
     await writing
     assert stored.kept == list("abcdefgh")
 
 
-async def test_strangers_cannot_fill_it(site: Site) -> None:
+async def test_unauthenticated_requests_are_limited_in_the_log(site: Site) -> None:
     wrong = bearing("wrong")
     for _ in range(10):
         await asyncio.gather(*(site.call("POST", "/tasks", {}, **wrong) for _ in range(50)))
     found = await entries(site)
-    assert 10 <= len(found) < 250, "some a second"
+    assert 10 <= len(found) < 250, "a few per second"
     async with site.http.get("/metrics") as answer:
         dropped = re.search(r'audit_entries_dropped_total{why="stranger"} (\d+)', await answer.text())
     assert dropped
@@ -185,11 +185,11 @@ async def test_strangers_cannot_fill_it(site: Site) -> None:
 @pytest.mark.parametrize(
     "path", ["/audit?limit=0", "/audit?limit=1001", "/audit?before=-1", "/audit?before=x"]
 )
-async def test_a_bad_page_is_said(site: Site, path: str) -> None:
+async def test_bad_page_parameters_are_refused(site: Site, path: str) -> None:
     assert (await site.call("GET", path))[0] == 422
 
 
-async def test_nobody_can_change_it(site: Site) -> None:
+async def test_audit_log_cannot_be_changed(site: Site) -> None:
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         assert (await site.call(method, "/audit"))[0] == 405
     assert (await site.call("GET", "/audit", **bearing(TOKEN)))[0] == 403

@@ -1,4 +1,4 @@
-"""When keys were used last is known also after the store was away."""
+"""Tests that the last use of a key survives an outage of the store."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from gpu_orchestrator.apps.manager.access.key_sync import KeySync
 from gpu_orchestrator.apps.manager.access.keys import Keys
 
 
-async def test_a_use_that_could_not_be_written_down_is_not_forgotten() -> None:
+async def test_failed_write_keeps_the_last_uses() -> None:
     store, keys = Store(Database("unix:///nowhere/valkey.sock"), owner="one"), Keys([])
     key_sync = KeySync(store, keys, lambda: None)
     keys.used = {"a": 1, "b": 1}
@@ -20,8 +20,8 @@ async def test_a_use_that_could_not_be_written_down_is_not_forgotten() -> None:
         assert keys.used == {"a": 1, "b": 1}
 
 
-async def test_the_later_of_two_uses_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key is used again while the first use is being written down, in vain."""
+async def test_later_use_wins_over_one_whose_write_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key is used again while the write of the first use fails."""
     store, keys = Store(Database("unix:///nowhere/valkey.sock"), owner="one"), Keys([])
     look = store.keys.look
 

@@ -1,4 +1,4 @@
-"""Keys and tokens."""
+"""Tests of keys, tokens and scopes."""
 
 from dataclasses import replace
 
@@ -10,22 +10,22 @@ from gpu_orchestrator.apps.manager.errors import Forbidden, Unauthorized
 KEYS = keys.Keys([keys.key_of("api", "admin"), keys.key_of("join", "worker")])
 
 
-def test_a_made_key_has_256_bits_and_is_new_each_time() -> None:
+def test_new_key_has_256_random_bits() -> None:
     assert len(bytes.fromhex(keys.make().removeprefix("gpo_"))) == 32
     assert keys.make() != keys.make()
 
 
-def test_only_the_hash_is_kept() -> None:
+def test_key_holds_only_the_hash() -> None:
     assert b"secret" not in keys.key_of("secret", "admin").digest
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic api", "Bearer apy"])
-def test_who_has_no_key_is_told_so(header: str) -> None:
+def test_header_without_a_known_key_is_unauthorized(header: str) -> None:
     with pytest.raises(Unauthorized):
         KEYS.find(header)
 
 
-def test_a_worker_token_opens_only_the_door_for_workers() -> None:
+def test_worker_token_has_only_the_worker_scope() -> None:
     KEYS.find("bearer join").demand("worker")
     with pytest.raises(Forbidden, match="admin is needed"):
         KEYS.find("Bearer join").demand("admin")
@@ -41,30 +41,30 @@ def test_a_worker_token_opens_only_the_door_for_workers() -> None:
         ({"admin"}, {"read", "submit", "admin", "worker"}),
     ],
 )
-def test_what_a_scope_includes(has: set[keys.Scope], may: set[keys.Scope]) -> None:
+def test_scope_includes_weaker_scopes(has: set[keys.Scope], may: set[keys.Scope]) -> None:
     key = keys.Key("i", b"d", "n", "ann", frozenset(has))
     assert {scope for scope in keys.SCOPES if key.may(scope)} == may
     assert key.sees == ("" if "admin" in has else "ann")
 
 
-def test_a_key_is_good_until_it_expires_or_is_revoked() -> None:
+def test_key_is_valid_until_it_expires_or_is_revoked() -> None:
     now = [1000]
-    book = keys.Keys([], now_ms=lambda: now[0])
+    copy = keys.Keys([], now_ms=lambda: now[0])
     key = keys.Key("i", keys.digest_of("s"), "n", "o", frozenset({"read"}), expires_ms=2000)
-    book.replace([key])
-    assert book.find("Bearer s") == key
-    assert book.used == {"i": 1000}
+    copy.replace([key])
+    assert copy.find("Bearer s") == key
+    assert copy.used == {"i": 1000}
     now[0] = 2000
     with pytest.raises(Unauthorized, match="has expired"):
-        book.find("Bearer s")
-    assert not book.is_good(key)
-    book.replace([replace(key, expires_ms=0, revoked_ms=1)])
+        copy.find("Bearer s")
+    assert not copy.is_good(key)
+    copy.replace([replace(key, expires_ms=0, revoked_ms=1)])
     with pytest.raises(Unauthorized, match="was revoked"):
-        book.find("Bearer s")
-    book.replace([])
+        copy.find("Bearer s")
+    copy.replace([])
     with pytest.raises(Unauthorized, match="not known"):
-        book.find("Bearer s")
+        copy.find("Bearer s")
 
 
-def test_a_key_shows_no_part_of_its_hash() -> None:
+def test_repr_of_a_key_hides_the_hash() -> None:
     assert "digest" not in repr(keys.key_of("secret", "admin"))

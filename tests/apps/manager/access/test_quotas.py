@@ -1,4 +1,4 @@
-"""Whose tasks are whose: a key sees and touches its owner's tasks alone; an admin all."""
+"""Tests of ownership: a key sees and changes only its owner's tasks; an admin those of all owners."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ async def submit(site: Site, key: dict[str, Any], count: int = 1) -> list[str]:
     return [each["task_id"] for each in answer["tasks"]]
 
 
-async def test_lists_hold_ones_own_tasks_with_true_totals(site: Site) -> None:
+async def test_task_pages_list_only_the_owners_tasks(site: Site) -> None:
     worker = await site.join(max_concurrent=1)
     ann, bob = [bearing((await make(site, name))["key"]) for name in ("ann", "bob")]
     anns, bobs = await submit(site, ann, 5), await submit(site, bob, 3)
@@ -38,7 +38,7 @@ async def test_lists_hold_ones_own_tasks_with_true_totals(site: Site) -> None:
     assert (await site.call("GET", "/tasks"))[1]["total"] == 8
 
 
-async def test_others_tasks_are_not_there(site: Site) -> None:
+async def test_tasks_of_other_owners_are_reported_missing(site: Site) -> None:
     ann, bob = [bearing((await make(site, name))["key"]) for name in ("ann", "bob")]
     (task,) = await submit(site, ann)
     unknown = (await site.call("GET", "/tasks/unknown", **bob))[1]["error"]["message"]
@@ -52,14 +52,14 @@ async def test_others_tasks_are_not_there(site: Site) -> None:
         status, answer = await site.call(method, f"/tasks/{task}{path}", **bob)
         assert (status, answer["error"]["code"]) == (404, "not_found"), (method, path)
     status, answer = await site.call("GET", f"/tasks/{task}", **bob)
-    assert answer["error"]["message"] == unknown.replace("unknown", task), "as if it were not"
+    assert answer["error"]["message"] == unknown.replace("unknown", task), "as if it did not exist"
     assert (await site.call("GET", f"/tasks/{task}", **ann))[1]["status"] == "queued"
     assert (await site.call("DELETE", f"/tasks/{task}", **ann))[1]["status"] == "cancelled"
     assert (await site.call("POST", f"/tasks/{task}/retry", **ann))[1]["status"] == "queued"
     assert (await site.call("DELETE", f"/tasks/{task}"))[1]["status"] == "cancelled", "by the admin"
 
 
-async def test_why_a_task_waits_names_nobody_elses(site: Site) -> None:
+async def test_explain_hides_task_ids_of_other_owners(site: Site) -> None:
     worker = await site.join(devices=(scripted_worker.device(0),))
     ann, bob = [bearing((await make(site, name))["key"]) for name in ("ann", "bob")]
     whole = {"task_type": "echo", "resources": {"gpus": 1}}
@@ -75,18 +75,18 @@ async def test_why_a_task_waits_names_nobody_elses(site: Site) -> None:
     )
 
 
-async def test_keys_of_one_owner_have_their_tasks_in_common(site: Site) -> None:
+async def test_keys_of_one_owner_share_tasks(site: Site) -> None:
     old, new = [bearing((await make(site, name, owner="team"))["key"]) for name in ("old", "new")]
-    asked = {**LIGHT, "idempotency_key": "once"}
-    _, first = await site.call("POST", "/tasks", asked, **old)
-    _, second = await site.call("POST", "/tasks", asked, **new)
-    assert first["task_id"] == second["task_id"], "the same wish of the same owner"
+    body = {**LIGHT, "idempotency_key": "once"}
+    _, first = await site.call("POST", "/tasks", body, **old)
+    _, second = await site.call("POST", "/tasks", body, **new)
+    assert first["task_id"] == second["task_id"], "the same idempotency key of the same owner"
     assert (await site.call("GET", f"/tasks/{first['task_id']}", **new))[0] == 200
 
 
-async def test_the_same_wish_of_another_owner_is_another_task(site: Site) -> None:
+async def test_same_idempotency_key_of_another_owner_is_another_task(site: Site) -> None:
     ann, bob = [bearing((await make(site, name))["key"]) for name in ("ann", "bob")]
-    asked = {**LIGHT, "idempotency_key": "once"}
-    _, first = await site.call("POST", "/tasks", asked, **ann)
-    _, second = await site.call("POST", "/tasks", asked, **bob)
+    body = {**LIGHT, "idempotency_key": "once"}
+    _, first = await site.call("POST", "/tasks", body, **ann)
+    _, second = await site.call("POST", "/tasks", body, **bob)
     assert first["task_id"] != second["task_id"]

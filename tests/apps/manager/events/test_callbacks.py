@@ -1,4 +1,4 @@
-"""Callbacks: at least once after the end is committed, signed, over restarts, only where it is allowed."""
+"""Tests of callbacks: at least once after the commit, signed, across restarts, only to allowed hosts."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ OPEN = {"callback_hosts": "127.0.0.1", "callback_networks": "127.0.0.0/8", "call
 
 
 class Receiver:
-    """Answers what it is told to, one after the other, then 200. A 0 is answered in the end."""
+    """Answers with these statuses in turn, then with 200. A 0 is answered only when the test ends."""
 
     def __init__(self, *answers: int) -> None:
         self.answers, self.url = list(answers), ""
@@ -62,20 +62,20 @@ async def receiving(*answers: int) -> AsyncIterator[Receiver]:
 
 
 def verify(headers: dict[str, str], body: bytes, key: bytes = b"s" * 32) -> None:
-    """As a receiver would."""
-    said = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-    expected = hmac.new(key, said, sha256).digest()
+    """Verify the signature as a receiver would."""
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = hmac.new(key, signed, sha256).digest()
     assert headers["webhook-signature"] == f"v1,{base64.b64encode(expected).decode()}"
 
 
-async def shows(site: Site, name: str, word: str) -> None:
+async def callback_becomes(site: Site, name: str, state: str) -> None:
     async def shown() -> bool:
-        return bool((await site.task(name))["callback"].startswith(word))
+        return bool((await site.task(name))["callback"].startswith(state))
 
     await eventually(shown, 20)
 
 
-async def test_an_end_is_told_signed_and_with_the_result(new_site: NewSite) -> None:
+async def test_callback_is_signed_and_has_the_result(new_site: NewSite) -> None:
     site = await new_site(**OPEN)
     worker = await site.join()
     async with receiving() as receiver:
@@ -83,15 +83,15 @@ async def test_an_end_is_told_signed_and_with_the_result(new_site: NewSite) -> N
         await worker.finish(await worker.take(), {"answer": 42})
         headers, body = await receiver.next()
         verify(headers, body)
-        told = _json(body)
-        assert (told["type"], told["data"]["task_id"]) == ("task.completed", name)
-        assert told["data"]["result"] == {"answer": 42}
-        assert headers["x-correlation-id"] == told["data"]["correlation_id"]
-        await shows(site, name, "delivered")
+        payload = _json(body)
+        assert (payload["type"], payload["data"]["task_id"]) == ("task.completed", name)
+        assert payload["data"]["result"] == {"answer": 42}
+        assert headers["x-correlation-id"] == payload["data"]["correlation_id"]
+        await callback_becomes(site, name, "delivered")
 
 
-async def test_it_is_told_again_until_it_is_taken(new_site: NewSite) -> None:
-    """Errors and redirects are no yes; every repetition has the same id."""
+async def test_callback_is_retried_until_accepted(new_site: NewSite) -> None:
+    """Errors and redirects do not count as accepted; every retry has the same id."""
     site = await new_site(**OPEN)
     site.running.manager.callback_sender._config = _quickly(site)
     worker = await site.join()
@@ -102,23 +102,25 @@ async def test_it_is_told_again_until_it_is_taken(new_site: NewSite) -> None:
         assert len({headers["webhook-id"] for headers, _ in got}) == 1
         for headers, body in got:
             verify(headers, body)
-        await shows(site, name, "delivered")
-        assert receiver.got.empty(), "the redirect was not followed, and once taken it is not told again"
+        await callback_becomes(site, name, "delivered")
+        assert receiver.got.empty(), (
+            "the redirect was not followed, and an accepted callback is not sent again"
+        )
 
 
-async def test_who_says_gone_is_asked_no_more(new_site: NewSite) -> None:
+async def test_receiver_that_answers_410_is_given_up(new_site: NewSite) -> None:
     site = await new_site(**OPEN)
     worker = await site.join()
     async with receiving(410) as receiver:
         name = await site.submit(callback_url=receiver.url)
         await worker.finish(await worker.take())
-        await shows(site, name, "given up")
+        await callback_becomes(site, name, "given up")
     _, page = await site.call("GET", "/cluster/events?after=0")
     (failed,) = [each for each in page["events"] if each["event"] == "callback_failed"]
     assert failed["data"]["task_id"] == name
 
 
-async def test_what_was_due_survives_a_restart(new_site: NewSite, tmp_path: Path) -> None:
+async def test_due_callback_survives_a_restart(new_site: NewSite, tmp_path: Path) -> None:
     """The task ends while callbacks are off; a server started on the same data delivers."""
     async with receiving() as receiver:
         first = await new_site("first", **OPEN)
@@ -132,10 +134,10 @@ async def test_what_was_due_survives_a_restart(new_site: NewSite, tmp_path: Path
         await first.running.manager.stop()
         _, body = await receiver.next()
         assert _json(body)["data"]["task_id"] == name
-        await shows(second, name, "delivered")
+        await callback_becomes(second, name, "delivered")
 
 
-async def test_what_was_on_its_way_when_the_server_ended_is_told_at_once_by_the_next(
+async def test_next_leader_repeats_a_callback_interrupted_by_shutdown(
     new_site: NewSite,
 ) -> None:
     async with receiving(0) as receiver:
@@ -148,10 +150,10 @@ async def test_what_was_on_its_way_when_the_server_ended_is_told_at_once_by_the_
         await first.running.manager.stop()
         after, _ = await receiver.next()
         assert before["webhook-id"] == after["webhook-id"]
-        await shows(second, name, "delivered")
+        await callback_becomes(second, name, "delivered")
 
 
-async def test_an_owners_own_secret_signs_what_is_its(new_site: NewSite) -> None:
+async def test_own_secret_signs_the_owners_callbacks(new_site: NewSite) -> None:
     site = await new_site(**OPEN)
     _, made = await site.call("POST", "/callbacks/secret")
     async with receiving() as receiver:
@@ -160,7 +162,7 @@ async def test_an_owners_own_secret_signs_what_is_its(new_site: NewSite) -> None
         verify(*await receiver.next(), base64.b64decode(made["secret"].removeprefix(MARK)))
 
 
-async def test_a_cancelled_and_a_failed_task_are_told_too(new_site: NewSite) -> None:
+async def test_cancelled_task_sends_a_callback(new_site: NewSite) -> None:
     site = await new_site(**OPEN)
     async with receiving() as receiver:
         name = await site.submit(callback_url=receiver.url)
@@ -170,7 +172,7 @@ async def test_a_cancelled_and_a_failed_task_are_told_too(new_site: NewSite) -> 
 
 
 @pytest.mark.parametrize(
-    ("settings", "url", "said"),
+    ("settings", "url", "text"),
     [
         pytest.param({}, "https://example.org/", "CALLBACK_HOSTS", id="off"),
         pytest.param({"callback_hosts": "*"}, "http://2130706433/", "private", id="private"),
@@ -178,12 +180,12 @@ async def test_a_cancelled_and_a_failed_task_are_told_too(new_site: NewSite) -> 
         pytest.param({"callback_hosts": "*"}, "file:///etc/passwd", "http://", id="no http"),
     ],
 )
-async def test_what_is_not_allowed_is_refused_at_once(
-    new_site: NewSite, settings: dict[str, str], url: str, said: str
+async def test_callback_url_that_is_not_allowed_is_refused(
+    new_site: NewSite, settings: dict[str, str], url: str, text: str
 ) -> None:
     site = await new_site(**settings)
     status, answer = await site.call("POST", "/tasks", {"task_type": "echo", "callback_url": url})
-    assert (status, said in answer["error"]["message"]) == (422, True), answer
+    assert (status, text in answer["error"]["message"]) == (422, True), answer
 
 
 def _json(body: bytes) -> Any:

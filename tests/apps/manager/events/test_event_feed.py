@@ -1,4 +1,4 @@
-"""Watching the cluster: every event once, resumed from an id, only one's own, and never a hidden gap."""
+"""Tests of watching events: each once, resumed from an id, only those of the owner, and no hidden gap."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ async def watching(site: Site, last: str = "", key: str = "", **query: str) -> A
 
 
 async def key_of(site: Site, scope: Scope, owner: str) -> str:
-    """A new key, whose id is its owner's name."""
+    """Return a new key, whose id is its owner's name."""
     secret, manager = keys.make(), site.running.manager
     row = KeyRow(owner, keys.digest_of(secret).hex(), owner, owner, scope)
     assert await manager.store.keys.save(row) == "saved"
@@ -78,7 +78,7 @@ class Numbered(msgspec.Struct, frozen=True):
     task_id: str
 
 
-async def test_a_task_is_told_step_by_step(site: Site) -> None:
+async def test_task_emits_an_event_for_each_step(site: Site) -> None:
     async with watching(site) as watch:
         worker = await site.join()
         assert (await watch.next())["event"] == "worker_registered"
@@ -90,8 +90,8 @@ async def test_a_task_is_told_step_by_step(site: Site) -> None:
         assert completed["timestamp"] >= started["timestamp"] > "2020"
 
 
-async def test_who_drops_and_resumes_again_and_again_sees_every_event_once(site: Site) -> None:
-    """Events come all the time; the watcher drops after every few and resumes from the last id."""
+async def test_watcher_that_reconnects_often_sees_every_event_once(site: Site) -> None:
+    """Events come all the time; the watcher disconnects after every few and resumes from the last id."""
     seen: list[str] = []
     async with watching(site) as watch:
         last = watch.last
@@ -108,7 +108,7 @@ async def test_who_drops_and_resumes_again_and_again_sees_every_event_once(site:
     assert seen == [str(number) for number in range(400)]
 
 
-async def test_the_socket_tells_the_same(site: Site) -> None:
+async def test_websocket_sends_the_same_events(site: Site) -> None:
     await emit(site, 5)
     _, page = await site.call("GET", "/cluster/events?after=0")
     assert [each["data"]["task_id"] for each in page["events"]] == list("01234")
@@ -118,7 +118,7 @@ async def test_the_socket_tells_the_same(site: Site) -> None:
         assert (await socket.receive_json(timeout=10))["data"]["task_id"] == "5"
 
 
-async def test_pages_follow_one_another(site: Site) -> None:
+async def test_pages_list_every_event_once(site: Site) -> None:
     await emit(site, 25)
     seen, after = [], "0"
     while True:
@@ -133,7 +133,7 @@ async def test_pages_follow_one_another(site: Site) -> None:
     assert [each["data"]["task_id"] for each in latest["events"]] == ["22", "23", "24"]
 
 
-async def test_who_fell_behind_is_told_so_and_goes_on(new_site: NewSite) -> None:
+async def test_watcher_behind_the_kept_events_gets_a_reset(new_site: NewSite) -> None:
     site = await new_site(events_kept=100)
     async with watching(site) as watch:
         last = watch.last
@@ -147,10 +147,10 @@ async def test_who_fell_behind_is_told_so_and_goes_on(new_site: NewSite) -> None
         first = int((await watch.next())["data"]["task_id"])
         assert first > 500
         rest = [int((await watch.next())["data"]["task_id"]) for _ in range(1200 - first)]
-        assert rest == list(range(first + 1, 1201)), "after the gap nothing is missing"
+        assert rest == list(range(first + 1, 1201)), "nothing is missing after the gap"
 
 
-async def test_an_id_of_another_store_is_a_reset_and_nonsense_is_refused(site: Site) -> None:
+async def test_id_of_another_store_is_a_reset_and_a_malformed_id_is_refused(site: Site) -> None:
     async with watching(site, "9999999999999-7") as watch:
         reset = await watch.next()
         assert reset["event"] == "reset"
@@ -160,7 +160,7 @@ async def test_an_id_of_another_store_is_a_reset_and_nonsense_is_refused(site: S
     assert (await site.call("GET", "/events?after=yesterday"))[0] == 422
 
 
-async def test_a_key_sees_its_owners_tasks_and_the_cluster_and_no_more(site: Site) -> None:
+async def test_key_sees_events_of_its_owner_and_of_the_cluster_only(site: Site) -> None:
     mine, other = await key_of(site, "submit", "me"), await key_of(site, "submit", "you")
     async with watching(site, key=mine) as watch, watching(site) as admin:
         worker = await site.join()
@@ -178,7 +178,7 @@ async def test_a_key_sees_its_owners_tasks_and_the_cluster_and_no_more(site: Sit
     assert page["next"] == everything[-1]["id"]
 
 
-async def test_without_a_right_to_read_nothing_is_told(site: Site) -> None:
+async def test_events_need_the_read_scope(site: Site) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     for path in ("/events", "/cluster/events"):
         assert (await site.call("GET", path, headers=headers))[0] == 403
@@ -187,7 +187,7 @@ async def test_without_a_right_to_read_nothing_is_told(site: Site) -> None:
     assert refused.value.status == 403
 
 
-async def test_a_revoked_key_watches_no_longer(site: Site) -> None:
+async def test_revoked_key_ends_its_watch(site: Site) -> None:
     key = await key_of(site, "read", "me")
     headers = {"Authorization": f"Bearer {key}"}
     async with site.http.ws_connect("/ws", headers=headers) as socket:
@@ -197,21 +197,21 @@ async def test_a_revoked_key_watches_no_longer(site: Site) -> None:
         assert message.extra == "this key may no longer be used"
 
 
-async def test_no_more_watchers_than_allowed(new_site: NewSite) -> None:
+async def test_watcher_above_max_watchers_is_refused(new_site: NewSite) -> None:
     site = await new_site(max_watchers=1)
     async with watching(site):
         status, answer = await site.call("GET", "/events")
         assert (status, "MAX_WATCHERS" in answer["error"]["message"]) == (503, True)
 
-    async def nobody_watches() -> bool:
+    async def has_no_watchers() -> bool:
         return not len(site.running.manager.feed)
 
-    await eventually(nobody_watches, 10)
+    await eventually(has_no_watchers, 10)
     async with watching(site):
         pass
 
 
-async def test_one_owner_leaves_others_a_place_to_watch_from(new_site: NewSite) -> None:
+async def test_one_owner_gets_at_most_half_of_the_watchers(new_site: NewSite) -> None:
     site = await new_site(max_watchers=4)
     ann, bob = await key_of(site, "read", "ann"), await key_of(site, "read", "bob")
     async with watching(site, key=ann), watching(site, key=ann):
@@ -222,12 +222,12 @@ async def test_one_owner_leaves_others_a_place_to_watch_from(new_site: NewSite) 
             pass
 
 
-async def test_who_does_not_read_costs_no_more_than_the_buffers(site: Site) -> None:
-    """A watcher that takes nothing holds nobody up: others see all, and so does he when he reads on."""
-    async with watching(site) as slow, watching(site) as fast_path:
+async def test_slow_watcher_does_not_grow_the_window(site: Site) -> None:
+    """A watcher that does not read delays no other; it still gets all events when it reads again."""
+    async with watching(site) as slow, watching(site) as fast:
         await emit(site, event_feed.WINDOW * 2 + 500)
         for number in range(event_feed.WINDOW * 2 + 500):
-            assert (await fast_path.next())["data"]["task_id"] == str(number)
+            assert (await fast.next())["data"]["task_id"] == str(number)
         window = site.running.manager.feed._window
         assert len(window) <= 2 * event_feed.WINDOW
         for number in range(event_feed.WINDOW * 2 + 500):

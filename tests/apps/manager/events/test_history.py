@@ -1,4 +1,4 @@
-"""The history of the cluster: rings that do not grow, and points that say what was added."""
+"""Tests of the history of the cluster: rings of fixed size, and points with what was added."""
 
 import pytest
 
@@ -16,33 +16,33 @@ def bucket(number: int, completed: int, queued: float = 0, samples: int = 1) -> 
     return Bucket(number, samples, {"queued": queued}, {"queued": queued}, {"completed": completed})
 
 
-def test_counters_become_what_was_added() -> None:
+def test_counters_become_increments() -> None:
     shown = history.body(RINGS["1h"], [bucket(1, 10), bucket(2, 15), bucket(4, 15), bucket(5, 3)])
-    assert [each.completed for each in shown.points] == [0, 5, 0, 0], "nothing is added by a store made anew"
+    assert [each.completed for each in shown.points] == [0, 5, 0, 0], "a recreated store adds nothing"
     assert shown.points[0].timestamp == "1970-01-01T00:00:10.000Z"
 
 
-def test_gauges_are_means_and_the_largest_is_kept() -> None:
+def test_gauges_show_mean_and_maximum() -> None:
     (point,) = history.body(RINGS["1h"], [Bucket(1, 4, {"queued": 10}, {"queued": 7}, {})]).points
     assert (point.queued_tasks, point.queued_tasks_max) == (2.5, 7)
 
 
-def test_only_workers_that_are_there_count() -> None:
-    there = WorkerState(
+def test_only_online_workers_are_measured() -> None:
+    online = WorkerState(
         scripted_worker.hello("a"), readings=(scripted_worker.reading(0, others_gib=6, utilization=50.0),)
     )
-    measured = history.measure([there, WorkerState(scripted_worker.hello("b"), online=False)])
+    measured = history.measure([online, WorkerState(scripted_worker.hello("b"), online=False)])
     assert (measured["workers"], measured["gpus"], measured["gpu_utilization"]) == (1, 2, 50.0)
     assert measured["memory_used"] == 6 * 2**30
 
 
-def test_the_rings_are_as_long_as_they_say() -> None:
+def test_rings_cover_their_timeframe() -> None:
     for name, seconds in {"1h": 3600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}.items():
         assert RINGS[name].bucket_s * RINGS[name].buckets == seconds
 
 
 @pytest.mark.real
-async def test_the_leader_writes_and_everybody_reads(site: Site) -> None:
+async def test_only_the_leader_writes_history_and_the_api_shows_it(site: Site) -> None:
     await site.join()
 
     async def is_written() -> bool:
@@ -52,7 +52,7 @@ async def test_the_leader_writes_and_everybody_reads(site: Site) -> None:
     await eventually(is_written, 15)
     store = site.running.manager.store
     other = Store(Database(store.database.url), owner="other")
-    assert not await other.history.record({"workers": 99}), "only the leader's word counts"
+    assert not await other.history.record({"workers": 99}), "only the leader may write"
     await other.database.close()
     _, shown = await site.call("GET", "/cluster/metrics")
     assert (shown["timeframe"], shown["resolution_seconds"]) == ("1h", 10)

@@ -1,4 +1,4 @@
-"""Secrets that sign callbacks: each owner's own, shown once, and sealed in the store."""
+"""Tests of the secrets that sign callbacks: one per owner, shown once, encrypted in the store."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.apps.manager.http.test_key_routes import bearing, make
 pytestmark = pytest.mark.real
 
 
-async def test_each_owner_has_a_secret_of_its_own(site: Site) -> None:
+async def test_each_owner_has_its_own_secret(site: Site) -> None:
     signing = site.running.manager.signing
     ann, bob = [bearing((await make(site, name))["key"]) for name in ("ann", "bob")]
     assert await signing.find("ann") == ""
@@ -25,7 +25,7 @@ async def test_each_owner_has_a_secret_of_its_own(site: Site) -> None:
     assert (await site.call("DELETE", "/callbacks/secret", **ann))[0] == 404
 
 
-async def test_the_store_does_not_have_it_in_clear_and_it_cannot_be_moved(site: Site) -> None:
+async def test_stored_secret_is_encrypted_and_bound_to_its_owner(site: Site) -> None:
     manager = site.running.manager
     secret = await manager.signing.make("ann")
     sealed = await manager.store.database.get("callback-secret:ann")
@@ -36,7 +36,7 @@ async def test_the_store_does_not_have_it_in_clear_and_it_cannot_be_moved(site: 
         await manager.signing.find("bob")
 
 
-async def test_servers_of_one_store_need_the_same_key(site: Site, new_site: NewSite) -> None:
+async def test_servers_of_one_store_need_the_same_secrets_key(site: Site, new_site: NewSite) -> None:
     url = site.running.manager.store.database.url
     same = site.running.manager.settings.data_dir + "/secrets-key"
     secret = await site.running.manager.signing.make("ann")

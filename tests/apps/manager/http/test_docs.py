@@ -1,4 +1,4 @@
-"""What the documents say of the manager is what it does: every metric, every alert, every route and event."""
+"""Tests that the documentation matches the manager: every metric, alert, route and event."""
 
 import re
 from typing import get_args
@@ -17,7 +17,7 @@ SCRIPTS = ROOT / "src/gpu_orchestrator/adapters/store/valkey/scripts"
 
 
 def column(text: str, heading: str) -> set[str]:
-    """The names in the first column of all tables under this heading."""
+    """Return the names in the first column of all tables with this heading."""
     found: set[str] = set()
     for table in re.findall(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE):
         for row in table.splitlines():
@@ -25,24 +25,24 @@ def column(text: str, heading: str) -> set[str]:
     return found
 
 
-def test_the_reference_is_of_today() -> None:
+def test_api_reference_is_up_to_date() -> None:
     """If this fails, run `make api-docs`."""
     assert (ROOT / "docs/reference/api.md").read_text() == api_docs.markdown()
 
 
-def test_every_alert_is_explained() -> None:
+def test_every_alert_is_documented() -> None:
     assert column(OPERATIONS, "kind") == set(get_args(alerts.Kind))
 
 
-def test_every_event_is_explained() -> None:
-    """By the names that the scripts emit."""
+def test_every_event_is_documented() -> None:
+    """Compare with the names that the Lua scripts emit."""
     lua = "".join(path.read_text() for path in SCRIPTS.glob("*.lua"))
     emitted = set(re.findall(r"'((?:task|worker|gpu|callback)_[a-z_]+)'", lua)) - {"callback_tries"}
     assert emitted | {"reset"} == column(api_docs.markdown(), "event")
 
 
 @pytest.mark.real
-async def test_every_metric_is_explained_and_every_explained_one_is_there(site: Site) -> None:
+async def test_documented_metrics_are_the_exported_ones(site: Site) -> None:
     worker = await site.join()
     await worker.say(session.Report((scripted_worker.reading(0, ecc_errors=1), scripted_worker.reading(1))))
     await site.submit()

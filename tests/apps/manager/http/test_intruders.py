@@ -1,4 +1,4 @@
-"""What comes in from those who mean no good: pickles, and pages of other origins."""
+"""Tests of hostile input: pickles, other origins, malformed bodies and ids, probing for routes."""
 
 import pickle
 from pathlib import Path
@@ -19,7 +19,7 @@ SRC = ROOT / "src"
 
 
 class Bomb:
-    """Makes a folder in whoever unpickles it."""
+    """Creates a folder when a process unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -33,7 +33,9 @@ def bomb(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
     return pickle.dumps(Bomb(tmp_path / "exploded"), protocol=request.param)
 
 
-async def test_a_pickle_is_refused_everywhere_and_never_read(site: Site, tmp_path: Path, bomb: bytes) -> None:
+async def test_pickle_is_refused_on_every_route_and_never_loaded(
+    site: Site, tmp_path: Path, bomb: bytes
+) -> None:
     kind = {"Content-Type": "application/python-pickle"}
     worker = {**kind, "Authorization": f"Bearer {TOKEN}"}
     for path, headers in {
@@ -54,7 +56,7 @@ async def test_a_pickle_is_refused_everywhere_and_never_read(site: Site, tmp_pat
     assert (await site.call("GET", "/tasks"))[1]["total"] == 0
 
 
-def test_nothing_here_could_unpickle() -> None:
+def test_source_imports_no_module_that_unpickles() -> None:
     forbidden = ("pickle", "marshal", "shelve", "dill")
     for path in SRC.rglob("*.py"):
         for line in path.read_text().splitlines():
@@ -62,7 +64,7 @@ def test_nothing_here_could_unpickle() -> None:
             assert not (words[:1] in (["import"], ["from"]) and words[1].split(".")[0] in forbidden), path
 
 
-async def test_pages_of_listed_origins_may_ask_and_no_others(new_site: NewSite) -> None:
+async def test_cors_allows_only_listed_origins(new_site: NewSite) -> None:
     site: Site = await new_site(cors_origins=("https://good.example",))
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     async with aiohttp.ClientSession(site.running.url) as browser:
@@ -79,13 +81,15 @@ async def test_pages_of_listed_origins_may_ask_and_no_others(new_site: NewSite) 
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
-async def test_who_opens_it_without_tls_is_warned(new_site: NewSite, host: str, warned: bool) -> None:
-    with capture_logs() as said:
+async def test_listening_without_tls_beyond_loopback_logs_a_warning(
+    new_site: NewSite, host: str, warned: bool
+) -> None:
+    with capture_logs() as logged:
         await new_site(api_host=host)
-    assert any(each["event"] == "keys travel in clear" for each in said) == warned
+    assert any(each["event"] == "keys travel in clear" for each in logged) == warned
 
 
-async def test_by_default_no_page_may_ask(site: Site) -> None:
+async def test_cors_is_off_by_default(site: Site) -> None:
     async with site.http.get("/tasks", headers={"Origin": "https://good.example"}) as answer:
         assert "Access-Control-Allow-Origin" not in answer.headers
 
@@ -93,12 +97,12 @@ async def test_by_default_no_page_may_ask(site: Site) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
-        pytest.param(b'{"task_type":"echo","parameters":"\xff"}', 400, "is no JSON", id="no UTF-8"),
+        pytest.param(b'{"task_type":"echo","parameters":"\xff"}', 400, "is not valid JSON", id="no UTF-8"),
         pytest.param(
             b'{"task_type":"echo","parameters":%b}' % (b"[" * 500 + b"]" * 500), 422, "deep", id="deep"
         ),
         pytest.param(
-            b'{"task_type":"echo","parameters":%b}' % (b"[" * 99_999), 400, "can be read", id="abysmal"
+            b'{"task_type":"echo","parameters":%b}' % (b"[" * 99_999), 400, "is not valid JSON", id="abysmal"
         ),
         pytest.param(
             b'{"task_type":"echo","labels":{"a":"%b"}}' % (b"x" * 1001), 422, "1000", id="long label"
@@ -111,7 +115,7 @@ async def test_by_default_no_page_may_ask(site: Site) -> None:
         ),
     ],
 )
-async def test_a_body_that_nobody_could_read_is_refused_by_us(
+async def test_unreadable_body_is_refused_and_stores_nothing(
     site: Site, body: bytes, status: int, why: str
 ) -> None:
     async with site.http.post("/tasks", data=body) as answer:
@@ -122,21 +126,21 @@ async def test_a_body_that_nobody_could_read_is_refused_by_us(
 @pytest.mark.parametrize(
     "after", ["99999999999999999999-1", "1-99999999999999999999", "9223372036854775808-1", "\u0663-\u0663"]
 )
-async def test_ids_of_events_that_cannot_be_are_refused(site: Site, after: str) -> None:
+async def test_impossible_event_ids_are_refused(site: Site, after: str) -> None:
     for path in ("/cluster/events", "/events"):
         async with site.http.get(path, params={"after": after}) as answer:
             assert answer.status == 422, await answer.text()
 
 
 @pytest.mark.parametrize("path", ["/tasks/", "/api/v1/keys/", "/health/", "/tasks%2f"])
-async def test_no_path_leads_elsewhere(site: Site, path: str) -> None:
-    """A redirect would tell strangers what there is, and lead who came by TLS to where there is none."""
+async def test_trailing_slash_does_not_redirect(site: Site, path: str) -> None:
+    """A redirect would show clients without a key which routes exist, and send TLS clients to plain http."""
     url = URL(site.running.url + path, encoded=True)
-    async with aiohttp.ClientSession() as stranger, stranger.get(url, allow_redirects=False) as answer:
+    async with aiohttp.ClientSession() as keyless, keyless.get(url, allow_redirects=False) as answer:
         assert (answer.status, "Location" in answer.headers) == (401, False)
 
 
-async def test_nobody_is_told_where_the_store_is(site: Site, tmp_path: Path) -> None:
+async def test_store_error_hides_the_store_address_from_clients(site: Site, tmp_path: Path) -> None:
     assert site.running.embedded is not None
     await site.running.embedded.stop()
     with capture_logs() as logged:
@@ -145,4 +149,6 @@ async def test_nobody_is_told_where_the_store_is(site: Site, tmp_path: Path) -> 
                 text = await answer.text()
                 assert (answer.status, "the store does not answer" in text) == (status, True)
                 assert str(tmp_path) not in text
-    assert any(str(tmp_path) in entry.get("error", "") for entry in logged), "the operator is told"
+    assert any(str(tmp_path) in entry.get("error", "") for entry in logged), (
+        "the operator finds it in the log"
+    )

@@ -1,4 +1,4 @@
-"""Keys over HTTP: made, listed, used, expired and revoked, on every process of a store."""
+"""Tests of keys over HTTP: create, list, use, expire and revoke, on every process of a store."""
 
 import asyncio
 import time
@@ -15,12 +15,12 @@ from tests.support import scripted_worker
 pytestmark = pytest.mark.real
 
 
-BUSY = {"requests_per_minute": 0, "requests_per_hour": 0}
-"""For keys that ask again and again."""
+UNLIMITED = {"requests_per_minute": 0, "requests_per_hour": 0}
+"""For keys that send many requests."""
 
 
-async def make(site: Site, name: str = "ann", **asked: Any) -> Any:
-    status, answer = await site.call("POST", "/keys", {"name": name, "limits": BUSY, **asked})
+async def make(site: Site, name: str = "ann", **fields: Any) -> Any:
+    status, answer = await site.call("POST", "/keys", {"name": name, "limits": UNLIMITED, **fields})
     assert status == 201, answer
     return answer
 
@@ -29,7 +29,7 @@ def bearing(key: str) -> dict[str, Any]:
     return {"headers": {"Authorization": f"Bearer {key}"}}
 
 
-async def test_a_key_is_shown_once_and_kept_as_a_hash(site: Site) -> None:
+async def test_key_secret_is_shown_only_on_creation(site: Site) -> None:
     made = await make(site, owner="research", scopes=["read", "submit"], expires_in=3600)
     assert made["key"].startswith("gpo_")
     assert (made["owner"], made["scopes"], made["status"]) == ("research", ["read", "submit"], "active")
@@ -45,7 +45,7 @@ async def test_a_key_is_shown_once_and_kept_as_a_hash(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("body", "field"),
     [
         pytest.param({"name": ""}, "name", id="no name"),
         pytest.param({"name": "a b"}, "name", id="a space"),
@@ -57,13 +57,15 @@ async def test_a_key_is_shown_once_and_kept_as_a_hash(site: Site) -> None:
         pytest.param({"name": "a", "scope": "read"}, "scope", id="unknown field"),
     ],
 )
-async def test_a_bad_wish_is_refused_and_says_where(site: Site, asked: dict[str, Any], said: str) -> None:
-    status, answer = await site.call("POST", "/keys", asked)
+async def test_bad_key_request_is_refused_and_names_the_field(
+    site: Site, body: dict[str, Any], field: str
+) -> None:
+    status, answer = await site.call("POST", "/keys", body)
     assert (status, answer["error"]["code"]) == (422, "unprocessable")
-    assert said in answer["error"]["message"]
+    assert field in answer["error"]["message"]
 
 
-async def test_a_key_ends_when_its_time_is_over(site: Site) -> None:
+async def test_expired_key_is_refused(site: Site) -> None:
     made, keys = await make(site, expires_in=3600), site.running.manager.keys
     assert (await site.call("GET", "/tasks", **bearing(made["key"])))[0] == 200
     keys.now_ms = lambda: int((time.time() + 3600) * 1000)
@@ -75,8 +77,8 @@ async def test_a_key_ends_when_its_time_is_over(site: Site) -> None:
     assert (await site.call("GET", "/keys?owner=ann"))[1]["keys"][0]["status"] == "expired"
 
 
-async def ended(site: Site, key: str) -> Any:
-    """What is said to the key once it is refused. A second is promised; a busy machine gets more."""
+async def refused_answer(site: Site, key: str) -> Any:
+    """Return the answer once the key is refused. The docs promise a second; a busy machine gets more."""
     async with asyncio.timeout(10.0):
         while (answer := await site.call("GET", "/tasks", **bearing(key)))[0] == 200:
             pass
@@ -84,7 +86,7 @@ async def ended(site: Site, key: str) -> Any:
     return answer[1]
 
 
-async def test_a_revoked_key_ends_within_a_second_on_every_process(
+async def test_revoked_key_is_refused_on_every_process(
     site: Site, new_site: NewSite, figure: Callable[[str], None]
 ) -> None:
     other: Site = await new_site("two", redis_url=site.running.manager.store.database.url)
@@ -95,27 +97,27 @@ async def test_a_revoked_key_ends_within_a_second_on_every_process(
     assert (await site.call("DELETE", f"/keys/{made['key_id']}"))[1]["status"] == "revoked"
     began = time.monotonic()
     assert (await site.call("GET", "/tasks", **bearing(made["key"])))[0] == 401
-    refused = await ended(other, made["key"])
+    refused = await refused_answer(other, made["key"])
     figure(f"revoked on another process after {time.monotonic() - began:.3f} s")
     assert refused["error"]["message"].endswith("was revoked; ask the operator for another")
-    assert (await site.call("DELETE", f"/keys/{made['key_id']}"))[0] == 200, "again is no mistake"
+    assert (await site.call("DELETE", f"/keys/{made['key_id']}"))[0] == 200, "revoking twice is allowed"
 
 
-async def test_word_of_a_revocation_may_be_lost(
+async def test_revocation_works_without_the_published_message(
     site: Site, new_site: NewSite, figure: Callable[[str], None]
 ) -> None:
     other: Site = await new_site("two", redis_url=site.running.manager.store.database.url)
     made = await make(site)
     manager = other.running.manager
     await manager.key_sync.refresh()
-    manager._behind[1].cancel()  # nobody listens any more
+    manager._background[1].cancel()  # the listener
     await site.call("DELETE", f"/keys/{made['key_id']}")
     began = time.monotonic()
-    await ended(other, made["key"])
-    figure(f"revoked without word of it after {time.monotonic() - began:.3f} s")
+    await refused_answer(other, made["key"])
+    figure(f"revoked without the message after {time.monotonic() - began:.3f} s")
 
 
-async def test_a_worker_whose_token_is_revoked_is_sent_away(site: Site) -> None:
+async def test_revoked_token_disconnects_its_worker(site: Site) -> None:
     made = await make(site, "gpu-box", scopes=["worker"])
     async with scripted_worker.joined(site.running.url, made["key"], scripted_worker.hello("w")) as worker:
         await worker.hear(session.Welcome)
@@ -127,7 +129,7 @@ async def test_a_worker_whose_token_is_revoked_is_sent_away(site: Site) -> None:
             pass
 
 
-async def test_a_worker_that_polls_is_known_by_its_key(site: Site) -> None:
+async def test_heartbeat_with_another_key_is_forbidden(site: Site) -> None:
     mine, yours = [(await make(site, name, scopes=["worker"]))["key"] for name in ("mine", "yours")]
     hello = {"type": "Hello", "name": "p", "instance": "i"}
     status, welcome = await site.call("POST", "/workers", hello, **bearing(mine))
@@ -138,13 +140,13 @@ async def test_a_worker_that_polls_is_known_by_its_key(site: Site) -> None:
     assert (status, answer["error"]["code"]) == (403, "forbidden")
 
 
-async def test_what_is_configured_cannot_be_revoked_and_what_is_unknown_is_not_there(site: Site) -> None:
+async def test_revoking_a_configured_key_conflicts_and_an_unknown_one_is_missing(site: Site) -> None:
     status, answer = await site.call("DELETE", "/keys/bootstrap")
     assert (status, answer["error"]["code"]) == (409, "conflict")
     assert (await site.call("DELETE", "/keys/nobody"))[0] == 404
 
 
-async def test_keys_outlive_the_server(new_site: NewSite) -> None:
+async def test_keys_survive_a_server_restart(new_site: NewSite) -> None:
     first: Site = await new_site("one")
     made = await make(first)
     url = first.running.manager.store.database.url

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: what it says of a route is what the route takes and gives."""
+"""Tests that the OpenAPI document matches what the routes accept and return, and of health and metrics."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ def name_of(content: dict[str, Any]) -> str:
     return str(content["content"]["application/json"]["schema"]["$ref"]).rpartition("/")[2]
 
 
-async def test_every_answer_has_the_declared_shape(site: Site) -> None:
+async def test_every_response_has_the_declared_shape(site: Site) -> None:
     worker = await site.join()
     done, dead = await site.submit(), await site.submit(max_retries=0)
     for _ in range(2):
@@ -40,20 +40,18 @@ async def test_every_answer_has_the_declared_shape(site: Site) -> None:
             if method == "delete" or address.endswith("/restart"):
                 continue
             operation = operations[method]
-            asked = BODIES[name_of(operation["requestBody"])] if "requestBody" in operation else None
-            status, answer = await site.call(method.upper(), address, asked)
+            body = BODIES[name_of(operation["requestBody"])] if "requestBody" in operation else None
+            status, answer = await site.call(method.upper(), address, body)
             declared = operation["responses"].get(str(status)) or operation["responses"]["default"]
             kind = TYPES[name_of(declared)]
             read: Any = msgspec.json.decode(msgspec.json.encode(answer), type=kind)
-            assert msgspec.json.decode(msgspec.json.encode(read)) == answer, (
-                "no more and no less than declared"
-            )
+            assert msgspec.json.decode(msgspec.json.encode(read)) == answer, "exactly the declared fields"
             seen += 1
     assert seen >= 18
     assert dead
 
 
-async def test_the_document_needs_nothing_it_does_not_have(site: Site) -> None:
+async def test_every_schema_reference_resolves(site: Site) -> None:
     _, document = await site.call("GET", "/openapi.json")
     known = document["components"]["schemas"]
     wanted = set(re.findall(r"#/components/schemas/(\w+)", msgspec.json.encode(document).decode()))
@@ -61,11 +59,11 @@ async def test_the_document_needs_nothing_it_does_not_have(site: Site) -> None:
     assert document["openapi"].startswith("3.")
 
 
-async def test_both_addresses_of_a_route_are_one(site: Site) -> None:
+async def test_routes_answer_with_and_without_the_prefix(site: Site) -> None:
     assert (await site.call("GET", "/api/v1/workers"))[0] == (await site.call("GET", "/workers"))[0] == 200
 
 
-async def test_health_tells_of_a_weak_store_and_metrics_of_everything(site: Site) -> None:
+async def test_health_reports_the_store_and_metrics_count_a_task(site: Site) -> None:
     _, health = await site.call("GET", "/health")
     assert (health["status"], health["dependencies"]["store"]) == ("healthy", "ok")
     worker = await site.join()
@@ -83,7 +81,7 @@ async def test_health_tells_of_a_weak_store_and_metrics_of_everything(site: Site
         assert line in text
 
 
-async def test_a_correlation_id_goes_from_request_to_worker_and_back(site: Site) -> None:
+async def test_correlation_id_reaches_the_worker_and_the_task(site: Site) -> None:
     worker = await site.join()
     async with site.http.post(
         "/tasks", json={"task_type": "echo"}, headers={"X-Request-ID": "r-7"}

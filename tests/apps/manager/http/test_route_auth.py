@@ -1,6 +1,6 @@
-"""Every way into the API, taken from the application itself, against everybody who may come.
+"""Tests every route of the application with every kind of caller.
 
-What a route needs is declared beside it; here it is tried. docs/security.md shows the same list to people.
+Each route declares what it needs; these tests try it. docs/security.md has the same list.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.real
 GUIDE = ROOT / "docs" / "security.md"
 
-STRANGERS = ("nobody", "wrong", "expired", "revoked")
+WITHOUT_VALID_KEY = ("nobody", "wrong", "expired", "revoked")
 ALLOWED = {
-    "nothing": {*STRANGERS, "read", "submit", "other", "admin", "worker"},
-    "metrics": {*STRANGERS, "read", "submit", "other", "admin", "worker"},
+    "nothing": {*WITHOUT_VALID_KEY, "read", "submit", "other", "admin", "worker"},
+    "metrics": {*WITHOUT_VALID_KEY, "read", "submit", "other", "admin", "worker"},
     "read": {"read", "submit", "other", "admin"},
     "submit": {"submit", "other", "admin"},
     "admin": {"admin"},
@@ -35,7 +35,7 @@ OPEN = {"/health", "/health/live", "/health/ready", "/metrics"}
 
 @pytest.fixture
 async def callers(site: Site) -> dict[str, dict[str, str]]:
-    """The headers of each. `read` and `submit` belong to ann, `other` to bob."""
+    """Return the headers of each caller. `read` and `submit` belong to ann, `other` to bob."""
     made = {
         "read": await make(site, "ann-read", owner="ann", scopes=["read"]),
         "submit": await make(site, "ann-submit", owner="ann", scopes=["submit"]),
@@ -50,67 +50,65 @@ async def callers(site: Site) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture
-async def stranger(site: Site) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client that sends no key by itself."""
+async def keyless(site: Site) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client that sends no key by default."""
     timeout = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(site.running.url, timeout=timeout) as http:
         yield http
 
 
-def openings(site: Site) -> list[GuardedRoute]:
+def routes(site: Site) -> list[GuardedRoute]:
     return list(route_auth.guarded_routes(app.application(site.running.manager)))
 
 
-async def knock(
-    http: aiohttp.ClientSession, opening: GuardedRoute, path: str, headers: dict[str, str]
+async def request_status(
+    http: aiohttp.ClientSession, route: GuardedRoute, path: str, headers: dict[str, str]
 ) -> int:
-    """The status of the answer; 101 for a WebSocket that was taken."""
-    if opening.method == "WS":
+    """Return the status of the response; 101 for an accepted WebSocket."""
+    if route.method == "WS":
         try:
             async with http.ws_connect(path, headers=headers):
                 return 101
         except aiohttp.WSServerHandshakeError as error:
             return error.status
-    async with http.request(opening.method, path, headers=headers, params={"timeout": "0"}) as answer:
+    async with http.request(route.method, path, headers=headers, params={"timeout": "0"}) as answer:
         return answer.status
 
 
-def expected(opening: GuardedRoute, callback_sender: str) -> set[int] | None:
-    """The statuses that are right; None: any but a refusal to let in."""
-    if callback_sender not in ALLOWED[opening.route_guard.needs]:
-        return {401} if callback_sender in STRANGERS else {403}
-    if "{task_id}" in opening.path and callback_sender == "other":
+def expected(route: GuardedRoute, caller: str) -> set[int] | None:
+    """Return the right statuses; None for any but 401 and 403."""
+    if caller not in ALLOWED[route.route_guard.needs]:
+        return {401} if caller in WITHOUT_VALID_KEY else {403}
+    if "{task_id}" in route.path and caller == "other":
         return {404}
     return None
 
 
-async def test_everybody_gets_in_exactly_where_declared(
-    site: Site, stranger: aiohttp.ClientSession, callers: dict[str, dict[str, str]]
+async def test_every_caller_is_admitted_exactly_where_declared(
+    site: Site, keyless: aiohttp.ClientSession, callers: dict[str, dict[str, str]]
 ) -> None:
-    asked = {"task_type": "echo", "resources": {"gpus": 0}}
-    status, task = await site.call("POST", "/tasks", asked, headers=callers["submit"])
+    body = {"task_type": "echo", "resources": {"gpus": 0}}
+    status, task = await site.call("POST", "/tasks", body, headers=callers["submit"])
     assert status == 202, task
     wrong, tried = [], 0
-    for opening in openings(site):
-        path = opening.path.replace("{task_id}", task["task_id"])
+    for route in routes(site):
+        path = route.path.replace("{task_id}", task["task_id"])
         path = re.sub(r"{\w+}", "0", path)
-        for callback_sender, headers in callers.items():
-            status = await knock(stranger, opening, path, headers)
-            right = expected(opening, callback_sender)
+        for caller, headers in callers.items():
+            status = await request_status(keyless, route, path, headers)
+            right = expected(route, caller)
             good = status in right if right else status not in (401, 403) and status < 500
-            if right is None and "{task_id}" in opening.path:
+            if right is None and "{task_id}" in route.path:
                 good = good and status != 404
             tried += 1
             if not good:
-                wrong.append(
-                    (opening.method, opening.path, opening.route_guard.needs, callback_sender, status)
-                )
+                wrong.append((route.method, route.path, route.route_guard.needs, caller, status))
     assert not wrong
     assert tried >= 9 * 50
 
 
-async def test_both_prefixes_have_the_same_doors(site: Site) -> None:
-    found = {(each.method, each.path): each.route_guard for each in openings(site)}
+async def test_both_prefixes_have_the_same_guards(site: Site) -> None:
+    found = {(each.method, each.path): each.route_guard for each in routes(site)}
     bare = {key: route_guard for key, route_guard in found.items() if not key[1].startswith("/api/v1")}
     bare.pop(("GET", "/openapi.json"))
     prefixed = {
@@ -121,25 +119,25 @@ async def test_both_prefixes_have_the_same_doors(site: Site) -> None:
     assert bare == prefixed
 
 
-async def test_little_is_open_and_who_only_reads_changes_nothing(site: Site) -> None:
-    for each in openings(site):
+async def test_only_listed_routes_are_open_and_changing_routes_need_more_than_read(site: Site) -> None:
+    for each in routes(site):
         bare = each.path.removeprefix("/api/v1")
         assert (each.route_guard.needs in ("nothing", "metrics")) == (bare in OPEN), bare
         if each.method not in ("GET", "WS"):
             assert each.route_guard.needs in route_auth.CHANGES, bare
 
 
-async def test_the_guide_lists_every_route_and_what_it_needs(site: Site) -> None:
+async def test_security_guide_lists_every_route_and_its_scope(site: Site) -> None:
     written = re.findall(r"^\| `\w+ /[^`]*` \| \w+ \|$", GUIDE.read_text(), flags=re.MULTILINE)
     true = [
         f"| `{each.method} {each.path}` | {each.route_guard.needs} |"
-        for each in openings(site)
+        for each in routes(site)
         if not each.path.startswith("/api/v1")
     ]
     assert sorted(written) == sorted(true), "docs/security.md has a line for each route"
 
 
-async def test_metrics_can_be_closed(new_site: NewSite) -> None:
+async def test_metrics_auth_closes_metrics(new_site: NewSite) -> None:
     closed: Site = await new_site(metrics_auth=True)
     async with aiohttp.ClientSession(closed.running.url) as http:
         for path in ("/metrics", "/api/v1/metrics"):
@@ -152,27 +150,27 @@ async def test_metrics_can_be_closed(new_site: NewSite) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/what", 404), ("PUT", "/tasks", 405)])
-async def test_only_who_has_a_key_is_told_what_there_is(
-    stranger: aiohttp.ClientSession, method: str, path: str, status: int
+async def test_unknown_routes_answer_401_without_a_key(
+    keyless: aiohttp.ClientSession, method: str, path: str, status: int
 ) -> None:
-    async with stranger.request(method, path) as answer:
+    async with keyless.request(method, path) as answer:
         assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
-    async with stranger.request(method, path, **bearing(TOKEN)) as answer:
+    async with keyless.request(method, path, **bearing(TOKEN)) as answer:
         assert answer.status == status
 
 
-def test_a_route_that_does_not_say_what_it_needs_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_without_a_guard_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     router = APIRouter()
 
     @router.get("/secrets")
     async def secrets(request: Request) -> Any: ...
 
     monkeypatch.setattr(app, "ROUTERS", (*app.ROUTERS, router))
-    with pytest.raises(route_auth.UnguardedRoute, match="/api/v1/secrets does not say what it needs"):
+    with pytest.raises(route_auth.UnguardedRoute, match="/api/v1/secrets does not declare what it needs"):
         app.build(Any)  # type: ignore[arg-type]
 
 
-async def test_a_refusal_says_what_was_needed(site: Site) -> None:
+async def test_forbidden_names_the_needed_scope(site: Site) -> None:
     made = await make(site, scopes=["read"])
     status, answer = await site.call("POST", "/tasks", {"task_type": "echo"}, **bearing(made["key"]))
     assert status == 403
@@ -180,9 +178,9 @@ async def test_a_refusal_says_what_was_needed(site: Site) -> None:
     assert answer["error"]["details"] == {"needs": "submit"}
 
 
-async def test_trying_out_many_keys_at_once_does_no_harm(stranger: aiohttp.ClientSession) -> None:
+async def test_many_wrong_keys_at_once_are_all_refused(keyless: aiohttp.ClientSession) -> None:
     async def attempt(number: int) -> int:
-        async with stranger.get("/tasks", **bearing(f"gpo_{number:064x}")) as answer:
+        async with keyless.get("/tasks", **bearing(f"gpo_{number:064x}")) as answer:
             return answer.status
 
     assert set(await asyncio.gather(*(attempt(number) for number in range(200)))) == {401}

@@ -1,4 +1,4 @@
-"""Tasks over HTTP on a real store, with workers played by hand."""
+"""Tests of tasks over HTTP on a real store, with scripted workers."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from tests.support.scale import Scale
 pytestmark = pytest.mark.real
 
 
-async def test_a_task_runs_and_its_result_comes_back(site: Site) -> None:
+async def test_task_runs_and_returns_its_result(site: Site) -> None:
     worker = await site.join()
     status, accepted = await site.call(
         "POST",
@@ -38,11 +38,11 @@ async def test_a_task_runs_and_its_result_comes_back(site: Site) -> None:
     assert ended["duration_seconds"] >= 0
 
 
-async def test_submitting_can_wait_for_the_end(site: Site) -> None:
+async def test_submit_with_wait_returns_the_ended_task(site: Site) -> None:
     worker = await site.join(max_concurrent=1)
-    asked = asyncio.create_task(site.call("POST", "/tasks?wait=10", {"task_type": "echo"}))
+    submitting = asyncio.create_task(site.call("POST", "/tasks?wait=10", {"task_type": "echo"}))
     await worker.finish(await worker.take(), "good")
-    status, ended = await asked
+    status, ended = await submitting
     assert (status, ended["status"], ended["result"]) == (200, "completed", "good")
     status, waits = await site.call("POST", "/api/v1/tasks?wait=2", {"task_type": "echo"})
     assert (status, waits["status"]) == (200, "assigned")
@@ -52,7 +52,7 @@ async def test_submitting_can_wait_for_the_end(site: Site) -> None:
     assert (status, answer["error"]["message"]) == (422, "wait=long: give seconds from 0 to 600")
 
 
-async def test_a_task_without_memory_gets_a_device_whole(site: Site) -> None:
+async def test_task_without_gpu_memory_gets_a_whole_device(site: Site) -> None:
     worker = await site.join()
     names = [await site.submit() for _ in range(3)]
     given = [await worker.take() for _ in range(2)]
@@ -63,7 +63,7 @@ async def test_a_task_without_memory_gets_a_device_whole(site: Site) -> None:
     assert (await worker.take()).task == names[2]
 
 
-async def test_a_batch_is_taken_whole_or_not_at_all(site: Site) -> None:
+async def test_batch_is_queued_whole_or_not_at_all(site: Site) -> None:
     worker = await site.join(max_concurrent=500)
     working = asyncio.create_task(worker.work())
     good = {"task_type": "echo", "resources": {"gpus": 0}}
@@ -78,7 +78,7 @@ async def test_a_batch_is_taken_whole_or_not_at_all(site: Site) -> None:
     working.cancel()
 
 
-async def test_the_high_one_goes_first_though_thousands_wait(site: Site, scale: Scale) -> None:
+async def test_high_priority_task_passes_thousands_of_waiting_ones(site: Site, scale: Scale) -> None:
     worker = await site.join(max_concurrent=1)
     low = {"task_type": "echo", "priority": "low", "resources": {"gpus": 0}}
     status, _ = await site.call("POST", "/tasks/batch", {"tasks": [low] * scale(test=3000, accept=10_000)})
@@ -92,7 +92,7 @@ async def test_the_high_one_goes_first_though_thousands_wait(site: Site, scale: 
         await worker.finish(next_one)
 
 
-async def test_a_running_task_is_cancelled_by_asking_its_worker(site: Site) -> None:
+async def test_cancel_ends_a_queued_task_and_asks_the_worker_of_a_running_one(site: Site) -> None:
     worker = await site.join(max_concurrent=1)
     running, queued = await site.submit(), await site.submit()
     assign = await worker.take()
@@ -108,7 +108,7 @@ async def test_a_running_task_is_cancelled_by_asking_its_worker(site: Site) -> N
     assert (await site.call("DELETE", "/tasks/unknown"))[0] == 404
 
 
-async def test_an_error_that_may_pass_is_tried_again_and_a_final_one_is_not(site: Site) -> None:
+async def test_retryable_error_is_retried_and_a_final_one_is_not(site: Site) -> None:
     worker = await site.join()
     name = await site.submit(max_retries=1)
     first = await worker.take()
@@ -126,7 +126,7 @@ async def test_an_error_that_may_pass_is_tried_again_and_a_final_one_is_not(site
     assert (status, answer["error"]["code"]) == (409, "conflict")
 
 
-async def test_dead_letters_carry_the_evidence(site: Site) -> None:
+async def test_dead_task_shows_the_evidence(site: Site) -> None:
     worker = await site.join()
     name = await site.submit(max_retries=0)
     await worker.take()
@@ -138,7 +138,7 @@ async def test_dead_letters_carry_the_evidence(site: Site) -> None:
     assert dead["error"]["type"] == "RunnerDied"
 
 
-async def test_what_can_never_fit_is_refused_at_once_with_reasons(site: Site) -> None:
+async def test_task_that_can_never_fit_is_refused_with_reasons(site: Site) -> None:
     assert (await site.call("POST", "/tasks", {"task_type": "any"}))[0] == 202, "no worker yet: it waits"
     await site.join(devices=(scripted_worker.device(0, gib=24),))
     status, answer = await site.call(
@@ -155,7 +155,7 @@ async def test_what_can_never_fit_is_refused_at_once_with_reasons(site: Site) ->
     )
 
 
-async def test_explain_names_every_device_and_why_not(site: Site) -> None:
+async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:
     worker = await site.join(
         devices=(
             scripted_worker.device(0),
@@ -195,8 +195,8 @@ async def test_explain_names_every_device_and_why_not(site: Site) -> None:
     assert answer["status"] in ("assigned", "running")
 
 
-async def test_memory_is_given_once_whatever_happens_beside(site: Site) -> None:
-    """24 GiB at 80 %: 19.2; 10 used by others leaves 9.2, so of three tasks of 4 GiB two go."""
+async def test_memory_used_by_others_is_not_assigned(site: Site) -> None:
+    """24 GiB at 80 % are 19.2. Others use 10, so 9.2 are left, and two of three tasks of 4 GiB fit."""
     worker = await site.join(devices=(scripted_worker.device(0),))
     await worker.say(session.Report((scripted_worker.reading(0, others_gib=10),)), session.Renew(1))
     await worker.hear(session.Renewed)
@@ -211,7 +211,7 @@ async def test_memory_is_given_once_whatever_happens_beside(site: Site) -> None:
     assert len({first.task, second.task, third.task}) == 3
 
 
-async def test_the_same_wish_twice_is_one_task(site: Site) -> None:
+async def test_same_idempotency_key_is_one_task(site: Site) -> None:
     first = await site.submit(idempotency_key="k", parameters={"n": 1})
     assert await site.submit(idempotency_key="k", parameters={"n": 1}) == first
     status, answer = await site.call(
@@ -221,9 +221,9 @@ async def test_the_same_wish_twice_is_one_task(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "text"),
     [
-        pytest.param(b"{", 400, "the body is no JSON", id="malformed"),
+        pytest.param(b"{", 400, "the body is not valid JSON", id="malformed"),
         pytest.param(b"{}", 422, "missing required field `task_type`", id="no type"),
         pytest.param(b'{"task_type":"echo","prio":1}', 422, "unknown field `prio`", id="unknown field"),
         pytest.param(b'{"task_type":"echo","priority":101}', 422, "priority", id="priority too high"),
@@ -241,16 +241,16 @@ async def test_the_same_wish_twice_is_one_task(site: Site) -> None:
         ),
     ],
 )
-async def test_a_bad_body_is_one_clear_error(site: Site, body: bytes, status: int, said: str) -> None:
+async def test_bad_body_returns_one_clear_error(site: Site, body: bytes, status: int, text: str) -> None:
     async with site.http.post("/tasks", data=BytesIO(body)) as answer:
         error: dict[str, Any] = (await answer.json())["error"]
         assert answer.status == status
-    assert said in error["message"]
+    assert text in error["message"]
     assert set(error) == {"code", "message", "details"}
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "text"),
     [
         ("/tasks?status=lost", "unknown status 'lost'; known: queued"),
         ("/tasks?limit=0", "limit=0"),
@@ -258,16 +258,14 @@ async def test_a_bad_body_is_one_clear_error(site: Site, body: bytes, status: in
         ("/nowhere", "Not Found"),
     ],
 )
-async def test_a_bad_question_is_one_clear_error(site: Site, path: str, said: str) -> None:
+async def test_bad_query_returns_one_clear_error(site: Site, path: str, text: str) -> None:
     status, answer = await site.call("GET", path)
     assert 400 <= status < 500
-    assert said in answer["error"]["message"]
+    assert text in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("others", [1, 600])
-async def test_a_batch_with_one_wish_that_is_another_task_is_taken_not_at_all(
-    site: Site, others: int
-) -> None:
+async def test_batch_with_a_conflicting_idempotency_key_is_refused_whole(site: Site, others: int) -> None:
     name = await site.submit(idempotency_key="once")
     different = {"task_type": "echo", "parameters": {"other": 1}, "idempotency_key": "once"}
     batch = {"tasks": [{"task_type": "echo", "idempotency_key": f"{n}"} for n in range(others)] + [different]}
@@ -278,4 +276,4 @@ async def test_a_batch_with_one_wish_that_is_another_task_is_taken_not_at_all(
     assert (status, answer["error"]["details"]) == (409, {"task": 2})
     assert (await site.call("GET", "/tasks"))[1]["total"] == 1
     status, answer = await site.call("POST", "/tasks/batch", {"tasks": twice[:2]})
-    assert (status, len({each["task_id"] for each in answer["tasks"]})) == (202, 1), "the same wish twice"
+    assert (status, len({each["task_id"] for each in answer["tasks"]})) == (202, 1), "the same task twice"

@@ -1,17 +1,23 @@
-"""The head of an answer leaves with its body, and reading stops only for who takes nothing."""
+"""Tests that the head of a response leaves with its body, and that reading pauses only if needed.
+
+The last test runs a request through uvicorn's private protocol, to notice when a new uvicorn changes it.
+"""
 
 import asyncio
 from typing import cast
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
-from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingTransport
+from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol, CoalescingTransport
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
 
 class Written:
-    """Stands for the socket: each item is one system call."""
+    """Stands for the socket's transport. Each item of `calls` is one system call."""
 
     def __init__(self) -> None:
         self.calls: list[bytes] = []
@@ -27,6 +33,9 @@ class Written:
     def write(self, data: bytes) -> None:
         self.calls.append(data)
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def is_closing(self) -> bool:
         return self.is_closed
 
@@ -40,16 +49,16 @@ async def both() -> tuple[CoalescingTransport, Written]:
     return CoalescingTransport(cast(asyncio.Transport, written), asyncio.get_running_loop()), written
 
 
-async def test_head_and_body_go_together(both: tuple[CoalescingTransport, Written]) -> None:
+async def test_head_and_body_are_one_write(both: tuple[CoalescingTransport, Written]) -> None:
     joined, written = both
     joined.write(HEAD)
     joined.write(b"ok")
     assert written.calls == [HEAD + b"ok"]
     await asyncio.sleep(0)
-    assert written.calls == [HEAD + b"ok"], "nothing is left to be written"
+    assert written.calls == [HEAD + b"ok"], "nothing is left to write"
 
 
-async def test_a_head_whose_body_comes_later_does_not_wait_for_it(
+async def test_head_is_written_in_the_next_iteration_if_no_body_came(
     both: tuple[CoalescingTransport, Written],
 ) -> None:
     joined, written = both
@@ -61,13 +70,13 @@ async def test_a_head_whose_body_comes_later_does_not_wait_for_it(
     assert written.calls == [HEAD, b"event: one\n\n"]
 
 
-async def test_what_is_no_head_goes_at_once(both: tuple[CoalescingTransport, Written]) -> None:
+async def test_data_other_than_a_head_is_written_at_once(both: tuple[CoalescingTransport, Written]) -> None:
     joined, written = both
     joined.write(b"\x82\x03abc")
     assert written.calls == [b"\x82\x03abc"]
 
 
-async def test_a_head_is_not_lost_when_the_connection_is_closed(
+async def test_close_writes_a_pending_head(
     both: tuple[CoalescingTransport, Written],
 ) -> None:
     joined, written = both
@@ -77,22 +86,22 @@ async def test_a_head_is_not_lost_when_the_connection_is_closed(
     assert written.is_closed
     joined.write(HEAD)
     await asyncio.sleep(0)
-    assert written.calls == [HEAD], "to a closed one nothing is written"
+    assert written.calls == [HEAD], "nothing is written to a closed transport"
     assert joined.is_closing()
 
 
-async def test_a_pause_that_is_over_in_the_next_turn_is_none(
+async def test_pause_resumed_in_the_next_iteration_never_happens(
     both: tuple[CoalescingTransport, Written],
 ) -> None:
     joined, written = both
-    taken = asyncio.get_running_loop().call_soon(joined.resume_reading)
+    resumed = asyncio.get_running_loop().call_soon(joined.resume_reading)
     joined.pause_reading()
     await asyncio.sleep(0)
-    assert not taken.cancelled()
+    assert not resumed.cancelled()
     assert written.pauses == []
 
 
-async def test_who_takes_nothing_stops_the_reading_until_he_does(
+async def test_pause_lasts_until_resumed(
     both: tuple[CoalescingTransport, Written],
 ) -> None:
     joined, written = both
@@ -105,9 +114,29 @@ async def test_who_takes_nothing_stops_the_reading_until_he_does(
     assert written.pauses == ["pause", "resume"]
 
 
-async def test_a_closed_connection_is_not_paused(both: tuple[CoalescingTransport, Written]) -> None:
+async def test_closed_connection_is_not_paused(both: tuple[CoalescingTransport, Written]) -> None:
     joined, written = both
     joined.pause_reading()
     joined.close()
     await asyncio.sleep(0)
     assert written.pauses == []
+
+
+async def test_uvicorn_protocol_writes_a_response_at_once() -> None:
+    """Fails if a new uvicorn writes past the wrapped transport, or in more steps than head and body."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    config = uvicorn.Config(app, http=CoalescingHttpProtocol, lifespan="off", log_config=None)
+    config.load()
+    state, written = ServerState(), Written()
+    protocol = CoalescingHttpProtocol(config, state, {})
+    protocol.connection_made(cast(asyncio.Transport, written))
+    protocol.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.gather(*state.tasks)
+    (call,) = written.calls
+    assert call.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert call.endswith(b"\r\n\r\nok")
+    protocol.connection_lost(None)

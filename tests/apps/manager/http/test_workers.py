@@ -1,4 +1,4 @@
-"""Workers' sessions with a real manager: epochs, leases, resuming, an operator's word."""
+"""Tests of worker sessions with a real manager: epochs, leases, resuming, cordon, drain and removal."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tests.support import scripted_worker
 pytestmark = pytest.mark.real
 
 
-async def test_a_worker_is_shown_with_what_it_has(site: Site) -> None:
+async def test_worker_is_shown_with_its_devices_and_history(site: Site) -> None:
     worker = await site.join(labels={"rack": "a"})
     await worker.say(
         session.Report(
@@ -36,7 +36,7 @@ async def test_a_worker_is_shown_with_what_it_has(site: Site) -> None:
     assert none["workers"] == []
 
 
-async def test_what_was_missed_is_said_again_after_a_reconnect(site: Site) -> None:
+async def test_reconnect_repeats_a_missed_assignment(site: Site) -> None:
     worker = await site.join()
     await site.submit()
     assign = await worker.take()
@@ -46,12 +46,12 @@ async def test_what_was_missed_is_said_again_after_a_reconnect(site: Site) -> No
     )
     welcome = await again.hear(session.Welcome)
     assert (welcome.resumed, welcome.epoch) == (True, 1)
-    said = await again.hear(session.Assign)
-    assert said == assign
-    assert await again.finish(said)
+    repeated = await again.hear(session.Assign)
+    assert repeated == assign
+    assert await again.finish(repeated)
 
 
-async def test_what_the_worker_still_has_is_not_said_again(site: Site) -> None:
+async def test_reconnect_does_not_repeat_a_running_assignment(site: Site) -> None:
     worker = await site.join()
     name = await site.submit()
     await worker.take()
@@ -70,7 +70,7 @@ async def test_what_the_worker_still_has_is_not_said_again(site: Site) -> None:
     assert (await site.wait(name))["status"] == "completed"
 
 
-async def test_a_worker_started_anew_is_not_who_it_was(site: Site) -> None:
+async def test_restarted_worker_gets_the_task_as_a_new_attempt(site: Site) -> None:
     worker = await site.join()
     name = await site.submit()
     await worker.take()
@@ -81,8 +81,8 @@ async def test_a_worker_started_anew_is_not_who_it_was(site: Site) -> None:
     assert (assign.task, assign.attempt) == (name, 2)
 
 
-async def test_a_worker_that_leaves_politely_leaves_no_doubt(site: Site) -> None:
-    """It goes while what it said is being written down."""
+async def test_leaving_workers_do_not_end_the_leader_term(site: Site) -> None:
+    """The worker disconnects while its message is being stored."""
     await site.ready()
     terms = await _metric(site, "leader_terms_total")
     for number in range(5):
@@ -93,8 +93,8 @@ async def test_a_worker_that_leaves_politely_leaves_no_doubt(site: Site) -> None
     assert await _metric(site, "leader_terms_total") == terms
 
 
-async def test_a_late_result_is_dropped_and_counted(site: Site) -> None:
-    """Of an attempt that was lost with its worker's epoch, of one that has ended, and of a task long gone."""
+async def test_stale_result_is_dropped_and_counted(site: Site) -> None:
+    """Of an attempt lost with its worker's epoch, of an ended attempt, and of an unknown task."""
     worker = await site.join()
     name = await site.submit()
     first = await worker.take()
@@ -114,7 +114,7 @@ async def test_a_late_result_is_dropped_and_counted(site: Site) -> None:
     assert shown["committed"] == 1
 
 
-async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) -> None:
+async def test_lost_connection_requeues_after_the_grace_period(new_site: NewSite) -> None:
     site = await new_site(worker_lease=20)
     first, second = await site.join("a"), await site.join("b")
     name = await site.submit(resources={"gpus": 0})
@@ -129,7 +129,7 @@ async def test_a_lost_connection_costs_the_grace_and_no_more(new_site: NewSite) 
     assert asyncio.get_running_loop().time() - began < 15, "the lease alone would have lasted longer"
 
 
-async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: NewSite) -> None:
+async def test_silent_worker_loses_its_lease_and_its_late_result(new_site: NewSite) -> None:
     site = await new_site(worker_lease=4)
     silent = await site.join("a", max_concurrent=1)
     name = await site.submit(resources={"gpus": 0})
@@ -149,23 +149,23 @@ async def test_silence_ends_a_lease_and_the_late_result_is_dropped(new_site: New
     keeping.cancel()
 
 
-async def test_when_most_fall_silent_at_once_we_suspect_ourselves_first(new_site: NewSite) -> None:
+async def test_lease_expiry_pauses_when_most_workers_go_silent(new_site: NewSite) -> None:
     site = await new_site(worker_lease=3)
     began = asyncio.get_running_loop().time()
     workers = [await site.join(name) for name in "abcd"]
     name = await site.submit(resources={"gpus": 0})
     await _reaches(site, "reaper_pauses_total", 1)
     before = await _metric(site, "lease_expirations_total")
-    assert before <= 2, "of four the first half may be believed"
+    assert before <= 2, "the first two of four workers may expire"
     await _reaches(site, "lease_expirations_total", 4)
-    assert asyncio.get_running_loop().time() - began >= 6, "a lease, and another one for us"
+    assert asyncio.get_running_loop().time() - began >= 6, "one lease, and another one of pause"
     assert (await site.task(name))["status"] == "queued"
     assert len(workers) == 4
 
 
 async def _reaches(site: Site, metric: str, value: float) -> None:
     async with asyncio.timeout(60):
-        while await _metric(site, metric) < value:  # noqa: ASYNC110 - asked over HTTP, there is no event
+        while await _metric(site, metric) < value:  # noqa: ASYNC110 - polled over HTTP
             await asyncio.sleep(0.05)
 
 
@@ -175,7 +175,7 @@ async def _metric(site: Site, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-async def test_a_name_is_one_worker_s(site: Site) -> None:
+async def test_second_worker_with_the_same_name_is_refused(site: Site) -> None:
     await site.join()
     async with scripted_worker.joined(
         site.running.url, TOKEN, scripted_worker.hello("w", instance="other")
@@ -185,14 +185,14 @@ async def test_a_name_is_one_worker_s(site: Site) -> None:
     assert goodbye.retry
 
 
-async def test_no_more_workers_than_allowed(new_site: NewSite) -> None:
+async def test_worker_above_max_workers_is_refused(new_site: NewSite) -> None:
     site = await new_site(max_workers=1)
     await site.join("a")
     async with scripted_worker.joined(site.running.url, TOKEN, scripted_worker.hello("b")) as second:
         assert "MAX_WORKERS" in (await second.hear(session.Goodbye)).reason
 
 
-async def test_a_cordoned_worker_gets_nothing_until_it_is_uncordoned(site: Site) -> None:
+async def test_cordoned_worker_gets_no_task_until_uncordoned(site: Site) -> None:
     worker = await site.join()
     assert (await site.call("POST", "/workers/w/cordon"))[1]["status"] == "cordoned"
     name = await site.submit()
@@ -203,11 +203,11 @@ async def test_a_cordoned_worker_gets_nothing_until_it_is_uncordoned(site: Site)
     assert (await site.call("POST", "/workers/nobody/cordon"))[0] == 404
 
 
-async def test_devices_cordoned_at_the_same_time_all_are(site: Site) -> None:
+async def test_concurrent_device_cordons_all_apply(site: Site) -> None:
     await site.join(devices=tuple(scripted_worker.device(index) for index in range(8)))
 
-    async def all_at_once(word: str) -> list[bool]:
-        paths = [f"/workers/w/devices/{index}/{word}" for index in range(8)]
+    async def all_at_once(action: str) -> list[bool]:
+        paths = [f"/workers/w/devices/{index}/{action}" for index in range(8)]
         answers = await asyncio.gather(*(site.call("POST", path) for path in paths))
         assert [status for status, _ in answers] == [200] * 8
         _, shown = await site.call("GET", "/workers/w")
@@ -217,7 +217,7 @@ async def test_devices_cordoned_at_the_same_time_all_are(site: Site) -> None:
     assert await all_at_once("uncordon") == [False] * 8
 
 
-async def test_a_removed_worker_s_tasks_run_elsewhere_at_once(site: Site) -> None:
+async def test_tasks_of_a_removed_worker_run_elsewhere_at_once(site: Site) -> None:
     worker = await site.join("a", max_concurrent=1)
     name = await site.submit(resources={"gpus": 0})
     await worker.take()
@@ -228,7 +228,7 @@ async def test_a_removed_worker_s_tasks_run_elsewhere_at_once(site: Site) -> Non
     assert (await other.take()).task == name
 
 
-async def test_a_worker_that_joins_anew_while_it_is_removed_stays(
+async def test_worker_that_rejoins_during_its_removal_stays(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.join()
@@ -241,7 +241,7 @@ async def test_a_worker_that_joins_anew_while_it_is_removed_stays(
 
     monkeypatch.setattr(workers, "leave", too_late)
     status, answer = await site.call("DELETE", "/workers/w?drain=false")
-    assert (status, "joined anew" in answer["error"]["message"]) == (409, True)
+    assert (status, "joined again" in answer["error"]["message"]) == (409, True)
     assert (await site.call("GET", "/workers/w"))[1]["status"] == "online"
     await again[0].say(session.Renew(1))
     await again[0].hear(session.Renewed)
@@ -257,7 +257,7 @@ async def test_drain_and_restart_reach_the_worker(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("key", "status"), [("", 401), ("x" * 64, 401), (TOKEN, 403)])
-async def test_the_api_is_for_keys_only(site: Site, key: str, status: int) -> None:
+async def test_api_needs_a_key_except_for_health_and_metrics(site: Site, key: str, status: int) -> None:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
         for method, path in (("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/openapi.json")):
@@ -269,7 +269,7 @@ async def test_the_api_is_for_keys_only(site: Site, key: str, status: int) -> No
                 assert answer.status == 200
 
 
-async def test_a_worker_behind_an_old_proxy_can_poll(new_site: NewSite) -> None:
+async def test_worker_can_poll_without_a_websocket(new_site: NewSite) -> None:
     site = await new_site(worker_lease=6)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
@@ -287,9 +287,9 @@ async def test_a_worker_behind_an_old_proxy_can_poll(new_site: NewSite) -> None:
         name = await site.submit()
         (assign,) = await poll(joined["epoch"])
         assert isinstance(assign, session.Assign)
-        heard = await poll(joined["epoch"], session.Done(name, assign.attempt), session.Renew(1))
-        heard += await poll(joined["epoch"]) if len(heard) < 2 else []
-        assert {type(each) for each in heard} == {session.Ack, session.Renewed}
+        received = await poll(joined["epoch"], session.Done(name, assign.attempt), session.Renew(1))
+        received += await poll(joined["epoch"]) if len(received) < 2 else []
+        assert {type(each) for each in received} == {session.Ack, session.Renewed}
         assert (await site.wait(name))["status"] == "completed"
         async with http.post(
             "/workers", data=session.frame(scripted_worker.hello("w", instance="x"))[1:-1]
@@ -302,7 +302,7 @@ async def test_a_worker_behind_an_old_proxy_can_poll(new_site: NewSite) -> None:
     await _until_missed(site, "w")
 
 
-async def test_a_stranger_cannot_join(site: Site) -> None:
+async def test_worker_with_a_wrong_token_cannot_join(site: Site) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
         async with scripted_worker.joined(site.running.url, "guess", scripted_worker.hello("w")):
             pass
@@ -311,7 +311,7 @@ async def test_a_stranger_cannot_join(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"),
+    ("devices", "text"),
     [
         pytest.param(
             (scripted_worker.device(0), scripted_worker.device(0)),
@@ -322,25 +322,25 @@ async def test_a_stranger_cannot_join(site: Site) -> None:
         pytest.param(
             (scripted_worker.device(0, gib=10**400),),
             "Expected `int` <= 2147483648",
-            id="a number past all numbers",
+            id="a huge number",
         ),
     ],
 )
-async def test_a_worker_that_cannot_be_counted_is_told_why_and_harms_nobody(
-    site: Site, devices: tuple[session.Device, ...], said: str
+async def test_worker_with_invalid_devices_is_refused_with_the_reason(
+    site: Site, devices: tuple[session.Device, ...], text: str
 ) -> None:
     async with scripted_worker.joined(
         site.running.url, TOKEN, scripted_worker.hello("odd", devices=devices)
     ) as odd:
         goodbye = await odd.hear(session.Goodbye)
-    assert said in goodbye.reason
+    assert text in goodbye.reason
     assert not goodbye.retry
     good = await site.join()
     name = await site.submit()
     assert (await good.take()).task == name
 
 
-async def test_a_worker_that_speaks_nonsense_is_told_and_left(site: Site) -> None:
+async def test_worker_that_sends_an_unknown_message_is_disconnected(site: Site) -> None:
     worker = await site.join()
     await worker.socket.send_bytes(b'[{"type": "Sing"}]')
     assert "not understood" in (await worker.hear(session.Goodbye)).reason
@@ -348,7 +348,7 @@ async def test_a_worker_that_speaks_nonsense_is_told_and_left(site: Site) -> Non
 
 
 async def _until_missed(site: Site, worker: str) -> None:
-    """Suspect, or already taken off where its short lease was over before the connection was."""
+    """Wait until the worker is suspect, or already offline because its short lease expired first."""
     async with asyncio.timeout(30):
         while (await site.call("GET", f"/workers/{worker}"))[1]["status"] not in ("suspect", "offline"):
             pass
@@ -368,8 +368,8 @@ async def _renew(worker: scripted_worker.Hand) -> None:
         await asyncio.sleep(0.3)
 
 
-async def test_who_gave_up_polling_takes_nothing_with_him(site: Site) -> None:
-    """What is meant for the worker waits for its next word, whatever became of the last one."""
+async def test_abandoned_heartbeat_loses_no_message(site: Site) -> None:
+    """Messages for the worker wait for its next heartbeat if the last one was abandoned."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
         async with http.post("/workers", data=session.frame(scripted_worker.hello("w"))[1:-1]) as answer:
@@ -380,26 +380,27 @@ async def test_who_gave_up_polling_takes_nothing_with_him(site: Site) -> None:
                 await http.post(path, data=b"[]")
         name = await site.submit()
         async with asyncio.timeout(5), http.post(path, data=b"[]") as answer:
-            said = session.read_by_worker(await answer.read())
-        assert [(each.task, each.attempt) for each in said if isinstance(each, session.Assign)] == [(name, 1)]
+            received = session.read_by_worker(await answer.read())
+        assigned = [each for each in received if isinstance(each, session.Assign)]
+        assert [(each.task, each.attempt) for each in assigned] == [(name, 1)]
 
 
-async def test_what_was_in_an_answer_that_got_lost_is_said_to_who_joins_again(site: Site) -> None:
+async def test_worker_that_rejoins_gets_the_lost_assignment_again(site: Site) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(site.running.url, headers=headers) as http:
 
-        async def told(epoch: int) -> list[str]:
-            """What it is to run, as it is told after it joined."""
+        async def assigned_after_joining(epoch: int) -> list[str]:
+            """Register the worker and return the tasks that its heartbeats then assign."""
             hello = scripted_worker.hello("w", resume_epoch=epoch)
             async with http.post("/workers", data=session.frame(hello)[1:-1]) as answer:
                 assert (await answer.json())["epoch"] == 1
             async with asyncio.timeout(30):
                 while True:
                     async with http.post("/workers/w/heartbeat?epoch=1&timeout=5", data=b"[]") as answer:
-                        said = session.read_by_worker(await answer.read())
-                    if given := [each.task for each in said if isinstance(each, session.Assign)]:
+                        received = session.read_by_worker(await answer.read())
+                    if given := [each.task for each in received if isinstance(each, session.Assign)]:
                         return given
 
         name = await site.submit()
-        assert await told(0) == [name]
-        assert await told(1) == [name]
+        assert await assigned_after_joining(0) == [name]
+        assert await assigned_after_joining(1) == [name]

@@ -1,1 +1,3 @@
-"""How we reach an API server and prove who we are: kubeconfig, credentials, TLS."""
+"""How we reach an API server and authenticate: `config` loads it all from `kubeconfig` files or from the pod,
+`credentials` gives tokens and client certificates, `tls` makes the TLS context.
+"""

@@ -1,7 +1,7 @@
-"""Where the API server is and how to be let in: from a kubeconfig, or from the pod we run in.
+"""Load the API server's address and our credentials from a kubeconfig, or from the pod we run in.
 
-`load()` looks where people expect: the path given, `KUBECONFIG`, the pod's own files, `~/.kube/config`.
-Each way it can be wrong is one line that says what was asked, what was found and what to do.
+`load()` looks at the given path, `KUBECONFIG`, the pod's own files and `~/.kube/config`, in this order.
+Each error is one line that says what was asked, what was found and what to do.
 """
 
 import os
@@ -21,7 +21,7 @@ POD_FILES = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All that a transport needs. `source` names the place in errors."""
+    """Everything that a transport needs. Errors name `source` as the place to fix."""
 
     server: str
     trust: Trust = field(default_factory=Trust)
@@ -33,7 +33,7 @@ class Config:
 
 
 def load(path: str | Path | None = None, context: str = "", *, env: Mapping[str, str] = os.environ) -> Config:
-    """The configuration of the cluster to speak to."""
+    """Return the configuration of the cluster to use."""
     if path:
         return from_kubeconfig([Path(path)], context)
     if listed := [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]:
@@ -50,7 +50,7 @@ def load(path: str | Path | None = None, context: str = "", *, env: Mapping[str,
 
 
 def in_cluster(env: Mapping[str, str] = os.environ, files: Path = POD_FILES) -> Config:
-    """The API server as seen from a pod, with the token of its ServiceAccount."""
+    """Return the API server as a pod reaches it, with the token of the pod's ServiceAccount."""
     host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError("not in a pod: KUBERNETES_SERVICE_HOST is not set; pass --kubeconfig instead")
@@ -77,7 +77,7 @@ def _namespace(files: Path) -> str:
 
 
 def from_kubeconfig(paths: list[Path], context: str = "") -> Config:
-    """One context of one or several kubeconfig files; earlier files win."""
+    """Return one context of one or several kubeconfig files; earlier files win."""
     chosen = kubeconfig.choose(kubeconfig.read(paths), context)
     cluster = chosen.cluster
     server = _server(cluster.server, chosen.source)
@@ -111,8 +111,8 @@ def _tls_name(name: str, source: str) -> str:
     return name
 
 
-def _proxy(asked: str, server: str, source: str) -> str:
-    proxy = asked or _proxy_of_environment(server)
+def _proxy(configured: str, server: str, source: str) -> str:
+    proxy = configured or _proxy_of_environment(server)
     if proxy and _parts(proxy) is None:
         raise ConfigError(
             f"the proxy {proxy!r} of {source} is not supported; use an http:// or https:// proxy"
@@ -121,7 +121,7 @@ def _proxy(asked: str, server: str, source: str) -> str:
 
 
 def _parts(url: str) -> SplitResult | None:
-    """A URL taken apart, or None where no connection could be made to it, nor a request be written for it."""
+    """Split a URL. Return None if we could not connect to it or write a request for it."""
     try:
         parts = urlsplit(url)
         port = parts.port

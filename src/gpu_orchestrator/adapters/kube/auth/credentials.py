@@ -1,6 +1,6 @@
-"""Who we are to the API server: a fixed identity, a token file read again as it rotates, or an exec plugin.
+"""How we authenticate to the API server: a fixed identity, a token file that rotates, or an exec plugin.
 
-The transport asks `current()` before each request; after a 401 it asks once more with `renew=True`.
+The transport calls `current()` before each request; after a 401 it calls once more with `renew=True`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ EXEC_GROUP = "client.authentication.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a request carries: a bearer token or a client certificate (PEM), or neither."""
+    """What a request authenticates with: a bearer token, a client certificate (PEM), or neither."""
 
     token: str = ""
     certificate_pem: bytes = b""
@@ -52,7 +52,7 @@ class Fixed:
 
 @dataclass(slots=True)
 class TokenFile:
-    """A token that someone else keeps fresh in a file, as the kubelet does for pods."""
+    """A token in a file that another process renews, as the kubelet does for pods."""
 
     path: Path
     base: Identity = field(default_factory=Identity)
@@ -69,9 +69,9 @@ class TokenFile:
             token = self.path.read_text().strip()
         except OSError as error:
             if self._token:
-                return self._token  # in the midst of a rotation: the old token lives on for a while
+                return self._token  # the file is being rotated: the old token stays valid for a while
             raise ConfigError(
-                f"cannot read the token file {self.path}: {error.strerror}; mount it or mend the path"
+                f"cannot read the token file {self.path}: {error.strerror}; mount it or fix the path"
             ) from error
         except UnicodeDecodeError as error:
             raise ConfigError(
@@ -123,7 +123,7 @@ class Exec:
     async def current(self, *, renew: bool = False) -> Identity:
         stale = self._status
         async with self._lock:
-            # Whoever waited for the lock takes what the one before has just fetched.
+            # A caller that waited for the lock uses what the previous holder has just fetched.
             if self._expired() or (renew and self._status is stale):
                 self._status = await self._fetch()
         status = self._status or ExecStatus()
@@ -143,17 +143,17 @@ class Exec:
             answer = msgspec.json.decode(out, type=ExecCredential)
         except msgspec.DecodeError as error:
             raise ConfigError(
-                f"{self._who} printed no ExecCredential: {error}; run it by hand to see what it prints"
+                f"{self._plugin} printed no ExecCredential: {error}; run it by hand to see its output"
             ) from error
         if answer.api_version != self.spec.api_version:
             raise ConfigError(
-                f"{self._who} answered in {answer.api_version or 'no apiVersion'}, the kubeconfig asks for "
-                f"{self.spec.api_version}; make the two agree"
+                f"{self._plugin} answered in {answer.api_version or 'no apiVersion'}, "
+                f"the kubeconfig asks for {self.spec.api_version}; make the two agree"
             )
         status = answer.status or ExecStatus()
         if not status.token and not (status.client_certificate_data and status.client_key_data):
             raise ConfigError(
-                f"{self._who} gave neither a token nor a client certificate; log in to it again"
+                f"{self._plugin} gave neither a token nor a client certificate; log in to it again"
             )
         return status
 
@@ -168,33 +168,33 @@ class Exec:
                 stderr=asyncio.subprocess.PIPE,
             )
         except OSError as error:
-            hint = self.spec.install_hint.strip() or "install it or mend `exec.command` in the kubeconfig"
-            raise ConfigError(f"cannot run {self._who}: {error.strerror}; {hint}") from error
+            hint = self.spec.install_hint.strip() or "install it or fix `exec.command` in the kubeconfig"
+            raise ConfigError(f"cannot run {self._plugin}: {error.strerror}; {hint}") from error
         try:
             async with asyncio.timeout(EXEC_LIMIT_S):
                 out, err = await process.communicate()
         except TimeoutError as error:
             raise ConfigError(
-                f"{self._who} gave no credentials within {EXEC_LIMIT_S:.0f} s; run it by hand"
+                f"{self._plugin} gave no credentials within {EXEC_LIMIT_S:.0f} s; run it by hand"
             ) from error
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         if process.returncode:
-            said = (err.decode(errors="replace").strip().splitlines() or ["nothing on stderr"])[-1]
+            last_line = (err.decode(errors="replace").strip().splitlines() or ["nothing on stderr"])[-1]
             raise ConfigError(
-                f"{self._who} failed with exit code {process.returncode}: {said}; run it by hand"
+                f"{self._plugin} failed with exit code {process.returncode}: {last_line}; run it by hand"
             )
         return out
 
     @property
-    def _who(self) -> str:
+    def _plugin(self) -> str:
         return f"the credential plugin '{self.spec.command}'"
 
     @property
     def _command(self) -> str:
-        # As kubectl does: a path is meant from the kubeconfig's own folder, a bare word from PATH.
+        # As kubectl does: a path is relative to the kubeconfig's folder, a bare word is looked up in PATH.
         return str(self.folder / self.spec.command) if "/" in self.spec.command else self.spec.command
 
     def _env(self) -> dict[str, str]:

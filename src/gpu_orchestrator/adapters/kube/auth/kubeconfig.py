@@ -1,7 +1,7 @@
-"""Kubeconfig files: reading, merging and choosing a context. `config.load` is the caller.
+"""Read and merge kubeconfig files, and choose a context. `config.load` calls this.
 
-As kubectl does it: several files are merged, the first that names a thing wins, and relative paths are meant
-from the folder of the file that holds them.
+The rules are kubectl's: several files are merged, the first file that names an entry wins, and a path is
+relative to the folder of its file.
 """
 
 import base64
@@ -38,7 +38,7 @@ class Cluster(Entry, frozen=True, rename="kebab"):
     proxy_url: str = ""
 
     def ca_pem(self, source: str) -> str:
-        """The authority to trust, or nothing for the system's own."""
+        """Return the CA to trust, or an empty string for the system's CAs."""
         pem = _data_or_file(
             self.certificate_authority_data, self.certificate_authority, "certificate-authority", source
         )
@@ -69,10 +69,10 @@ class User(Entry, frozen=True, rename="kebab"):
             )
         if self.exec is not None:
             return Exec(self.exec, Path(self.folder), _cluster_info(cluster))
-        shown = self._certificate(source)
+        identity = self._certificate(source)
         if self.token_file:
-            return TokenFile(Path(self.token_file), shown)
-        return Fixed(replace(shown, token=self.token))
+            return TokenFile(Path(self.token_file), identity)
+        return Fixed(replace(identity, token=self.token))
 
     def _certificate(self, source: str) -> Identity:
         certificate = _data_or_file(
@@ -138,11 +138,11 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 def read(paths: Sequence[Path]) -> Kubeconfig:
-    """The merged files. One file alone must exist; of several, those that do not exist are left out."""
+    """Read and merge the files. A single file must exist; of several, missing ones are skipped."""
     present = [path for path in paths if len(paths) == 1 or path.exists()]
     names = ", ".join(map(str, paths))
     if not present:
-        raise ConfigError(f"none of the kubeconfig files exists: {names}; mend KUBECONFIG")
+        raise ConfigError(f"none of the kubeconfig files exists: {names}; fix KUBECONFIG")
     parts = [_read_one(path) for path in present]
     return Kubeconfig(
         current_context=next((part.current_context for part in parts if part.current_context), ""),
@@ -160,9 +160,13 @@ def _read_one(path: Path) -> Kubeconfig:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
-        raise ConfigError(f"the kubeconfig {path} is not YAML{line}; mend it or write it anew") from error
+        raise ConfigError(
+            f"the kubeconfig {path} is not valid YAML{line}; fix it or create it again"
+        ) from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the kubeconfig {path} is not one: {error}; mend it or write it anew") from error
+        raise ConfigError(
+            f"the kubeconfig {path} is not a valid one: {error}; fix it or create it again"
+        ) from error
 
 
 def read_text(path: Path, what: str) -> str:
@@ -183,7 +187,7 @@ _PATHS = {
 
 
 def _absolute(tree: Any, folder: Path) -> Any:
-    """The tree with its paths made absolute, before it is merged with files of other folders."""
+    """Make the paths in the tree absolute, before it is merged with files of other folders."""
     if not isinstance(tree, dict):
         return tree or {}
     for section, (inner, fields) in _PATHS.items():
@@ -197,7 +201,7 @@ def _absolute(tree: Any, folder: Path) -> Any:
 
 
 def choose(merged: Kubeconfig, context: str = "") -> Chosen:
-    """The context asked for, or the current one."""
+    """Return the given context or, without one, the current context."""
     name = context or merged.current_context
     contexts = {item.name: item.context for item in reversed(merged.contexts or ())}
     if not name:
@@ -225,7 +229,7 @@ T = TypeVar("T")
 
 def _named(entries: Mapping[str, T], name: str, what: str, files: str) -> T:
     if name not in entries:
-        raise ConfigError(f"{files} does not define {name!r}, the {what}{_known(entries)}; mend the context")
+        raise ConfigError(f"{files} does not define {name!r}, the {what}{_known(entries)}; fix the context")
     return entries[name]
 
 
@@ -243,6 +247,6 @@ def _data_or_file(data: str, path: str, what: str, source: str) -> bytes:
 
 
 def _cluster_info(cluster: Cluster) -> dict[str, Any]:
-    """What an exec plugin may be told of the cluster."""
+    """Return the cluster section for an exec plugin with provideClusterInfo."""
     fields = msgspec.to_builtins(cluster)
     return {name: value for name, value in fields.items() if value}

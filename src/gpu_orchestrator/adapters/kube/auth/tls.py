@@ -1,4 +1,4 @@
-"""TLS towards the API server: which certificates are trusted, which one we show, and when ours ends."""
+"""TLS to the API server: which CAs we trust, which client certificate we send, and when it expires."""
 
 import base64
 import ssl
@@ -12,7 +12,7 @@ from gpu_orchestrator.adapters.kube.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """How the server proves who it is. Without `ca_pem` the system's own authorities are trusted."""
+    """How we verify the server. Without `ca_pem` we trust the system's CAs."""
 
     ca_pem: str = ""
     skip_verify: bool = False
@@ -21,18 +21,18 @@ class Trust:
 
 
 def context(trust: Trust, certificate_pem: bytes = b"", key_pem: bytes = b"") -> ssl.SSLContext:
-    made = _own_authorities(trust) if trust.ca_pem else ssl.create_default_context()
-    # Authorities made by older tools lack extensions that strict mode (default from Python 3.13) demands.
+    made = _context_for_ca(trust) if trust.ca_pem else ssl.create_default_context()
+    # CAs made by older tools lack extensions that strict mode (default from Python 3.13) requires.
     made.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if trust.skip_verify:
         made.check_hostname = False
         made.verify_mode = ssl.CERT_NONE
     if certificate_pem:
-        _show(made, trust, certificate_pem, key_pem)
+        _load_client_certificate(made, trust, certificate_pem, key_pem)
     return made
 
 
-def _own_authorities(trust: Trust) -> ssl.SSLContext:
+def _context_for_ca(trust: Trust) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cadata=trust.ca_pem)
     except ssl.SSLError as error:
@@ -42,7 +42,9 @@ def _own_authorities(trust: Trust) -> ssl.SSLContext:
         ) from error
 
 
-def _show(made: ssl.SSLContext, trust: Trust, certificate_pem: bytes, key_pem: bytes) -> None:
+def _load_client_certificate(
+    made: ssl.SSLContext, trust: Trust, certificate_pem: bytes, key_pem: bytes
+) -> None:
     # The ssl module reads client certificates from files only.
     with tempfile.TemporaryDirectory(prefix="gpu-orchestrator-") as folder:
         pair = Path(folder) / "pair.pem"
@@ -59,7 +61,7 @@ def _show(made: ssl.SSLContext, trust: Trust, certificate_pem: bytes, key_pem: b
 
 
 def ends_at(certificate_pem: bytes) -> datetime | None:
-    """When a certificate expires, or None where that cannot be read."""
+    """Return when a certificate expires, or None if it cannot be parsed."""
     try:
         body = certificate_pem.split(b"-----BEGIN CERTIFICATE-----")[1].split(b"-----END")[0]
         return _not_after(base64.b64decode(body))
@@ -72,7 +74,7 @@ def _not_after(der: bytes) -> datetime:
     tbs = _children(_children(der)[0][1])[0][1]
     fields = [value for tag, value in _children(tbs) if tag != 0xA0]
     tag, value = _children(fields[3])[1]
-    # Years of two digits are of this century until 2049 (RFC 5280).
+    # Two-digit years up to 49 are 20xx (RFC 5280).
     form = "%y%m%d%H%M%SZ" if tag == 0x17 else "%Y%m%d%H%M%SZ"
     return datetime.strptime(value.decode(), form).replace(tzinfo=UTC)
 

@@ -1,1 +1,3 @@
-"""Watched objects: a live copy of each kind, kept by a watch, with our own writes on top."""
+"""Live copies of API objects: `watch` keeps one kind current in a `store`, and `overlay` adds our own writes.
+`frames` splits the stream, `interning` saves memory, `versions` compares resourceVersions.
+"""

@@ -1,4 +1,4 @@
-"""The lines of a watch stream: cuts chunks of bytes into events, without looking into their objects."""
+"""Split a watch stream into events, one JSON line each. `Watch` feeds it chunks and decodes the objects."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ MAX_FRAME_BYTES = 16 << 20
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One event; its object is decoded only when its type is known, as bookmarks and errors differ."""
+    """One event. `Watch` decodes the object by the event's type, because bookmarks and errors differ."""
 
     type: str
     object: msgspec.Raw
@@ -19,11 +19,11 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 class Frames:
     def __init__(self) -> None:
-        self._rest = b""
+        self._partial = b""
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > MAX_FRAME_BYTES:
+        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        if len(self._partial) > MAX_FRAME_BYTES:
             raise BadAnswer(f"an event of the watch is larger than {MAX_FRAME_BYTES >> 20} MiB")
         decode = codec.decoder(Frame).decode
         for line in lines:
@@ -34,6 +34,6 @@ class Frames:
                     raise BadAnswer(f"an event of the watch is not JSON: {error}") from error
 
     def close(self) -> None:
-        """The stream ended; raises LostAnswer if that was in the midst of an event."""
-        if self._rest:
-            raise LostAnswer("the watch ended in the midst of an event")
+        """End the stream. Raise LostAnswer if it ended in the middle of an event."""
+        if self._partial:
+            raise LostAnswer("the watch stream ended in the middle of an event")

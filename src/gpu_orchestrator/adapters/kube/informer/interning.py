@@ -1,7 +1,7 @@
-"""Equal strings of different objects become one string: a third of the memory of a store of pods.
+"""Let equal strings of different objects share one string: a store of pods needs a third of the memory.
 
-A decoder makes a new string for each `"Running"` and `"node.kubernetes.io/not-ready"` it meets. `Watch`
-passes each object through `share` before it keeps it. Name, UID and version, which differ anyway, stay out.
+The decoder makes a new string for each `"Running"` and `"node.kubernetes.io/not-ready"`. `Watch` calls
+`intern_strings` on each object before it stores it. Name, UID and version are left out: they differ anyway.
 """
 
 from functools import cache
@@ -19,14 +19,14 @@ UNIQUE = frozenset({"name", "uid", "resource_version"})
 _known: dict[str, str] = {}
 
 
-def share(obj: Object) -> None:
-    """Replace the strings inside by equal ones already known. The object keeps its value."""
+def intern_strings(obj: Object) -> None:
+    """Replace the strings inside by equal strings of earlier objects. The object keeps its value."""
     if len(_known) > MOST:
-        _known.clear()  # bounded; what matters comes back at once
-    _share_struct(obj)
+        _known.clear()  # keep it bounded; common strings come back at once
+    _intern_struct(obj)
 
 
-def _share_struct(obj: Any) -> None:
+def _intern_struct(obj: Any) -> None:
     for name, default in _fields(obj.__class__):
         value = getattr(obj, name)
         if value is default or not value:
@@ -39,14 +39,14 @@ def _share_struct(obj: Any) -> None:
         elif kind is list:
             for item in value:
                 if isinstance(item, msgspec.Struct):
-                    _share_struct(item)
+                    _intern_struct(item)
         elif kind is dict:
-            _share_values(value)
+            _intern_values(value)
         elif isinstance(value, msgspec.Struct):
-            _share_struct(value)
+            _intern_struct(value)
 
 
-def _share_values(values: dict[str, Any]) -> None:
+def _intern_values(values: dict[str, Any]) -> None:
     for name, value in values.items():
         if type(value) is str and len(value) <= LONGEST:
             values[name] = _known.setdefault(value, value)
@@ -54,7 +54,7 @@ def _share_values(values: dict[str, Any]) -> None:
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Fields worth a look, with their defaults: what was left at its default is shared already."""
+    """Return the fields to intern, with their defaults: a field at its default is shared already."""
     skipped = UNIQUE if kind is ObjectMeta else ()
     found = msgspec.structs.fields(kind)
     return tuple((field.name, field.default) for field in found if field.name not in skipped)

@@ -1,7 +1,7 @@
-"""Our own writes, laid over the live copy of a watch until the watch has caught up.
+"""Our own writes on top of the live copy of a watch, until the watch has caught up.
 
-A watch lags behind: a caller that decides by it alone may decide again what it has just decided. So keep the
-server's answer to each write; readers get it as long as the watch has not reached its version.
+A watch lags behind: a caller that reads only the watch may repeat a write that it has just made. So callers
+`keep` the server's answer to each write, and readers get it until the watch has reached its version.
 """
 
 from typing import Generic, Protocol, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T", bound=Object)
 
 
 class Watched(Protocol[T]):
-    """A live copy and the version that it shows, as `Watch` keeps them."""
+    """The part of `Watch` that an overlay reads: the live copy and its resourceVersion."""
 
     @property
     def store(self) -> Store[T]: ...
@@ -29,34 +29,34 @@ class Overlay(Generic[T]):
         self._kept: dict[str, T] = {}
 
     def keep(self, written: T) -> None:
-        """Remember the server's answer to our write, unless the watch is past it already."""
+        """Store the server's answer to our write, unless the watch has passed it already."""
         if self._is_ahead(written):
             self._kept[key(written)] = written
 
     def forget(self, name: str) -> None:
-        """Drop our write, as before we delete the object."""
+        """Drop our write, for instance before we delete the object."""
         self._kept.pop(name, None)
 
     def get(self, name: str) -> T | None:
-        """Return the newest state that we know of this key, ours or the watch's."""
+        """Return the newest state of this key: our write or the watch's."""
         return self._over(name, self._watch.store.get(name))
 
     def by(self, index: str, value: str, names: list[str]) -> list[T]:
-        """Return what the watch has under this index, and our writes under these names."""
+        """Return the objects that the watch has under this index value, and our writes under these names."""
         found = {key(each): each for each in self._watch.store.by(index, value)}
         seen = {name: self._over(name, found.get(name)) for name in (*found, *names)}
         return [each for each in seen.values() if each is not None]
 
     def newest(self, obj: T) -> T:
-        """Return our write to this very object if it is newer, else the object itself."""
+        """Return our write to this object (same uid) if it is newer, else the object itself."""
         kept = self._kept.get(key(obj))
         if kept is None or kept.metadata.uid != obj.metadata.uid or not is_newer_object(kept, obj):
             return obj
         return kept
 
-    def see(self, old: T | None, new: T | None) -> None:
-        """Drop writes that the watch has caught up with. A handler for `Watch.on_change`; needed where nobody
-        looks up an object again after its end."""
+    def observe(self, old: T | None, new: T | None) -> None:
+        """Drop our write if the watch has caught up with it. Register this with `Watch.on_change` if an
+        object may never be read again after its deletion, or our write would stay."""
         shown = new or old
         kept = self._kept.get(key(shown)) if shown else None
         if shown is None or kept is None:

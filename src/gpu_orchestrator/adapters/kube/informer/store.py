@@ -1,7 +1,7 @@
-"""The objects a watch knows, found by key and by index. `Watch` writes it, everybody else reads it.
+"""The objects of a watch, by key and by index. Only `Watch` writes to it; handlers and controllers read it.
 
-Each write answers with the changes it made, as (old, new) pairs: None for old means new here, None for new
-means gone. An object deleted and made again under the same name is two changes, never one.
+Each write returns its changes as (old, new) pairs: old is None for an added object, new is None for a deleted
+one. An object that was deleted and created again under the same name is two changes, never one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,11 +23,11 @@ class Store(Generic[T]):
         self._found: dict[str, dict[str, dict[str, None]]] = {name: {} for name in self._indices}
 
     def get(self, name: str) -> T | None:
-        """The object with this key: `namespace/name`, or `name` for what has no namespace."""
+        """Return the object with this key: `namespace/name`, or `name` for a cluster-scoped kind."""
         return self._objects.get(name)
 
     def by(self, index: str, value: str) -> list[T]:
-        """The objects for which the named index gave this value, in the order they came."""
+        """Return the objects for which the named index gives this value, in the order they arrived."""
         return [self._objects[name] for name in self._found[index].get(value, ())]
 
     def __len__(self) -> int:
@@ -48,12 +48,12 @@ class Store(Generic[T]):
         if old.metadata.uid != new.metadata.uid:
             return [*self.drop(name), *self.put(new)]
         if not is_newer_object(new, old):
-            return []  # a repeated or late event must not bring an old state back
+            return []  # a repeated or late event must not restore an old state
         self._set(name, old, new)
         return [(old, new)]
 
     def drop(self, name: str, uid: str = "") -> list[Change[T]]:
-        """Forget an object; with `uid`, only if it is still that one."""
+        """Remove an object; with `uid`, only if it still has that uid."""
         old = self._objects.get(name)
         if old is None or (uid and old.metadata.uid != uid):
             return []
@@ -62,7 +62,8 @@ class Store(Generic[T]):
         return [(old, None)]
 
     def replace(self, current: Mapping[str, T]) -> list[Change[T]]:
-        """All that there is now. What is not in it was deleted while nobody looked; that comes first."""
+        """Replace the content with a complete list. Missing objects were deleted while the watch was
+        down; their changes come first."""
         changes: list[Change[T]] = []
         for name in [name for name in self._objects if name not in current]:
             changes += self.drop(name)
@@ -71,7 +72,7 @@ class Store(Generic[T]):
         return changes
 
     def _overwrite(self, new: T) -> list[Change[T]]:
-        """A list is the truth also where its version is lower, as after a restore of the server's store."""
+        """Store a listed object even if its version is lower, as after the server's etcd was restored."""
         old = self._objects.get(key(new))
         if old is None or old.metadata.uid != new.metadata.uid:
             return self.put(new)

@@ -4,7 +4,7 @@ from gpu_orchestrator.api.wire import Object
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Whether `version` is later than `than`; of two that are not numbers, any other one counts as later."""
+    """Return True if `version` is later than `than`. Without numbers, any different one is later."""
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return version != than

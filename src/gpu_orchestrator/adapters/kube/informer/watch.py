@@ -1,4 +1,4 @@
-"""A live copy of one kind of object: lists, watches, resumes, and lists again when it must.
+"""Keep a live copy of one kind of object: list, watch, resume, and list again when the version is lost.
 
     pods = Watch(client, PODS, fields="spec.schedulerName=gpu-scheduler", indices={"node": node_of})
     pods.on_change(handler)                    # handler(old, new), called after the copy has changed
@@ -8,13 +8,12 @@
 
         ┌──────────── 410, ERROR event, or three refusals in a row ─────────────┐
         ▼                                                                       │
-    LISTING ── all seen: store.replace tells also what was deleted ──► WATCHING ┘
+    LISTING ── complete: store.replace also reports deletions ───────► WATCHING ┘
                                                                         ▲     │
                                          resume at the last version ────┴─────┘ end, cut or silence
 
-A silent connection is found because every stream has an end that the server owes us: it is asked to end the
-stream after `turn_s`, and one that does not is dropped `grace_s` later. Bookmarks before the end keep the
-version to resume at fresh.
+To detect a dead connection, we ask the server to end every stream after `turn_s`, and drop a stream that has
+not ended `grace_s` later. The server sends bookmarks before the end, so the version to resume at is recent.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ import structlog
 from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.frames import Frame, Frames
-from gpu_orchestrator.adapters.kube.informer.interning import share
+from gpu_orchestrator.adapters.kube.informer.interning import intern_strings
 from gpu_orchestrator.adapters.kube.informer.store import Change, Index, Store
 from gpu_orchestrator.adapters.kube.retry import Backoff
 from gpu_orchestrator.adapters.kube.transport import codec
@@ -42,7 +41,7 @@ Handler = Callable[[T | None, T | None], None]
 
 TURN_S = (30.0, 45.0)
 GRACE_S = 10.0
-# While the initial events come, silence of this length means that their end is never told (old servers).
+# If the initial events pause this long, their end will never come: an old server ignored sendInitialEvents.
 INITIAL_SILENCE_S = 15.0
 INITIAL_LIMIT_S = 600
 REFUSALS = 3
@@ -53,7 +52,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far, for metrics and tests."""
+    """Counters since the start, for metrics and tests."""
 
     lists: int = 0
     streams: int = 0
@@ -82,22 +81,22 @@ class Watch(Generic[T]):
         self._client, self._resource, self._namespace = client, resource, namespace
         self._selectors = {"labelSelector": labels, "fieldSelector": fields}
         self._turn_s, self._grace_s = turn_s, grace_s
-        self._asked = errors.Asked("watch", resource.plural, resource.group, "", namespace)
+        self._operation = errors.Operation("watch", resource.plural, resource.group, "", namespace)
         self._handlers: list[Handler[T]] = []
         self._synced = asyncio.Event()
         self._streams_lists = True
         self._version = ""
-        self._heard = False
+        self._got_event = False
         self._gathering: dict[str, T] | None = None
 
     def on_change(self, handler: Handler[T]) -> None:
-        """Call `handler(old, new)` for what is known already and for each change from now on."""
+        """Call `handler(old, new)` for each object in the store and for each change from now on."""
         self._handlers.append(handler)
         for obj in list(self.store):
             self._call(handler, None, obj)
 
     async def synced(self) -> None:
-        """Wait until the copy has been complete once."""
+        """Wait until the first list is complete."""
         await self._synced.wait()
 
     @property
@@ -106,28 +105,28 @@ class Watch(Generic[T]):
 
     @property
     def resource_version(self) -> str:
-        """The version of the collection that the copy shows."""
+        """The resourceVersion of the collection that the store shows."""
         return self._version
 
     async def run(self) -> None:
-        """Keep the copy live until cancelled."""
+        """Keep the store current until cancelled."""
         backoff, failed, refused = Backoff(base_s=0.2, cap_s=8.0), 0, 0
         loop = asyncio.get_running_loop()
         while True:
-            began, self._heard, at_least_s = loop.time(), False, 0.0
+            began, self._got_event, at_least_s = loop.time(), False, 0.0
             try:
                 await self._turn()
                 self.last_error = None
-                self._heard |= loop.time() - began > SHORT_S  # a quiet turn that ended as agreed
+                self._got_event |= loop.time() - began > SHORT_S  # a stream without events that ended on time
             except errors.Gone as error:
                 self._list_again(error)
             except errors.KubeError as error:
                 at_least_s = getattr(error, "delay_s", 0.0)
                 refused += isinstance(error, errors.ApiError)
-                self._note(error)
-            # A stream that ends at once and told nothing, as from a server that shuts down, is a failure too:
+                self._log_error(error)
+            # A stream that ends at once without an event, as from a server that shuts down, is a failure too:
             # neither that nor a 410 to every try may become a storm of requests.
-            failed, refused = (0, 0) if self._heard else (failed + 1, refused)
+            failed, refused = (0, 0) if self._got_event else (failed + 1, refused)
             if refused >= REFUSALS:
                 refused = 0
                 self._list_again(self.last_error)
@@ -149,18 +148,18 @@ class Watch(Generic[T]):
             self._namespace,
             labels=self._selectors["labelSelector"],
             fields=self._selectors["fieldSelector"],
-            on_bad=self._keep_bad,
+            on_bad=self._handle_bad,
         )
         async for page in pages:
             version = page.metadata.resource_version
             for obj in page.items or ():
-                share(obj)
+                intern_strings(obj)
                 self._gathering[key(obj)] = obj
         self._complete(version)
-        self._heard = True
+        self._got_event = True
 
     async def _streamed_list(self) -> None:
-        """The list as a watch: first all that is there, then a marked bookmark, then changes as ever."""
+        """Get the list through a watch: first all existing objects, then a marked bookmark, then changes."""
         self._gathering = {}
         query = {
             "sendInitialEvents": "true",
@@ -174,7 +173,7 @@ class Watch(Generic[T]):
             log.info("server does not stream lists", resource=self._resource.plural, error=str(error))
         except TimeoutError:
             if self._version:
-                return  # our own end of a stream that has become an ordinary watch
+                return  # the list was complete, and we ended the ordinary watch that it became
             self._streams_lists = False
             log.warning("streamed list fell silent, listing by pages", resource=self._resource.plural)
 
@@ -196,7 +195,7 @@ class Watch(Generic[T]):
         async with (
             asyncio.timeout(limit_s) as limit,
             self._client.stream(
-                self._asked,
+                self._operation,
                 request,
                 timeout_s=INITIAL_LIMIT_S + GRACE_S,
                 renew=isinstance(self.last_error, errors.Unauthorized),
@@ -205,46 +204,46 @@ class Watch(Generic[T]):
             async for chunk in stream.chunks:
                 initial = self._gathering is not None
                 for frame in frames.feed(chunk):
-                    self._take(frame)
-                    self._heard = True
+                    self._handle(frame)
+                    self._got_event = True
                 if initial:
                     left_s = INITIAL_SILENCE_S if self._gathering is not None else self._turn_s[1]
                     limit.reschedule(loop.time() + left_s)
-                await asyncio.sleep(0)  # a busy stream must let the others run
+                await asyncio.sleep(0)  # let other tasks run, even when the stream is busy
         frames.close()
 
-    def _take(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         if frame.type == "ERROR":
-            self._version = ""  # whatever it says, what follows our version cannot be had: list again
-            raise errors.from_event(self._asked, frame.object)
+            self._version = ""  # for any error we cannot resume at our version: list again
+            raise errors.from_event(self._operation, frame.object)
         if frame.type == "BOOKMARK":
-            self._take_bookmark(codec.metadata(frame.object))
+            self._handle_bookmark(codec.metadata(frame.object))
             return
         self.counts.events += 1
         if frame.type == "DELETED":
-            self._take_deletion(codec.metadata(frame.object))
+            self._handle_deletion(codec.metadata(frame.object))
             return
         try:
             obj = codec.decode(self._resource, frame.object)
         except errors.BadAnswer as error:
-            self._keep_bad(error, frame.object)
+            self._handle_bad(error, frame.object)
             return
-        share(obj)
+        intern_strings(obj)
         if self._gathering is not None:
             self._gathering[key(obj)] = obj
             return
         self._version = obj.metadata.resource_version
-        self._tell(self.store.put(obj))
+        self._notify(self.store.put(obj))
 
-    def _take_deletion(self, gone: codec.MetadataOnly) -> None:
-        """Who it was is all that counts: what does not fit its type can be deleted as well."""
+    def _handle_deletion(self, gone: codec.MetadataOnly) -> None:
+        """Remove the object. Only its metadata is read, so it need not fit its type."""
         if self._gathering is not None:
             self._gathering.pop(key(gone), None)
             return
         self._version = gone.metadata.resource_version
-        self._tell(self.store.drop(key(gone), gone.metadata.uid))
+        self._notify(self.store.drop(key(gone), gone.metadata.uid))
 
-    def _take_bookmark(self, mark: codec.MetadataOnly) -> None:
+    def _handle_bookmark(self, mark: codec.MetadataOnly) -> None:
         version = mark.metadata.resource_version
         if self._gathering is None:
             self._version = version
@@ -252,22 +251,22 @@ class Watch(Generic[T]):
             self._complete(version)
 
     def _complete(self, version: str) -> None:
-        """The list is whole: take it over, and tell what changed since the copy was last live."""
+        """Put the complete list into the store, and report what changed since the last list or event."""
         gathered, self._gathering = self._gathering or {}, None
         self._version = version
         self.counts.lists += 1
         changes = self.store.replace(gathered)
         self._synced.set()
-        self._tell(changes)
+        self._notify(changes)
 
     def _list_again(self, error: errors.KubeError | None) -> None:
         log.info("listing again", resource=self._resource.plural, error=str(error))
         self._version, self._gathering = "", None
 
-    def _keep_bad(self, error: errors.BadAnswer, raw: msgspec.Raw) -> None:
-        """An object that does not fit its type stays as it was known: better old than forgotten.
+    def _handle_bad(self, error: errors.BadAnswer, raw: msgspec.Raw) -> None:
+        """Keep the last good state of an object that does not fit its type: old is better than missing.
 
-        Unless it is another one of the same name: then the one that was known is gone.
+        If its uid differs, the object that we stored has been deleted, so drop that one.
         """
         self.counts.bad_objects += 1
         bad = codec.metadata(raw)
@@ -278,18 +277,18 @@ class Watch(Generic[T]):
         is_same = known is not None and known.metadata.uid == bad.metadata.uid
         if self._gathering is None:
             self._version = bad.metadata.resource_version
-            self._tell([] if is_same else self.store.drop(key(bad)))
+            self._notify([] if is_same else self.store.drop(key(bad)))
         elif known is not None and is_same:
             self._gathering[key(bad)] = known
 
-    def _note(self, error: errors.KubeError) -> None:
+    def _log_error(self, error: errors.KubeError) -> None:
         self.counts.failures += 1
-        # Told once per kind of trouble: a server that is away for an hour is one line, not a thousand.
-        tell = log.warning if type(error) is not type(self.last_error) else log.debug
-        tell("watch interrupted", resource=self._resource.plural, error=str(error))
+        # Warn once per kind of error: a server that is away for an hour is one line, not a thousand.
+        write = log.warning if type(error) is not type(self.last_error) else log.debug
+        write("watch interrupted", resource=self._resource.plural, error=str(error))
         self.last_error = error
 
-    def _tell(self, changes: list[Change[T]]) -> None:
+    def _notify(self, changes: list[Change[T]]) -> None:
         for old, new in changes:
             for handler in self._handlers:
                 self._call(handler, old, new)

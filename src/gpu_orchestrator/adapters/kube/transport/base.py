@@ -1,6 +1,6 @@
-"""Bytes to the API server and back: connections, TLS, the identity of each request, limits on size and time.
+"""Send requests to the API server: connections, TLS, authentication, limits on size and time.
 
-`Client` and `Watch` speak to the `Transport` protocol alone, so another HTTP implementation fits behind it.
+`Client` uses only the `Transport` protocol, so another HTTP implementation can replace this one.
 No redirects, cookies or compression: an API server on the same network needs none of them.
 """
 
@@ -24,13 +24,13 @@ from gpu_orchestrator.adapters.kube.errors import BadAnswer, ConfigError, LostAn
 MAX_BYTES = 64 << 20
 CONNECTIONS = 256
 CONNECT_LIMIT_S = 10.0
-# The API server closes a connection idle for 90 s; we must be first, or a request meets a closing door.
+# The API server closes a connection after 90 s idle. Close it first, or a request may go to a closing one.
 KEEP_IDLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it goes over the wire; `target` is the path with its query, both already escaped."""
+    """One HTTP request. `target` is the path with its query, both already escaped."""
 
     method: str
     target: str
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer that comes in pieces; `status` is known at once."""
+    """A streamed answer. `status` is known before the first chunk."""
 
     status: int
     headers: Mapping[str, str]
@@ -65,7 +65,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """The transport on aiohttp. Make it inside a running event loop."""
+    """The transport on aiohttp. Create it inside a running event loop."""
 
     def __init__(self, config: Config, *, max_bytes: int = MAX_BYTES, connections: int = CONNECTIONS) -> None:
         check_headers(config.headers, config.source)
@@ -83,8 +83,8 @@ class HttpTransport:
             ],
             auto_decompress=False,
         )
-        # aiohttp would by itself send a DELETE or PUT a second time when a connection breaks, and hide that
-        # the first may have been carried out. That is for `retry.py` to decide.
+        # By default aiohttp sends a DELETE or PUT a second time when a connection breaks, and hides that the
+        # server may have carried out the first. `retry.py` decides that.
         self._session._retry_connection = False
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
@@ -146,7 +146,7 @@ class HttpTransport:
         }
 
     def _context_for(self, identity: Identity) -> ssl.SSLContext | bool:
-        """The TLS context, made anew only when the client certificate changed."""
+        """Return the TLS context. Make a new one only when the client certificate has changed."""
         known = self._context
         if known is None or known[0].certificate_pem != identity.certificate_pem:
             made = tls.context(self._config.trust, identity.certificate_pem, identity.key_pem)
@@ -154,7 +154,7 @@ class HttpTransport:
         return known[1]
 
     def _check_expiry(self, identity: Identity) -> None:
-        """An expired client certificate is answered with a bare 401; say which one and since when."""
+        """Raise an error that says when the client certificate expired: the server only sends a bare 401."""
         end = tls.ends_at(identity.certificate_pem)
         if end and end < datetime.now(UTC):
             raise Untrusted(
@@ -191,19 +191,19 @@ class HttpTransport:
             case aiohttp.ClientHttpProxyError():
                 return Unreachable(self._unreachable(f"its proxy answered {error.status}"))
             case aiohttp.InvalidURL():
-                return BadAnswer(f"the address {server} is not a URL; mend the kubeconfig")
+                return BadAnswer(f"the address {server} is not a URL; fix the kubeconfig")
             case TimeoutError():
                 return LostAnswer(f"no answer from {server} within {timeout_s:.0f} s")
         return LostAnswer(f"the connection to {server} broke: {str(error) or type(error).__name__}")
 
 
 def check_headers(fields: Iterable[tuple[str, str]], source: str) -> None:
-    """Refuse what cannot be sent, or would be read as something else, before it is sent."""
+    """Refuse header values that HTTP cannot carry, or that the server would read as more than one header."""
     for name, value in fields:
         if not value.isprintable():
-            raise ConfigError(f"the {name} of {source} holds a line break or control character; mend it")
+            raise ConfigError(f"the {name} of {source} contains a line break or control character; fix it")
         if name == "Authorization" and not value.isascii():
-            raise ConfigError(f"the token of {source} holds a character that no token has; copy it again")
+            raise ConfigError(f"the token of {source} contains a character that no token has; copy it again")
 
 
 _CHECK = "check that the API server runs, the address in the kubeconfig and the network"
@@ -216,7 +216,8 @@ def _tls_reason(error: BaseException) -> str:
         return f"its certificate has expired ({text}); renew the API server's certificate"
     if any(words in text for words in ("self-signed", "unable to get", "signature failure")):
         return (
-            f"its certificate is of an unknown authority ({text}); set certificate-authority-data to its CA"
+            f"its certificate is signed by an unknown authority ({text}); "
+            "set certificate-authority-data to its CA"
         )
     if "mismatch" in text or "not valid for" in text:
         return (

@@ -1,4 +1,4 @@
-"""Between wire values and bytes: what `Client` sends and what `Watch` reads."""
+"""Encode and decode JSON: request bodies for `Client`, objects and lists for `Client` and `Watch`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,13 +17,13 @@ Body = msgspec.Struct | Mapping[str, Any]
 
 
 class MetadataOnly(Wire, frozen=True, gc=False):
-    """An object of which nobody wants more than who it is; see `blind` and `metadata`."""
+    """An object of which only the metadata is decoded; see `metadata_only` and `metadata`."""
 
     metadata: ObjectMeta = ObjectMeta()
 
 
 def metadata_only(resource: Resource[Any]) -> Resource[MetadataOnly]:
-    """The same resource, its answers left undecoded: for hot writes that need none."""
+    """Return the resource with its answers left undecoded, for frequent writes that ignore the answer."""
     return replace(resource, type=MetadataOnly)
 
 
@@ -46,7 +46,7 @@ class RawPage(Wire, frozen=True, gc=False):
 
 @cache
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Making a decoder costs more than using it once."""
+    """Return a cached decoder: making one costs more than using it once."""
     return msgspec.json.Decoder(kind)
 
 
@@ -54,7 +54,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(resource: Resource[Any], obj: Body) -> bytes:
-    """The object with its apiVersion and kind, which slim types need not carry."""
+    """Encode the object with its apiVersion and kind, which our types need not have."""
     if isinstance(obj, msgspec.Struct):
         body = _encoder.encode(obj)
         if body.find(b'"apiVersion":', 0, 16) >= 0:
@@ -70,16 +70,16 @@ def encode_plain(body: Any) -> bytes:
 
 def decode(resource: Resource[T], body: bytes | msgspec.Raw) -> T:
     if resource.type is MetadataOnly:
-        return MetadataOnly()  # type: ignore[return-value]  # T is Blind here
+        return MetadataOnly()  # type: ignore[return-value]  # T is MetadataOnly here
     try:
         found: T = decoder(resource.type).decode(body)
     except msgspec.DecodeError as error:
-        raise BadAnswer(f"the answer is not a {resource.kind} as we know it: {error}") from error
+        raise BadAnswer(f"the answer does not fit our type of {resource.kind}: {error}") from error
     return found
 
 
 def metadata(body: msgspec.Raw) -> MetadataOnly:
-    """Who an object is, whatever else it holds."""
+    """Decode only the metadata, so that an object that does not fit its type can be named."""
     try:
         found: MetadataOnly = decoder(MetadataOnly).decode(body)
     except msgspec.DecodeError as error:
@@ -88,12 +88,14 @@ def metadata(body: msgspec.Raw) -> MetadataOnly:
 
 
 def decode_page(resource: Resource[T], body: bytes, on_bad: OnBad | None = None) -> Page[T]:
-    """A page of a list. With `on_bad`, an object that does not fit its type is reported and left out."""
+    """Decode a page of a list. With `on_bad`, report and leave out objects that do not fit their type."""
     try:
         page: Page[T] = decoder(Page[resource.type]).decode(body)  # type: ignore[name-defined]
     except msgspec.DecodeError as error:
         if on_bad is None:
-            raise BadAnswer(f"the answer is not a list of {resource.kind} as we know it: {error}") from error
+            raise BadAnswer(
+                f"the answer does not fit our type of a list of {resource.kind}: {error}"
+            ) from error
         return _page_of_good(resource, body, on_bad)
     return page
 

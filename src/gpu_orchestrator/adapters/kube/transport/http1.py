@@ -1,6 +1,6 @@
-"""One HTTP/1.1 answer out of bytes, as an API server sends it. Pure; `lean.py` feeds it.
+"""Parse one HTTP/1.1 answer of an API server. Does no I/O; `pooled.py` feeds it the bytes.
 
-Bodies of known length, in chunks, or up to the end of the connection; bounded in size.
+A body has a known length, comes in chunks, or ends with the connection. Its size is limited.
 """
 
 import re
@@ -9,14 +9,14 @@ from gpu_orchestrator.adapters.kube.errors import BadAnswer
 from gpu_orchestrator.adapters.kube.transport.base import Answer
 
 MAX_HEAD = 64 << 10
-# Of a dozen header lines these are all that anybody looks at.
+# We read only these of the dozen header lines.
 _WANTED = re.compile(rb"(?i)\r\n(content-length|transfer-encoding|connection|retry-after):([^\r\n]*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(;.*)?", re.DOTALL)
 
 
 class Parser:
-    """`feed` gives the answer once it is whole."""
+    """`feed` returns the answer once it is complete."""
 
     __slots__ = (
         "_body",
@@ -44,19 +44,19 @@ class Parser:
     def feed(self, data: bytes) -> Answer | None:
         self._rest += data
         while not self._status:
-            if not self._take_head():
+            if not self._parse_head():
                 return None
         if self._chunked:
-            return self._take_chunks()
-        self._take_rest()
+            return self._parse_chunks()
+        self._parse_rest()
         return self._answer() if self._left == 0 else None
 
     def end(self) -> Answer | None:
-        """The connection ended: only an answer without a length may end so."""
+        """Handle the end of the connection: it completes only an answer without a length."""
         ends_here = self._status and not self._chunked and self._left is None
         return self._answer() if ends_here else None
 
-    def _take_head(self) -> bool:
+    def _parse_head(self) -> bool:
         end = self._rest.find(b"\r\n\r\n")
         if end < 0:
             _bound_head(len(self._rest))
@@ -68,16 +68,18 @@ class Parser:
             raise BadAnswer(f"not an HTTP answer: {first!r}; check the address and that it speaks HTTP")
         status = int(first[9:12])
         if status == 101:
-            raise BadAnswer("the server changes to a protocol that nobody asked for; check the address")
+            raise BadAnswer(
+                "the server switches to another protocol (101) without a request for it; check the address"
+            )
         if status < 200:
-            return True  # 100 Continue and its like announce the answer, they are not it
+            return True  # 100 Continue and other 1xx heads come before the answer
         for name, value in _WANTED.findall(head):
             self._headers[name.decode("latin-1").title()] = value.decode("latin-1").strip()
         self._status = status
-        self._judge_body(first)
+        self._choose_framing(first)
         return True
 
-    def _judge_body(self, first: str) -> None:
+    def _choose_framing(self, first: str) -> None:
         connection = self._headers.get("Connection", "").lower()
         self.stays_open = "close" not in connection and first.startswith("HTTP/1.1")
         length = self._headers.get("Content-Length")
@@ -87,13 +89,13 @@ class Parser:
             self._chunked = True
         elif length is not None:
             if not _LENGTH.fullmatch(length):
-                raise BadAnswer(f"an answer says its length is {length[:20]!r}")
+                raise BadAnswer(f"the Content-Length of an answer is {length[:20]!r}, not a valid length")
             self._left = int(length)
             self._bound(self._left)
         else:
             self.stays_open = False
 
-    def _take_rest(self) -> None:
+    def _parse_rest(self) -> None:
         count = len(self._rest) if self._left is None else min(self._left, len(self._rest))
         if count:
             self._keep(bytes(self._rest[:count]))
@@ -101,19 +103,19 @@ class Parser:
         if self._left is not None:
             self._left -= count
 
-    def _take_chunks(self) -> Answer | None:
+    def _parse_chunks(self) -> Answer | None:
         at = 0
         try:
             while (line := self._rest.find(b"\r\n", at)) >= 0:
                 size = _size(self._rest[at:line])
-                self._bound(self._size + size)  # by its own account, before a byte of it is kept
+                self._bound(self._size + size)  # check the announced size before we store a byte
                 end = line + 2 + size
                 if size == 0:
-                    return self._take_trailer(line)
+                    return self._parse_trailer(line)
                 if len(self._rest) < end + 2:
                     return None
                 if self._rest[end : end + 2] != b"\r\n":
-                    raise BadAnswer("a chunk of an answer is longer than it says")
+                    raise BadAnswer("a chunk of an answer is longer than its announced length")
                 self._keep(bytes(self._rest[line + 2 : end]))
                 at = end + 2
             _bound_head(len(self._rest) - at)
@@ -121,8 +123,8 @@ class Parser:
         finally:
             del self._rest[:at]
 
-    def _take_trailer(self, line: int) -> Answer | None:
-        """After the last chunk come header lines that nobody needs, and an empty one."""
+    def _parse_trailer(self, line: int) -> Answer | None:
+        """Skip the header lines after the last chunk, up to the empty line."""
         if self._rest[line : line + 4] == b"\r\n\r\n" or self._rest.find(b"\r\n\r\n", line) >= 0:
             return self._answer()
         _bound_head(len(self._rest) - line)
@@ -150,5 +152,5 @@ def _bound_head(size: int) -> None:
 def _size(line: bytearray) -> int:
     found = _CHUNK.fullmatch(line)
     if found is None:
-        raise BadAnswer(f"a chunk of an answer says its length is {bytes(line[:20])!r}")
+        raise BadAnswer(f"the length of a chunk is {bytes(line[:20])!r}, not a valid length")
     return int(found[1], 16)

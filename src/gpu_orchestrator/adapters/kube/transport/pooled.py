@@ -1,7 +1,7 @@
-"""The transport for many small writes: HTTP/1.1 by hand, a third of the CPU of a general client.
+"""The transport for many small writes: its own HTTP/1.1, with a third of the CPU of a general client.
 
-Many connections, one request at a time on each (pipelining made it slower). Streams, and everything through
-a proxy, are left to `HttpTransport`, of which this is a kind.
+Many connections, one request at a time on each (pipelining made it slower). Its base class `HttpTransport`
+handles streams, and everything through a proxy.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from gpu_orchestrator.adapters.kube.transport.base import (
 )
 from gpu_orchestrator.adapters.kube.transport.http1 import Parser
 
-GOODBYE_S = 1.0
+CLOSE_S = 1.0
 
 
 class PooledTransport(HttpTransport):
@@ -34,7 +34,7 @@ class PooledTransport(HttpTransport):
         parts = urlsplit(config.server)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        # Only now: what fails above leaves nothing open.
+        # After the lines above, so that a failure there leaves no session open.
         super().__init__(config, max_bytes=max_bytes, connections=connections)
         self._prefix, self._netloc, self._is_tls = parts.path, parts.netloc, parts.scheme == "https"
         self._free = asyncio.Semaphore(connections)
@@ -57,12 +57,12 @@ class PooledTransport(HttpTransport):
         return answer
 
     async def close(self) -> None:
-        """Say goodbye on each connection, then let those go that do not answer."""
+        """Close each connection, then abort those that are still open after `CLOSE_S`."""
         leaving = list(self._open_now)
         for connection in leaving:
             connection.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
+            async with asyncio.timeout(CLOSE_S):
                 for connection in leaving:
                     await connection.is_closed.wait()
         for connection in leaving:
@@ -77,7 +77,7 @@ class PooledTransport(HttpTransport):
             server = f"{self._config.server} ({self._config.source})"
             raise LostAnswer(f"the connection to {server} broke: {error}") from error
         except BaseException:
-            connection.abort()  # its answer may still come and would be taken for the next one's
+            connection.abort()  # a late answer would be read as the answer to the next request
             raise
         if connection.is_open:
             connection.idle_since = asyncio.get_running_loop().time()
@@ -85,7 +85,7 @@ class PooledTransport(HttpTransport):
         return answer
 
     def _take_idle(self, identity: Identity) -> "_Connection | None":
-        """The one used last: the others grow old and are closed, so that few serve where few are needed."""
+        """Return the connection used last, so that the others expire when a few are enough."""
         oldest = asyncio.get_running_loop().time() - KEEP_IDLE_S
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.pop(0).abort()
@@ -129,7 +129,7 @@ class PooledTransport(HttpTransport):
         return b"".join((line, self._head(identity), about.encode("ascii"), request.body))
 
     def _head(self, identity: Identity) -> bytes:
-        """The header lines that are the same in each request, made anew when the credentials change."""
+        """Return the header lines that all requests share. Make new ones when the credentials change."""
         known, head = self._known_head
         if not head or known != identity:
             head = self._make_head(identity)
@@ -146,12 +146,12 @@ class PooledTransport(HttpTransport):
         if identity.authorization:
             fields.append(("Authorization", identity.authorization))
         check_headers(fields, self._config.source)
-        # As client-go sends them: a user to impersonate may have a name of any script.
+        # UTF-8, as client-go sends them: the name of a user to impersonate may be in any script.
         return "".join(f"{name}: {value}\r\n" for name, value in fields).encode()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; at most one request is under way."""
+    """One connection with at most one request in flight."""
 
     def __init__(self, owner: PooledTransport, certificate_pem: bytes) -> None:
         self.certificate_pem, self.idle_since, self.is_open = certificate_pem, 0.0, False
@@ -178,7 +178,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.abort()  # nobody asked
+            self.abort()  # data without a request
             return
         try:
             answer = self._parser.feed(data)

@@ -1,4 +1,4 @@
-"""Where things are on the API server: paths with their queries, escaped. A name cannot lead elsewhere."""
+"""Build escaped paths with queries for `Client` and `Watch`. A name cannot lead to another path."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,20 +8,20 @@ from gpu_orchestrator.api.wire import Resource
 
 
 def target(resource: Resource[Any], name: str, namespace: str = "", subresource: str = "") -> str:
-    """The address of one object. A name cannot lead to another address, whoever wrote it."""
+    """Return the path of one object. A name cannot lead to another path, even if a user chose it."""
     if resource.namespaced and not namespace:
-        raise ValueError(f"{resource.kind} {name!r} lives in a namespace; none was given")
+        raise ValueError(f"{resource.kind} {name!r} is namespaced, but no namespace was given; pass one")
     return resource.path(_segment(namespace) if namespace else "", _segment(name), subresource)
 
 
 def collection(resource: Resource[Any], namespace: str = "", query: Mapping[str, Any] | None = None) -> str:
-    """The address of all objects of a kind, in one namespace or everywhere."""
+    """Return the path of all objects of a kind, in one namespace or in all."""
     return resource.path(_segment(namespace) if namespace else "") + _query(query or {})
 
 
 def _segment(name: str) -> str:
     if not name or name in (".", "..") or "/" in name or "%" in name:
-        raise ValueError(f"no object can be called {name!r}; give the name of one object")
+        raise ValueError(f"{name!r} is not a valid object name; give the name of one object")
     return quote(name, safe=":")
 
 

@@ -1,1 +1,1 @@
-"""Who may do what, and how much: keys, limits, quotas, rates, the audit log."""
+"""What each key may do, and how much: keys, limits, quotas, rate limits, the audit log."""

@@ -1,9 +1,10 @@
-"""The audit log: who asked for what, and what came of it, for every call that changes something.
+"""The audit log: which key called what, and the result, for every call that changes something.
 
-What admins change is in the store before they hear the answer. All else is gathered and written a few times
-a second, so that a task waits for nobody; a crash of this process loses what it gathered since (EVERY_S), a
-clean stop loses nothing. While the store is away entries wait here, MOST_WAITING of them. Of those who have
-no key only so many a second are written down: a stranger must not be able to fill the store's disk.
+The gate records the entries. Changes by admins are in the store before the admin gets the response. All other
+entries are buffered and written every FLUSH_EVERY_S, so that no task waits for the log: a crash of this
+process loses the buffer, a clean stop loses nothing. While the store is unreachable, up to MAX_BUFFERED
+entries wait here. Requests without a valid key add at most UNAUTHENTICATED_PER_S entries a second, so that
+they cannot fill the store's disk.
 """
 
 import asyncio
@@ -20,15 +21,15 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.manager.access.keys import Key
 
 log = structlog.get_logger()
-EVERY_S = 0.25
-MOST_AT_ONCE = 500
-MOST_WAITING = 50_000
-STRANGERS_PER_S = 10
+FLUSH_EVERY_S = 0.25
+MAX_BATCH = 500
+MAX_BUFFERED = 50_000
+UNAUTHENTICATED_PER_S = 10
 _encode = msgspec.json.Encoder().encode
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """`at_ms` is when the answer was known, `key_id` is empty for who had none that counts."""
+    """One call. `at_ms` is when the response was known; `key_id` is empty if the request had no valid key."""
 
     at_ms: int
     key_id: str
@@ -43,49 +44,50 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class Audit:
     def __init__(self, stored: AuditLog, dropped: Counter) -> None:
         self._stored, self._dropped = stored, dropped
-        self._waiting: deque[tuple[Stream, Entry]] = deque()
+        self._buffer: deque[tuple[Stream, Entry]] = deque()
         self._writing = asyncio.Lock()
-        self._strangers: tuple[int, int] = (0, 0)
+        self._unauthenticated: tuple[int, int] = (0, 0)
+        """The latest second with such requests, and how many it had."""
 
-    async def note(self, stream: Stream, entry: Entry) -> None:
-        """`changes` are written before this returns, if the store is there. If its answer is lost, they may
-        be in it twice."""
-        if not entry.key_id and not self._hears_stranger(entry.at_ms // 1000):
+    async def record(self, stream: Stream, entry: Entry) -> None:
+        """Buffer an entry. Entries of `changes` are written before this returns, if the store answers. If its
+        answer is lost, they may be in the log twice."""
+        if not entry.key_id and not self._admits_unauthenticated(entry.at_ms // 1000):
             return self._dropped.labels("stranger").inc()
-        if len(self._waiting) >= MOST_WAITING:
-            self._waiting.popleft()
+        if len(self._buffer) >= MAX_BUFFERED:
+            self._buffer.popleft()
             self._dropped.labels("store away").inc()
-        self._waiting.append((stream, entry))
+        self._buffer.append((stream, entry))
         if stream == "changes":
-            with contextlib.suppress(StoreError):  # it waits for the next time
+            with contextlib.suppress(StoreError):  # the entry stays in the buffer for the next flush
                 await self.flush()
         return None
 
-    def _hears_stranger(self, second: int) -> bool:
-        before, count = self._strangers
-        self._strangers = (second, count + 1 if second == before else 1)
-        return self._strangers[1] <= STRANGERS_PER_S
+    def _admits_unauthenticated(self, second: int) -> bool:
+        before, count = self._unauthenticated
+        self._unauthenticated = (second, count + 1 if second == before else 1)
+        return self._unauthenticated[1] <= UNAUTHENTICATED_PER_S
 
     async def flush(self) -> None:
         async with self._writing:
-            while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
+            while self._buffer:
+                batch = [self._buffer.popleft() for _ in range(min(len(self._buffer), MAX_BATCH))]
                 try:
                     await self._stored.write([(stream, _encode(entry).decode()) for stream, entry in batch])
                 except BaseException:
-                    self._waiting.extendleft(reversed(batch))
+                    self._buffer.extendleft(reversed(batch))
                     raise
 
     async def run(self) -> None:
-        """For ever."""
+        """Flush the buffer every FLUSH_EVERY_S, forever."""
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(FLUSH_EVERY_S)
             with contextlib.suppress(StoreError):
                 await self.flush()
 
 
 def stream_of(needs: str, key: Key | None) -> Stream:
-    """A flood by who is no admin must not push out what admins did."""
+    """Return the stream for an entry. Changes by admins have their own, so that no flood pushes them out."""
     return "changes" if needs == "admin" and key is not None and key.may("admin") else "traffic"
 
 

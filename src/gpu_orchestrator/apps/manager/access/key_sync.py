@@ -1,6 +1,8 @@
-"""Keeps this process's copy of the keys fresh: at once when another process says that they changed, and by
-looking at their version twice a second, should word of it be lost. So a revoked key ends within a second
-everywhere, and no request waits for the store to know who asks.
+"""Keep this process's copy of the keys in step with the store.
+
+It reloads the keys at once when another process publishes a change, and checks their version twice a second
+in case that message is lost. So every process refuses a revoked key within a second, and no request waits for
+the store to check its key.
 """
 
 import asyncio
@@ -13,12 +15,12 @@ from gpu_orchestrator.adapters.store.keys import KeyPage
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.manager.access.keys import Key, Keys, stored
 
-LOOK_S = 0.5
+POLL_S = 0.5
 WRITE_USED_S = 10.0
 
 
 class KeySync:
-    """`changed` is called after every look, for connections whose key may be over."""
+    """Calls `changed` after every refresh, to close connections whose key has expired or was revoked."""
 
     def __init__(self, store: Store, keys: Keys, changed: Callable[[], None]) -> None:
         self._store, self._keys, self._changed = store, keys, changed
@@ -30,6 +32,7 @@ class KeySync:
         self._wake.set()
 
     async def refresh(self) -> None:
+        """Load the keys if their version has changed."""
         page = await self._store.keys.look(self._version)
         if page.rows is not None:
             self._keys.replace(stored(row) for row in page.rows)
@@ -37,29 +40,30 @@ class KeySync:
         self._changed()
 
     async def all(self) -> list[Key]:
-        """As the store has them now, with when they were used last; the configured ones first."""
+        """Read all keys from the store, with the time of their last use; the configured ones come first."""
         page = await self._look(-1)
         return [*self._keys.configured, *(stored(row) for row in page.rows or ())]
 
     async def run(self) -> None:
-        """For ever."""
+        """Refresh the keys and write their last use, forever."""
         loop = asyncio.get_running_loop()
         self._write_at = loop.time() + WRITE_USED_S
         while True:
-            await wait_until_set(self._wake, LOOK_S)
+            await wait_until_set(self._wake, POLL_S)
             self._wake.clear()
-            with contextlib.suppress(StoreError):  # while it is away nothing can be done with a key anyway
+            with contextlib.suppress(StoreError):  # without the store no key can do anything
                 await self.refresh()
                 if loop.time() >= self._write_at:
                     await self.write_used()
                     self._write_at = loop.time() + WRITE_USED_S
 
     async def write_used(self) -> None:
+        """Write when each key was last used."""
         if self._keys.used:
             await self._look(self._version)
 
     async def _look(self, known_version: int) -> KeyPage:
-        """What may not have been written down is written down the next time."""
+        """Write the last uses and read the keys. After an error the uses are written the next time."""
         used, self._keys.used = self._keys.used, {}
         try:
             return await self._store.keys.look(known_version, list(used.items()))

@@ -1,7 +1,7 @@
-"""Who may do what: keys are 256 random bits, kept only as hashes, and compared in constant time.
+"""API keys and their scopes. A key is 256 random bits, stored only as a hash and compared in constant time.
 
-A plain hash is enough: nobody can try out 256 random bits. `Keys` is this process's copy of all keys, so that
-a request asks no store; `keyring.py` keeps the copy fresh.
+A plain hash is enough, because 256 random bits cannot be guessed. `Keys` is this process's copy of all keys,
+so that a request need not read the store; `key_sync.py` keeps the copy up to date.
 """
 
 import hmac
@@ -25,19 +25,19 @@ INCLUDES: dict[Scope, frozenset[Scope]] = {
     "admin": frozenset(SCOPES),
     "worker": frozenset({"worker"}),
 }
-"""Who may submit may look at what became of it. Who may do everything may join as a worker too: it could make
-itself a key for that."""
+"""`submit` includes `read`, to see the results. `admin` includes `worker`, because an admin could create such
+a key anyway."""
 
 WORKERS: frozenset[Scope] = frozenset({"worker"})
 
 MARK = "gpo_"
-"""Begins every key made here, so that scanners for leaked secrets can know one."""
+"""The prefix of every key made here, so that scanners for leaked secrets can recognise one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`id` may be shown and logged. Keys of one `owner` have their tasks in common. `configured` ones come
-    from settings, not from the store. A time of 0 is never."""
+    """One key. `id` may be shown and logged. Keys of one `owner` share their tasks. `configured` keys come
+    from the settings, not from the store. A time of 0 means never."""
 
     id: str
     digest: bytes = field(repr=False)
@@ -55,6 +55,7 @@ class Key:
         return any(scope in INCLUDES[each] for each in self.scopes)
 
     def demand(self, scope: Scope) -> None:
+        """Raise `Forbidden` if the key lacks this scope."""
         if not self.may(scope):
             has = ", ".join(sorted(self.scopes))
             raise Forbidden(f"this key ({self.id}) has the scope {has}; {scope} is needed", needs=scope)
@@ -64,12 +65,12 @@ class Key:
 
     @property
     def is_unlimited(self) -> bool:
-        """The operator's own: what was configured, and workers."""
+        """Return True for the operator's own keys: configured ones and worker tokens."""
         return self.configured or self.scopes == WORKERS
 
     @property
     def sees(self) -> str:
-        """Whose tasks it may see and touch; empty: everybody's."""
+        """Return the owner whose tasks the key may see and change; empty for all owners."""
         return "" if self.may("admin") else self.owner
 
 
@@ -86,7 +87,7 @@ def key_of(secret: str, scope: Scope) -> Key:
 
 
 def configured(digest: bytes, scope: Scope) -> Key:
-    """A key from settings, with which everything begins."""
+    """Return a key from the settings: the first key of a new server."""
     name = "bootstrap" if scope == "admin" else f"bootstrap-{scope}"
     return Key(name, digest, name, scope, frozenset({scope}), configured=True)
 
@@ -111,7 +112,7 @@ def _now_ms() -> int:
 
 
 class Keys:
-    """`used` tells when each stored key was last used, until somebody takes it away."""
+    """This process's copy of all keys. `used` holds the last use of stored keys until `KeySync` writes it."""
 
     def __init__(self, configured: Iterable[Key], now_ms: Callable[[], int] = _now_ms) -> None:
         self.configured = tuple(configured)
@@ -120,22 +121,22 @@ class Keys:
         self._known = {key.digest: key for key in self.configured}
         self.revision = 0
 
-    def owners_before(self) -> dict[str, str]:
-        """Who has the keys that tasks of version 1 name: then a key's id was the head of its hash."""
+    def version_1_owners(self) -> dict[str, str]:
+        """Return owners by the key ids of store version 1, where an id was the start of the key's hash."""
         return {key.digest.hex()[:12]: key.owner for key in self.configured}
 
     def replace(self, stored: Iterable[Key]) -> None:
-        """All that the store has, in place of what it had before."""
+        """Replace all stored keys with these."""
         self._known = {key.digest: key for key in (*stored, *self.configured)}
         self.revision += 1
 
     def all(self) -> Iterable[Key]:
-        """Those that may be used now."""
+        """Return the keys that may be used now."""
         now_ms = self.now_ms()
         return [key for key in self._known.values() if not key.is_over(now_ms)]
 
     def find(self, authorization: str) -> Key:
-        """The key of an `Authorization` header; raises `Unauthorized`."""
+        """Return the key of an `Authorization` header; raise `Unauthorized` if it may not be used."""
         kind, _, secret = authorization.partition(" ")
         if kind.lower() != "bearer" or not secret:
             raise Unauthorized("a key is needed; send the header Authorization: Bearer <key>")
@@ -152,6 +153,6 @@ class Keys:
         return key
 
     def is_good(self, key: Key) -> bool:
-        """Whether a key found before may still be used; for connections that last."""
+        """Return True if a key found before may still be used; for long-lived connections."""
         known = self._known.get(key.digest)
         return known is not None and not known.is_over(self.now_ms())

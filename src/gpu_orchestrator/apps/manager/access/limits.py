@@ -1,7 +1,7 @@
-"""How much a key may: what it says itself, else what the settings say.
+"""The limits of a key: its own, or else the defaults from the settings.
 
-Keys from the settings and worker tokens are not limited: they are the operator's own. `Limits` is stored with
-a key and shown with it; `Allowance` is what counts in the end.
+Keys from the settings and worker tokens have no limits, because they are the operator's own. `Limits` is
+stored and shown with a key; `Allowance` is the result after the defaults are filled in.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ Most = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a key says of itself. Absent: the server's default; 0: without a limit. Keys of one owner have
-    their tasks in common, so all but the requests is counted for all of them together."""
+    """The limits set on a key. A missing field means the server's default; 0 means no limit. Keys of one
+    owner share their tasks, so all limits but those on requests count for these keys together."""
 
     requests_per_minute: Most | None = None
     requests_per_hour: Most | None = None
@@ -32,7 +32,7 @@ DEFAULTS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """0 is without a limit."""
+    """What a key or an owner may use; 0 means no limit."""
 
     per_minute: int = 0
     per_hour: int = 0
@@ -56,8 +56,8 @@ def allowance(limits: Limits, settings: Settings) -> Allowance:
     )
 
 
-def _given(said: int | None, default: int) -> int:
-    return default if said is None else said
+def _given(own: int | None, default: int) -> int:
+    return default if own is None else own
 
 
 _encoder = msgspec.json.Encoder()
@@ -69,5 +69,5 @@ def encode(limits: Limits) -> str:
 
 
 def decode(text: str) -> Limits:
-    """Of a key that was stored before there were limits it is empty."""
+    """Decode stored limits. The text is empty for a key that was stored before keys had limits."""
     return _decoder.decode(text) if text else DEFAULTS

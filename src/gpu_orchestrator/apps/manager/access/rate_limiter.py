@@ -1,8 +1,9 @@
-"""Lets requests in, by key and route, and agrees with the other processes once a second on how many were.
+"""Limit the rate of requests by key and route. The guards of the routes call `take`.
 
-In one process a limit holds exactly. With several, what others let in within the last second is not known
-yet: each may give a full burst once, and what was too much is then missing from the window of all. While the
-store is away each counts for itself.
+Processes exchange their counts through the store once a second. Within one process a limit is exact. With
+several, a process does not know what the others admitted within the last second: each may admit one full
+burst, and the excess then counts against the window of all. While the store is unreachable each process
+counts for itself.
 """
 
 import asyncio
@@ -21,15 +22,15 @@ from gpu_orchestrator.apps.manager.errors import TooManyRequests
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.schema import PREFIX
 
-AGREE_S = 1.0
-LOOK_FOR_S = 60.0
-"""After a key was used here so long is looked at what others let in."""
+SYNC_S = 1.0
+SYNC_AFTER_USE_S = 60.0
+"""A key's counts are exchanged for this long after its last use in this process."""
 
-LINGER_S, MOST_LINGERING = 0.2, 500
+LINGER_S, MAX_LINGERING = 0.2, 500
 
 
 class RateLimiter:
-    """`now` is the store's clock in seconds, the one that all processes share."""
+    """`now` returns the store's time in seconds, which all processes share."""
 
     def __init__(
         self, usage: UsageStore, settings: Settings, metrics: Metrics, now: Callable[[], float]
@@ -40,7 +41,7 @@ class RateLimiter:
         self._lingering = 0
 
     def take(self, key: Key, method: str, path: str, cost: int = 1) -> None:
-        """Lets so many requests in at once or raises `TooManyRequests`."""
+        """Admit `cost` requests at once, or raise `TooManyRequests`."""
         if key.is_unlimited:
             return
         route = f"{method} {path.removeprefix(PREFIX)}" if self._routes else ""
@@ -53,16 +54,16 @@ class RateLimiter:
             raise TooManyRequests(_message(meter.rates, route, wait_s), wait_s)
 
     def used(self, key: Key) -> tuple[int, int]:
-        """Requests of the last minute and of the last hour, as far as they are counted: only where there is a
-        limit, and not those of routes with rates of their own."""
+        """Return the requests of the last minute and of the last hour. They are counted only where there is a
+        limit, and without those on routes that have their own rates."""
         meter, now = self._meters.get((key.id, "")), self._now()
         windows = {window.rate.seconds: window.used(now) for window in meter.windows} if meter else {}
         return windows.get(MINUTE_S, 0), windows.get(HOUR_S, 0)
 
     async def linger(self) -> None:
-        """Before a refusal is sent: who asks again at once is slowed by it, and costs others less. Who waits
-        as told does not notice."""
-        if self._lingering >= MOST_LINGERING:
+        """Wait a moment before a refusal is sent. This slows down clients that retry at once, so that they
+        cost others less. Clients that honour `Retry-After` do not notice."""
+        if self._lingering >= MAX_LINGERING:
             return
         self._lingering += 1
         try:
@@ -71,27 +72,27 @@ class RateLimiter:
             self._lingering -= 1
 
     async def run(self) -> None:
-        """For ever."""
+        """Exchange counts with the other processes every SYNC_S, forever."""
         while True:
-            await asyncio.sleep(AGREE_S)
+            await asyncio.sleep(SYNC_S)
             with contextlib.suppress(StoreError):
-                await self.agree()
+                await self.sync()
 
-    async def agree(self) -> None:
-        """What was not sent because of an error is sent the next time."""
+    async def sync(self) -> None:
+        """Exchange counts with the other processes. After an error the counts are sent the next time."""
         now = self._now()
         windows = {
             f"{':'.join(name)}:{window.rate.seconds:g}": window
             for name, meter in self._meters.items()
-            if now - meter.asked < LOOK_FOR_S
+            if now - meter.last_used < SYNC_AFTER_USE_S
             for window in meter.windows
         }
         self._meters = {name: meter for name, meter in self._meters.items() if not meter.is_idle(now)}
         if not windows:
             return
         spent = [_spent(name, window) for name, window in windows.items()]
-        told = await self._usage.exchange_rates(spent)
-        for window, sent, counts in zip(windows.values(), spent, told, strict=True):
+        received = await self._usage.exchange_rates(spent)
+        for window, sent, counts in zip(windows.values(), spent, received, strict=True):
             window.forget_sent(sent.counts)
             window.merge(counts)
 
@@ -107,6 +108,6 @@ def _spent(name: str, window: Window) -> Spent:
 
 
 def _message(limits: tuple[Rate, ...], route: str, wait_s: float) -> str:
-    said = " and ".join(f"{each.most} in {each.seconds:g} s" for each in limits)
+    allowed = " and ".join(f"{each.most} requests in {each.seconds:g} s" for each in limits)
     where = f" on {route}" if route else ""
-    return f"this key may ask {said}{where}; ask again in {ceil(wait_s)} s, or send many tasks as one batch"
+    return f"this key may send {allowed}{where}; retry in {ceil(wait_s)} s, or send many tasks as one batch"

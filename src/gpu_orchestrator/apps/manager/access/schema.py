@@ -1,4 +1,4 @@
-"""Bodies about who may do what: keys, the audit log, secrets of callbacks."""
+"""Request and response bodies for keys, limits, the audit log and callback secrets."""
 
 from typing import Annotated, Literal
 
@@ -8,12 +8,12 @@ from gpu_orchestrator.apps.manager.access.limits import DEFAULTS, Limits
 from gpu_orchestrator.apps.manager.schema import Answer, Body
 
 Handle = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$(?!\n)")]
-"""A short name without spaces or separators, because it becomes part of other names."""
+"""A short name without spaces or separators, because other names contain it."""
 
 
 class KeyRequest(Body, frozen=True):
-    """Keys of one `owner` have tasks, limits and share in common; without one, the name is the owner. Without
-    `expires_in` (seconds) a key is good until it is revoked."""
+    """Keys of one `owner` share tasks, limits and fair share; without `owner`, the name is the owner. Without
+    `expires_in` (seconds) a key is valid until it is revoked."""
 
     name: Handle
     owner: Handle | None = None
@@ -25,7 +25,7 @@ class KeyRequest(Body, frozen=True):
 
 
 class KeyInfo(Answer, frozen=True):
-    """`limits` are what it says itself; all else is as the settings say, and `configured` keys have none."""
+    """`limits` are those set on the key; the settings give the others. `configured` keys have no limits."""
 
     key_id: str
     name: str
@@ -41,21 +41,21 @@ class KeyInfo(Answer, frozen=True):
 
 
 class KeyMade(KeyInfo, frozen=True):
-    """`key` is the secret, shown this once: only its hash is kept."""
+    """`key` is the secret. It is shown only once, because the server keeps only its hash."""
 
     key: str
 
 
 class Share(Answer, frozen=True):
-    """What may be had of one thing, 0 for any number, and what is taken of it now."""
+    """A limit, where 0 means none, and what is used of it now."""
 
     most: int
     used: float
 
 
 class MyLimits(Answer, frozen=True):
-    """`held_back` says why no task of this owner begins now, if so. GPU seconds are those of today (UTC), of
-    what has ended; the day ends in `day_left_seconds`."""
+    """`held_back` says why no task of this owner may start now; it is empty if one may. GPU seconds count the
+    tasks that ended today (UTC); the day ends in `day_left_seconds`."""
 
     key_id: str
     owner: str
@@ -77,7 +77,7 @@ class KeyPage(Answer, frozen=True):
 
 
 class CallbackSecret(Answer, frozen=True):
-    """`secret` is shown this once."""
+    """`secret` is shown only once."""
 
     owner: str
     secret: str
@@ -89,7 +89,7 @@ class CallbackSecretGone(Answer, frozen=True):
 
 
 class AuditEntry(Answer, frozen=True):
-    """`action` is the method and the route, `object` the ids in its path or the one that was made."""
+    """`action` is the method and the route; `object` is the ids in its path, or the id that was created."""
 
     number: int
     time: str

@@ -1,1 +1,1 @@
-"""Events for those who watch: the feed, history, signed callbacks."""
+"""What clients can follow: the feed of events, the history of metrics, and signed callbacks."""

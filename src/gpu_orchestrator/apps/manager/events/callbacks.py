@@ -1,7 +1,8 @@
-"""Tells whoever asked for it that a task has ended: at least once, signed, and tried again until it is taken.
+"""Send callbacks when tasks end: at least once, signed, and retried until the receiver accepts them.
 
-The leader's process delivers. What it has taken and not told when it ends is due again for the next leader.
-Bodies and signatures are as of https://www.standardwebhooks.com, so that receivers can use its libraries.
+Only the leader's process delivers. If it stops with callbacks that it has taken from the store but not
+delivered, they are due again for the next leader. Bodies and signatures follow
+https://www.standardwebhooks.com, so that receivers can use its libraries.
 """
 
 import asyncio
@@ -33,27 +34,28 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 0.5
-AT_ONCE = 50
+POLL_S = 0.5
+MAX_BATCH = 50
 TIMEOUT_S = 10.0
 TAKEN_MS = 60_000
-MOST_TRIES = 15
+"""A callback that was taken and neither delivered nor put back within this time is due again."""
+MAX_TRIES = 15
 LONGEST_WAIT_S, WAIT_JITTER = 3600.0, 0.5
 GONE = 410
 _encode = msgspec.json.Encoder().encode
 
 
-class NotTaken(Exception):
-    """The receiver did not say yes; says what it said."""
+class NotAccepted(Exception):
+    """The receiver did not accept the callback; the message is its answer. It is retried."""
 
 
-class TurnedAway(Exception):
-    """It never will."""
+class ReceiverGone(Exception):
+    """The receiver will never accept the callback. It is not retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackConfig:
-    """`secret_of` gives the secret of an owner."""
+    """How to sign and where to deliver. `secret_of` returns the secret of an owner."""
 
     secret_of: Callable[[str], Awaitable[str]]
     allowed: Allowed
@@ -62,7 +64,7 @@ class CallbackConfig:
 
 
 class CallbackSender:
-    """`leads` says whether this process is to deliver now."""
+    """Delivers callbacks while `leads` returns True."""
 
     def __init__(
         self, store: Callbacks, config: CallbackConfig, metrics: Metrics, leads: Callable[[], bool]
@@ -70,23 +72,23 @@ class CallbackSender:
         self._store, self._config, self._metrics, self._leads = store, config, metrics, leads
 
     async def run(self) -> None:
-        """For ever, unless callbacks are off; then what is due waits."""
+        """Deliver due callbacks, forever. Return at once if callbacks are off; due ones then wait."""
         if not self._config.allowed.hosts:
             return
-        from gpu_orchestrator.adapters.outbound import requests  # not before somebody needs it: it is large
+        from gpu_orchestrator.adapters.outbound import requests  # imported on first use, because it is large
 
         async with requests.session(
             self._config.allowed, timeout_s=TIMEOUT_S, resolver=self._config.resolver
         ) as http:
             while True:
-                if await self._call_all(http) < AT_ONCE:
-                    await asyncio.sleep(LOOK_EVERY_S)
+                if await self._deliver_due(http) < MAX_BATCH:
+                    await asyncio.sleep(POLL_S)
 
-    async def _call_all(self, http: "aiohttp.ClientSession") -> int:
-        """How many were due."""
+    async def _deliver_due(self, http: "aiohttp.ClientSession") -> int:
+        """Deliver one batch and return how many callbacks were due."""
         try:
-            found = await self._store.take(AT_ONCE, TAKEN_MS) if self._leads() else []
-            await asyncio.gather(*(self._call(http, each) for each in found))
+            found = await self._store.take(MAX_BATCH, TAKEN_MS) if self._leads() else []
+            await asyncio.gather(*(self._deliver(http, each) for each in found))
             return len(found)
         except StoreError:
             return 0
@@ -94,23 +96,23 @@ class CallbackSender:
             log.exception("delivering callbacks failed")
             return 0
 
-    async def _call(self, http: "aiohttp.ClientSession", due: Due) -> None:
+    async def _deliver(self, http: "aiohttp.ClientSession", due: Due) -> None:
         url = task.decode(due.row["spec"]).callback_url
         if not url:
-            return await self._store.delivered(due)  # there is none to tell
+            return await self._store.delivered(due)  # nothing to send
         try:
             await self._post(http, url, due)
         except asyncio.CancelledError:
-            with contextlib.suppress(StoreError):  # then it is due again when TAKEN_MS are over
-                await self._store.again(due, "the server ended meanwhile", 0)
+            with contextlib.suppress(StoreError):  # then it is due again after TAKEN_MS
+                await self._store.again(due, "the server shut down during the delivery", 0)
             raise
-        except TurnedAway as error:
+        except ReceiverGone as error:
             return await self._give_up(due, str(error))
-        except Exception as error:  # whatever it is, it is tried again, and said in the task's row
-            if due.tries + 1 >= MOST_TRIES:
-                return await self._give_up(due, f"{MOST_TRIES} tries; the last: {_words(error)}")
+        except Exception as error:  # any error is retried and shown in the task's row
+            if due.tries + 1 >= MAX_TRIES:
+                return await self._give_up(due, f"{MAX_TRIES} tries failed; the last: {_text(error)}")
             self._metrics.callbacks.labels("retried").inc()
-            return await self._store.again(due, _words(error), self._wait_ms(due.tries))
+            return await self._store.again(due, _text(error), self._wait_ms(due.tries))
         self._metrics.callbacks.labels("delivered").inc()
         return await self._store.delivered(due)
 
@@ -127,11 +129,11 @@ class CallbackSender:
         }
         async with http.post(checked, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status == GONE:
-                raise TurnedAway("the receiver answered 410: it wants no more")
+                raise ReceiverGone("the receiver answered 410 Gone")
             if 300 <= answer.status < 400:
-                raise NotTaken(f"the receiver answered {answer.status}; redirects are not followed")
+                raise NotAccepted(f"the receiver answered {answer.status}; redirects are not followed")
             if not 200 <= answer.status < 300:
-                raise NotTaken(f"the receiver answered {answer.status}")
+                raise NotAccepted(f"the receiver answered {answer.status}")
 
     async def _give_up(self, due: Due, reason: str) -> None:
         self._metrics.callbacks.labels("given up").inc()
@@ -139,7 +141,7 @@ class CallbackSender:
         await self._store.give_up(due, reason)
 
     def _wait_ms(self, tries: int) -> int:
-        """Doubling, with jitter."""
+        """Return the delay before the next try: doubled for each try, with jitter."""
         longest_s = backoff.delay_s(tries, base_s=self._config.first_wait_s, cap_s=LONGEST_WAIT_S)
         return int(1000 * backoff.jittered(longest_s, WAIT_JITTER, random))
 
@@ -156,7 +158,7 @@ def payload(due: Due) -> bytes:
 
 
 def message_id(due: Due) -> str:
-    """The same at every try, so that the receiver can tell a repetition."""
+    """Return the id of the message, the same for every try, so that the receiver can detect duplicates."""
     return f"{due.task}.{due.row.get('finished', '0')}"
 
 
@@ -171,5 +173,5 @@ def signed(secret: str, name: str, at_s: int, body: bytes) -> dict[str, str]:
     }
 
 
-def _words(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return str(error) or type(error).__name__

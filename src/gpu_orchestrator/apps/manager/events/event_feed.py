@@ -1,8 +1,8 @@
-"""The events of the cluster for all who watch at this process: one reader of the store's stream, a window of
-the latest events in memory, and whoever watches takes from it at his own pace.
+"""The feed of cluster events for all watchers of this process: one reader of the store's stream fills a
+window of the latest events in memory, and each watcher reads from it at its own pace.
 
-Nothing is queued per watcher: one that lags behind the window reads from the store, and one that lags behind
-that is told what he missed was lost. So a slow watcher costs no more than a quick one.
+Nothing is queued per watcher. One that lags behind the window reads from the store; one that lags behind the
+store gets a `reset`, because it missed events. So a slow watcher costs no more than a fast one.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ log = structlog.get_logger()
 
 WINDOW = 4096
 GATHER_S = 0.02
-"""So long the reader waits before it reads on: what happened meanwhile comes in one go."""
+"""The reader waits this long between reads, so that it gets several events at once."""
 PAUSE_S = 0.2
 RESET = "reset"
 _encode = msgspec.json.Encoder().encode
 
 
-class Over(Exception):
-    """Nothing more comes: the reason in words."""
+class WatchEnded(Exception):
+    """The watcher gets no more events; the message is the reason for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedEvent:
-    """An event as it is sent, made once for all who watch."""
+    """An event as it is sent, encoded once for all watchers."""
 
     id: Id
     owner: str
@@ -45,26 +45,26 @@ class EncodedEvent:
 
     @property
     def frame(self) -> bytes:
-        """As a server-sent event."""
+        """Return the event as a server-sent event."""
         head = f"id: {self.event.id}\nevent: {self.event.event}\ndata: "
         return b"%b%b\n\n" % (head.encode(), self.json)
 
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """`over` says why nothing more comes; empty while something does."""
+    """One client of the feed. `end_reason` says why it gets no more events; empty while it does."""
 
     key: Key
-    over: str = ""
+    end_reason: str = ""
 
     def sees(self, event: EncodedEvent) -> bool:
-        """Events of one's own tasks, and those that concern all."""
+        """Return True for events of the owner's tasks and of the whole cluster."""
         return not event.owner or self.key.sees in ("", event.owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a watcher gets next; `last` is where he is then."""
+    """The next events of a watcher; `last` is its position after them."""
 
     events: Sequence[EncodedEvent]
     last: Id
@@ -75,7 +75,7 @@ class Feed:
         self._events, self._most = events, most_watchers
         self._window: list[EncodedEvent] = []
         self._floor = self._last = START
-        """The window has all events after the floor up to the last."""
+        """The window holds all events after `_floor`, up to and including `_last`."""
         self._reading: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._watchers: set[Watcher] = set()
@@ -85,13 +85,14 @@ class Feed:
 
     @contextlib.contextmanager
     def watching(self, key: Key) -> Iterator[Watcher]:
-        """The stream is read as long as somebody watches. No owner may have all the places."""
+        """Register a watcher. The feed reads the stream while there are watchers. One owner gets at most half
+        of them, so that others can watch too."""
         if len(self) >= self._most:
-            raise Unavailable(f"{len(self)} watch already, as many as MAX_WATCHERS allows; try again later")
-        if not key.is_unlimited and self._of(key.owner) >= (self._most + 1) // 2:
             raise Unavailable(
-                f"half of MAX_WATCHERS are {key.owner}'s already; close some, or try again later"
+                f"{len(self)} clients watch already, the most that MAX_WATCHERS allows; retry later"
             )
+        if not key.is_unlimited and self._count_of(key.owner) >= (self._most + 1) // 2:
+            raise Unavailable(f"half of MAX_WATCHERS are {key.owner}'s already; close some, or retry later")
         watcher = Watcher(key)
         self._watchers.add(watcher)
         if self._reading is None:
@@ -105,11 +106,11 @@ class Feed:
                 self._reading = None
 
     async def after(self, at: Id, watcher: Watcher, within_s: float) -> Batch:
-        """What came after an event; empty when nothing came in time. Raises `Over`, or `StoreError`."""
+        """Return the events after `at`, or none after `within_s`. Raise `WatchEnded` or `StoreError`."""
         deadline = asyncio.get_running_loop().time() + within_s
         while True:
-            if watcher.over:
-                raise Over(watcher.over)
+            if watcher.end_reason:
+                raise WatchEnded(watcher.end_reason)
             news = self._expect()
             batch = self._from_window(at) if self._covers(at) else _batch(at, await self._events.page(at))
             left_s = deadline - asyncio.get_running_loop().time()
@@ -118,21 +119,21 @@ class Feed:
             await asyncio.wait([news], timeout=left_s)
 
     async def latest(self) -> Id:
-        """The last event there is: whoever watches from here sees what comes."""
+        """Return the id of the latest event; a watcher that starts there sees all later events."""
         return id_of((await self._events.page(None, 0)).last)
 
-    def part_from(self, unwanted: Callable[[Key], bool], reason: str) -> None:
-        """Let go all whose key is unwanted."""
+    def disconnect(self, unwanted: Callable[[Key], bool], reason: str) -> None:
+        """End all watchers whose key is unwanted, with a reason for the client."""
         for watcher in self._watchers:
             if unwanted(watcher.key):
-                watcher.over = reason
+                watcher.end_reason = reason
                 self._wake()
 
-    def _of(self, owner: str) -> int:
+    def _count_of(self, owner: str) -> int:
         return sum(watcher.key.owner == owner for watcher in self._watchers)
 
     async def _read(self) -> None:
-        """As long as it is let."""
+        """Fill the window from the stream until cancelled; start over after an error of the store."""
         while True:
             with contextlib.suppress(StoreError):
                 self._floor = self._last = await self.latest()
@@ -144,13 +145,13 @@ class Feed:
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._events.follow(self._last)) as following:
             async for entries in following:
-                self._take([encoded(entry) for entry in entries])
+                self._append([encoded(entry) for entry in entries])
                 await asyncio.sleep(GATHER_S)
 
-    def _take(self, events: Sequence[EncodedEvent]) -> None:
+    def _append(self, events: Sequence[EncodedEvent]) -> None:
         for each in events:
             if not self._last.is_before(each.id):
-                self._window.clear()  # those in between were lost to us; the store says so to whoever asks
+                self._window.clear()  # we missed events in between; watchers that need them read the store
                 self._floor = self._last = each.id
                 continue
             self._window.append(each)
@@ -191,15 +192,16 @@ def encoded(entry: Entry) -> EncodedEvent:
 
 def _batch(at: Id, page: Page) -> Batch:
     events, last = [encoded(entry) for entry in page.entries], id_of(page.last)
-    # Whoever leaves right after a reset must not miss what comes with it: he goes on from where he was.
+    # A watcher that disconnects right after the reset resumes from the reset's id. If events come with the
+    # reset, that id is the watcher's old position, so that it does not miss them.
     return Batch([*([_reset(at, at if events else last)] if page.lost else []), *events], last)
 
 
 def _reset(missed: Id, at: Id) -> EncodedEvent:
-    """Says that events after `missed` are gone: look at everything anew, and go on from `at`."""
+    """Return the event for: events after `missed` are gone, reload the full state, resume from `at`."""
     why = {
         "after": str(missed),
-        "reason": "events after this one are no longer kept; look at everything anew",
+        "reason": "events after this one are no longer kept; reload the full state",
     }
     event = schema.Event(id=str(at), event=RESET, timestamp="", data=msgspec.Raw(_encode(why)))
     return EncodedEvent(at, "", event, _encode(event))

@@ -1,4 +1,4 @@
-"""How the cluster was: what the leader measures for it, and how it is shown."""
+"""The history of the cluster: what the leader measures for it, and the response that shows it."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 
 
 def measure(workers: Iterable[WorkerState]) -> dict[str, float]:
-    """What the store does not know by itself: how many workers are there and how their devices are."""
+    """Return what the store cannot count itself: the online workers and the readings of their devices."""
     online = [worker for worker in workers if worker.online]
     readings = [reading for worker in online for reading in worker.readings]
     return {
@@ -24,7 +24,7 @@ def measure(workers: Iterable[WorkerState]) -> dict[str, float]:
 
 
 def body(ring: Ring, buckets: Sequence[Bucket]) -> schema.MetricsHistory:
-    """Counters become what was added since the bucket before; of the first nobody knows."""
+    """Convert counters to increments per bucket. The first bucket shows 0, because nothing precedes it."""
     points = [_point(ring, before, bucket) for before, bucket in pairwise((None, *buckets)) if bucket]
     return schema.MetricsHistory(timeframe=ring.name, resolution_seconds=ring.bucket_s, points=points)
 

@@ -1,5 +1,5 @@
-"""The secret with which an owner's callbacks are signed: its own, so that who can verify one owner's
-callbacks cannot forge another's. It must be read again for every callback, so it is in the store, sealed.
+"""The secrets that sign callbacks. Each owner has its own, so that a receiver that can verify one owner's
+callbacks cannot forge another's. The server reads them for every callback, so the store holds them encrypted.
 """
 
 from base64 import b64encode
@@ -9,7 +9,7 @@ from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.store.valkey.database import Database
 
 MARK = "whsec_"
-"""As https://www.standardwebhooks.com has it; 32 random bytes in base64 follow."""
+"""The prefix from https://www.standardwebhooks.com; 32 random bytes in base64 follow it."""
 
 
 def new_secret() -> str:
@@ -17,25 +17,24 @@ def new_secret() -> str:
 
 
 class Signing:
-    """`common` signs the callbacks of owners who have none of their own."""
+    """`common` signs the callbacks of owners without their own secret."""
 
     def __init__(self, database: Database, seal: Seal, common: str = "") -> None:
         self._database, self._seal, self._common = database, seal, common
 
     async def make(self, owner: str) -> str:
-        """A new one; what was there before is forgotten."""
+        """Store a new secret for this owner in place of the previous one, and return it."""
         secret = new_secret()
         await self._database.set(_place(owner), self._seal.close(secret, place=_place(owner)).encode())
         return secret
 
     async def find(self, owner: str) -> str:
-        """The common one for an owner who never made one; raises `CannotOpen` if this server has not the key
-        to it."""
+        """Return the owner's secret, or the common one. Raise `CannotOpen` if this server lacks its key."""
         sealed = await self._database.get(_place(owner))
         return self._seal.open(sealed.decode(), place=_place(owner)) if sealed else self._common
 
     async def forget(self, owner: str) -> bool:
-        """Whether there was one."""
+        """Delete the owner's secret; return True if there was one."""
         had = bool(await self._database.get(_place(owner)))
         await self._database.set(_place(owner), b"")
         return had

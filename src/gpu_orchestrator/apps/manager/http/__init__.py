@@ -1,1 +1,1 @@
-"""Requests from clients: the gate, the routes, the guards in front of them."""
+"""HTTP and WebSocket: the gate, the guards of the routes, the routes, and their documentation."""

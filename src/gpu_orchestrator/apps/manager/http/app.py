@@ -1,4 +1,7 @@
-"""The ASGI application: routes under `/` and `/api/v1`, the gate before them, and a true OpenAPI document."""
+"""Build the ASGI application: routes under `/` and `/api/v1`, the gate in front, the OpenAPI document.
+
+`server` calls `build`; `cli/api_docs.py` calls `openapi`.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +33,7 @@ ROUTERS = (
     audit.router,
     callbacks.router,
 )
-"""The busiest first: they are tried in turn."""
+"""The busiest first, because the framework tries them in order."""
 
 
 def build(manager: Manager) -> ASGIApp:
@@ -39,10 +42,10 @@ def build(manager: Manager) -> ASGIApp:
     origins = manager.settings.cors_origins
     if not origins:
         return gated
-    # Before the gate: a browser asks whether it may ask without sending the key.
-    shown = ["X-Correlation-ID", "Retry-After"]
+    # In front of the gate, because a browser sends its preflight request without the key.
+    exposed = ["X-Correlation-ID", "Retry-After"]
     return CORSMiddleware(
-        gated, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
+        gated, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
     )
 
 
@@ -53,7 +56,8 @@ def application(manager: Manager) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        # A redirect would answer strangers, and behind a proxy with TLS lead clients to http, key and all.
+        # A redirect would answer clients without a key. Behind a proxy with TLS it would send clients, with
+        # their key, to plain http.
         redirect_slashes=False,
     )
     app.state.manager = manager
@@ -72,13 +76,16 @@ def application(manager: Manager) -> FastAPI:
 
 
 def _fast_path(
-    openings: Iterable[route_auth.GuardedRoute],
+    routes: Iterable[route_auth.GuardedRoute],
 ) -> dict[tuple[str, str], tuple[gate.Endpoint, route_auth.RouteGuard]]:
-    """Going through all of them finds the one that does not say what it needs."""
+    """Return the routes that the gate calls directly.
+
+    This iterates over all routes, so a route that does not declare what it needs raises here.
+    """
     return {
-        (each.method, each.path): (tasks.QUICK[bare], each.route_guard)
-        for each in openings
-        if each.method == "POST" and (bare := each.path.removeprefix(PREFIX)) in tasks.QUICK
+        (each.method, each.path): (tasks.FAST_PATH[bare], each.route_guard)
+        for each in routes
+        if each.method == "POST" and (bare := each.path.removeprefix(PREFIX)) in tasks.FAST_PATH
     }
 
 
@@ -90,7 +97,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for path in document["paths"].values():
         for operation in path.values():
-            operation["responses"].pop("422", None)  # our errors have one shape, which `default` shows
+            operation["responses"].pop("422", None)  # `default` documents the one shape of our errors
     document["components"] = {
         "schemas": components(),
         "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -100,7 +107,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 async def _on_bad_query(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class only
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
     return responses.error_response(errors.Unprocessable(f"{where}={first.get('input')}: {first['msg']}"))

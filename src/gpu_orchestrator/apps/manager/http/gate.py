@@ -1,4 +1,7 @@
-"""What every request passes on its way in and out: correlation id, timing, audit log, errors."""
+"""The gate, which every request passes on its way in and out: correlation id, timing, audit log, errors.
+
+`app` puts it in front of the routes. The error handlers of the application are here too.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from os import urandom
@@ -21,17 +24,18 @@ from gpu_orchestrator.apps.manager.schema import PREFIX
 log = structlog.get_logger()
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-LONGEST_CORRELATION = 100
-COME_AGAIN = (429, 503)
-"""Nothing was done. These are counted and not written down, or a flood would wash everything else out of the
-audit log."""
-LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
+MAX_CORRELATION_CHARS = 100
+RETRY_LATER = (429, 503)
+"""Nothing was done. These are counted but not audited, or a flood would push the rest out of the log."""
+READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Gate:
-    """What every request passes: correlation id, measure, errors, audit log. `quick` are routes without
-    parameters in their path that are called straight from here: finding one's way through a framework costs
-    as much as taking a task."""
+    """Adds correlation ids, metrics, error bodies and audit entries to every request.
+
+    `fast_path` holds routes without path parameters that the gate calls directly: routing through the
+    framework costs as much as accepting a task.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Gate:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            await self._app(scope, receive, self._watched(scope, send))
+            await self._app(scope, receive, self._audited_send(scope, send))
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
@@ -59,8 +63,8 @@ class Gate:
                 status = message["status"]
                 correlation = scope["state"]["correlation"].encode("latin-1")
                 message["headers"] = [*message["headers"], (b"x-correlation-id", correlation)]
-                if scope["method"] not in LOOKS and status not in COME_AGAIN:
-                    await self._write_down(scope, _route(scope, fast_path), status)
+                if scope["method"] not in READ_METHODS and status not in RETRY_LATER:
+                    await self._audit(scope, _route(scope, fast_path), status)
             await send(message)
 
         try:
@@ -76,26 +80,26 @@ class Gate:
             seconds = perf_counter() - began
             self._manager.metrics.answered(scope["method"], _route(scope, fast_path), status, seconds)
 
-    def _watched(self, scope: Scope, send: Send) -> Send:
-        """For a WebSocket: the first word decides."""
+    def _audited_send(self, scope: Scope, send: Send) -> Send:
+        """Return a `send` that audits a WebSocket by its first message: accepted or refused."""
 
         async def answer(message: Message) -> None:
             if message["type"] == "websocket.accept":
-                await self._write_down(scope, _route(scope, None), 101)
+                await self._audit(scope, _route(scope, None), 101)
             elif message["type"] == "websocket.http.response.start":
-                await self._write_down(scope, _route(scope, None), message["status"])
+                await self._audit(scope, _route(scope, None), message["status"])
             await send(message)
 
         return answer
 
-    async def _write_down(self, scope: Scope, route: str, status: int) -> None:
-        """In the audit log, what may have changed something."""
+    async def _audit(self, scope: Scope, route: str, status: int) -> None:
+        """Write an audit entry if the request may have changed something."""
         route_guard: RouteGuard | None = scope["state"].get("route_guard")
-        if route_guard is None or not route_guard.is_watched:
+        if route_guard is None or not route_guard.is_audited:
             return
         action = f"{scope.get('method', 'WS')} {route.removeprefix(PREFIX)}"
         entry = audit.entry_of(scope, action=action, status=status, at_ms=self._manager.keys.now_ms())
-        await self._manager.audit.note(audit.stream_of(route_guard.needs, scope["state"].get("key")), entry)
+        await self._manager.audit.record(audit.stream_of(route_guard.needs, scope["state"].get("key")), entry)
 
     async def _call(
         self, endpoint: Endpoint, route_guard: RouteGuard, scope: Scope, receive: Receive, send: Send
@@ -118,7 +122,7 @@ def _route(scope: Scope, fast_path: object) -> str:
 
 def _correlation(scope: Scope) -> str:
     given = header(scope, b"x-correlation-id") or header(scope, b"x-request-id")
-    return given if given.isprintable() and 0 < len(given) <= LONGEST_CORRELATION else urandom(16).hex()
+    return given if given.isprintable() and 0 < len(given) <= MAX_CORRELATION_CHARS else urandom(16).hex()
 
 
 async def refusal(manager: Manager, error: errors.ApiError) -> Response:
@@ -128,24 +132,24 @@ async def refusal(manager: Manager, error: errors.ApiError) -> Response:
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for nothing else
+    assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for this class only
     return await refusal(manager_of(request), error)
 
 
 async def on_store_error(_: Request, error: Exception) -> Response:
-    """Where the store is and what it said is for the log, not for whoever has a key."""
+    """Log the store's address and error, but hide them from the client."""
     log.warning("the store failed a request", error=str(error))
-    return error_response(errors.Unavailable("the store does not answer; try again"))
+    return error_response(errors.Unavailable("the store does not answer; retry"))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses. Only who has a key is told what there is and what not."""
+    """Answer what the router itself refuses. Only clients with a key learn which routes exist."""
     manager = manager_of(request)
     try:
         key = manager.keys.find(header(request.scope, b"authorization"))
         manager.rate_limiter.take(key, request.method, "")
-    except errors.ApiError as unwelcome:
-        return await refusal(manager, unwelcome)
+    except errors.ApiError as refused:
+        return await refusal(manager, refused)
     status = int(getattr(error, "status_code", 500))
     known = {404: errors.NotFound, 405: errors.MethodNotAllowed}
     kind = known.get(status, errors.BadRequest)
@@ -154,4 +158,4 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_any_error(request: Request, error: Exception) -> Response:
     log.error("a request failed", path=request.url.path, exc_info=error)
-    return error_response(errors.ApiError("something went wrong here; the log has it"))
+    return error_response(errors.ApiError("internal error; the server log has the details"))

@@ -1,4 +1,4 @@
-"""What a route takes and gives, for OpenAPI, from the same types that are decoded and encoded."""
+"""Describe routes for OpenAPI with the types that they decode and encode. The routes call `described`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 from gpu_orchestrator.apps.manager import schema
 from gpu_orchestrator.apps.manager.http import route_auth
 
-PLACE = "#/components/schemas/{name}"
+REF = "#/components/schemas/{name}"
 TYPES: dict[str, type] = {"ErrorBody": schema.ErrorBody}
 
 
@@ -21,8 +21,11 @@ def described(
     also: Mapping[int, type] | None = None,
     query: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for a route's decorator. `needs` says who may use it; `also` are other good answers
-    by their status; `query` is a parameter that the route reads by itself."""
+    """Return the keyword arguments for a route's decorator.
+
+    `needs` is the scope that a key must have. `also` are other successful answers by status. `query` is a
+    parameter that the route parses itself.
+    """
     answers = {status: answer, **(also or {})}
     TYPES.update({each.__name__: each for each in answers.values()})
     responses: dict[str, Any] = {
@@ -45,9 +48,9 @@ def described(
 
 
 def components() -> dict[str, Any]:
-    _, found = msgspec.json.schema_components(tuple(TYPES.values()), ref_template=PLACE)
+    _, found = msgspec.json.schema_components(tuple(TYPES.values()), ref_template=REF)
     return found
 
 
 def _content(kind: type) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": {"$ref": PLACE.format(name=kind.__name__)}}}}
+    return {"content": {"application/json": {"schema": {"$ref": REF.format(name=kind.__name__)}}}}

@@ -1,4 +1,4 @@
-"""Read requests and make responses, for every route: bodies with a size limit, JSON, one shape of errors."""
+"""Read requests and make responses, for every route: size-limited bodies, JSON, one shape of errors."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JsonResponse(Response):
-    """With as many headers as it needs, and no search for those that somebody may have set before."""
+    """A response with only the headers it needs; skips the base class's search for headers already set."""
 
     def __init__(self, value: Any, status: int, headers: Mapping[str, str]) -> None:
         self.status_code, self.background, self.body = status, None, _encode(value)
@@ -40,18 +40,18 @@ def error_response(error: errors.ApiError) -> Response:
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """The body as a value of this kind, or an error that says where it is wrong."""
+    """Return the body decoded as this type, or raise an error that names the wrong place."""
     body = await body_of(request)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise errors.Unprocessable(f"the body does not fit: {error}") from error
+        raise errors.Unprocessable(f"the body does not match the schema: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.BadRequest(f"the body is no JSON that can be read: {error}") from error
+        raise errors.BadRequest(f"the body is not valid JSON: {error}") from error
 
 
 async def body_of(request: Request) -> bytes:
-    """Not more than is allowed."""
+    """Return the raw body; raise `TooLarge` as soon as it exceeds MAX_REQUEST_MB."""
     manager = manager_of(request)
     most = int(manager.settings.max_request_mb * 1024 * 1024)
     declared = header(request.scope, b"content-length")
@@ -70,14 +70,17 @@ async def body_of(request: Request) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def while_there(request: Request, doing: Awaitable[T]) -> T | None:
-    """What comes of it; None if whoever asks leaves before, and then it is cancelled. For after the body."""
-    done = await done_before(doing, until_left(request.receive))
+async def unless_disconnected(request: Request, doing: Awaitable[T]) -> T | None:
+    """Return the result; cancel `doing` and return None if the client disconnects first.
+
+    Call it after the body was read, because it consumes the request's messages.
+    """
+    done = await done_before(doing, until_disconnected(request.receive))
     return None if done is None else done.result()
 
 
 async def done_before(doing: Awaitable[T], over: Awaitable[None]) -> "asyncio.Future[T] | None":
-    """Done, well or not; None if the other came first, and then it is cancelled."""
+    """Return `doing`, finished or failed; cancel it and return None if `over` ends first."""
     tasks = asyncio.ensure_future(doing), asyncio.ensure_future(over)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -88,8 +91,8 @@ async def done_before(doing: Awaitable[T], over: Awaitable[None]) -> "asyncio.Fu
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until_left(receive: Receive) -> None:
-    """Until whoever asks leaves."""
+async def until_disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,8 +1,8 @@
-"""What each route needs, said beside the route and nowhere else: `described(..., needs="read")` for HTTP,
-`dependencies=needs("worker")` for WebSockets.
+"""Declare and check what each route needs. Each route declares it in its decorator and nowhere else:
+`described(..., needs="read")` for HTTP, `dependencies=needs("worker")` for WebSockets.
 
-The door that this puts before a route lets in or raises; the gate reads what it wrote down. A route without a
-door is a mistake that `openings` finds when the application is built.
+The `RouteGuard` of a route checks the key and stores itself and the key in the connection's state, where the
+gate reads them. `guarded_routes` raises for a route without a guard when the application is built.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,34 +18,33 @@ from gpu_orchestrator.apps.manager.access.keys import Scope
 from gpu_orchestrator.apps.manager.manager import Manager
 
 Needs = Scope | Literal["nothing", "metrics"]
-"""`metrics` is nothing, unless METRICS_AUTH closes it to all who may not `read`."""
-
+"""`metrics` needs nothing, unless METRICS_AUTH is set: then it needs `read`."""
 
 CHANGES: frozenset[Needs] = frozenset({"submit", "admin", "worker"})
-"""Who only reads changes nothing."""
+"""What a route may need that changes something; a route that needs `read` changes nothing."""
 
 
 class UnguardedRoute(Exception):
-    """A route that does not say what it needs."""
+    """A route does not declare what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteGuard:
-    """`audited` may be said no of what happens all the time."""
+    """Checks the key of each request to one route. Set `audited=False` for frequent calls like heartbeats."""
 
     needs: Needs
     audited: bool = True
 
     @property
-    def is_watched(self) -> bool:
-        """Whether what comes through and is no GET belongs into the audit log."""
+    def is_audited(self) -> bool:
+        """Return True if requests other than GET belong in the audit log."""
         return self.audited and self.needs in CHANGES
 
     async def __call__(self, connection: HTTPConnection) -> None:
         self.enter(connection.scope, manager_of(connection))
 
     def enter(self, connection: asgi.Scope, manager: Manager) -> None:
-        """Raises what the client is told, else leaves the key in the connection's state."""
+        """Check the key and store it in the connection's state; raise the `ApiError` for the client."""
         state = connection["state"]
         state["route_guard"] = self
         scope = self._needed(manager)
@@ -63,13 +62,13 @@ class RouteGuard:
 
 
 def manager_of(connection: HTTPConnection) -> Manager:
-    """The manager that answers a request or a WebSocket."""
+    """Return the manager that serves this request or WebSocket."""
     manager: Manager = connection.app.state.manager
     return manager
 
 
 def header(connection: asgi.Scope, name: bytes) -> str:
-    """The first header of this name, in lower case; empty if there is none."""
+    """Return the first header of this name, which must be in lower case; empty if there is none."""
     for each, value in connection["headers"]:
         if each == name:
             return str(value, "latin-1")
@@ -77,12 +76,12 @@ def header(connection: asgi.Scope, name: bytes) -> str:
 
 
 def path_of(connection: asgi.Scope) -> str:
-    """The path of the route, with the names of its parameters in place of their values."""
+    """Return the path of the route, with the names of its parameters in place of their values."""
     return str(getattr(connection.get("route"), "path", connection["path"]))
 
 
 def needs(what: Needs, *, audited: bool = True) -> list[Any]:
-    """The `dependencies` of a route."""
+    """Return the `dependencies` for a route's decorator."""
     return [params.Depends(RouteGuard(what, audited))]
 
 
@@ -92,7 +91,7 @@ def guard_of(dependencies: Sequence[params.Depends]) -> RouteGuard | None:
 
 @dataclass(frozen=True, slots=True)
 class GuardedRoute:
-    """One way in. `method` is WS for a WebSocket."""
+    """One method and path of the application. `method` is WS for a WebSocket."""
 
     method: str
     path: str
@@ -100,10 +99,12 @@ class GuardedRoute:
 
 
 def guarded_routes(app: FastAPI) -> Iterator[GuardedRoute]:
-    """Every way into the application; raises `Undeclared` for one without a door."""
+    """Yield every route of the application; raise `UnguardedRoute` for one without a guard."""
     for route in iter_route_contexts(app.routes):
         route_guard = guard_of(getattr(route, "dependencies", None) or ())
         if route_guard is None:
-            raise UnguardedRoute(f"{route.path} does not say what it needs; give described(..., needs=...)")
+            raise UnguardedRoute(
+                f"{route.path} does not declare what it needs; pass needs= to described(...)"
+            )
         for method in sorted(getattr(route, "methods", None) or ["WS"]):
             yield GuardedRoute(method, str(route.path), route_guard)

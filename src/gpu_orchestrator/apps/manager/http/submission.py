@@ -1,4 +1,7 @@
-"""From a request's body to tasks in the store: checked, made specs, refused if they can never fit."""
+"""Turn the body of a request into tasks in the store: check it, build the specs, refuse what can never fit.
+
+The task routes call it; it hands the new tasks to `tasks/admission.py`.
+"""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -27,30 +30,30 @@ from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.manager import Manager
 
-LONGEST_ADVICE_S = 60.0
-"""Nobody is told to wait longer for room in a queue: it may come sooner than we think."""
+MAX_RETRY_AFTER_S = 60.0
+"""The longest `Retry-After` for a full queue: there may be room sooner than estimated."""
 
-WISHES_AT_ONCE = 500
-ROW = 1000
-"""About what a task takes in the store besides what it brings."""
+CONFLICTS_PER_CALL = 500
+ROW_BYTES = 1000
+"""About what a task takes in the store besides its spec and parameters."""
 
 
 async def accept(
-    manager: Manager, asked: Sequence[schema.TaskRequest], key: Key, correlation: str
+    manager: Manager, requests: Sequence[schema.TaskRequest], key: Key, correlation: str
 ) -> list[Accepted]:
-    """All of them are in the store, or an error says why none is."""
-    specs = [_spec(manager, each, key) for each in asked]
+    """Store all of these tasks, or store none and raise the error that says why."""
+    specs = [_spec(manager, each, key) for each in requests]
     for number, spec in enumerate(specs):
         await _check(manager, number, spec)
-    new = [_new(manager, each, spec, key, correlation) for each, spec in zip(asked, specs, strict=True)]
-    if len(new) > 1:  # one alone is judged when it is taken
-        await _check_wishes(manager, asked, new)
+    new = [_new(manager, each, spec, key, correlation) for each, spec in zip(requests, specs, strict=True)]
+    if len(new) > 1:  # the store checks a single task when it submits it
+        await _check_idempotency_keys(manager, requests, new)
     may = manager.quotas.of_key(key)
     answers = await _submit(manager, new, key, may)
-    for answer in answers:  # nothing of a request is taken where not all of it is
+    for answer in answers:  # the store takes a request whole or not at all
         if isinstance(answer, NoRoom):
             raise _no_room(manager, answer, len(answers), key, may)
-    return [_taken(wanted, answer) for wanted, answer in zip(asked, answers, strict=True)]
+    return [_taken(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
 
 def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[schema.TaskAccepted]:
@@ -69,8 +72,11 @@ def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[schema.TaskAcc
 
 
 async def accept_again(manager: Manager, name: str, key: Key) -> str:
-    """The state of a task before it was queued anew, if it could be; a retry needs room like any other task.
-    Who retries tasks of everybody is not held to what he may himself."""
+    """Queue an ended task again and return its state before; the state shows whether it could be queued.
+
+    A retry needs room like any other task. An admin, who may retry the tasks of every owner, is not held to
+    the limits of the admin's own key.
+    """
     may = manager.quotas.of_key(key)
     room = _unit(key, may if key.sees else UNLIMITED, manager.settings)
     (retried,) = await manager.store.tasks.retry([name], owner=key.sees, may=room)
@@ -80,8 +86,8 @@ async def accept_again(manager: Manager, name: str, key: Key) -> str:
 
 
 async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allowance) -> Sequence[Submitted]:
-    """Only new tasks take room: a flood of what is refused or known already leaves it to others."""
-    sizes = [ROW + len(each.params) + len(each.spec) for each in new]
+    """Submit the tasks. Only new tasks take room: a flood of refused or known ones leaves room for others."""
+    sizes = [ROW_BYTES + len(each.params) + len(each.spec) for each in new]
     _check_room(manager, sum(sizes), key)
     answers: Sequence[Submitted] = ()
     try:
@@ -98,9 +104,9 @@ def _check_room(manager: Manager, size: int, key: Key) -> None:
     if room is not None:
         manager.metrics.refused(key.owner, "store")
         raise errors.StoreFull(
-            f"the store holds {room.used // MIB} MiB of at most {room.most // MIB}; nothing was taken; try "
-            "again when ended tasks were forgotten, or let an operator raise MAX_STORE_MB",
-            LONGEST_ADVICE_S,
+            f"the store uses {room.used // MIB} of at most {room.most // MIB} MiB; nothing was queued; retry "
+            "when ended tasks have been deleted, or ask the operator to raise MAX_STORE_MB",
+            MAX_RETRY_AFTER_S,
         )
 
 
@@ -108,54 +114,54 @@ def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
     return Unit(key.owner, may.queued, settings.max_queued_tasks, may.gpu_seconds * 1000)
 
 
-def _taken(asked: schema.TaskRequest, answer: Submitted) -> Accepted:
+def _taken(request: schema.TaskRequest, answer: Submitted) -> Accepted:
     match answer:
         case Accepted():
             return answer
         case KeyConflict(id=name):
-            raise _other(asked, name)
+            raise _key_conflict(request, name)
         case NoRoom():
-            raise AssertionError("a request without room was refused before")
+            raise AssertionError("`accept` has already refused a request without room")
 
 
 def _no_room(
     manager: Manager, refused: NoRoom, count: int, key: Key, may: Allowance
 ) -> errors.TooManyRequests | errors.QueueFull:
-    """The error for a request of `count` tasks for which there is no room; counts it, too."""
+    """Count the refusal and return the error for a request of `count` tasks without room."""
     is_budget, is_own = refused.limit is Limit.DAY_BUDGET, refused.limit is Limit.OWNER_QUEUE
     manager.metrics.refused(key.owner, "budget" if is_budget else "queue")
     if is_budget:
-        had = f"{key.owner} may use {may.gpu_seconds} GPU seconds a day and has used them"
+        used_up = f"{key.owner} may use {may.gpu_seconds} GPU seconds a day and has used them"
         wait_s = refused.retry_after_ms / 1000
-        return errors.TooManyRequests(f"{had}; the next day begins at 00:00 UTC", wait_s)
+        return errors.TooManyRequests(f"{used_up}; the next day begins at 00:00 UTC", wait_s)
     most = may.queued if is_own else manager.settings.max_queued_tasks
     whose = key.owner if is_own else "one priority"
-    room_s = min(manager.overview.drain_s(count, manager.metrics.average_s), LONGEST_ADVICE_S)
+    room_s = min(manager.overview.drain_s(count, manager.metrics.average_s), MAX_RETRY_AFTER_S)
     return errors.QueueFull(
-        f"no more than {most} tasks of {whose} may wait, and {count} more would be too many; "
-        "nothing was taken, try again when some have run",
+        f"at most {most} tasks of {whose} may wait, and {count} more would be too many; "
+        "nothing was queued; retry when some have started",
         room_s,
     )
 
 
-def _spec(manager: Manager, asked: schema.TaskRequest, key: Key) -> TaskSpec:
-    settings, wanted = manager.settings, asked.resources
-    timeout_s = asked.timeout or settings.task_timeout
+def _spec(manager: Manager, request: schema.TaskRequest, key: Key) -> TaskSpec:
+    settings, wanted = manager.settings, request.resources
+    timeout_s = request.timeout or settings.task_timeout
     try:
         memory_mib = units.memory_mib(wanted.gpu_memory) if wanted.gpu_memory else 0
     except units.BadAmount as error:
         raise errors.Unprocessable(f"resources.gpu_memory: {error}") from error
     return TaskSpec(
-        task_type=asked.task_type,
-        model_name=asked.model_name,
-        priority=_priority(asked.priority),
+        task_type=request.task_type,
+        model_name=request.model_name,
+        priority=_priority(request.priority),
         gpus=wanted.gpus,
         memory_mib=memory_mib if wanted.gpus else 0,
         vendor=wanted.vendor,
         timeout_s=timeout_s,
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
-        labels=asked.labels,
-        callback_url=_callback(manager, asked.callback_url) if asked.callback_url else "",
+        labels=request.labels,
+        callback_url=_callback(manager, request.callback_url) if request.callback_url else "",
         tenant=key.owner,
     )
 
@@ -165,13 +171,13 @@ def _callback(manager: Manager, url: str) -> str:
         raise errors.Unprocessable(
             "callback_url: callbacks are off; an operator allows hosts with CALLBACK_HOSTS"
         )
-    from gpu_orchestrator.adapters.outbound import requests  # not before somebody needs it: it is large
+    from gpu_orchestrator.adapters.outbound import requests  # imported on first use, because it is large
 
     try:
         requests.check_url(url, manager.allowed)
     except Forbidden as error:
         raise errors.Unprocessable(
-            f"callback_url: {error}; CALLBACK_HOSTS and CALLBACK_NETWORKS say what is"
+            f"callback_url: {error}; CALLBACK_HOSTS and CALLBACK_NETWORKS list what is allowed"
         ) from error
     return url
 
@@ -185,14 +191,14 @@ def _priority(given: str | int) -> int:
 
 
 def _parameters(given: msgspec.Raw) -> str:
-    """They are passed on as they came, so this is the last who looks at them before a worker does."""
+    """Check the parameters. They are passed on unparsed, so nothing else checks them before a worker does."""
     text = bytes(given)
     if is_too_deep(text):
         raise errors.Unprocessable(f"parameters: nested deeper than {DEEPEST}; make them flatter")
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise errors.BadRequest(f"the body is no JSON: parameters: {error}") from error
+        raise errors.BadRequest(f"the body is not valid JSON: parameters: {error}") from error
 
 
 async def _check(manager: Manager, number: int, spec: TaskSpec) -> None:
@@ -217,44 +223,46 @@ def _unknown_type(name: str, known: set[str]) -> str:
     return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}"
 
 
-async def _check_wishes(
-    manager: Manager, asked: Sequence[schema.TaskRequest], new: Sequence[NewTask]
+async def _check_idempotency_keys(
+    manager: Manager, requests: Sequence[schema.TaskRequest], new: Sequence[NewTask]
 ) -> None:
-    """Before the first of many is taken: a batch is taken whole or not."""
-    wishes = [number for number, each in enumerate(new) if each.idempotency]
+    """Check all idempotency keys before the first task is stored: a batch is taken whole or not at all."""
+    keyed = [number for number, each in enumerate(new) if each.idempotency]
     first: dict[str, NewTask] = {}
-    for number in wishes:
+    for number in keyed:
         known = first.setdefault(new[number].idempotency, new[number])
         if (known.spec, known.params) != (new[number].spec, new[number].params):
             raise errors.Conflict(
-                f"idempotency_key {asked[number].idempotency_key!r} is given to tasks that ask for "
-                "different things; nothing was taken",
+                f"idempotency_key {requests[number].idempotency_key!r} is given to different tasks; "
+                "nothing was queued",
                 task=number,
             )
-    for start in range(0, len(wishes), WISHES_AT_ONCE):
-        part = wishes[start : start + WISHES_AT_ONCE]
+    for start in range(0, len(keyed), CONFLICTS_PER_CALL):
+        part = keyed[start : start + CONFLICTS_PER_CALL]
         others = await manager.store.tasks.conflicts([new[number] for number in part])
         for number, other in zip(part, others, strict=True):
             if other:
-                raise _other(asked[number], other, task=number)
+                raise _key_conflict(requests[number], other, task=number)
 
 
-def _other(asked: schema.TaskRequest, name: str, **details: int) -> errors.Conflict:
+def _key_conflict(request: schema.TaskRequest, name: str, **details: int) -> errors.Conflict:
     return errors.Conflict(
-        f"idempotency_key {asked.idempotency_key!r} belongs to task {name}, which asks for something else",
+        f"idempotency_key {request.idempotency_key!r} belongs to task {name}, which is different",
         task_id=name,
         **details,
     )
 
 
-def _new(manager: Manager, asked: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str) -> NewTask:
-    retries = manager.settings.max_retries if asked.max_retries is None else asked.max_retries
+def _new(
+    manager: Manager, request: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str
+) -> NewTask:
+    retries = manager.settings.max_retries if request.max_retries is None else request.max_retries
     return NewTask(
         urandom(16).hex(),
         task.encode(spec),
-        _parameters(asked.parameters),
+        _parameters(request.parameters),
         retries,
-        f"{key.owner}:{asked.idempotency_key}" if asked.idempotency_key else "",
+        f"{key.owner}:{request.idempotency_key}" if request.idempotency_key else "",
         correlation,
         key.owner,
         task.level(spec.priority),

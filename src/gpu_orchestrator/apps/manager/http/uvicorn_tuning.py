@@ -1,8 +1,12 @@
-"""Spares system calls that uvicorn makes for every message.
+"""Save system calls that uvicorn makes for every message, by wrapping the transport of its HTTP protocol.
 
-It writes the head of an answer and its body apart, which wakes whoever reads twice, the first time for half
-an answer. And it stops reading from a WebSocket until a message was taken, which mostly is in the loop's next
-turn.
+uvicorn writes the head and the body of a response separately, which wakes the client twice, first for half a
+response. It also pauses reading from a WebSocket until the application receives the message, which mostly
+happens in the next iteration of the event loop.
+
+This patches `HttpToolsProtocol`, which is not public API of uvicorn. It was written for uvicorn 0.54, the
+version pinned in `requirements/manager.txt`. `test_uvicorn_tuning.py` guards it: one test runs a request
+through the real protocol and fails if a new uvicorn no longer writes through the wrapped transport.
 """
 
 import asyncio
@@ -14,21 +18,21 @@ HEAD = b"HTTP/1."
 
 
 class CoalescingTransport:
-    """A transport that keeps the head of an answer until its body comes, or the loop's next turn."""
+    """A transport that holds back the head of a response until its body or the next loop iteration comes."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._head = b""
-        self._pauses = self._is_paused = False
+        self._wants_pause = self._is_paused = False
 
     def pause_reading(self) -> None:
-        """Not before whoever was woken by what came had a turn to take it."""
-        if not self._pauses:
-            self._pauses = True
+        """Pause in the next loop iteration, unless the application has received the message by then."""
+        if not self._wants_pause:
+            self._wants_pause = True
             self._loop.call_soon(self._pause)
 
     def resume_reading(self) -> None:
-        self._pauses = False
+        self._wants_pause = False
         if self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
@@ -50,7 +54,7 @@ class CoalescingTransport:
         return getattr(self._transport, name)
 
     def _pause(self) -> None:
-        if self._pauses and not self._is_paused and not self._transport.is_closing():
+        if self._wants_pause and not self._is_paused and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
 
@@ -61,5 +65,7 @@ class CoalescingTransport:
 
 
 class CoalescingHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol on a `CoalescingTransport`. An upgrade to WebSocket keeps the transport."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, CoalescingTransport(transport, self.loop)))

@@ -1,1 +1,1 @@
-"""Attempts of tasks on this worker: waiting, running, ended."""
+"""Attempts at tasks on this worker: waiting, running, ended."""

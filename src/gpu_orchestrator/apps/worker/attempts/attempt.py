@@ -1,4 +1,4 @@
-"""One attempt at one task on this worker."""
+"""One attempt at one task on this worker. Kept by `attempts`, queued at a runner."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ NOT_YET = float("-inf")
 
 Key: TypeAlias = tuple[str, int]
 Devices: TypeAlias = tuple[str, ...]
-"""UUIDs of a set of devices; empty for tasks without."""
+"""UUIDs of a set of devices; empty for a task without devices."""
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """`begun_at` is by the loop's clock. `timed_out` and `is_cancelled` say why its runner is being ended, if
-    it is; `grace_s` is how much time each step of a cancellation has."""
+    """State of one attempt. `begun_at` is by the loop's clock. If its runner is being ended, `timed_out` or
+    `is_cancelled` is the reason. `grace_s` is the time that each step of a cancellation has."""
 
     assign: session.Assign
     key: Key = field(init=False)
@@ -52,8 +52,8 @@ class Attempt:
             correlation_id=assign.correlation_id,
         )
 
-    def names(self) -> dict[str, str | int]:
-        """For the log."""
+    def log_fields(self) -> dict[str, str | int]:
+        """Return the fields that name this attempt in the log."""
         assign = self.assign
         return {"task_id": assign.task, "attempt": assign.attempt, "correlation_id": assign.correlation_id}
 
@@ -63,7 +63,7 @@ class Attempt:
         self.timers.clear()
 
     def progress(self, line: str, now: float) -> session.Progress | None:
-        """The line as it is told, or None: a task that prints without end must not drown the server."""
+        """Return the line as a message, or None past the limit, so that a task cannot flood the manager."""
         if int(now) != self._second:
             self._second, self._lines = int(now), 0
         self._lines += 1

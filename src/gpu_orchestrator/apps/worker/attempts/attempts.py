@@ -20,40 +20,40 @@ from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerCallbacks, Ru
 QUICK_S = 0.002
 STUCK_S = 0.05
 REMEMBERED = 4096
-"""So many ended attempts are known, so that an `Assign` that was under way meanwhile is not run again."""
+"""Ended attempts to remember, so that an `Assign` that was in flight when one ended is not run again."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class AgentCallbacks:
-    """What `Work` asks of the agent: to stop all of this if the lease is over, why an attempt cannot begin on
-    its devices now (or nothing), and to tell the server."""
+    """What `Attempts` calls on the agent: stop everything if the lease has expired, return why an attempt
+    cannot begin on its devices now (or ""), and send a message to the manager."""
 
     check_lease: Callable[[], None]
-    room: Callable[[Attempt], str]
-    say: Callable[[session.Message], None]
+    no_room_reason: Callable[[Attempt], str]
+    send: Callable[[session.Message], None]
 
 
 class Attempts:
-    """`moved` is set whenever an outcome was acknowledged or a runner ended."""
+    """All attempts of this worker. Sets `changed` when an outcome is acknowledged or a runner ends."""
 
     def __init__(self, pool: RunnerPool, agent: AgentCallbacks) -> None:
-        self._pool, self._agent, self._say = pool, agent, agent.say
-        self._runner_callbacks = RunnerCallbacks(self._hear, self._told, self._gone)
+        self._pool, self._agent, self._send = pool, agent, agent.send
+        self._runner_callbacks = RunnerCallbacks(self._receive, self._printed, self._runner_ended)
         self._attempts: dict[Key, Attempt] = {}
         self._waiting: defaultdict[Devices, deque[Attempt]] = defaultdict(deque)
         self._unacked: dict[Key, session.Outcome] = {}
-        self._settled: dict[Key, None] = {}
+        self._acknowledged: dict[Key, None] = {}
         self._refusal = ""
-        self.moved = asyncio.Event()
+        self.changed = asyncio.Event()
 
-    # --- what the server says ------------------------------------------------------------------------------
+    # --- messages of the manager ---------------------------------------------------------------------------
 
     def assign(self, assign: session.Assign) -> None:
         self._agent.check_lease()
         attempt = Attempt(assign)
-        if attempt.key in self._attempts or attempt.key in self._unacked or attempt.key in self._settled:
+        if attempt.key in self._attempts or attempt.key in self._unacked or attempt.key in self._acknowledged:
             return
         self._attempts[attempt.key] = attempt
         if self._refusal:
@@ -62,27 +62,27 @@ class Attempts:
         self._waiting[attempt.devices].append(attempt)
         self._dispatch(attempt.devices)
 
-    def cancel(self, asked: session.Cancel) -> None:
-        key = (asked.task, asked.attempt)
+    def cancel(self, message: session.Cancel) -> None:
+        key = (message.task, message.attempt)
         attempt = self._attempts.get(key)
         if attempt is None:
-            self._say(self._unacked.setdefault(key, session.Cancelled(*key)))
+            self._send(self._unacked.setdefault(key, session.Cancelled(*key)))
         elif attempt in self._waiting[attempt.devices]:
             self._waiting[attempt.devices].remove(attempt)
             self._end(attempt, session.Cancelled(*key))
         elif not attempt.is_cancelled:
-            attempt.is_cancelled, attempt.grace_s = True, asked.grace_s
+            attempt.is_cancelled, attempt.grace_s = True, message.grace_s
             if attempt.has_begun and (runner := self._pool.of(attempt)):
                 deadlines.cancel(attempt, runner)
 
     def ack(self, ack: session.Ack) -> None:
         if self._unacked.pop((ack.task, ack.attempt), None) is not None:
-            self._settled[ack.task, ack.attempt] = None
-            if len(self._settled) > REMEMBERED:
-                del self._settled[next(iter(self._settled))]
-        self.moved.set()
+            self._acknowledged[ack.task, ack.attempt] = None
+            if len(self._acknowledged) > REMEMBERED:
+                del self._acknowledged[next(iter(self._acknowledged))]
+        self.changed.set()
 
-    # --- what the agent asks -------------------------------------------------------------------------------
+    # --- called by the agent -------------------------------------------------------------------------------
 
     def attempts(self) -> tuple[session.Attempt, ...]:
         return tuple(session.Attempt(*key) for key in self._attempts)
@@ -97,26 +97,26 @@ class Attempts:
     def is_over(self) -> bool:
         return not self._attempts and not self._unacked
 
-    def refuse(self, reason: str) -> None:
-        """From now on nothing is begun."""
+    def refuse_all(self, reason: str) -> None:
+        """Refuse what waits, and every attempt assigned from now on."""
         self._refusal = reason
-        self.give_back(reason)
+        self.refuse_waiting(reason)
 
-    def give_back(self, reason: str) -> None:
-        """What waits here can begin elsewhere."""
+    def refuse_waiting(self, reason: str) -> None:
+        """Refuse the attempts that wait, so that the manager can assign them elsewhere."""
         for waiting in self._waiting.values():
             while waiting:
                 attempt = waiting.popleft()
                 self._end(attempt, session.Refused(*attempt.key, reason=reason))
 
-    def give_up(self, error: session.TaskError) -> None:
-        """Ends what still runs, as failed."""
+    def fail_all(self, error: session.TaskError) -> None:
+        """Report every attempt as failed with this error, and kill the runners."""
         for attempt in list(self._attempts.values()):
             self._end(attempt, session.Failed(*attempt.key, error=error))
         self.stop()
 
     def stop(self) -> None:
-        """Kills every runner and forgets every attempt: they are no longer ours. Outcomes are kept."""
+        """Kill every runner and forget every attempt: they no longer belong to this worker. Keep outcomes."""
         for attempt in self._attempts.values():
             attempt.stop_timers()
         self._attempts.clear()
@@ -126,14 +126,14 @@ class Attempts:
     def forget_outcomes(self) -> None:
         self._unacked.clear()
 
-    # --- attempts go to runners ----------------------------------------------------------------------------
+    # --- dispatch to runners -------------------------------------------------------------------------------
 
     def _dispatch(self, devices: Devices) -> None:
         waiting = self._waiting[devices]
         while waiting:
             if devices and not self._pool.clear(devices):
                 return
-            if devices and (reason := self._agent.room(waiting[0])):
+            if devices and (reason := self._agent.no_room_reason(waiting[0])):
                 attempt = waiting.popleft()
                 self._end(attempt, session.Refused(*attempt.key, reason=reason))
                 continue
@@ -158,15 +158,15 @@ class Attempts:
         else:
             attempt = runner.queue[0]
             attempt.begun_at = self._now()
-            self._say(session.Started(*attempt.key))
-            log.debug("task begins", **attempt.names(), task_type=attempt.assign.task_type)
+            self._send(session.Started(*attempt.key))
+            log.debug("task begins", **attempt.log_fields(), task_type=attempt.assign.task_type)
             deadlines.begin(attempt, runner)
 
     def _unstick_later(self, runner: RunnerHandle) -> None:
         asyncio.get_running_loop().call_later(STUCK_S, self._unstick, runner, runner.queue[0])
 
     def _unstick(self, runner: RunnerHandle, first: Attempt) -> None:
-        """What was handed over ahead behind a task that turned out long goes where there is room."""
+        """Withdraw the attempts queued behind a task that turned out to be long, to run them elsewhere."""
         if len(runner.queue) > 1 and not runner.is_ending:
             if runner.queue[0] is first:
                 runner.is_quick = False
@@ -175,15 +175,15 @@ class Attempts:
                 self._unstick_later(runner)
 
     def _take_back(self, runner: RunnerHandle, keys: set[Key]) -> None:
-        """Attempts that had not begun wait again, before those that came later."""
+        """Put attempts that have not begun back at the head of the waiting queue."""
         back = [attempt for attempt in runner.queue if attempt.key in keys]
         for attempt in reversed(back):
             runner.queue.remove(attempt)
             self._waiting[runner.devices].appendleft(attempt)
 
-    # --- what runners say ----------------------------------------------------------------------------------
+    # --- callbacks of runners ------------------------------------------------------------------------------
 
-    def _hear(self, runner: RunnerHandle, frame: frames.ToAgent) -> None:
+    def _receive(self, runner: RunnerHandle, frame: frames.ToAgent) -> None:
         match frame:
             case frames.Ended() | frames.Erred() | frames.Stopped():
                 runner.is_ending = runner.is_ending or frame.spent
@@ -197,24 +197,27 @@ class Attempts:
                 runner.is_ready = True
                 self._begin_first(runner)
 
-    def _told(self, runner: RunnerHandle, line: str) -> None:
+    def _printed(self, runner: RunnerHandle, line: str) -> None:
         self._progress(runner.queue[0] if runner.queue else None, line)
 
-    def _gone(self, runner: RunnerHandle, evidence: str) -> None:
-        """After its lease a runner was ended by its keeper: no fault of its task, and nothing is said."""
+    def _runner_ended(self, runner: RunnerHandle, evidence: str) -> None:
+        """Report how the first attempt of a runner ended, and run the rest elsewhere.
+
+        If the lease has expired, the keeper ended the runner and the task is not at fault: `check_lease` has
+        then dropped all attempts, and there is nothing to report."""
         self._agent.check_lease()
         self._pool.remove(runner)
         if runner.queue:
             attempt = runner.queue.popleft()
-            self._end(attempt, outcome.without_a_word(attempt, evidence))
+            self._end(attempt, outcome.runner_died(attempt, evidence))
         self._take_back(runner, {attempt.key for attempt in runner.queue})
         for devices in list(self._waiting):
             self._dispatch(devices)
-        self.moved.set()
+        self.changed.set()
 
     def _progress(self, attempt: Attempt | None, line: str) -> None:
         if attempt is not None and (progress := attempt.progress(line, self._now())) is not None:
-            self._say(progress)
+            self._send(progress)
 
     def _finish(self, runner: RunnerHandle, ended: session.Outcome) -> None:
         if not runner.queue or runner.queue[0].key != (ended.task, ended.attempt):
@@ -232,9 +235,9 @@ class Attempts:
         attempt.stop_timers()
         del self._attempts[attempt.key]
         self._unacked[attempt.key] = ended
-        self._say(ended)
-        if why := outcome.in_words(ended):
-            log.info("task ended without a result", **attempt.names(), why=why)
+        self._send(ended)
+        if why := outcome.failure_reason(ended):
+            log.info("task ended without a result", **attempt.log_fields(), why=why)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""How an attempt that runs is ended from outside: soft limit, hard limit, cancellation."""
+"""End a running attempt from outside: soft limit, hard limit, cancellation. Called by `attempts`."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ START_S = 60.0
 
 
 def until_ready(attempt: Attempt, runner: RunnerHandle) -> None:
-    """A runner that never becomes ready is ended, and its attempt with it."""
+    """Kill the runner, and its attempt with it, if it does not become ready within START_S."""
     _later(attempt, START_S, runner.kill)
 
 
@@ -26,7 +26,7 @@ def begin(attempt: Attempt, runner: RunnerHandle) -> None:
 
 
 def cancel(attempt: Attempt, runner: RunnerHandle) -> None:
-    """Asks the handler, then SIGTERM, then SIGKILL."""
+    """Ask the handler to stop; after the grace period send SIGTERM, after another one SIGKILL."""
     runner.send(frames.Cancel(*attempt.key))
     _later(attempt, attempt.grace_s, runner.terminate)
     _later(attempt, attempt.grace_s * 2, runner.kill)

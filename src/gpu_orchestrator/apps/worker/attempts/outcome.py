@@ -1,4 +1,4 @@
-"""How an attempt ended, as it is told to the server and to the log."""
+"""How an attempt ended, as a message to the manager and as a reason for the log."""
 
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
@@ -6,7 +6,7 @@ from gpu_orchestrator.apps.worker.runners import frames
 
 
 def of(frame: frames.Ended | frames.Erred | frames.Stopped) -> session.Outcome:
-    """The runner's own words."""
+    """Return the outcome that the runner reported."""
     match frame:
         case frames.Ended():
             return session.Done(frame.task, frame.attempt, frame.result)
@@ -17,8 +17,8 @@ def of(frame: frames.Ended | frames.Erred | frames.Stopped) -> session.Outcome:
             return session.Cancelled(frame.task, frame.attempt)
 
 
-def without_a_word(attempt: Attempt, evidence: str) -> session.Outcome:
-    """The runner is gone; we may have been the reason."""
+def runner_died(attempt: Attempt, evidence: str) -> session.Outcome:
+    """Return the outcome of an attempt whose runner ended, perhaps killed by the agent, and reported none."""
     if attempt.is_cancelled:
         return session.Cancelled(*attempt.key)
     if attempt.timed_out:
@@ -27,8 +27,8 @@ def without_a_word(attempt: Attempt, evidence: str) -> session.Outcome:
     return session.RunnerDied(*attempt.key, evidence=evidence)
 
 
-def in_words(ended: session.Outcome) -> str:
-    """Why there is no result; empty when there is one."""
+def failure_reason(ended: session.Outcome) -> str:
+    """Return why an attempt has no result, or "" if it has one."""
     match ended:
         case session.Done():
             return ""

@@ -1,6 +1,7 @@
 """`command`: runs a program, `{"arguments": ["nvidia-smi", "-L"]}`; off until the operator allows it.
 
-A list of arguments, never a shell. Its output lines are lines of progress; the last ones are the result.
+It takes a list of arguments and never starts a shell. Output lines become progress; the last ones are the
+result.
 """
 
 import os
@@ -30,31 +31,31 @@ class CommandFailed(Exception):
 
 
 def handle(task: Task) -> dict[str, Any]:
-    asked = task.parameters(Parameters)
+    parameters = task.parameters(Parameters)
     last: deque[str] = deque(maxlen=LAST_LINES)
     process = None
     try:
-        process = _start(asked)
+        process = _start(parameters)
         reader = Thread(target=_follow, args=(process.stdout, task, last), daemon=True)
         reader.start()
         code = _wait(process, task)
         reader.join()
-    except BaseException:  # a limit or a cancellation can come at any line
+    except BaseException:  # a limit or a cancellation can interrupt any line
         if process is not None:
             _stop(process)
         raise
     if code:
         raise CommandFailed(
-            f"{asked.arguments[0]} ended with {_in_words(code)}: {'; '.join(list(last)[-3:])}"
+            f"{parameters.arguments[0]} ended with {_describe_exit(code)}: {'; '.join(list(last)[-3:])}"
         )
     return {"exit_code": code, "output": list(last)}
 
 
-def _start(asked: Parameters) -> "subprocess.Popen[str]":
+def _start(parameters: Parameters) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        asked.arguments,
-        env=os.environ | asked.environment,
-        cwd=asked.folder,
+        parameters.arguments,
+        env=os.environ | parameters.environment,
+        cwd=parameters.folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,5 +88,5 @@ def _stop(process: "subprocess.Popen[str]") -> None:
         process.kill()
 
 
-def _in_words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

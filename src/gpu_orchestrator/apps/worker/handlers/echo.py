@@ -1,4 +1,4 @@
-"""`echo`: gives its parameters back. The cheapest task there is."""
+"""`echo`: returns its parameters. The cheapest task."""
 
 from typing import Any
 

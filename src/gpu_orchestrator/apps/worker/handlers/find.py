@@ -1,4 +1,4 @@
-"""Handlers by task type: which there are (for the agent, imports none) and the function (for a runner)."""
+"""Handlers by task type: the agent lists them without importing any, a runner loads the function."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -18,15 +18,16 @@ class UnknownTaskType(LookupError):
 
 @cache
 def installed() -> dict[str, str]:
-    """`task type -> module:function` of all installed packages. The agent looks once and tells its runners:
-    looking takes as long as starting a runner."""
+    """Return `task type -> module:function` of all installed packages.
+
+    The agent looks once and sends the result to its runners: looking takes as long as starting a runner."""
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 def task_types(options: Options) -> tuple[str, ...]:
-    """What this worker can run as it was started."""
+    """Return the task types that this worker can run with these options."""
     return tuple(sorted(name for name in installed() if not _off(name, options)))
 
 
@@ -40,7 +41,7 @@ def handler(task_type: str, options: Options, known: Mapping[str, str]) -> Handl
 
 
 def _off(task_type: str, options: Options) -> str:
-    """Why a task type cannot be run, or nothing. What reaches out of the sandbox is off until asked for."""
+    """Return why a task type is off, or "". Types that reach outside the worker are off by default."""
     if task_type == "command" and not options.allow_command:
         return "its operator can start it with --allow-command"
     if task_type == "python" and not options.functions:

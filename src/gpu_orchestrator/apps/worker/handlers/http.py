@@ -1,7 +1,8 @@
-"""`http`: hands a task on to a server beside the worker, such as vLLM or Ollama.
+"""`http`: forwards a task to a server beside the worker, such as vLLM or Ollama.
 
-The operator names the servers, `--upstream NAME=URL`; a task says `{"upstream": NAME, "path": "/v1/models",
-"body": {...}}` and can reach no other address. Answers 5xx and lost connections are tried again elsewhere.
+The operator names the servers, `--upstream NAME=URL`; a task has `{"upstream": NAME, "path": "/v1/models",
+"body": {...}}` and cannot reach any other address. After a 5xx answer or a lost connection the task is
+retried elsewhere.
 """
 
 import http.client
@@ -24,46 +25,50 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpstreamRefused(Exception):
-    """The server answered that the request is wrong; it would say so again."""
+    """The server rejected the request, and would reject it again."""
 
 
 def handle(task: Task) -> dict[str, Any]:
-    asked = task.parameters(Parameters)
-    base = urlsplit(_base(task, asked))
-    if not asked.path.startswith("/") or not asked.path.isprintable() or " " in asked.path:
+    parameters = task.parameters(Parameters)
+    base = urlsplit(_base(task, parameters))
+    if not parameters.path.startswith("/") or not parameters.path.isprintable() or " " in parameters.path:
         raise BadParameters(
-            f"path {asked.path!r} is no path on a server; it must begin with / and have no spaces"
+            f"path {parameters.path!r} is not a valid path; it must begin with / and have no spaces"
         )
     kind = http.client.HTTPSConnection if base.scheme == "https" else http.client.HTTPConnection
-    connection = kind(base.hostname or "", base.port, timeout=asked.timeout_s)
+    connection = kind(base.hostname or "", base.port, timeout=parameters.timeout_s)
     try:
-        return _ask(connection, base.path.rstrip("/") + asked.path, asked)
+        return _request(connection, base.path.rstrip("/") + parameters.path, parameters)
     except (OSError, http.client.HTTPException) as error:
-        raise Temporary(f"upstream '{asked.upstream}' did not answer: {error!r}") from error
+        raise Temporary(f"upstream '{parameters.upstream}' did not answer: {error!r}") from error
     finally:
         connection.close()
 
 
-def _base(task: Task, asked: Parameters) -> str:
+def _base(task: Task, parameters: Parameters) -> str:
     known = task.options.upstreams
-    if asked.upstream not in known:
+    if parameters.upstream not in known:
         names = ", ".join(sorted(known)) or "none"
-        raise BadParameters(f"upstream '{asked.upstream}' is not named on this worker; named: {names}")
-    return known[asked.upstream]
+        raise BadParameters(f"upstream '{parameters.upstream}' is not known to this worker; known: {names}")
+    return known[parameters.upstream]
 
 
-def _ask(connection: http.client.HTTPConnection, path: str, asked: Parameters) -> dict[str, Any]:
-    body = bytes(asked.body) if asked.method == "POST" else None
-    connection.request(asked.method, path, body, {"Content-Type": "application/json"})
+def _request(connection: http.client.HTTPConnection, path: str, parameters: Parameters) -> dict[str, Any]:
+    body = bytes(parameters.body) if parameters.method == "POST" else None
+    connection.request(parameters.method, path, body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     content = answer.read(LONGEST_ANSWER + 1)
     if len(content) > LONGEST_ANSWER:
-        raise UpstreamRefused(f"upstream '{asked.upstream}' answered more than {LONGEST_ANSWER >> 20} MiB")
+        raise UpstreamRefused(
+            f"upstream '{parameters.upstream}' answered more than {LONGEST_ANSWER >> 20} MiB"
+        )
     if answer.status >= 500:
-        raise Temporary(f"upstream '{asked.upstream}' answered {answer.status} {answer.reason}")
+        raise Temporary(f"upstream '{parameters.upstream}' answered {answer.status} {answer.reason}")
     if answer.status >= 400:
         text = content[:500].decode(errors="replace")
-        raise UpstreamRefused(f"upstream '{asked.upstream}' answered {answer.status} {answer.reason}: {text}")
+        raise UpstreamRefused(
+            f"upstream '{parameters.upstream}' answered {answer.status} {answer.reason}: {text}"
+        )
     return {"status": answer.status, "body": _json_or_text(content)}
 
 

@@ -1,6 +1,6 @@
 """`python`: calls a function that the worker's operator registered, `--function NAME=module:function`.
 
-`{"function": NAME, "arguments": {...}}`; the arguments are passed by name. Nobody outside can name a module.
+`{"function": NAME, "arguments": {...}}`; the arguments are passed by name. A client cannot name a module.
 """
 
 from importlib import import_module
@@ -17,12 +17,12 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def handle(task: Task) -> Any:
-    asked = task.parameters(Parameters)
+    parameters = task.parameters(Parameters)
     known = task.options.functions
-    if asked.function not in known:
+    if parameters.function not in known:
         names = ", ".join(sorted(known)) or "none"
         raise BadParameters(
-            f"function '{asked.function}' is not registered on this worker; registered: {names}"
+            f"function '{parameters.function}' is not registered on this worker; registered: {names}"
         )
-    module, _, name = known[asked.function].partition(":")
-    return getattr(import_module(module), name)(**asked.arguments)
+    module, _, name = known[parameters.function].partition(":")
+    return getattr(import_module(module), name)(**parameters.arguments)

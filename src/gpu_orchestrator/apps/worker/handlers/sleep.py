@@ -1,4 +1,4 @@
-"""`sleep`: lasts `{"seconds": 5}`, with a line of progress each second when `"progress": true`."""
+"""`sleep`: waits for `{"seconds": 5}`, with a line of progress each second when `"progress": true`."""
 
 import time
 from typing import Annotated
@@ -14,10 +14,12 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def handle(task: Task) -> dict[str, float]:
-    asked = task.parameters(Parameters)
+    parameters = task.parameters(Parameters)
     start = time.monotonic()
-    while (left := start + asked.seconds - time.monotonic()) > 0:
-        task.sleep(min(left, 1.0) if asked.progress else left)
-        if asked.progress:
-            task.progress(f"{min(time.monotonic() - start, asked.seconds):.0f} of {asked.seconds:g} s")
+    while (left := start + parameters.seconds - time.monotonic()) > 0:
+        task.sleep(min(left, 1.0) if parameters.progress else left)
+        if parameters.progress:
+            task.progress(
+                f"{min(time.monotonic() - start, parameters.seconds):.0f} of {parameters.seconds:g} s"
+            )
     return {"slept_s": round(time.monotonic() - start, 3)}

@@ -1,6 +1,6 @@
-"""`vram`: takes device memory, fills, holds, checks and frees it; proves that memory is accounted.
+"""`vram`: allocates device memory, fills, holds, checks and frees it; shows that memory is accounted for.
 
-`{"mib": 1024, "hold_s": 2}` takes that on each device of the task; without `mib`, what was reserved.
+`{"mib": 1024, "hold_s": 2}` allocates that on each device of the task; without `mib`, what was reserved.
 """
 
 from typing import Annotated
@@ -19,14 +19,14 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DamagedMemory(Exception):
-    """What was read back is not what was written."""
+    """The words read back differ from those written."""
 
     spends_runner = True
 
 
 def handle(task: Task) -> dict[str, int]:
-    asked = task.parameters(Parameters)
-    mib = asked.mib or task.memory_mib
+    parameters = task.parameters(Parameters)
+    mib = parameters.mib or task.memory_mib
     devices = memory.visible()
     if not devices.count() or not mib:
         raise BadParameters("a vram task needs a device and an amount: ask for resources.gpus and give mib")
@@ -36,7 +36,7 @@ def handle(task: Task) -> dict[str, int]:
             blocks.append(devices.allocate(device, mib))
             blocks[-1].fill(WORD + device)
         task.progress(f"holding {mib} MiB on each of {devices.count()} devices")
-        task.sleep(asked.hold_s)
+        task.sleep(parameters.hold_s)
         _check(blocks)
     finally:
         for block in blocks:
@@ -47,4 +47,4 @@ def handle(task: Task) -> dict[str, int]:
 def _check(blocks: list[memory.Block]) -> None:
     for device, block in enumerate(blocks):
         if not block.holds(WORD + device):
-            raise DamagedMemory(f"device {device} gave back other words than were written")
+            raise DamagedMemory(f"device {device} returned other words than those written")

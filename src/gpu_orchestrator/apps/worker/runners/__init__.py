@@ -1,1 +1,1 @@
-"""Runner processes: the pool, one handle each, the keeper above them, the runner itself."""
+"""Runner processes: the pool, a handle for each runner, the keeper that is its parent, the runner itself."""

@@ -1,6 +1,6 @@
-"""What the agent and a runner say to each other over a socket pair: JSON, four bytes of length before each.
+"""Messages between the agent and a runner over a socket pair: JSON, each after its length in four bytes.
 
-JSON because parameters and results pass through untouched, as the bytes they came in.
+JSON, because parameters and results then pass through as the bytes in which they arrived.
 """
 
 import struct
@@ -12,11 +12,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
-    """Base of all frames. `task` and `attempt` name one run for ever."""
+    """Base of all frames. `task` and `attempt` together name one run; they are never reused."""
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the operator of this worker allows: `name -> module:function`, `name -> URL`, any command."""
+    """What the operator of this worker allows: `name -> module:function`, `name -> URL`, and any command."""
 
     functions: dict[str, str] = {}
     upstreams: dict[str, str] = {}
@@ -27,7 +27,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Setup(Frame, frozen=True):
-    """`handlers` are `task type -> module:function`."""
+    """Options and handlers of a new runner. `handlers` maps `task type -> module:function`."""
 
     options: Options
     handlers: dict[str, str]
@@ -54,7 +54,7 @@ class SoftLimit(Frame, frozen=True):
 
 
 class Withdraw(Frame, frozen=True):
-    """Give back all that has not begun: it can begin elsewhere."""
+    """Return all runs that have not begun, so that they can begin elsewhere."""
 
 
 # --- from the runner ---------------------------------------------------------------------------------------
@@ -71,7 +71,8 @@ class Line(Frame, frozen=True):
 
 
 class Ended(Frame, frozen=True):
-    """`spent`, here and below: the runner takes no more tasks; what it has may be damaged or in the way."""
+    """`spent`, here and below: the runner takes no more tasks, because its state may be damaged or may hold
+    memory or processes."""
 
     task: str
     attempt: int
@@ -89,7 +90,7 @@ class Erred(Frame, frozen=True):
 
 
 class Stopped(Frame, frozen=True):
-    """The handler ended because it was asked to."""
+    """The handler ended because its task was cancelled."""
 
     task: str
     attempt: int
@@ -101,7 +102,7 @@ class Withdrawn(Frame, frozen=True):
 
 
 Urgent = Setup | Cancel | SoftLimit | Withdraw
-"""What is heard while a task runs: the agent rings a bell for each."""
+"""Frames that a runner reads while a task runs: the agent rings the bell once for each."""
 ToRunner = Run | Urgent
 ToAgent = Ready | Line | Ended | Erred | Stopped | Withdrawn
 
@@ -116,7 +117,7 @@ def encode(frame: Frame) -> bytes:
 
 
 class Reader(Generic[T]):
-    """Cuts a stream of bytes into frames, however they were split on the way."""
+    """Cut a stream of bytes into frames, wherever the transport split it."""
 
     def __init__(self, decoder: msgspec.json.Decoder[T]) -> None:
         self._decoder = decoder

@@ -1,12 +1,12 @@
-"""The parent of one runner: ends it, with every process it ever started, whatever happens to the agent.
+"""The parent of one runner: ends it and every process it ever started, whatever happens to the agent.
 
     agent ──lifeline──> keeper ──fork──> runner ──> its children
       └───────socket pair and bell─────────┘
 
-The keeper ends the runner when the agent says so, when the agent is gone (the lifeline closes), when its
-lease is over and nobody prolonged it (also while the agent is stopped), and when the runner itself ends but
-left children behind. Orphans of the runner become the keeper's children, so none is missed. It then ends as
-the runner did: same exit code, same signal.
+The keeper ends the runner when the agent orders it, when the agent is gone (the lifeline closes), and when
+the lease expires without a renewal (also while the agent is stopped by a signal). When the runner ends by
+itself, the keeper ends the children it left behind. Orphans of the runner become the keeper's children, so
+none is missed. The keeper then ends as the runner did: with the same exit code or the same signal.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ LEASE, TERM, KILL = b"l", b"t", b"k"
 
 
 def order(kind: bytes, until: float = 0.0) -> bytes:
-    """What the agent writes to the lifeline; `until` is for `LEASE`, by `clock.elapsed_s()`."""
+    """Encode an order that the agent writes to the lifeline; `until` is for LEASE, by `clock.elapsed_s()`."""
     return _ORDER.pack(kind, until)
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     lifeline, channel, bell = map(int, sys.argv[1:])
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    reaped = _told_of_deaths()
+    child_exits = _child_exit_pipe()
     keeper = os.getpid()
     runner = os.fork()
     if runner == 0:
@@ -47,7 +47,7 @@ def main() -> None:
     os.close(channel)
     os.close(bell)
     _close_output()
-    _end_as(_watch(runner, lifeline, reaped))
+    _end_as(_watch(runner, lifeline, child_exits))
 
 
 def _become_runner(keeper: int, channel: int, bell: int) -> None:
@@ -62,21 +62,21 @@ def _become_runner(keeper: int, channel: int, bell: int) -> None:
 
 
 def _close_output() -> None:
-    """The agent must see the end of the runner's output when the runner ends, not when we do."""
+    """Close the keeper's output, so that the agent sees the runner's output end when the runner ends."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
 
 
-def _watch(runner: int, lifeline: int, reaped: int) -> int:
-    """Waits until the runner ended or has to; gives its exit status once none of its processes is left."""
+def _watch(runner: int, lifeline: int, child_exits: int) -> int:
+    """Wait until the runner has ended or must end. Return its exit status once no process of it is left."""
     poll = select.poll()
-    poll.register(reaped, select.POLLIN)
+    poll.register(child_exits, select.POLLIN)
     poll.register(lifeline, select.POLLIN)
     until = float("inf")
     while True:
         ready = dict(poll.poll(max(min(until - elapsed_s(), LONGEST_SLEEP_S), 0) * 1000))
-        if reaped in ready and (status := _reap(runner, reaped)) is not None:
+        if child_exits in ready and (status := _reap(runner, child_exits)) is not None:
             return _end(runner, status)
         kind, until = _last_order(lifeline, until) if lifeline in ready else (LEASE, until)
         if kind == KILL or elapsed_s() >= until:
@@ -85,17 +85,17 @@ def _watch(runner: int, lifeline: int, reaped: int) -> int:
             _signal_group(runner, signal.SIGTERM)
 
 
-def _told_of_deaths() -> int:
-    """A descriptor that can be read when a child died. Orphans of the runner are our children too."""
+def _child_exit_pipe() -> int:
+    """Return a descriptor that is readable when a child has died. Orphans of the runner are children too."""
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return read
 
 
-def _reap(runner: int, reaped: int) -> int | None:
-    """Takes leave of all children that died; the exit status of the runner if it was among them."""
-    os.read(reaped, 4096)
+def _reap(runner: int, child_exits: int) -> int | None:
+    """Reap all children that died. Return the runner's exit status if it is among them, else None."""
+    os.read(child_exits, 4096)
     found: int | None = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -104,7 +104,7 @@ def _reap(runner: int, reaped: int) -> int | None:
 
 
 def _last_order(lifeline: int, until: float) -> tuple[bytes, float]:
-    """The strongest order waiting and the newest lease; the agent's death is an order to kill."""
+    """Return the strongest pending order and the newest lease. The agent's death counts as KILL."""
     data = os.read(lifeline, _ORDER.size * 64)
     if not data:
         return KILL, until
@@ -121,7 +121,7 @@ def _signal_group(runner: int, number: signal.Signals) -> None:
 
 
 def _end(runner: int, status: int) -> int:
-    """Kills and reaps until no descendant is left: a child may start another while it is being killed."""
+    """Kill and reap until no descendant is left: a child may start another one while it is being killed."""
     _signal_group(runner, signal.SIGKILL)
     while True:
         for pid in descendants(os.getpid()):
@@ -135,13 +135,13 @@ def _end(runner: int, status: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below this one."""
+    """Return the ids of all processes below this one."""
     found: list[int] = []
-    look_at = [pid]
-    while look_at:
-        children = _children(look_at.pop())
+    to_visit = [pid]
+    while to_visit:
+        children = _children(to_visit.pop())
         found += children
-        look_at += children
+        to_visit += children
     return found
 
 
@@ -154,7 +154,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    """For kernels that keep no list of children, and for a thread that ended while we looked."""
+    """Return a process's children. For kernels without a list of them, or if a thread ended meanwhile."""
     children: list[int] = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""The process in which handlers run: one task after another, on the devices its environment shows.
+"""The process in which handlers run: one task after another, on the devices that its environment shows.
 
-The main thread reads a task, runs its handler, says how it ended. A second thread sleeps until a bell rings:
-then there is something to hear that cannot wait until the task that runs has ended.
+The main thread reads a task, runs its handler and reports the outcome. A second thread sleeps until the agent
+rings the bell, a pipe: then a frame must be read that cannot wait until the running task has ended.
 """
 
 import faulthandler
@@ -30,11 +30,11 @@ LONGEST_MESSAGE = 8192
 
 
 class ResultTooLarge(ValueError):
-    """Results are kept in the cluster's store; what is large belongs into a file or an object store."""
+    """The result is too large for the manager's store; large results belong in a file or an object store."""
 
 
 class ResultTooDeep(ValueError):
-    """Whoever reads it might not go so deep."""
+    """The result is nested deeper than its readers may support."""
 
 
 def main(channel: int, bell: int) -> None:
@@ -45,7 +45,8 @@ def main(channel: int, bell: int) -> None:
 
 
 class Runner:
-    """Whoever has the lock `_reading` reads. `_rung` counts the bell, `_heard` the frames it rang for."""
+    """Runs tasks until it is spent. Only the thread that holds the lock `_reading` reads from the socket.
+    `_rung` counts the rings of the bell, `_handled` the urgent frames that were read."""
 
     def __init__(self, connection: socket.socket, bell: int) -> None:
         self._connection, self._bell = connection, bell
@@ -53,7 +54,7 @@ class Runner:
         self._poll.register(connection, select.POLLIN)
         self._reader = frames.read_by_runner()
         self._reading = threading.Lock()
-        self._rung = self._heard = 0
+        self._rung = self._handled = 0
         self._send_lock = threading.Lock()
         self._options = frames.Options()
         self._handlers: dict[str, str] = {}
@@ -66,8 +67,8 @@ class Runner:
 
     def serve(self) -> None:
         signal.signal(signal.SIGUSR1, self._raise_soft_limit)
-        sys.stdout = sys.stderr = Lines(self._say)
-        threading.Thread(target=self._heed, daemon=True).start()
+        sys.stdout = sys.stderr = Lines(self._report_line)
+        threading.Thread(target=self._read_urgent, daemon=True).start()
         self._send(frames.Ready(os.getpid()))
         while not self._is_spent:
             self._send(self._perform(self._next()))
@@ -79,7 +80,7 @@ class Runner:
             return self._waiting.popleft()
 
     def _perform(self, run: frames.Run) -> frames.Frame:
-        task = Task(run, self._options, self._say)
+        task = Task(run, self._options, self._report_line)
         try:
             try:
                 self._current = task
@@ -93,8 +94,8 @@ class Runner:
             return frames.Stopped(run.task, run.attempt, self._is_spent)
         except BaseException as error:
             return self._erred(run, error)
-        if (unfit := _unfit(result)) is not None:
-            return self._erred(run, unfit)
+        if (result_error := _result_error(result)) is not None:
+            return self._erred(run, result_error)
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
@@ -102,7 +103,7 @@ class Runner:
         self._is_spent = is_full or getattr(error, "spends_runner", False) or _has_children()
         if not isinstance(error, BadParameters | Temporary | OutOfMemory | SoftLimitReached):
             for line in traceback.format_exception(error):
-                self._say_of(run, line.rstrip("\n"))
+                self._report_line_of(run, line.rstrip("\n"))
         return frames.Erred(
             run.task,
             run.attempt,
@@ -112,32 +113,33 @@ class Runner:
             spent=self._is_spent,
         )
 
-    def _heed(self) -> None:
-        """The second thread. The bell falls silent when the agent is gone."""
+    def _read_urgent(self) -> None:
+        """Read urgent frames, in the second thread. End the process when the agent closes the bell."""
         while rings := os.read(self._bell, 1 << 12):
             self._rung += len(rings)
             with self._reading:
-                while self._heard < self._rung:
+                while self._handled < self._rung:
                     self._read()
         os._exit(0)
 
     def _read(self) -> None:
-        """Polls first: who waits in `recv` is also woken, for nothing, when the agent reads what we sent."""
+        """Read and handle frames. Poll first: a thread that blocks in `recv` also wakes up, for nothing, each
+        time the agent reads what this process sent."""
         self._poll.poll()
         data = self._connection.recv(1 << 16)
         if not data:
             os._exit(0)
         for frame in self._reader.feed(data):
-            self._hear(frame)
+            self._receive(frame)
 
-    def _hear(self, frame: frames.ToRunner) -> None:
+    def _receive(self, frame: frames.ToRunner) -> None:
         if isinstance(frame, frames.Run):
             self._waiting.append(frame)
         else:
-            self._heard += 1
-            self._obey(frame)
+            self._handled += 1
+            self._handle(frame)
 
-    def _obey(self, frame: frames.Urgent) -> None:
+    def _handle(self, frame: frames.Urgent) -> None:
         match frame:
             case frames.Cancel(task, attempt):
                 self._cancelled = (task, attempt)
@@ -157,21 +159,21 @@ class Runner:
         return current if current and (current.id, current.attempt) == (task, attempt) else None
 
     def _raise_soft_limit(self, _number: int, _frame: FrameType | None) -> None:
-        """In the main thread. By now another task may be running: that one is let alone."""
+        """Raise in the main thread, but only if the limited task still runs; by now another one may."""
         limited, self._soft_limited = self._soft_limited, None
         if limited is not None and limited is self._current:
             raise SoftLimitReached("the task ran past its soft time limit")
 
     def _withdraw(self) -> None:
-        given_back = tuple((run.task, run.attempt) for run in self._waiting)
+        withdrawn = tuple((run.task, run.attempt) for run in self._waiting)
         self._waiting.clear()
-        self._send(frames.Withdrawn(given_back))
+        self._send(frames.Withdrawn(withdrawn))
 
-    def _say(self, line: str) -> None:
+    def _report_line(self, line: str) -> None:
         if (task := self._current) is not None:
             self._send(frames.Line(task.id, task.attempt, line))
 
-    def _say_of(self, run: frames.Run, line: str) -> None:
+    def _report_line_of(self, run: frames.Run, line: str) -> None:
         self._send(frames.Line(run.task, run.attempt, line))
 
     def _send(self, frame: frames.Frame) -> None:
@@ -180,32 +182,32 @@ class Runner:
             self._connection.sendall(data)
 
 
-def _unfit(result: bytes) -> Exception | None:
-    """Why a result cannot be passed on."""
+def _result_error(result: bytes) -> Exception | None:
+    """Return why a result cannot be sent, or None."""
     if len(result) > LARGEST_RESULT:
-        return ResultTooLarge(f"a result of {len(result)} bytes; {LARGEST_RESULT} are allowed")
+        return ResultTooLarge(f"the result has {len(result)} bytes; at most {LARGEST_RESULT} are allowed")
     if is_too_deep(result):
-        return ResultTooDeep(f"a result nested deeper than {DEEPEST}; make it flatter")
+        return ResultTooDeep(f"the result is nested deeper than {DEEPEST}; make it flatter")
     return None
 
 
 def _has_children() -> bool:
-    """Whether a task that was cut short left processes behind; they end with this runner."""
+    """Return whether an interrupted task left processes behind; they end with this runner."""
     return bool(keeper.descendants(os.getpid()))
 
 
 class Lines(io.TextIOBase):
-    """Where `print` goes: every line is a line of progress of the task that runs."""
+    """Standard output of the runner: reports every line as progress of the running task."""
 
-    def __init__(self, say: Any) -> None:
-        self._say = say
-        self._begun = ""
+    def __init__(self, report_line: Any) -> None:
+        self._report_line = report_line
+        self._partial_line = ""
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, self._partial_line = (self._partial_line + text).split("\n")
         for line in lines:
-            self._say(line)
+            self._report_line(line)
         return len(text)

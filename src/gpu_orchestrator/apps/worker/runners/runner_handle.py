@@ -1,6 +1,6 @@
-"""A runner as the agent sees it: started with its keeper, spoken to over a socket pair, watched.
+"""A runner as the agent sees it: starts it under its keeper, exchanges frames with it, and watches it end.
 
-What it must hear while a task runs is announced by a byte in a pipe, its bell.
+A byte in a pipe, the bell, announces each frame that the runner must read while a task runs.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ LONGEST_EVIDENCE = 8192
 REAP_S = 0.5
 RING = b"!"
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
-"""Beginnings of variables that are for the agent and not for what it runs."""
+"""Prefixes of environment variables that the agent needs and that tasks must not see."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerPlan:
-    """What a runner is started with, and who is told of what it says and how it ended."""
+    """What a runner is started with, and the callbacks for its frames, its output lines and its end."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
     options: frames.Options
-    hear: Callable[["RunnerHandle", frames.ToAgent], None]
-    told: Callable[["RunnerHandle", str], None]
-    gone: Callable[["RunnerHandle", str], None]
+    on_frame: Callable[["RunnerHandle", frames.ToAgent], None]
+    on_output: Callable[["RunnerHandle", str], None]
+    on_end: Callable[["RunnerHandle", str], None]
 
 
 class RunnerHandle:
-    """`queue` holds the attempts given to it; the first is the one it works on.
+    """`queue` holds the attempts sent to the runner; it works on the first.
 
-    starting --Ready--> ready --spent, retired or killed--> ending --> gone (told once)
+    starting --Ready--> ready --spent, retired or killed--> ending --> gone (`on_end` is called once)
     """
 
     def __init__(self, plan: RunnerPlan) -> None:
@@ -65,7 +65,7 @@ class RunnerHandle:
         self.send(frames.Setup(plan.options, find.installed()))
 
     async def start(self, until: float) -> None:
-        """Frames may be sent before this is done; they wait. `until` is the lease, see `prolong`."""
+        """Start keeper and runner. Frames sent before this is done are queued. For `until` see `prolong`."""
         try:
             near, far = socket.socketpair()
             with far:
@@ -98,12 +98,15 @@ class RunnerHandle:
         return process.get_pid() or 0
 
     async def _connect(self, near: socket.socket) -> None:
-        """Not `create_unix_connection(sock=near)`: if the runner is dead by then, uvloop closes its number
-        behind the socket's back, and the socket closes that again when it is somebody else's."""
+        """Open the agent's end of the socket pair.
+
+        Not by `create_unix_connection(sock=near)`: if the runner is dead by then, uvloop closes the file
+        descriptor without the socket object's knowledge, and the socket object closes it again later, when
+        the number may belong to another file."""
         await asyncio.get_running_loop().connect_accepted_socket(lambda: _Channel(self), near)
 
     def send(self, frame: frames.Frame) -> None:
-        """What is sent in one go is written in one go."""
+        """Queue a frame. Frames sent in one pass of the event loop are written together."""
         self._unsent.append(frames.encode(frame))
         if self._channel is not None and len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -111,24 +114,24 @@ class RunnerHandle:
             self._write(self._bell, RING)
 
     def _flush(self) -> None:
-        if self._channel is not None and not self._channel.is_closing():  # else it is dead and told so soon
+        if self._channel is not None and not self._channel.is_closing():  # else `closed` follows soon
             self._channel.write(b"".join(self._unsent))
         self._unsent.clear()
 
     def prolong(self, until: float) -> None:
-        """The keeper ends the runner at this time (by `clock.elapsed_s()`) unless told a later one."""
+        """Let the keeper end the runner at this time (by `clock.elapsed_s()`) unless it gets a later one."""
         self._write(self._lifeline, keeper.order(keeper.LEASE, until))
 
     def terminate(self) -> None:
         self._write(self._lifeline, keeper.order(keeper.TERM))
 
     def kill(self) -> None:
-        """With all it started. `gone` is told when none of them is left."""
+        """Kill the runner and all it started. `on_end` is called when none of them is left."""
         self.is_ending = True
         self._write(self._lifeline, keeper.order(keeper.KILL))
 
     def pids(self) -> set[int]:
-        """Every process of this runner."""
+        """Return the ids of all processes of this runner."""
         return {self.pid, *keeper.descendants(self.pid)} if self.pid and not self._is_gone else set()
 
     def _write(self, pipe: int, data: bytes) -> None:
@@ -141,16 +144,16 @@ class RunnerHandle:
         self._channel = channel
         self._flush()
 
-    def heard(self, frame: frames.ToAgent) -> None:
+    def received(self, frame: frames.ToAgent) -> None:
         if not self._is_gone:
-            self._plan.hear(self, frame)
+            self._plan.on_frame(self, frame)
 
-    def told(self, line: str) -> None:
+    def printed(self, line: str) -> None:
         self._last_lines.append(line)
-        self._plan.told(self, line)
+        self._plan.on_output(self, line)
 
     def closed(self) -> None:
-        """The runner is gone; its keeper clears up after it, which may take a while on a busy device."""
+        """Wait for the keeper after the runner closed its socket; on a busy device it may need a while."""
         self.is_ending = True
         asyncio.get_running_loop().call_later(REAP_S, self.ended, "its processes are still ending")
 
@@ -162,7 +165,7 @@ class RunnerHandle:
             if self._channel is not None:
                 self._channel.close()
             evidence = "; ".join([f"runner {self.pid}: {how}", *self._last_lines])
-            self._plan.gone(self, evidence[:LONGEST_EVIDENCE])
+            self._plan.on_end(self, evidence[:LONGEST_EVIDENCE])
 
 
 class _Channel(asyncio.Protocol):
@@ -175,44 +178,44 @@ class _Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for frame in self._reader.feed(data):
-            self._runner.heard(frame)
+            self._runner.received(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._runner.closed()
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """What the runner's libraries print past Python, and how its keeper ended."""
+    """Output that the runner's libraries write without `print`, and the exit code of its keeper."""
 
     def __init__(self, runner: RunnerHandle) -> None:
         self._runner = runner
         self._transport: asyncio.SubprocessTransport | None = None
-        self._begun = b""
+        self._partial_line = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        *lines, self._begun = (self._begun + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
-            self._runner.told(line.decode(errors="replace"))
+            self._runner.printed(line.decode(errors="replace"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process ended and all it printed was read."""
+        """Report the end: the process has exited and all its output was read."""
         code = self._transport.get_returncode() if self._transport else None
-        self._runner.ended(in_words(code))
+        self._runner.ended(describe_exit(code))
         if self._transport:
             self._transport.close()
 
 
 def _pipe() -> tuple[int, int]:
-    """Our end, into which writing never blocks, and the far end."""
+    """Return the agent's end of a new pipe, where a write never blocks, and the other end."""
     far, near = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(near, False)
     return near, far
 
 
-def in_words(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     if code is None:
         return "ended"
     if code < 0:

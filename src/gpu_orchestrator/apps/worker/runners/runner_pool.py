@@ -1,7 +1,7 @@
-"""The runners of this worker, by the set of devices they see; starts them and ends them.
+"""The runners of this worker, by the set of devices they see. `attempts` takes runners from here.
 
-Attempts with devices get a runner each, kept for the next attempt on the same set. Attempts without share a
-few.
+An attempt with devices gets a runner of its own, which stays for the next attempt on the same set. Attempts
+without devices share a few runners.
 """
 
 from collections import defaultdict
@@ -15,16 +15,16 @@ from gpu_orchestrator.apps.worker.runners import frames
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
 
 AHEAD = 32
-"""So many attempts are handed to a quick runner, so that a short task costs no waiting for us."""
+"""Attempts that a quick runner may have queued, so that it does not wait for the agent after a short task."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerCallbacks:
-    """Who is told what runners say, what they print, and how they ended."""
+    """Called with a runner's frames, with its output lines, and with how it ended."""
 
-    hear: Callable[[RunnerHandle, frames.ToAgent], None]
-    told: Callable[[RunnerHandle, str], None]
-    gone: Callable[[RunnerHandle, str], None]
+    on_frame: Callable[[RunnerHandle, frames.ToAgent], None]
+    on_output: Callable[[RunnerHandle, str], None]
+    on_end: Callable[[RunnerHandle, str], None]
 
 
 class RunnerPool:
@@ -39,12 +39,13 @@ class RunnerPool:
         return [runner for runners in self._runners.values() for runner in runners]
 
     def of(self, attempt: Attempt) -> RunnerHandle | None:
-        """The runner that has this attempt."""
+        """Return the runner that has this attempt."""
         return next((runner for runner in self._runners[attempt.devices] if attempt in runner.queue), None)
 
     def clear(self, devices: Devices) -> bool:
-        """Whether no runner keeps memory on these devices that is ending, or idle and of another set. If one
-        does, it is ended, and we come back when it is gone."""
+        """Kill runners that hold memory on these devices and are ending, or idle and of another set.
+
+        Return True if there were none; otherwise the caller tries again when they are gone."""
         near = [runner for runner in self.all() if not set(devices).isdisjoint(runner.devices)]
         in_the_way = [r for r in near if r.is_ending or (not r.queue and r.devices != devices)]
         for runner in in_the_way:
@@ -52,7 +53,7 @@ class RunnerPool:
         return not in_the_way
 
     def free(self, devices: Devices, callbacks: RunnerCallbacks) -> RunnerHandle | None:
-        """A runner that can take one more attempt: idle, or new, or so quick that one may be handed ahead."""
+        """Return a runner for one more attempt: idle, or new, or quick enough to have attempts queued."""
         runners = [runner for runner in self._runners[devices] if not runner.is_ending]
         for runner in runners:
             if not runner.queue:
@@ -66,7 +67,7 @@ class RunnerPool:
         self._runners[runner.devices].remove(runner)
 
     def prolong(self, until: float) -> None:
-        """All may go on until then, by `clock.elapsed_s()`."""
+        """Let all runners run until then, by `clock.elapsed_s()`."""
         self._until = until
         for runner in self.all():
             runner.prolong(until)
@@ -77,7 +78,7 @@ class RunnerPool:
             runner.kill()
 
     def tidy(self, now: float) -> None:
-        """Ends runners that have kept devices without work for a while, so that their memory is free."""
+        """Kill runners that have held devices without work for `idle_s`, to free their memory."""
         for runner in self.all():
             idle = runner.is_ready and not runner.queue and not runner.is_ending
             if idle and runner.devices and now - runner.idle_since > self._idle_s:
@@ -86,7 +87,9 @@ class RunnerPool:
     def _start(self, devices: Devices, callbacks: RunnerCallbacks) -> RunnerHandle:
         environment = self._gpus.environment(devices)
         runner = RunnerHandle(
-            RunnerPlan(devices, environment, self._options, callbacks.hear, callbacks.told, callbacks.gone)
+            RunnerPlan(
+                devices, environment, self._options, callbacks.on_frame, callbacks.on_output, callbacks.on_end
+            )
         )
         self._runners[devices].append(runner)
         self._starting.start(self._started(runner))

@@ -1,1 +1,1 @@
-"""The session with the server: connection, lease, report of devices."""
+"""The session with the manager: connection, lease, report of devices."""

@@ -1,4 +1,4 @@
-"""The worker's one WebSocket: gathers what is said into few frames, hands on what it hears."""
+"""The worker's one WebSocket: sends the agent's messages in few frames, and passes on the manager's."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,56 +10,59 @@ from gpu_orchestrator.api import session
 LARGEST_FRAME = 64 << 20
 GOOD_FRAME = 4 << 20
 CONNECT_S = ANSWER_S = 5.0
-LEISURE_S = 0.02
-"""A beginning waits so long for the end to go with it: most short tasks then cost one frame."""
-FOR_EVER = (401, 403, 404)
-WORDS = (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT)
+STARTED_DELAY_S = 0.02
+"""A `Started` waits this long for the outcome, so that both share a frame: most short tasks cost one."""
+PERMANENT_STATUSES = (401, 403, 404)
+DATA_TYPES = (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT)
 
 
 class NotWanted(Exception):
-    """The server does not want this worker; trying again would not help."""
+    """The manager rejects this worker, and a retry would not help."""
 
 
 class Connection:
-    def __init__(self, url: str, token: str, hear: Callable[[session.ToWorker], None]) -> None:
-        self._url, self._hear = url, hear
+    def __init__(self, url: str, token: str, receive: Callable[[session.ToWorker], None]) -> None:
+        self._url, self._receive = url, receive
         self._headers = {"Authorization": f"Bearer {token}"}
         self._outbox: list[session.Message] = []
         self._wake = asyncio.Event()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._is_answered = False
         self._closing: asyncio.Future[bool] | None = None
-        self._leisure: asyncio.TimerHandle | None = None
+        self._started_timer: asyncio.TimerHandle | None = None
 
-    def say(self, message: session.Message) -> None:
-        """Lost before the server answered our `Hello`: what must not be lost is said again after that."""
+    def send(self, message: session.Message) -> None:
+        """Queue a message, or drop it while the manager has not answered `Hello`: on `Welcome` the agent
+        sends again all that must not be lost."""
         if self._is_answered:
             self._outbox.append(message)
             if not isinstance(message, session.Started):
                 self._wake.set()
-            elif self._leisure is None:
-                self._leisure = asyncio.get_running_loop().call_later(LEISURE_S, self._leisure_over)
+            elif self._started_timer is None:
+                self._started_timer = asyncio.get_running_loop().call_later(
+                    STARTED_DELAY_S, self._send_started
+                )
 
-    async def talk(self, http: aiohttp.ClientSession, hello: Callable[[], session.Hello]) -> None:
-        """One connection, from `Hello` until it is closed or lost."""
+    async def run(self, http: aiohttp.ClientSession, hello: Callable[[], session.Hello]) -> None:
+        """Run one connection, from `Hello` until it is closed or lost."""
         async with await self._connect(http) as self._socket:
             writer = asyncio.create_task(self._write(self._socket))
             try:
                 await self._socket.send_bytes(session.frame(hello()))
-                await self._listen(self._socket)
+                await self._read(self._socket)
             finally:
                 self._is_answered = False
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
-    def hang_up(self) -> None:
-        """Ends the connection from our side; `talk` returns."""
+    def close(self) -> None:
+        """Close the connection from this side; `run` then returns."""
         self._is_answered = False
         if self._socket is not None:
             self._closing = asyncio.ensure_future(self._socket.close())
 
-    def _leisure_over(self) -> None:
-        self._leisure = None
+    def _send_started(self) -> None:
+        self._started_timer = None
         self._wake.set()
 
     async def _connect(self, http: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
@@ -70,35 +73,35 @@ class Connection:
                     self._url, headers=self._headers, max_msg_size=LARGEST_FRAME, timeout=closing
                 )
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in FOR_EVER:
+            if error.status in PERMANENT_STATUSES:
                 raise NotWanted(f"{self._url} answered {error.status} {error.message}") from error
             raise
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise NotWanted(
-                f"the certificate of {self._url} is not trusted ({error}); give who signed it with --ca FILE"
+                f"the certificate of {self._url} is not trusted ({error}); name its CA with --ca FILE"
             ) from error
 
-    async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        async with asyncio.timeout(ANSWER_S) as patience:
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async with asyncio.timeout(ANSWER_S) as timeout:
             async for message in socket:
-                if message.type in WORDS:
-                    patience.reschedule(None)
+                if message.type in DATA_TYPES:
+                    timeout.reschedule(None)
                     self._is_answered = not socket.closed
-                    for said in session.read_by_worker(message.data):
-                        self._hear(said)
+                    for each in session.read_by_worker(message.data):
+                        self._receive(each)
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox.clear()
         while True:
             await self._wake.wait()
             self._wake.clear()
-            messages, self._outbox = _worth_saying(self._outbox), []
+            messages, self._outbox = _without_superseded(self._outbox), []
             for frame in _frames(messages):
                 await socket.send_bytes(frame)
 
 
-def _worth_saying(messages: list[session.Message]) -> list[session.Message]:
-    """Without the `Started` of attempts whose outcome goes in the same frame."""
+def _without_superseded(messages: list[session.Message]) -> list[session.Message]:
+    """Drop the `Started` of each attempt whose outcome is in the same batch."""
     ended = {(m.task, m.attempt) for m in messages if isinstance(m, session.Outcome)}
     if not ended:
         return messages
@@ -106,7 +109,7 @@ def _worth_saying(messages: list[session.Message]) -> list[session.Message]:
 
 
 def _frames(messages: list[session.Message]) -> list[bytes]:
-    """All in one frame, or in several where one would be too large for the server to take."""
+    """Encode all in one frame, or in several where one would be larger than the manager accepts."""
     if not messages:
         return []
     frame = session.frame(*messages)

@@ -1,7 +1,8 @@
-"""Until when what runs here is ours.
+"""Until when this worker may run its attempts. The agent renews it and kills all runners when it expires.
 
-The server counts a lease from when it heard a renewal, we from when we sent it, and we stop earlier by a
-margin that is enough to kill. So no runner of ours ever works on what the server has given to another.
+The manager counts a lease from when it received a renewal, the worker from when it sent it. The worker also
+stops earlier, by a margin that is long enough to kill all runners. So no runner here ever works on an attempt
+that the manager has assigned to another worker.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ LARGEST_MARGIN_S = 1.5
 
 @dataclass(slots=True)
 class Lease:
-    """Times are by `clock.elapsed_s()`. Before the first grant nothing is ours."""
+    """Times are by `clock.elapsed_s()`. Before the first grant the lease is over."""
 
     length_s: float = 0.0
     until: float = float("-inf")
@@ -19,7 +20,7 @@ class Lease:
     _number: int = 0
 
     def begin(self, length_s: float, sent_at: float) -> None:
-        """A new connection was welcomed; its `Hello` went out at `sent_at`."""
+        """Start the lease of a new connection, whose `Hello` was sent at `sent_at`."""
         self.length_s = length_s
         self._sent.clear()
         self.until = sent_at + length_s - self.margin_s
@@ -28,14 +29,14 @@ class Lease:
     def margin_s(self) -> float:
         return min(LARGEST_MARGIN_S, self.length_s * 0.15)
 
-    def asked(self, now: float) -> int:
-        """Number of the renewal that goes out now."""
+    def renewal_sent(self, now: float) -> int:
+        """Record that a renewal is sent now, and return its number."""
         self._number += 1
         self._sent[self._number] = now
         return self._number
 
-    def granted(self, number: int) -> bool:
-        """Whether this answer prolongs the lease; one for a renewal of an older connection does not."""
+    def renewal_granted(self, number: int) -> bool:
+        """Extend the lease and return True. Ignore a grant for a renewal of an older connection."""
         sent_at = self._sent.get(number)
         if sent_at is None:
             return False
@@ -44,7 +45,7 @@ class Lease:
         return True
 
     def unanswered_s(self, now: float) -> float:
-        """How long the oldest renewal has waited for its answer."""
+        """Return how long the oldest renewal has waited for its grant."""
         return now - min(self._sent.values(), default=now)
 
     def is_over(self, now: float) -> bool:

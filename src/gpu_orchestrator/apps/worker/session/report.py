@@ -1,7 +1,7 @@
-"""What the devices say now, as the server wants it: how much is used, by our runners and by others.
+"""Report the devices to the manager: how much memory is used, by this worker's runners and by others.
 
-Memory that cannot be attributed (a container whose driver lists foreign process numbers) counts as others':
-then less is placed here than could be, never more.
+Memory that cannot be attributed counts as used by others, for example in a container whose driver lists
+process ids of another namespace. Then the manager places less here than would fit, never more.
 """
 
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ from gpu_orchestrator.apps.worker.session import system
 
 NOTICEABLE_MIB = 64
 NOTICEABLE_C = 5.0
-LOOK_S = 1.0
+READ_EVERY_S = 1.0
 
 
 class Reporter:
     def __init__(self, gpus: Gpus, pool: RunnerPool) -> None:
         self._gpus, self._pool = gpus, pool
         self._last: tuple[session.Reading, ...] = ()
-        self._look_at = self._due_at = 0.0
+        self._next_read_at = self._due_at = 0.0
         self.heartbeat_s = 30.0
 
     def devices(self) -> tuple[session.Device, ...]:
@@ -40,31 +40,35 @@ class Reporter:
         )
 
     def due(self, now: float) -> session.Report | None:
-        """A report when something changed noticeably, and after `heartbeat_s` in any case."""
-        if now < self._look_at:
+        """Return a report if a reading changed noticeably or `heartbeat_s` have passed, else None."""
+        if now < self._next_read_at:
             return None
-        self._look_at = now + LOOK_S
+        self._next_read_at = now + READ_EVERY_S
         readings = self._readings()
-        return self._told(readings, now) if now >= self._due_at or _differ(self._last, readings) else None
+        return self._remember(readings, now) if now >= self._due_at or _differ(self._last, readings) else None
 
     def report(self, now: float) -> session.Report:
-        return self._told(self._readings(), now)
+        return self._remember(self._readings(), now)
 
-    def room(self, attempt: Attempt) -> str:
-        """Why an attempt cannot begin on its devices now, or nothing.
+    def no_room_reason(self, attempt: Attempt) -> str:
+        """Return why an attempt cannot begin on its devices now, or "".
 
-        By our count: what the driver has free, and what an idle runner the attempt will use has already,
-        without what other attempts here have reserved and not yet taken."""
+        Room is what the driver reports as free, plus what the idle runner that the attempt will use already
+        holds, minus what other attempts here have reserved and not yet allocated."""
         now = {reading.uuid: reading for reading in self._gpus.readings()}
         reserved = attempt.assign.memory_mib
         for device in attempt.assign.devices:
             reading = now.get(device.uuid)
             if reading is None or reading.problem:
-                return f"device {device.index}: {reading.problem if reading else 'is not here'}"
-            waits = sum(_still_to_take(reading, runner, attempt) for runner in self._pool.all())
-            free = max(reading.free_mib - waits, 0)
+                return (
+                    f"device {device.index}: {reading.problem if reading else 'this worker does not have it'}"
+                )
+            reserved_elsewhere = sum(
+                _not_yet_allocated(reading, runner, attempt) for runner in self._pool.all()
+            )
+            free = max(reading.free_mib - reserved_elsewhere, 0)
             if reserved > free:
-                return f"device {device.index} has {free} MiB free, {reserved} were reserved"
+                return f"device {device.index} has {free} MiB free, the task needs {reserved} MiB"
         return ""
 
     def _readings(self) -> tuple[session.Reading, ...]:
@@ -72,12 +76,12 @@ class Reporter:
         index = {device.uuid: device.index for device in self._gpus.devices()}
         return tuple(_reading(index[now.uuid], now, runners) for now in self._gpus.readings())
 
-    def _told(self, readings: tuple[session.Reading, ...], now: float) -> session.Report:
+    def _remember(self, readings: tuple[session.Reading, ...], now: float) -> session.Report:
         self._last, self._due_at = readings, now + self.heartbeat_s
-        return session.Report(readings, ram_used_mib=system.look().ram_used_mib)
+        return session.Report(readings, ram_used_mib=system.read().ram_used_mib)
 
 
-def _still_to_take(reading: Reading, runner: RunnerHandle, attempt: Attempt) -> int:
+def _not_yet_allocated(reading: Reading, runner: RunnerHandle, attempt: Attempt) -> int:
     if reading.uuid not in runner.devices:
         return 0
     held = reading.held_by(runner.pids())
@@ -110,9 +114,9 @@ def _differ(before: Iterable[session.Reading], after: Iterable[session.Reading])
 
 
 def _differs(old: session.Reading, new: session.Reading) -> bool:
-    apart = max(abs(old.free_mib - new.free_mib), abs(old.others_mib - new.others_mib))
-    warmer = abs(old.temperature_c - new.temperature_c) >= NOTICEABLE_C
-    return apart >= NOTICEABLE_MIB or warmer or _faults(old) != _faults(new)
+    change_mib = max(abs(old.free_mib - new.free_mib), abs(old.others_mib - new.others_mib))
+    is_warmer_or_cooler = abs(old.temperature_c - new.temperature_c) >= NOTICEABLE_C
+    return change_mib >= NOTICEABLE_MIB or is_warmer_or_cooler or _faults(old) != _faults(new)
 
 
 def _faults(reading: session.Reading) -> tuple[str, int, int]:

@@ -1,4 +1,4 @@
-"""What kind of machine this is, for those who look at the list of workers."""
+"""CPU, memory and operating system of this machine, for the manager's list of workers."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from pathlib import Path
 from gpu_orchestrator.api.session import SystemInfo
 
 
-def look() -> SystemInfo:
+def read() -> SystemInfo:
     total, available = _memory_mib()
     return SystemInfo(
         cpu=f"{os.cpu_count() or 1}× {_cpu_model()}",

@@ -1,1 +1,1 @@
-"""The routes, one file per noun."""
+"""The routes, one file for each kind of object."""

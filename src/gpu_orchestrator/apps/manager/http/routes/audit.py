@@ -1,4 +1,4 @@
-"""The audit log, for admins to read. There is no way to change it."""
+"""Route that shows the audit log to admins. No route changes the log."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ async def page(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int, Query(ge=0, le=2**53)] = 0,
 ) -> Response:
-    """What was changed, newest first. Go on with `before` set to what `next` said, until that is null."""
+    """List what was changed, newest first. For the next page set `before` to `next`, until that is null."""
     manager = manager_of(request)
     await manager.audit.flush()
     found = await manager.store.audit.page(before=before, limit=limit)

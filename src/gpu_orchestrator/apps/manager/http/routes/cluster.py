@@ -1,4 +1,4 @@
-"""Health, the state of the whole, and metrics."""
+"""Routes for health, the state of the cluster, and metrics."""
 
 from datetime import UTC, datetime
 from time import monotonic
@@ -25,18 +25,18 @@ Timeframe = Literal["1h", "24h", "7d", "30d"]
 
 @router.get("/health", **described(schema.Health, needs="nothing"))
 async def health(request: Request) -> Response:
-    """How this process and what it needs are; always 200 when somebody is there to answer."""
+    """Report the health of this process and its dependencies, with status 200 even if unhealthy."""
     return json_response(await _health(manager_of(request)))
 
 
 @router.get("/health/live", **described(schema.Health, needs="nothing"))
 async def live(request: Request) -> Response:
-    return json_response(_answer("healthy", {}))
+    return json_response(_body("healthy", {}))
 
 
 @router.get("/health/ready", **described(schema.Health, needs="nothing"))
 async def ready(request: Request) -> Response:
-    """503 when the store does not answer or nobody leads."""
+    """Return 503 if the store does not answer or no process leads."""
     found = await _health(manager_of(request))
     return json_response(found, 200 if found.status != "unhealthy" else 503)
 
@@ -78,7 +78,7 @@ async def status(request: Request) -> Response:
 
 @router.get("/cluster/metrics", **described(schema.MetricsHistory, needs="read"))
 async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Response:
-    """How the cluster was in the last hour, day, week or month."""
+    """Return the history of the cluster over the last hour, day, week or month."""
     ring = RINGS[timeframe]
     return json_response(history.body(ring, await manager_of(request).store.history.read(ring)))
 
@@ -94,9 +94,9 @@ async def _health(manager: Manager) -> schema.Health:
     weak = manager.facts.durable and not manager.store.database.strict
     store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
     status = "unhealthy" if missing else "degraded" if weak else "healthy"
-    return _answer(status, {"store": store, "leader": manager.leader.leader or "none"})
+    return _body(status, {"store": store, "leader": manager.leader.leader or "none"})
 
 
-def _answer(status: str, dependencies: dict[str, str]) -> schema.Health:
+def _body(status: str, dependencies: dict[str, str]) -> schema.Health:
     now = timestamps.milliseconds(datetime.now(UTC))
     return schema.Health(status=status, timestamp=now, version=__version__, dependencies=dependencies)

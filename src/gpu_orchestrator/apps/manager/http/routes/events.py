@@ -1,4 +1,4 @@
-"""What happens in the cluster: page by page, as server-sent events, and over a WebSocket."""
+"""Routes for the events of the cluster: page by page, as server-sent events, and over a WebSocket."""
 
 from typing import Annotated
 
@@ -22,8 +22,9 @@ After = Annotated[str, Query(max_length=40)]
 async def page(
     request: Request, after: After = "", limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> Response:
-    """Events after one whose id is given, oldest first; without one the latest. `after=0` begins with the
-    oldest that is kept. A page may be empty though there are more: go on from `next`."""
+    """List the events after the id `after`, oldest first; without `after`, the latest events. `after=0`
+    starts with the oldest event that is kept. A page can be empty although there are more: continue from
+    `next`."""
     manager = manager_of(request)
     found = await manager.store.events.page(_id(after) if after else None, limit)
     watcher = event_feed.Watcher(request.state.key)
@@ -34,20 +35,20 @@ async def page(
 
 @router.get("/events", include_in_schema=False, dependencies=needs("read"))
 async def stream(request: Request, after: After = "") -> Response:
-    """Server-sent events. Resumes from the header `Last-Event-ID` or from `after`."""
+    """Send server-sent events. Resume from the header `Last-Event-ID` or from `after`."""
     manager = manager_of(request)
-    at = await _from(manager, request.headers.get("last-event-id", "") or after)
+    at = await _start(manager, request.headers.get("last-event-id", "") or after)
     return EventStream(manager.feed, at, request.state.key)
 
 
 @router.websocket("/ws", dependencies=needs("read"))
 async def socket(websocket: WebSocket, after: After = "") -> None:
-    """The same, one event a message. Resumes from `after`."""
+    """Send the same events, one per message. Resume from `after`."""
     manager = manager_of(websocket)
-    await serve_socket(manager.feed, websocket, await _from(manager, after))
+    await serve_socket(manager.feed, websocket, await _start(manager, after))
 
 
-async def _from(manager: Manager, given: str) -> Id:
+async def _start(manager: Manager, given: str) -> Id:
     return _id(given) if given else await manager.feed.latest()
 
 

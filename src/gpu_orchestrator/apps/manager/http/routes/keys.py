@@ -1,4 +1,7 @@
-"""Keys: make one (its secret is in that answer and nowhere else), list, revoke."""
+"""Routes that create, list and revoke keys, and show the limits of one.
+
+The secret of a key is in the response that creates it and nowhere else.
+"""
 
 from secrets import token_hex
 from typing import Annotated, Any
@@ -21,11 +24,11 @@ router = APIRouter(tags=["keys"])
 
 @router.post("/keys", **described(schema.KeyMade, needs="admin", status=201, body=schema.KeyRequest))
 async def create(request: Request) -> Response:
-    """Make a key. Its secret is shown this once."""
+    """Create a key. Its secret is shown only once."""
     manager = manager_of(request)
-    asked = await read(request, schema.KeyRequest)
+    wanted = await read(request, schema.KeyRequest)
     secret = keys.make()
-    row = _row(asked, secret, by=request.state.key, now_ms=manager.keys.now_ms())
+    row = _row(wanted, secret, by=request.state.key, now_ms=manager.keys.now_ms())
     if await manager.store.keys.save(row) == "full":
         raise errors.Conflict(f"there are {manager.store.keys.most} keys already; revoke some")
     made = await _look_up(manager, row.id)
@@ -40,7 +43,7 @@ async def page(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> Response:
-    """All keys, oldest first, with those of the settings and without any secret."""
+    """List all keys without their secrets: those from the settings first, then oldest first."""
     manager = manager_of(request)
     found = [key for key in await manager.key_sync.all() if owner in ("", key.owner)]
     shown = [_info(key, manager.keys.now_ms()) for key in found[offset : offset + limit]]
@@ -49,7 +52,7 @@ async def page(
 
 @router.get("/limits", **described(schema.MyLimits, needs="read"))
 async def my_limits(request: Request) -> Response:
-    """What the key that asks may, and what it and its owner have of it now."""
+    """Return the limits of the key that you send, and what the key and its owner use of them now."""
     manager, key = manager_of(request), request.state.key
     may, usage = manager.quotas.of_key(key), await manager.usage(key.owner)
     minute, hour = manager.rate_limiter.used(key)
@@ -71,11 +74,11 @@ async def my_limits(request: Request) -> Response:
 
 @router.delete("/keys/{key_id}", **described(schema.KeyInfo, needs="admin"))
 async def revoke(request: Request, key_id: str) -> Response:
-    """Revoke a key for good: every process refuses it within a second, and its connections are closed."""
+    """Revoke a key permanently. Every process refuses it within a second and closes its connections."""
     manager = manager_of(request)
     if any(key_id == key.id for key in manager.keys.configured):
         raise errors.Conflict(
-            f"key {key_id} comes from the settings; change API_KEY or the worker token and start anew"
+            f"key {key_id} comes from the settings; change API_KEY or the worker token and restart the server"
         )
     if not await manager.store.keys.revoke(key_id):
         raise errors.NotFound(f"there is no key {key_id}")
@@ -83,21 +86,21 @@ async def revoke(request: Request, key_id: str) -> Response:
 
 
 async def _look_up(manager: Manager, key_id: str) -> Key:
-    """A key that was just changed, which this process has taken note of."""
+    """Return a key that was just changed, after this process has loaded the change."""
     await manager.key_sync.refresh()
     return next(key for key in await manager.key_sync.all() if key.id == key_id)
 
 
-def _row(asked: schema.KeyRequest, secret: str, *, by: Key, now_ms: int) -> KeyRow:
+def _row(wanted: schema.KeyRequest, secret: str, *, by: Key, now_ms: int) -> KeyRow:
     return KeyRow(
         id=token_hex(8),
         digest=keys.digest_of(secret).hex(),
-        name=asked.name,
-        owner=asked.owner or asked.name,
-        scopes=",".join(each for each in SCOPES if each in asked.scopes),
-        expires_ms=now_ms + max(int(asked.expires_in * 1000), 1) if asked.expires_in else 0,
+        name=wanted.name,
+        owner=wanted.owner or wanted.name,
+        scopes=",".join(each for each in SCOPES if each in wanted.scopes),
+        expires_ms=now_ms + max(int(wanted.expires_in * 1000), 1) if wanted.expires_in else 0,
         by=by.id,
-        limits=limits.encode(asked.limits),
+        limits=limits.encode(wanted.limits),
     )
 
 

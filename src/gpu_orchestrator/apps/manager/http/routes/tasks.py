@@ -1,4 +1,4 @@
-"""Tasks: submit, look, wait, explain, cancel, retry."""
+"""Routes for tasks: submit, show, wait, explain, cancel, retry."""
 
 from functools import lru_cache
 from typing import Annotated
@@ -21,11 +21,11 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.decide import decide
 
 router = APIRouter(tags=["tasks"])
-LONGEST_WAIT_S = 600.0
-WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT_S}}
+MAX_WAIT_S = 600.0
+WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
 SHORT_QUERY = 40
 TASKS_PER_REQUEST = 100
-RETRIED = ("failed", "dead", "cancelled")
+RETRYABLE = ("failed", "dead", "cancelled")
 
 
 def _sees(request: Request) -> str:
@@ -34,12 +34,12 @@ def _sees(request: Request) -> str:
 
 
 async def submit(request: Request) -> Response:
-    """Take a task into the queue. What can never fit is refused at once, with the reasons. With `wait`, so
-    many seconds are waited for its end, and the answer is the task."""
+    """Queue a task. A task that can never fit is refused at once, with the reasons. With `wait`, the server
+    waits up to that many seconds for the task to end, and returns the task."""
     manager, state = manager_of(request), request.scope["state"]
     seconds = _wait_s(request.scope["query_string"])
-    asked = await read(request, schema.TaskRequest)
-    (taken,) = await accept(manager, [asked], state["key"], state["correlation"])
+    wanted = await read(request, schema.TaskRequest)
+    (taken,) = await accept(manager, [wanted], state["key"], state["correlation"])
     state["object"] = taken.id
     if not seconds:
         return json_response(accepted(manager, [taken])[0], 202)
@@ -47,17 +47,19 @@ async def submit(request: Request) -> Response:
 
 
 async def submit_batch(request: Request) -> Response:
-    """Take many tasks at once: all of them, or none and an error that names the first bad one. Counts as one
-    request for every hundred tasks."""
-    manager, asked = manager_of(request), await read(request, schema.TaskBatch)
-    if more := (len(asked.tasks) - 1) // TASKS_PER_REQUEST:
+    """Queue many tasks at once: all of them, or none and an error that names the first bad one. Every hundred
+    tasks count as one request."""
+    manager, batch = manager_of(request), await read(request, schema.TaskBatch)
+    if more := (len(batch.tasks) - 1) // TASKS_PER_REQUEST:
         manager.rate_limiter.take(request.state.key, "POST", request.scope["path"], cost=more)
-    taken = await accept(manager, asked.tasks, request.state.key, request.state.correlation)
+    taken = await accept(manager, batch.tasks, request.state.key, request.state.correlation)
     request.state.object = f"{taken[0].id} and {len(taken) - 1} more"
     return json_response(schema.BatchAccepted(tasks=accepted(manager, taken), total=len(taken)), 202)
 
 
-QUICK: dict[str, Endpoint] = {"/tasks": submit, "/tasks/batch": submit_batch}
+FAST_PATH: dict[str, Endpoint] = {"/tasks": submit, "/tasks/batch": submit_batch}
+"""Routes that the gate calls directly, without the framework's routing."""
+
 router.post(
     "/tasks",
     **described(
@@ -82,7 +84,7 @@ async def page(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> Response:
-    """Tasks, newest first; `status` may name several states separated by commas."""
+    """List tasks, newest first. `status` may name several states, separated by commas."""
     states = [state for state in status.split(",") if state]
     if unknown := [state for state in states if state not in task.STATES]:
         raise errors.Unprocessable(f"unknown status {unknown[0]!r}; known: {', '.join(task.STATES)}")
@@ -95,7 +97,7 @@ async def dead(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> Response:
-    """Dead letters: tasks that were given up, with the evidence."""
+    """List dead letters: tasks that the server gave up, with the evidence."""
     return await _page(request, ["dead"], "", limit=limit, offset=offset)
 
 
@@ -108,9 +110,9 @@ async def status(request: Request, task_id: str) -> Response:
 async def wait(
     request: Request,
     task_id: str,
-    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_WAIT_S)] = 30.0,
+    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=MAX_WAIT_S)] = 30.0,
 ) -> Response:
-    """The task when it has ended, or as it is when time is up."""
+    """Return the task once it has ended, or its current state after `timeout` seconds."""
     manager, owner = manager_of(request), _sees(request)
     if owner:
         await manager.row(task_id, owner)
@@ -119,7 +121,7 @@ async def wait(
 
 @router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
-    """Why a task waits: every worker and every device, and what keeps it from being taken."""
+    """Explain why a task waits: for every worker and every device, what keeps it from taking the task."""
     manager, owner = manager_of(request), _sees(request)
     row = await manager.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
@@ -146,18 +148,19 @@ async def explain_task(request: Request, task_id: str) -> Response:
 
 @router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, needs="submit", status=202))
 async def retry(request: Request, task_id: str) -> Response:
-    """Queue a task anew that ended without a result."""
+    """Queue a task again that ended without a result."""
     before = await accept_again(manager_of(request), task_id, request.state.key)
     if not before:
         raise errors.NotFound(f"there is no task {task_id}")
-    if before not in RETRIED:
-        raise errors.Conflict(f"task {task_id} is {before}; only {', '.join(RETRIED)} ones can be retried")
+    if before not in RETRYABLE:
+        raise errors.Conflict(f"task {task_id} is {before}; only {', '.join(RETRYABLE)} ones can be retried")
     return json_response(schema.TaskChanged(task_id=task_id, status="queued"), 202)
 
 
 @router.delete("/tasks/{task_id}", **described(schema.TaskChanged, needs="submit"))
 async def cancel(request: Request, task_id: str) -> Response:
-    """Cancel: a queued task at once, a running one by asking, then SIGTERM, then SIGKILL."""
+    """Cancel a task. A queued one ends at once. The worker asks a running one to stop, then sends SIGTERM,
+    then SIGKILL."""
     manager = manager_of(request)
     (before,) = await manager.store.tasks.cancel([task_id], owner=_sees(request))
     if not before.state:
@@ -177,7 +180,7 @@ def _wait_s(query: bytes) -> float:
 
 @lru_cache(maxsize=64)
 def _short_wait_s(query: bytes) -> float:
-    """Remembered: most who wait, wait equally long."""
+    """Cached, because most clients that wait send the same value."""
     return _parsed_wait_s(query)
 
 
@@ -187,8 +190,8 @@ def _parsed_wait_s(query: bytes) -> float:
         seconds = float(given)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= LONGEST_WAIT_S:
-        raise errors.Unprocessable(f"wait={given}: give seconds from 0 to {LONGEST_WAIT_S:g}")
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise errors.Unprocessable(f"wait={given}: give seconds from 0 to {MAX_WAIT_S:g}")
     return seconds
 
 

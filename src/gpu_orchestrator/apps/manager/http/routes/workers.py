@@ -1,4 +1,4 @@
-"""Workers: who they are, what they have, and what an operator says of them; and their one connection."""
+"""Routes for workers: their connection, and list, show, cordon, drain, restart and remove."""
 
 from typing import Annotated
 
@@ -11,18 +11,18 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager import errors, schema, views
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.http.openapi import described
-from gpu_orchestrator.apps.manager.http.responses import body_of, json_response, read, while_there
+from gpu_orchestrator.apps.manager.http.responses import body_of, json_response, read, unless_disconnected
 from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.workers.transports import WebSocketTransport
 
 router = APIRouter(tags=["workers"])
-LONGEST_POLL_S = 60.0
+MAX_POLL_S = 60.0
 
 
 @router.websocket("/workers/{name}/session", dependencies=needs("worker"))
 async def connect(websocket: WebSocket, name: str) -> None:
-    """The worker's one connection; what is said on it is in `api/session.py`."""
+    """Serve the single connection of a worker; its messages are defined in `api/session.py`."""
     manager = manager_of(websocket)
     await websocket.accept()
     await manager.sessions.serve(WebSocketTransport(websocket), name, websocket.state.key)
@@ -30,10 +30,11 @@ async def connect(websocket: WebSocket, name: str) -> None:
 
 @router.post("/workers", **described(schema.WorkerRegistered, needs="worker", status=201, body=session.Hello))
 async def register(request: Request) -> Response:
-    """Join without a WebSocket: then POST `/workers/{id}/heartbeat` again and again. Wants a worker token.
+    """Register a worker without a WebSocket. It then polls with POST `/workers/{id}/heartbeat`. This needs a
+    worker token.
 
-    A worker that had no answer to one joins again, with `resume_epoch` and what it runs: what was in the
-    answer is said anew.
+    A worker that got no response to a heartbeat registers again, with `resume_epoch` and the attempts that it
+    runs. The server then sends again what was in the lost response.
     """
     hello = await read(request, session.Hello)
     request.state.object = hello.name
@@ -58,16 +59,16 @@ async def heartbeat(
     request: Request,
     worker_id: str,
     epoch: int,
-    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=LONGEST_POLL_S)] = 3.0,
+    timeout_s: Annotated[float, Query(alias="timeout", ge=0, le=MAX_POLL_S)] = 3.0,
 ) -> Response:
-    """The session's messages as a JSON array, both ways; waits for something to say."""
-    said = await body_of(request)
+    """Exchange the session's messages as JSON arrays; wait up to `timeout` seconds for a message to send."""
+    body = await body_of(request)
     try:
-        session.read_by_server(said)
+        session.read_by_server(body)
     except msgspec.MsgspecError as error:
-        raise errors.Unprocessable(f"not understood: {error}") from error
-    asked = manager_of(request).polls.heartbeat(worker_id, request.state.key, epoch, said, timeout_s)
-    frames = await while_there(request, asked)  # what would reach nobody stays for the next one
+        raise errors.Unprocessable(f"the messages cannot be decoded: {error}") from error
+    polled = manager_of(request).polls.heartbeat(worker_id, request.state.key, epoch, body, timeout_s)
+    frames = await unless_disconnected(request, polled)  # then the messages stay for the next heartbeat
     joined = b",".join(frame[1:-1] for frame in frames or ())
     return Response(b"[" + joined + b"]", media_type="application/json")
 
@@ -76,11 +77,11 @@ async def heartbeat(
 async def page(
     request: Request, status: str = "", gpu_type: Annotated[str, Query(max_length=200)] = ""
 ) -> Response:
-    """All workers; `gpu_type` is part of a device's model."""
+    """List all workers. `gpu_type` matches any part of a device's model name."""
     manager = manager_of(request)
     found = [views.worker_info(row, await _reserved(manager, row)) for row in await _rows(manager)]
     online = sum(each.status not in ("offline", "suspect") for each in found)
-    chosen = [each for each in found if _asked_for(each, status, gpu_type)]
+    chosen = [each for each in found if _matches(each, status, gpu_type)]
     return json_response(
         schema.WorkerPage(workers=chosen, total=len(found), online=online, offline=len(found) - online)
     )
@@ -91,13 +92,13 @@ async def detail(request: Request, worker_id: str) -> Response:
     manager = manager_of(request)
     (row,) = await manager.store.workers.fetch([worker_id])
     if row is None:
-        raise _nobody(worker_id)
+        raise _no_worker(worker_id)
     return json_response(views.worker_detail(row, await _reserved(manager, row)))
 
 
 @router.post("/workers/{worker_id}/cordon", **described(schema.WorkerChanged, needs="admin"))
 async def cordon(request: Request, worker_id: str) -> Response:
-    """Nothing new goes there; what runs goes on."""
+    """Stop assigning tasks to this worker. Running tasks continue."""
     return await _control(request, worker_id, {"cordoned": "1"}, "cordoned")
 
 
@@ -108,19 +109,19 @@ async def uncordon(request: Request, worker_id: str) -> Response:
 
 @router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged, needs="admin"))
 async def drain(request: Request, worker_id: str) -> Response:
-    """Nothing new goes there, what runs is finished; the worker stays."""
+    """Stop assigning tasks to this worker and let the running ones finish. The worker stays."""
     return await _control(request, worker_id, {"draining": "1"}, "draining", session.Drain())
 
 
 @router.post("/workers/{worker_id}/restart", **described(schema.WorkerChanged, needs="admin"))
 async def restart(request: Request, worker_id: str) -> Response:
-    """The worker finishes what runs and ends; whoever keeps it running starts it anew."""
+    """Let the worker finish its running tasks and exit. Its service manager starts it again."""
     return await _control(request, worker_id, {"leaving": "1"}, "restarting", session.Drain(leave=True))
 
 
 @router.post("/workers/{worker_id}/devices/{index}/cordon", **described(schema.WorkerChanged, needs="admin"))
 async def cordon_device(request: Request, worker_id: str, index: int) -> Response:
-    """One device gets nothing new."""
+    """Stop assigning tasks to this device."""
     return await _control_device(request, worker_id, index, cordoned=True)
 
 
@@ -133,11 +134,11 @@ async def uncordon_device(request: Request, worker_id: str, index: int) -> Respo
 
 @router.delete("/workers/{worker_id}", **described(schema.WorkerChanged, needs="admin"))
 async def remove(request: Request, worker_id: str, drain: bool = True) -> Response:
-    """With `drain` the worker finishes what runs first; without, that is run elsewhere at once."""
+    """Remove a worker. With `drain` it first finishes its tasks; without, they are queued again at once."""
     manager = manager_of(request)
     (row,) = await manager.store.workers.fetch([worker_id])
     if row is None:
-        raise _nobody(worker_id)
+        raise _no_worker(worker_id)
     if row["state"] != "offline" and drain:
         return await _control(request, worker_id, {"leaving": "1"}, "draining", session.Drain(leave=True))
     epoch, goodbye = int(row["epoch"]), session.Goodbye("removed", fenced=True, retry=False)
@@ -145,7 +146,7 @@ async def remove(request: Request, worker_id: str, drain: bool = True) -> Respon
     manager.sessions.send(worker_id, row.get("api", ""), goodbye, epoch)
     known = await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
     if known.state not in ("", "offline"):
-        raise errors.Conflict(f"worker {worker_id} has joined anew; ask again to remove that one")
+        raise errors.Conflict(f"worker {worker_id} has joined again; repeat the request to remove it")
     return json_response(schema.WorkerChanged(worker_id=worker_id, status="removed"))
 
 
@@ -165,21 +166,21 @@ async def _control(
 
 def _changed(worker_id: str, state: str, status: str) -> Response:
     if not state:
-        raise _nobody(worker_id)
+        raise _no_worker(worker_id)
     return json_response(schema.WorkerChanged(worker_id=worker_id, status=status))
 
 
 async def _control_device(request: Request, worker_id: str, index: int, *, cordoned: bool) -> Response:
     manager = manager_of(request)
-    seen = (await rows.load(manager.store, [worker_id])).get(worker_id)
-    if seen is None:
-        raise _nobody(worker_id)
-    known = [device.index for device in seen.hello.devices]
+    worker = (await rows.load(manager.store, [worker_id])).get(worker_id)
+    if worker is None:
+        raise _no_worker(worker_id)
+    known = [device.index for device in worker.hello.devices]
     if index not in known:
         raise errors.NotFound(f"worker {worker_id} has no device {index}; it has {known}")
     status = f"device {index} {'' if cordoned else 'un'}cordoned"
-    told = await manager.store.workers.cordon(worker_id, index, cordoned=cordoned, status=status)
-    return _changed(worker_id, told.state, status)
+    control = await manager.store.workers.cordon(worker_id, index, cordoned=cordoned, status=status)
+    return _changed(worker_id, control.state, status)
 
 
 async def _rows(manager: Manager) -> list[dict[str, str]]:
@@ -188,7 +189,7 @@ async def _rows(manager: Manager) -> list[dict[str, str]]:
 
 
 async def _reserved(manager: Manager, row: dict[str, str]) -> dict[int, int]:
-    """MiB promised on each device."""
+    """Return the MiB reserved on each device."""
     if not int(row.get("active", 0)):
         return {}
     page = await manager.store.tasks.page(
@@ -206,10 +207,10 @@ async def _reserved(manager: Manager, row: dict[str, str]) -> dict[int, int]:
     return found
 
 
-def _asked_for(worker: schema.WorkerInfo, status: str, gpu_type: str) -> bool:
+def _matches(worker: schema.WorkerInfo, status: str, gpu_type: str) -> bool:
     of_type = not gpu_type or any(gpu_type.lower() in gpu.model.lower() for gpu in worker.gpu_info)
     return of_type and status in ("", worker.status)
 
 
-def _nobody(worker_id: str) -> errors.NotFound:
+def _no_worker(worker_id: str) -> errors.NotFound:
     return errors.NotFound(f"there is no worker {worker_id}")
