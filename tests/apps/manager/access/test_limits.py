@@ -226,9 +226,8 @@ async def test_owner_over_its_daily_gpu_seconds_is_refused(site: Site) -> None:
     store = site.running.manager.store
     key = f"{store.database.prefix}t:{names[0]}"
     assigned = int(await store.database._execute("HGET", key, "assigned"))
-    await store.database._execute(
-        "HSET", key, "assigned", str(assigned - 5000)
-    )  # it started five seconds ago
+    # It started five seconds ago.
+    await store.database._execute("HSET", key, "assigned", str(assigned - 5000))
     await worker.finish(running[0])
     status, wait_s, message = await ann.refused("POST", "/tasks", WHOLE)
     assert (status, 1 <= wait_s <= 86_400) == (429, True)
