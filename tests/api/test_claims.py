@@ -25,8 +25,8 @@ def test_claim_of_a_pod(asking: Pod, named: str, is_template: bool, own: str) ->
     ("found", "uid"),
     [
         pytest.param(claim("c"), "", id="free"),
-        pytest.param(claim("c", served="uid-p"), "uid-p", id="kept"),
+        pytest.param(claim("c", reserved_for="uid-p"), "uid-p", id="kept"),
     ],
 )
 def test_served(found: GpuClaim, uid: str) -> None:
-    assert claims.served(found) == uid
+    assert claims.reserved_for(found) == uid

@@ -1,5 +1,5 @@
-"""One table of clusters and wishes, three who decide: the operator's reconcile, the scheduler's desk, and the
-task dispatcher. They must give the same places, because one core decides for all of them."""
+"""One table of clusters and requests for the operator's reconcile, the scheduler's coordinator and the task
+dispatcher. All three must choose the same places, because one core decides for all of them."""
 
 import asyncio
 import random
@@ -34,11 +34,11 @@ NOWHERE = "-"
 
 @dataclass(frozen=True)
 class Case:
-    """`gpus` of each node; `wishes` in their order; `places` as every decider must give them."""
+    """`gpus` of each node; `requests` in GPUs and in order; `places` that each of the three must choose."""
 
     strategy: str
     gpus: dict[str, int]
-    wishes: tuple[int, ...]
+    requests: tuple[int, ...]
     places: tuple[str, ...]
     cheap: tuple[str, ...] = ()
 
@@ -51,10 +51,10 @@ CASES = [
         Case("leastLoaded", {"a": 4, "b": 8}, (2, 2, 2, 2), ("b", "b", "a", "b")), id="most free first"
     ),
     pytest.param(
-        Case("leastLoaded", {"a": 8, "b": 4}, (8, 4, 1), ("a", "b", NOWHERE)), id="until all is full"
+        Case("leastLoaded", {"a": 8, "b": 4}, (8, 4, 1), ("a", "b", NOWHERE)), id="until the cluster is full"
     ),
     pytest.param(
-        Case("leastLoaded", {"a": 2}, (3, 2, 1), (NOWHERE, "a", NOWHERE)), id="too large is passed by"
+        Case("leastLoaded", {"a": 2}, (3, 2, 1), (NOWHERE, "a", NOWHERE)), id="an unfit request is skipped"
     ),
     pytest.param(
         Case("binPack", {"a": 8, "b": 4, "c": 8}, (2, 2, 4, 8), ("a", "a", "a", "c")), id="fullest first"
@@ -71,44 +71,44 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_operator_places_as_the_table_says(case: Case) -> None:
+def test_operator_places_as_in_the_table(case: Case) -> None:
     world = Capacity(Registry(), random.Random(1), clock=lambda: 0.0, found=lambda _: None)
     for name, gpus in case.gpus.items():
         world.see_node(None, operator_builders.node(name, gpus, labels=case.labels(name)))
     found: list[str] = []
-    for number, gpus in enumerate(case.wishes):
-        wish = operator_builders.workload(
+    for number, gpus in enumerate(case.requests):
+        workload = operator_builders.workload(
             f"w{number}", meta={"uid": f"uid-{number}"}, gpuCount=gpus, schedulingStrategy=case.strategy
         )
 
         def ask(
-            wishes: Sequence[Request], name: str = f"team/w{number}", at: int = number
+            requests: Sequence[Request], name: str = f"team/w{number}", at: int = number
         ) -> Given | Refusal:
-            answer = world.ask(name, wishes, float(at))
+            answer = world.ask(name, requests, float(at))
             found.append(answer.node if isinstance(answer, Given) else NOWHERE)
             return answer
 
-        reconcile(WorkloadSnapshot(wish), operator_builders.NOW, ask, random.Random(1))
+        reconcile(WorkloadSnapshot(workload), operator_builders.NOW, ask, random.Random(1))
     assert tuple(found) == case.places
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_scheduler_places_as_the_table_says(case: Case) -> None:
-    """Nodes and pods as the API server shows them; what the desk wants bound is where they go."""
+def test_scheduler_places_as_in_the_table(case: Case) -> None:
+    """Nodes and pods come in as from the API server; the coordinator's bind jobs are the places."""
     world = World(
         *(scheduler_objects.node(name, gpus, labels=case.labels(name)) for name, gpus in case.gpus.items())
     )
-    for number, gpus in enumerate(case.wishes):
+    for number, gpus in enumerate(case.requests):
         world.pod(scheduler_objects.pod(f"p{number}", gpus=gpus, strategy=case.strategy))
     found = {job.pod.metadata.name: job.placement.node for job in world.executor.jobs}
-    places = tuple(found.get(f"p{number}", NOWHERE) for number in range(len(case.wishes)))
+    places = tuple(found.get(f"p{number}", NOWHERE) for number in range(len(case.requests)))
     assert places == case.places
     assert len(world.executor.refused) == places.count(NOWHERE)
 
 
 @dataclass
-class Ledger:
-    """A store that agrees to everything and keeps what it was asked."""
+class RecordingStore:
+    """A store that accepts every assignment and records it."""
 
     given: dict[str, str] = field(default_factory=dict)
 
@@ -118,9 +118,9 @@ class Ledger:
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_the_dispatcher_places_as_the_table_says(case: Case) -> None:
-    ledger = Ledger()
-    store: Any = cast(Any, SimpleNamespace(tasks=ledger))
+async def test_dispatcher_places_as_in_the_table(case: Case) -> None:
+    recorded = RecordingStore()
+    store: Any = cast(Any, SimpleNamespace(tasks=recorded))
     registry = strategies.registry(case.strategy)
     quotas = Quotas(settings.Settings())
     dispatcher = Dispatcher(
@@ -143,10 +143,12 @@ async def test_the_dispatcher_places_as_the_table_says(case: Case) -> None:
         UnfinishedTask(
             str(number), task.encode(TaskSpec("echo", gpus=gpus)), 0, 0, number, "", "queued", "", ""
         )
-        for number, gpus in enumerate(case.wishes)
+        for number, gpus in enumerate(case.requests)
     )
     dispatcher.load(Snapshot(0, tuple(workers), waiting), workers)
     while dispatcher.engine.counts()["in flight"]:  # noqa: ASYNC110 - a turn of the loop, no time
         await asyncio.sleep(0)
     dispatcher.close()
-    assert tuple(ledger.given.get(str(number), NOWHERE) for number in range(len(case.wishes))) == case.places
+    assert (
+        tuple(recorded.given.get(str(number), NOWHERE) for number in range(len(case.requests))) == case.places
+    )

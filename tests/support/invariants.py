@@ -1,10 +1,12 @@
-"""What must hold at every revision, checked by replaying the history of pods, leases and claims.
+"""Check invariants at every revision by replaying the history of pods, leases and claims.
 
-I1 no device has two exclusive holders. I2 shares and memory of a device add up to no more than it has, and no
-exclusive holder stands beside a shared one. I4 a bound pod has exactly as many devices as it asked for, on
-its own node. I5 a device is held for a live pod, or for `spare_s` at most. I6 no bind without the leases, and
-none of them goes while the pod lives; a claim serves one live pod, and says the node that pod is on. I7 what
-an ended pod held is free within `free_s`.
+I1 No device has two exclusive holders.
+I2 Shares and memory of a device never exceed it, and no exclusive holder shares a device.
+I4 A bound pod has exactly as many devices as it requested, on its own node.
+I5 A lease is held for a live pod, or for at most `spare_s`.
+I6 No bind without the leases, and none is deleted while the pod lives; a claim serves one live pod and names
+   the node of that pod.
+I7 The leases of an ended pod are gone within `free_s`.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ DEVICE_MIB = 81_920
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a live, bound pod has of a device."""
+    """The part of a device that a live, bound pod has."""
 
     exclusive: bool
     share: int = 0
@@ -27,16 +29,16 @@ class Hold:
 
 @dataclass
 class World:
-    """The state at one revision, and what was found wrong on the way to it."""
+    """The state at one revision, and the violations found up to it."""
 
     leases: bool
     pods: dict[str, Json] = field(default_factory=dict)
     devices: dict[str, dict[str, Hold]] = field(default_factory=dict)
     holders: dict[str, set[str]] = field(default_factory=dict)
     claims: dict[str, Json] = field(default_factory=dict)
-    serving: dict[str, str] = field(default_factory=dict)
+    claim_users: dict[str, str] = field(default_factory=dict)
     idle_since: dict[tuple[str, str], float] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
     binds: dict[str, int] = field(default_factory=dict)
 
     def play(self, change: Change, *, spare_s: float, free_s: float) -> None:
@@ -48,8 +50,8 @@ class World:
             case "claims":
                 self._claim(change)
 
-    def _say(self, change: Change, what: str) -> None:
-        self.wrong.append(f"at revision {change.revision}: {what}")
+    def _violation(self, change: Change, what: str) -> None:
+        self.violations.append(f"at revision {change.revision}: {what}")
 
     # --- pods ----------------------------------------------------------------------------------------------
 
@@ -70,8 +72,8 @@ class World:
         self.pods.pop(uid, None)
         for held in self.devices.values():
             held.pop(uid, None)
-        for claim in [name for name, server in self.serving.items() if server == uid]:
-            del self.serving[claim]
+        for claim in [name for name, user in self.claim_users.items() if user == uid]:
+            del self.claim_users[claim]
         for lease, uids in self.holders.items():
             if uid in uids:
                 self.idle_since[lease, uid] = change.at
@@ -79,45 +81,49 @@ class World:
     def _bound(self, change: Change, pod: Json) -> None:
         meta, node = pod["metadata"], pod["spec"]["nodeName"]
         uid, name = meta["uid"], f"{meta['namespace']}/{meta['name']}"
-        told_node, _, ids = _allocated(pod).rpartition(":")
-        spots = [f"gpu-{node}-{device}" for device in ids.split(",")]
-        if told_node != node:
-            self._say(change, f"I4 {name} is on {node} and was told {told_node}")
-        hold, count = self._asked(pod)
-        if len(set(spots)) != count or len(spots) != count:
-            self._say(change, f"I4 {name} asked for {count} devices and has {ids}")
-        for spot in spots:
-            self._give(change, spot, uid, hold, name)
-        self._serve(change, pod)
+        allocated_node, _, ids = _allocated(pod).rpartition(":")
+        leases = [f"gpu-{node}-{device}" for device in ids.split(",")]
+        if allocated_node != node:
+            self._violation(change, f"I4 {name} is on {node} and was allocated {allocated_node}")
+        hold, count = self._requested(pod)
+        if len(set(leases)) != count or len(leases) != count:
+            self._violation(change, f"I4 {name} requested {count} devices and has {ids}")
+        for lease in leases:
+            self._give(change, lease, uid, hold, name)
+        self._assign_claim(change, pod)
 
-    def _asked(self, pod: Json) -> tuple[Hold, int]:
-        asks = pod["metadata"]["annotations"]
-        if gpus := asks.get("gpu.scheduling/gpus"):
+    def _requested(self, pod: Json) -> tuple[Hold, int]:
+        annotations = pod["metadata"]["annotations"]
+        if gpus := annotations.get("gpu.scheduling/gpus"):
             return Hold(exclusive=True), int(gpus)
-        named = asks.get("gpu.scheduling/claim") or asks.get("gpu.scheduling/claim-template")
+        named = annotations.get("gpu.scheduling/claim") or annotations.get("gpu.scheduling/claim-template")
         devices = self.claims[f"{pod['metadata']['namespace']}/{named}"]["spec"]["devices"]
         if devices.get("exclusivity") != "Shared":
             return Hold(exclusive=True), devices["count"]
         return Hold(False, devices.get("share", 0), devices.get("memoryMiB", 0)), devices["count"]
 
-    def _give(self, change: Change, spot: str, uid: str, hold: Hold, name: str) -> None:
-        held = self.devices.setdefault(spot, {})
-        if self.leases and uid not in self.holders.get(spot, set()):
-            self._say(change, f"I6 {name} was bound to {spot} and its lease is {self.holders.get(spot)}")
+    def _give(self, change: Change, lease: str, uid: str, hold: Hold, name: str) -> None:
+        held = self.devices.setdefault(lease, {})
+        if self.leases and uid not in self.holders.get(lease, set()):
+            self._violation(
+                change, f"I6 {name} was bound to {lease} and its lease is {self.holders.get(lease)}"
+            )
         if held and (hold.exclusive or any(each.exclusive for each in held.values())):
-            self._say(change, f"I1 {name} was given {spot}, which {sorted(held)} have")
+            self._violation(change, f"I1 {name} was given {lease}, which {sorted(held)} already hold")
         held[uid] = hold
         share, memory = sum(h.share for h in held.values()), sum(h.memory_mib for h in held.values())
         if share > 1000 or memory > DEVICE_MIB:
-            self._say(change, f"I2 {spot} is oversold: share {share}, memory {memory} MiB")
+            self._violation(change, f"I2 {lease} is oversold: share {share}, memory {memory} MiB")
 
-    def _serve(self, change: Change, pod: Json) -> None:
+    def _assign_claim(self, change: Change, pod: Json) -> None:
         meta = pod["metadata"]
         if named := meta["annotations"].get("gpu.scheduling/claim"):
             claim = f"{meta['namespace']}/{named}"
-            if claim in self.serving:
-                self._say(change, f"I6 claim {claim} serves two pods: {self.serving[claim]}, {meta['uid']}")
-            self.serving[claim] = meta["uid"]
+            if claim in self.claim_users:
+                self._violation(
+                    change, f"I6 claim {claim} serves two pods: {self.claim_users[claim]}, {meta['uid']}"
+                )
+            self.claim_users[claim] = meta["uid"]
 
     # --- leases and claims ---------------------------------------------------------------------------------
 
@@ -133,15 +139,15 @@ class World:
                 self.idle_since[name, uid] = change.at
         for uid in before - after:
             if uid in self.devices.get(name, {}):
-                self._say(change, f"I6 the lease {name} of the live pod {uid} went")
+                self._violation(change, f"I6 the lease {name} of the live pod {uid} was deleted")
             self._check_idle(change, name, uid, free_s if uid not in self.pods else spare_s)
         self.holders[name] = after
 
     def _check_idle(self, change: Change, name: str, uid: str, limit_s: float) -> None:
         since = self.idle_since.pop((name, uid), None)
         if since is not None and change.at - since > limit_s:
-            self._say(
-                change, f"I5/I7 {name} was held {change.at - since:.1f} s for {uid}, which had no use of it"
+            self._violation(
+                change, f"I5/I7 {name} was held {change.at - since:.1f} s for {uid}, which did not use it"
             )
 
     def _claim(self, change: Change) -> None:
@@ -154,20 +160,20 @@ class World:
         self.claims[name] = claim
         pod = self.pods.get(status.get("podUID", ""))
         if status.get("phase") == "Bound" and pod and pod["spec"].get("nodeName") != status.get("nodeName"):
-            self._say(change, f"I6 claim {name} says {status.get('nodeName')}, its pod is elsewhere")
+            self._violation(change, f"I6 claim {name} names {status.get('nodeName')}, its pod is elsewhere")
 
 
 def check(history: History, *, leases: bool = True, spare_s: float = 35.0, free_s: float = 40.0) -> World:
-    """Replays the history; raises with everything that was wrong."""
+    """Replay the history and return the final state; fail with the violations found."""
     world = World(leases)
     for kind, objects in history.start.items():
         for found in objects:
             world.play(Change(0, 0.0, kind, False, found), spare_s=1e9, free_s=1e9)
-    world.wrong.clear()
+    world.violations.clear()
     world.idle_since.clear()
     for change in history.changes:
         world.play(change, spare_s=spare_s, free_s=free_s)
-    assert not world.wrong, "\n".join(world.wrong[:20])
+    assert not world.violations, "\n".join(world.violations[:20])
     return world
 
 

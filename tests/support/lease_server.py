@@ -1,7 +1,7 @@
-"""Leases as an API server keeps them: versions move with every write, a stale or late one is refused.
+"""Leases as an API server stores them: versions move with every write, and a stale write is refused.
 
-A transport, so that `Leases` runs on the real client. Every request takes a moment of its own choosing, so
-that requests sent together arrive in any order.
+It is a transport, so that `DeviceLeases` runs on the real client. Every request takes a random time, so that
+requests sent together arrive in any order.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class LeaseServer:
         name = target.partition("?")[0].rpartition("/leases")[2].strip("/") or body["metadata"]["name"]
         found = self.leases.get(name)
         if name in self.forbidden:
-            return _no(403, "Forbidden")
+            return _refusal(403, "Forbidden")
         match method:
             case "POST" if found is None:
                 self._version += 1
@@ -46,9 +46,9 @@ class LeaseServer:
                 self.leases[name] = body
                 return _ok(body)
             case "POST":
-                return _no(409, "AlreadyExists")
+                return _refusal(409, "AlreadyExists")
             case _ if found is None:
-                return _no(404, "NotFound")
+                return _refusal(404, "NotFound")
             case "GET":
                 return _ok(found)
             case "PATCH":
@@ -58,7 +58,7 @@ class LeaseServer:
 
     def _patch(self, name: str, found: Json, body: Json) -> Answer:
         if body["metadata"].pop("resourceVersion") != found["metadata"]["resourceVersion"]:
-            return _no(409, "Conflict")
+            return _refusal(409, "Conflict")
         self._version += 1
         made = _merged(found, body)
         made["metadata"]["resourceVersion"] = str(self._version)
@@ -67,7 +67,7 @@ class LeaseServer:
 
     def _delete(self, name: str, found: Json, guard: Json) -> Answer:
         if any(found["metadata"][key] != value for key, value in guard.items()):
-            return _no(409, "Conflict")
+            return _refusal(409, "Conflict")
         del self.leases[name]
         return _ok({})
 
@@ -82,6 +82,6 @@ def _ok(body: Json) -> Answer:
     return Answer(200, json.dumps(body).encode())
 
 
-def _no(code: int, reason: str) -> Answer:
+def _refusal(code: int, reason: str) -> Answer:
     status = {"kind": "Status", "code": code, "reason": reason, "message": reason}
     return Answer(code, json.dumps(status).encode())

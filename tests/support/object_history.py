@@ -1,6 +1,9 @@
-"""Everything that happened to some kinds of objects, as the API server told it: one watch per kind, read by a
-thread of its own from before the run, put in order by revision afterwards. It is closed when the watches have
-told all that a list knows, so nothing is missing however busy the machine is."""
+"""Record every change of pods, leases and claims, as the API server's watches report it.
+
+One thread per kind reads its watch from before the run; the changes are sorted by revision afterwards.
+`close` waits until the watches have delivered everything that a list shows, so nothing is missing on a busy
+machine.
+"""
 
 import contextlib
 import http.client
@@ -25,12 +28,12 @@ PATHS = {
     "pods": "/api/v1/pods",
 }
 
-HEARD_WITHIN_S = 30.0
+CATCH_UP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`at` is when we heard of it, by a clock that only moves forward."""
+    """`at` is when the watch delivered the change, by a monotonic clock."""
 
     revision: int
     at: float
@@ -40,7 +43,7 @@ class Change:
 
 
 class History:
-    """Records while open. Close it, then read `changes`. With a namespace, only what happens there."""
+    """Records while open. Close it, then read `changes`. With a namespace, only changes there."""
 
     def __init__(self, cluster: Cluster, namespace: str = "") -> None:
         self._cluster, self._namespace = cluster, namespace
@@ -75,21 +78,21 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Hear all that has been written until now, then stop listening."""
+        """Wait for every change written until now, then stop the watches."""
         if self._stopped.is_set():
             return
         try:
             for kind, path in self._paths():
-                self._hear_all(kind, self._cluster.api.request("GET", path))
+                self._wait_for_all(kind, self._cluster.api.request("GET", path))
         finally:
             self._stop()
 
-    def _hear_all(self, kind: str, listed: Json) -> None:
-        """Until the watch has told everything that the list knows."""
+    def _wait_for_all(self, kind: str, listed: Json) -> None:
+        """Wait until the watch has delivered everything that the list shows."""
         seen = {each["metadata"]["uid"]: Change(0, 0.0, kind, False, each) for each in self.start[kind]}
-        deadline, heard, lines = time.monotonic() + HEARD_WITHIN_S, 0, self._lines[kind]
+        deadline, read, lines = time.monotonic() + CATCH_UP_S, 0, self._lines[kind]
         while True:
-            new, heard = lines[heard:], len(lines)
+            new, read = lines[read:], len(lines)
             for line in new:
                 change = _change(kind, *line)
                 seen[change.object["metadata"]["uid"]] = change
@@ -98,15 +101,15 @@ class History:
             assert time.monotonic() < deadline, f"the watch of {kind} lags behind: {missing[:5]}"
             time.sleep(0.05)
 
-    def heard(self, kind: str, what: Callable[[Json], bool], *, count: int, within_s: float) -> float:
-        """Wait until so many objects were heard of for which `what` holds, and asks the server nothing. Gives
-        the moment of the last one."""
+    def wait_for(self, kind: str, matches: Callable[[Json], bool], *, count: int, within_s: float) -> float:
+        """Wait until the watch has shown `count` objects for which `matches` holds, without a request to the
+        server. Return the time of the last one."""
         deadline, uids, lines, next_line = time.monotonic() + within_s, set[str](), self._lines[kind], 0
         while True:
             while next_line < len(lines):
                 change = _change(kind, *lines[next_line])
                 next_line += 1
-                if what(change.object):
+                if matches(change.object):
                     uids.add(change.object["metadata"]["uid"])
                 if len(uids) == count:
                     return change.at
@@ -117,11 +120,11 @@ class History:
         self._stopped.set()
         for sock in self._socks:
             with contextlib.suppress(OSError):
-                # Wakes the reader, which a plain close does not. Not the shutdown of the TLS socket: that one
-                # forgets its keys first, and the reader would take what is still to come as it is.
+                # This wakes the reader; a plain close does not. Do not call the TLS socket's own shutdown: it
+                # drops its keys first, and the reader would take the remaining bytes as plain text.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(HEARD_WITHIN_S)
+            thread.join(CATCH_UP_S)
             assert not thread.is_alive(), "a watch could not be ended"
 
     def _read(self, kind: str, path: str, version: str) -> None:
@@ -134,9 +137,7 @@ class History:
                 connection.connect()
                 sock = connection.sock
                 self._socks.append(sock)
-                if (
-                    self._stopped.is_set()
-                ):  # set before the sockets are shut: ours may have come too late for that
+                if self._stopped.is_set():  # `_stop` may have shut the sockets before ours was added
                     return
                 query = f"{path}?watch=true&resourceVersion={version}&timeoutSeconds=3600"
                 connection.request("GET", query)
@@ -144,10 +145,10 @@ class History:
                 with answer:
                     assert answer.status == 200, answer.read()
                     sock.settimeout(None)
-                    while (line := answer.readline()).endswith(b"\n"):  # else it was cut off
+                    while (line := answer.readline()).endswith(b"\n"):  # an incomplete line was cut off
                         lines.append((time.monotonic(), line))
             except (OSError, ValueError, http.client.HTTPException):
-                pass  # the server was restarted, or we were told to stop
+                pass  # the server was restarted, or `_stop` was called
             finally:
                 connection.close()
             if lines:
@@ -165,15 +166,15 @@ class History:
 
 
 def _change(kind: str, at: float, line: bytes) -> Change:
-    told = json.loads(line)
-    assert told["type"] != "ERROR", told
-    found = told["object"]
+    event = json.loads(line)
+    assert event["type"] != "ERROR", event
+    found = event["object"]
     revision = int(found["metadata"]["resourceVersion"])
-    return Change(revision, at, kind, told["type"] == "DELETED", found)
+    return Change(revision, at, kind, event["type"] == "DELETED", found)
 
 
 def _missing(listed: Json, seen: dict[str, Change]) -> list[str]:
-    """What a list knows and the watch has not told yet: objects, versions and deletions."""
+    """Return what the list shows and the watch has not delivered: objects, versions and deletions."""
     now, there = int(listed["metadata"]["resourceVersion"]), set()
     missing = []
     for each in listed["items"]:

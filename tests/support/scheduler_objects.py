@@ -1,4 +1,4 @@
-"""Pods, nodes, claims and leases as the API server would show them, with defaults for all but the point."""
+"""Builders for pods, nodes, claims and reports as the API server returns them, with defaults."""
 
 from itertools import count
 from typing import Any
@@ -11,7 +11,7 @@ from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
 
 _versions = count(1)
-BESIDE = ("topology", "selector", "gangRef")
+CLAIM_FIELDS = ("topology", "selector", "gangRef")
 
 
 def _meta(name: str, **more: Any) -> dict[str, Any]:
@@ -20,12 +20,13 @@ def _meta(name: str, **more: Any) -> dict[str, Any]:
 
 
 def pod(name: str, *, node: str = "", phase: str = "Pending", meta: Any = None, **spec: Any) -> Pod:
-    """`gpus=`, `claim=` and `claim_template=` ask; `allocated=` answers; everything else is spec."""
+    """Return a pod. Arguments listed in `words` become annotations; the others are fields of its spec."""
     words = ("gpus", "claim", "claim_template", "strategy", "allocated")
-    told = {f"gpu.scheduling/{word.replace('_', '-')}": str(spec.pop(word)) for word in words if word in spec}
-    about = _meta(name, annotations=told, **(meta or {}))
+    given = {word: str(spec.pop(word)) for word in words if word in spec}
+    annotations = {f"gpu.scheduling/{word.replace('_', '-')}": value for word, value in given.items()}
+    metadata = _meta(name, annotations=annotations, **(meta or {}))
     body = {"schedulerName": "gpu-scheduler", "nodeName": node, **spec}
-    return msgspec.convert({"metadata": about, "spec": body, "status": {"phase": phase}}, Pod)
+    return msgspec.convert({"metadata": metadata, "spec": body, "status": {"phase": phase}}, Pod)
 
 
 def node(
@@ -43,12 +44,12 @@ def node(
 
 
 def claim(
-    name: str, *, served: str = "", deleting: bool = False, status: Any = None, **devices: Any
+    name: str, *, reserved_for: str = "", deleting: bool = False, status: Any = None, **devices: Any
 ) -> GpuClaim:
     more: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {}
-    if served:
-        more |= {"labels": {"gpu.scheduling/pod-uid": served}, "finalizers": ["gpu.scheduling/in-use"]}
-    spec: dict[str, Any] = {key: devices.pop(key) for key in BESIDE if key in devices}
+    if reserved_for:
+        more |= {"labels": {"gpu.scheduling/pod-uid": reserved_for}, "finalizers": ["gpu.scheduling/in-use"]}
+    spec: dict[str, Any] = {key: devices.pop(key) for key in CLAIM_FIELDS if key in devices}
     body = {"metadata": _meta(name, **more), "spec": {**spec, "devices": devices}, "status": status or {}}
     return msgspec.convert(body, GpuClaim)
 

@@ -1,5 +1,5 @@
-"""A stage for the gpu-scheduler: CRDs and namespace in a cluster, real scheduler processes, pods and claims
-in one line each, and waiting for what must come true."""
+"""A stage for the gpu-scheduler: CRDs and a namespace in a cluster, real scheduler processes, builders for
+pods and claims, and waiting for conditions."""
 
 import http.client
 import json
@@ -28,9 +28,9 @@ EXAMPLES = ROOT / "examples"
 
 
 def pod(name: str, **spec: Any) -> Json:
-    """Annotations are given by their last word: `claim=`, `claim_template=`, `gpus=`, `strategy=`."""
-    asks = {word: spec.pop(word) for word in ("claim", "claim_template", "gpus", "strategy") if word in spec}
-    annotations = {f"gpu.scheduling/{word.replace('_', '-')}": str(asked) for word, asked in asks.items()}
+    """Return a pod. These arguments become annotations: `claim=`, `claim_template=`, `gpus=`, `strategy=`."""
+    given = {word: spec.pop(word) for word in ("claim", "claim_template", "gpus", "strategy") if word in spec}
+    annotations = {f"gpu.scheduling/{word.replace('_', '-')}": str(value) for word, value in given.items()}
     container = {"name": "main", "image": "busybox", "resources": spec.pop("resources", {})}
     meta = {"name": name, "annotations": annotations | spec.pop("annotations", {})}
     return {
@@ -49,12 +49,12 @@ def claim(name: str, count: int = 1, *, topology: Json | None = None, **devices:
 
 
 def example(name: str) -> list[Json]:
-    """The objects of one of the shipped examples."""
+    """Return the objects of one of the shipped examples."""
     return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
 def install(cluster: Cluster) -> None:
-    """CRDs and our namespace; once per cluster."""
+    """Create the CRDs and our namespace, once per cluster."""
     for text in crds.files().values():
         made = yaml.safe_load(text)
         if made.get("kind") == "CustomResourceDefinition":
@@ -78,18 +78,18 @@ def _is_served(cluster: Cluster) -> bool:
         return False
 
 
-def until(what: Callable[[], T | None], said: str, within_s: float = 30.0) -> T:
-    """Wait until something holds; gives what it gave."""
+def until(condition: Callable[[], T | None], description: str, within_s: float = 30.0) -> T:
+    """Wait until the condition returns something true; return that."""
     deadline = time.monotonic() + within_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {said}"
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {description}"
         time.sleep(0.05)
     return found
 
 
 @dataclass
 class Stage:
-    """Objects of one namespace, and the schedulers that serve it. Close it to end the schedulers."""
+    """Objects of one namespace, and the schedulers that serve it. `close` stops the schedulers."""
 
     cluster: Cluster
     namespace: str
@@ -109,9 +109,9 @@ class Stage:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def scheduler(self, *flags: str, kubeconfig: Path | None = None, **settings: Any) -> Process:
-        """A scheduler process; settings are those of its file."""
+        """Start a scheduler process; `settings` are written to its file."""
         number, probes = len(self.running), free_port()
-        told = {
+        values = {
             "kubeconfig": str(kubeconfig or self.cluster.kubeconfig),
             "schedulerName": self.scheduler_name,
             "namespace": self.system,
@@ -120,7 +120,7 @@ class Stage:
             **settings,
         }
         file = self.folder / f"scheduler-{number}.yaml"
-        file.write_text(yaml.safe_dump(told))
+        file.write_text(yaml.safe_dump(values))
         command = [sys.executable, "-m", "gpu_orchestrator", "scheduler", f"--config={file}", *flags]
         started = Process(f"scheduler-{number}", command, self.folder, {}, lambda: _answers(probes))
         self.running.append(started)
@@ -128,7 +128,7 @@ class Stage:
         return started
 
     def gpu_nodes(self, count: int = 1, *, prefix: str = "", **shape: Any) -> list[str]:
-        """Nodes that only this stage's pods look for."""
+        """Create nodes that only this stage's pods select."""
         labels = {"stage": self.namespace, **shape.pop("labels", {})}
         shape |= {"static": self.static, "prefix": prefix or self.namespace}
         made = self.cluster.gpu_nodes(count, labels=labels, **shape)
@@ -136,7 +136,7 @@ class Stage:
         return made
 
     def create(self, *objects: Json, threads: int = 8) -> list[Json]:
-        """Pods and claims into this namespace. Pods are for this stage's scheduler and nodes."""
+        """Create pods and claims in this namespace; pods get this stage's scheduler and nodes."""
         for each in objects:
             if each["kind"] == "Pod":
                 each["spec"].setdefault("schedulerName", self.scheduler_name)
@@ -172,14 +172,14 @@ class Stage:
         )
 
     def leases(self) -> dict[str, Json]:
-        """Device leases by name, whoever holds them."""
+        """Return all device leases by name."""
         found = self.cluster.api.request(
             "GET", f"{self.leases_path}?labelSelector=gpu.scheduling/managed=true"
         )
         return {each["metadata"]["name"]: each for each in found["items"]}
 
     def holds_exactly(self) -> bool:
-        """Whether the leases speak of the devices of bound pods, all of them and nothing else."""
+        """Return True if the leases name the devices of bound pods, all of them and nothing else."""
         named = {
             (f"gpu-{each['spec']['nodeName']}-{device}", each["metadata"]["uid"])
             for each in self.pods().values()
@@ -192,7 +192,7 @@ class Stage:
         return named == held
 
     def bound(self, names: Iterable[str] | None = None) -> dict[str, str]:
-        """What was given to each pod that has a node: `node:ids`."""
+        """Return the devices of each pod that has a node, as `node:ids`."""
         wanted = None if names is None else set(names)
         return {
             name: each["metadata"].get("annotations", {}).get("gpu.scheduling/allocated", "")
@@ -201,7 +201,7 @@ class Stage:
         }
 
     def wait_bound(self, *names: str, within_s: float = 30.0) -> dict[str, str]:
-        """All of them, or every pod of the namespace when none is named."""
+        """Wait until these pods are bound; all pods of the namespace if none is named."""
 
         def all_bound() -> dict[str, str] | None:
             found = self.bound()
@@ -212,11 +212,11 @@ class Stage:
             return until(all_bound, "the pods are bound", within_s)
         except AssertionError as error:
             left = sorted(set(names or self.pods()) - set(self.bound()))
-            told = {name: self.events(name) for name in left[:5]}
-            raise AssertionError(f"{error}; not bound: {left}; {told}\n{self.last_words()}") from None
+            events = {name: self.events(name) for name in left[:5]}
+            raise AssertionError(f"{error}; not bound: {left}; {events}\n{self.last_words()}") from None
 
     def events(self, about: str) -> list[str]:
-        """Notes of the events about one object, in the order they were made."""
+        """Return the notes of the events about one object, in the order they were created."""
         path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
         found = self.cluster.api.request("GET", f"{path}?fieldSelector=regarding.name={about}")["items"]
         return [f"{each['reason']}: {each.get('note', '')}" for each in found]
@@ -233,7 +233,7 @@ class Stage:
     def report(
         self, node: str, devices: Iterable[Mapping[str, Any]], *, live: bool = True, **more: Any
     ) -> None:
-        """What an agent would publish for the node, and its sign of life."""
+        """Publish a node's report as its agent would, with its heartbeat."""
         body: Json = {
             "apiVersion": "gpu.scheduling/v1",
             "kind": "GpuNodeStatus",
@@ -249,9 +249,9 @@ class Stage:
             content_type="application/merge-patch+json",
         )
         if live:
-            self.sign_of_life(node)
+            self.heartbeat(node)
 
-    def sign_of_life(self, node: str) -> None:
+    def heartbeat(self, node: str) -> None:
         name, now = f"gpu-agent-{node}", time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
         body = {"metadata": {"name": name}, "spec": {"holderIdentity": node, "renewTime": now}}
         _create(self.cluster, self.leases_path, body)
@@ -279,16 +279,16 @@ class Stage:
 
 
 def devices(count: int, *, uuids: bool = True, **more: Any) -> list[Json]:
-    """Healthy devices of a report, all alike."""
-    alike = {"health": "Healthy", "vendor": "nvidia", "model": "A100", "memoryMiB": 81_920, **more}
+    """Return healthy, equal devices for a report."""
+    common = {"health": "Healthy", "vendor": "nvidia", "model": "A100", "memoryMiB": 81_920, **more}
     mark = uuid4().hex[:8]
-    return [{"id": n, **({"uuid": f"GPU-{mark}-{n}"} if uuids else {}), **alike} for n in range(count)]
+    return [{"id": n, **({"uuid": f"GPU-{mark}-{n}"} if uuids else {}), **common} for n in range(count)]
 
 
 def holders(lease: Json) -> set[str]:
-    """UIDs of all who hold a device."""
-    told = lease["metadata"].get("annotations", {}).get("gpu.scheduling/holders")
-    return {each["uid"] for each in json.loads(told)} if told else {lease["spec"]["holderIdentity"]}
+    """Return the UIDs of all holders of a device."""
+    listed = lease["metadata"].get("annotations", {}).get("gpu.scheduling/holders")
+    return {each["uid"] for each in json.loads(listed)} if listed else {lease["spec"]["holderIdentity"]}
 
 
 def _answers(port: int) -> bool:

@@ -14,21 +14,21 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import WHOLE, Device
 from gpu_orchestrator.core.request import Fabric, Request, Shape
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 
 
-class BadAsk(ValueError):
+class BadGpuRequest(ValueError):
     """The pod's GPU request is invalid; the message says what to write instead."""
 
 
 def named_claim(pod: Pod) -> str:
-    """Return the claim or template that the pod's request is read from; empty when it asks for bare GPUs."""
+    """Return the claim or template that the pod's request is read from; empty if it asks for bare GPUs."""
     annotations = pod.metadata.annotations
     return annotations.get(names.CLAIM, "") or annotations.get(names.CLAIM_TEMPLATE, "")
 
 
 def is_template(pod: Pod) -> bool:
-    """Whether the pod names a template and gets a claim of its own from it."""
+    """Return True if the pod names a template and gets a claim of its own from it."""
     return names.CLAIM not in pod.metadata.annotations and names.CLAIM_TEMPLATE in pod.metadata.annotations
 
 
@@ -46,8 +46,8 @@ def child_name(pod: Pod) -> str:
     return f"{pod.metadata.name[:240]}-{pod.metadata.uid[:8]}"
 
 
-def served(claim: GpuClaim) -> str:
-    """Return the UID of the pod that the claim is kept for; empty when it is free."""
+def reserved_for(claim: GpuClaim) -> str:
+    """Return the UID of the pod that the claim is reserved for; empty if it is free."""
     meta = claim.metadata
     return meta.labels.get(names.POD_UID, "") if names.CLAIM_FINALIZER in meta.finalizers else ""
 
@@ -55,8 +55,8 @@ def served(claim: GpuClaim) -> str:
 def _annotated_gpus(pod: Pod) -> int:
     """Return the number in `gpu.scheduling/gpus`."""
     text = pod.metadata.annotations[names.GPUS]
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_GPUS:
-        raise BadAsk(f"{names.GPUS} is {text!r}; write a number from 1 to {MOST_GPUS}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_GPUS:
+        raise BadGpuRequest(f"{names.GPUS} is {text!r}; write a number from 1 to {MAX_GPUS}")
     return int(text)
 
 
@@ -93,7 +93,7 @@ def _claimed(shape: Shape, spec: GpuClaimSpec) -> Shape:
 
 
 def allocated(placement: Placement) -> str:
-    """`node-a:0,1`."""
+    """Return a placement as text: `node-a:0,1`."""
     return f"{placement.node}:{','.join(map(str, placement.devices))}"
 
 

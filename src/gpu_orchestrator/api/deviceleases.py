@@ -1,4 +1,4 @@
-"""The Lease of one device: who holds it, in a form that every scheduler reads the same way.
+"""The Lease of one device: its holders, in a form that every scheduler reads the same way.
 
 An exclusive holder is the Lease's `holderIdentity`. Shared holders are listed in one annotation and the
 identity is the word `shared`, so that an old reader sees that the device is taken. Every entry carries the
@@ -34,7 +34,7 @@ class DeviceRef:
 
 
 class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, omit_defaults=True):
-    """Who holds a device. `share` and `memory_mib` are set for shared holders only."""
+    """One holder of a device. `share` and `memory_mib` are set for shared holders only."""
 
     uid: str
     pod: str = ""

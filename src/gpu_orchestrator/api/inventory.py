@@ -1,4 +1,4 @@
-"""A node with its devices: what its agent reports, else what a person wrote on it, else how many it counts.
+"""A node with its devices: from its agent's report, else from its annotation, else from its GPU count.
 
 The scheduler calls `node_of` whenever a node or its report changed. A report wins over everything else, also
 over the node's own count. Device slices are left out: no request can ask for them yet.
@@ -13,7 +13,7 @@ from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.node import Node, node
 
-PLUGIN_UNTOLD = "have pods of a device plugin and no agent that tells which devices these took"
+PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports which devices they use"
 
 
 def node_of(seen: WireNode, report: GpuNodeStatus | None = None, *, barred: str = "") -> Node:

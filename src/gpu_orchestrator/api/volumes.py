@@ -1,4 +1,4 @@
-"""Which nodes a pod's volumes can be reached from. Bound volumes say so; others we cannot place.
+"""Find the nodes that can reach a pod's volumes. Only bound volumes name their nodes.
 
 This scheduler does not bind volumes or create them for their first consumer; a pod that needs that is refused
 with this reason.
@@ -40,7 +40,7 @@ VOLUMES = Resource(Volume, "PersistentVolume", "persistentvolumes", namespaced=F
 
 
 class Known(Protocol):
-    """Where bound volumes are looked up."""
+    """Looks up volume claims and volumes."""
 
     def volume_claim(self, key: str) -> VolumeClaim | None: ...
 
@@ -85,7 +85,7 @@ def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:
     nothing."""
     if not one or not other:
         return one or other
-    real = [(a, b) for a in one if _says(a) for b in other if _says(b)]
+    real = [(a, b) for a in one if _has_conditions(a) for b in other if _has_conditions(b)]
     return tuple(Term((*a.labels, *b.labels), (*a.fields, *b.fields)) for a, b in real) or (Term(),)
 
 
@@ -95,5 +95,5 @@ def all_of(first: tuple[Term, ...], rest: Iterable[tuple[Term, ...]]) -> tuple[T
     return first
 
 
-def _says(term: Term) -> bool:
+def _has_conditions(term: Term) -> bool:
     return bool(term.labels or term.fields)

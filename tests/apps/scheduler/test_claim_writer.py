@@ -1,4 +1,4 @@
-"""What a claim needs, looked at as it and its pod are; and what a pod's claim comes to as a request."""
+"""What is due for a claim, given its state and its pod's; and which request a pod's claim becomes."""
 
 from typing import Any
 
@@ -25,54 +25,64 @@ from tests.support.scripted_transport import Scripted, answer, refusal
 GIVEN = {"phase": "Bound"}
 BOUND = pod("p", node="a", claim="c")
 WAITING = pod("p", claim="c")
-SERVED = claim("c", served="uid-p", status={"phase": "Bound", "podUID": "uid-p"})
+RESERVED = claim("c", reserved_for="uid-p", status={"phase": "Bound", "podUID": "uid-p"})
 
 
 @pytest.mark.parametrize(
-    ("found", "server", "held", "wanted"),
+    ("found", "user", "held", "wanted"),
     [
-        pytest.param(claim("c"), None, False, None, id="kept for nobody"),
-        pytest.param(claim("c", served="uid-p"), BOUND, True, Due(GIVEN), id="bound and not told"),
-        pytest.param(SERVED, BOUND, True, None, id="bound and told"),
-        pytest.param(SERVED, None, True, None, id="ended, devices still held"),
-        pytest.param(SERVED, None, False, Due(released(SERVED), let_go=True), id="ended and free"),
+        pytest.param(claim("c"), None, False, None, id="not reserved"),
         pytest.param(
-            claim("c", served="uid-p", status={"phase": "Released"}),
+            claim("c", reserved_for="uid-p"), BOUND, True, Due(GIVEN), id="bound, status not written"
+        ),
+        pytest.param(RESERVED, BOUND, True, None, id="bound, status written"),
+        pytest.param(RESERVED, None, True, None, id="ended, devices still held"),
+        pytest.param(RESERVED, None, False, Due(released(RESERVED), release=True), id="ended and free"),
+        pytest.param(
+            claim("c", reserved_for="uid-p", status={"phase": "Released"}),
             None,
             False,
-            Due(None, let_go=True),
-            id="told Released, not yet let go",
+            Due(None, release=True),
+            id="Released, reservation not yet removed",
         ),
         pytest.param(
-            claim("c", served="uid-p", deleting=True), None, False, Due(None, let_go=True), id="deleted child"
+            claim("c", reserved_for="uid-p", deleting=True),
+            None,
+            False,
+            Due(None, release=True),
+            id="deleted child",
         ),
-        pytest.param(claim("c", served="uid-p"), WAITING, False, None, id="kept for a pod that waits"),
         pytest.param(
-            claim("c", served="uid-p", deleting=True),
+            claim("c", reserved_for="uid-p"), WAITING, False, None, id="reserved for a pod that waits"
+        ),
+        pytest.param(
+            claim("c", reserved_for="uid-p", deleting=True),
             WAITING,
             False,
-            Due(None, let_go=True),
+            Due(None, release=True),
             id="deleted while its pod waits",
         ),
         pytest.param(
-            claim("c", served="uid-p", deleting=True),
+            claim("c", reserved_for="uid-p", deleting=True),
             WAITING,
             True,
             None,
             id="deleted while its pod is bound",
         ),
-        pytest.param(claim("c", served="uid-p", deleting=True), BOUND, True, Due(GIVEN), id="deleted in use"),
+        pytest.param(
+            claim("c", reserved_for="uid-p", deleting=True), BOUND, True, Due(GIVEN), id="deleted in use"
+        ),
     ],
 )
-def test_due(found: GpuClaim, server: Pod | None, held: bool, wanted: Due | None) -> None:
-    assert due(found, server, given=GIVEN, held=held) == wanted
+def test_due(found: GpuClaim, user: Pod | None, held: bool, wanted: Due | None) -> None:
+    assert due(found, user, given=GIVEN, held=held) == wanted
 
 
 @pytest.mark.parametrize(
-    ("asking", "found", "script", "expected"),
+    ("claimant", "found", "script", "expected"),
     [
         pytest.param(WAITING, claim("c"), [answer({"metadata": {"name": "c"}})], Reserved(), id="free"),
-        pytest.param(WAITING, claim("c", served="uid-p"), [], Reserved(), id="kept for it already"),
+        pytest.param(WAITING, claim("c", reserved_for="uid-p"), [], Reserved(), id="already reserved for it"),
         pytest.param(
             WAITING,
             claim("c"),
@@ -83,23 +93,23 @@ def test_due(found: GpuClaim, server: Pod | None, held: bool, wanted: Due | None
         pytest.param(
             pod("p", claim_template="t"),
             claim("t"),
-            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", served="uid-p"))],
+            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", reserved_for="uid-p"))],
             Reserved(),
-            id="its child was made before",
+            id="its child exists already",
         ),
         pytest.param(
             pod("p", claim_template="t"),
             claim("t"),
-            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", served="uid-q"))],
+            [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", reserved_for="uid-q"))],
             Refused("GpuClaim p-uid-p exists and is not this pod's; delete it"),
             id="another pod's claim has the child's name",
         ),
     ],
 )
 async def test_reserve(
-    asking: Pod, found: GpuClaim, script: list[Answer], expected: Reserved | Refused
+    claimant: Pod, found: GpuClaim, script: list[Answer], expected: Reserved | Refused
 ) -> None:
-    assert await ClaimWriter(Client(Scripted(*script))).reserve(asking, found) == expected
+    assert await ClaimWriter(Client(Scripted(*script))).reserve(claimant, found) == expected
 
 
 DEVICES: list[tuple[str, Any, Any, Any]] = [
@@ -113,17 +123,17 @@ DEVICES: list[tuple[str, Any, Any, Any]] = [
 @pytest.mark.parametrize(
     ("devices", "visible", "local"), [each[1:] for each in DEVICES], ids=[d[0] for d in DEVICES]
 )
-def test_answer(devices: tuple[Device, ...], visible: str, local: str) -> None:
-    told = claims.answer(Placement("uid", "node-a", devices=(2, 5)), devices)
-    assert told == {
+def test_annotations_of_a_bound_pod(devices: tuple[Device, ...], visible: str, local: str) -> None:
+    annotations = claims.answer(Placement("uid", "node-a", devices=(2, 5)), devices)
+    assert annotations == {
         "gpu.scheduling/allocated": "node-a:2,5",
         "gpu.scheduling/visible-devices": visible,
         "gpu.scheduling/local-devices": local,
     }
 
 
-def test_a_claim_as_a_request() -> None:
-    asked = claim(
+def test_claim_becomes_a_request() -> None:
+    made = claim(
         "c",
         count=2,
         policy="preferIds",
@@ -133,7 +143,7 @@ def test_a_claim_as_a_request() -> None:
         topology={"mode": "Required", "minBandwidthGBps": 600},
         selector={"matchLabels": {"zone": "b"}},
     )
-    found = claims.request(pod("p", claim="c", nodeSelector={"disk": "ssd"}, priority=7), asked.spec)
+    found = claims.request(pod("p", claim="c", nodeSelector={"disk": "ssd"}, priority=7), made.spec)
     shape = found.shape
     assert (found.key, found.priority, found.allocator, found.tenant) == ("uid-p", 7, "preferIds", "default")
     assert (shape.gpus, shape.prefer_ids, shape.models, shape.vendor) == (2, (3, 1), ("H100",), "nvidia")
@@ -141,16 +151,16 @@ def test_a_claim_as_a_request() -> None:
     assert shape.labels == (("disk", "ssd"), ("zone", "b"))
 
 
-def test_a_share_as_a_request_and_as_held() -> None:
-    asked = claim("c", exclusivity="Shared", share=250, memoryMiB=4096)
-    found = claims.request(pod("p", claim="c"), asked.spec).shape
+def test_share_becomes_a_request_and_a_holding() -> None:
+    made = claim("c", exclusivity="Shared", share=250, memoryMiB=4096)
+    found = claims.request(pod("p", claim="c"), made.spec).shape
     assert (found.exclusive, found.milli, found.memory_mib) == (False, 250, 4096)
-    held = claims.held(pod("p", node="a", claim="c", allocated="a:3"), asked.spec)
+    held = claims.held(pod("p", node="a", claim="c", allocated="a:3"), made.spec)
     assert held is not None
     assert (held.devices, held.exclusive, held.milli, held.memory_mib) == ((3,), False, 250, 4096)
 
 
-def test_an_allocation_that_speaks_of_another_node_counts_for_nothing() -> None:
+def test_allocation_for_another_node_does_not_count() -> None:
     assert claims.given(pod("p", node="a", allocated="b:0,1")) == ()
     assert claims.given(pod("p", node="a", allocated="a:0,1")) == (0, 1)
     assert claims.given(pod("p", node="a")) == ()
@@ -159,7 +169,7 @@ def test_an_allocation_that_speaks_of_another_node_counts_for_nothing() -> None:
     assert (held.devices, held.unnamed) == ((), 0)
 
 
-def test_each_pod_has_a_child_of_its_own() -> None:
+def test_each_pod_of_a_template_gets_its_own_claim() -> None:
     first = pod("p" * 253, claim_template="t", meta={"uid": "11111111-aaaa"})
     again = pod("p" * 253, claim_template="t", meta={"uid": "22222222-aaaa"})
     assert claims.claim_name(first) != claims.claim_name(again)

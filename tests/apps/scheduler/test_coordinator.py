@@ -1,4 +1,4 @@
-"""The desk alone: objects in, jobs and refusals out, a device accounted to exactly one at any moment."""
+"""The coordinator alone: objects in, jobs and refusals out; each device is counted exactly once."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def lease(node: str, device: int, uid: str, version: int = 1) -> Lease:
     return Lease(about, made.spec)
 
 
-def test_a_pod_is_placed_once_and_held_once() -> None:
+def test_pod_is_placed_once_and_counted_once() -> None:
     world = World(node("a", 2))
     world.pod(pod("p", gpus=1))
     (job,) = world.executor.jobs
@@ -32,21 +32,21 @@ def test_a_pod_is_placed_once_and_held_once() -> None:
     assert len(world.executor.jobs) == 1
 
 
-def test_a_bound_pod_that_is_shown_unbound_for_a_moment_longer_keeps_its_devices() -> None:
-    """Another event about it arrives between its bind and the watch telling of it."""
+def test_bound_pod_that_the_watch_still_shows_unbound_keeps_its_devices() -> None:
+    """Another event about the pod arrives after its bind and before the watch shows the bind."""
     world = World(node("a", 2))
     world.claim(claim("c"))
     world.pod(pod("p", claim="c"))
     (job,) = world.executor.jobs
     world.lease(lease("a", job.placement.devices[0], "uid-p"))
     world.coordinator.done(Bound(job))
-    world.claim(claim("c", served="uid-p"))
+    world.claim(claim("c", reserved_for="uid-p"))
     assert world.executor.cleared == []
     assert world.free("a") == 1
 
 
-def test_a_lease_of_something_else_with_a_devices_name_keeps_the_device_unused() -> None:
-    """Signs of life: of the agent on `node-3`, and of one on `node-03`, which is no number of a device."""
+def test_unrelated_lease_with_a_device_lease_name_blocks_the_device() -> None:
+    """Heartbeats of the agents on `node-3` and on `node-03`; `03` is not a device number."""
     world = World(node("agent-node", 4))
     for name in ("gpu-agent-node-3", "gpu-agent-node-03"):
         world.lease(Lease(ObjectMeta(name, "system", f"uid-{name}", "1"), LeaseSpec("an agent")))
@@ -57,22 +57,22 @@ def test_a_lease_of_something_else_with_a_devices_name_keeps_the_device_unused()
     assert [job.placement.devices for job in world.executor.jobs] == [(0, 1, 2, 3)]
 
 
-def test_an_ended_pods_lease_holds_its_device() -> None:
+def test_lease_of_an_ended_pod_keeps_the_device_taken() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
     (job,) = world.executor.jobs
     world.lease(lease("a", 0, "uid-p"))
     world.bind(job)
     world.pod_gone("p")
-    assert [each.placement for each in world.executor.has_ended] == [job.placement]
+    assert [each.placement for each in world.executor.released] == [job.placement]
     world.pod(pod("q", gpus=1))
     assert world.executor.refused == {"q": "0/1 nodes fit: 1 has no wholly free GPU"}
     world.lease_gone("gpu-a-0")
     assert [each.pod.metadata.name for each in world.executor.jobs] == ["p", "q"]
 
 
-def test_without_leases_an_ended_pods_devices_are_remembered() -> None:
-    world = World(node("a", 1), leases=False)
+def test_without_leases_devices_of_an_ended_pod_stay_taken_until_freed() -> None:
+    world = World(node("a", 1), uses_leases=False)
     world.pod(pod("p", gpus=1))
     world.bind(world.executor.jobs[0])
     world.pod_gone("p")
@@ -81,21 +81,21 @@ def test_without_leases_an_ended_pods_devices_are_remembered() -> None:
     assert world.free("a") == 1
 
 
-def test_a_pod_that_ends_while_it_is_bound_is_released() -> None:
+def test_pod_that_ends_while_being_bound_is_released() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
     (job,) = world.executor.jobs
     world.lease(lease("a", 0, "uid-p"))
     world.pod_gone("p")
-    assert world.executor.has_ended == []
+    assert world.executor.released == []
     world.coordinator.done(Bound(job))
-    assert [each.placement for each in world.executor.has_ended] == [job.placement]
+    assert [each.placement for each in world.executor.released] == [job.placement]
     assert world.free("a") == 0  # until its lease is gone
     world.lease_gone("gpu-a-0")
     assert world.free("a") == 1
 
 
-def test_a_device_that_was_taken_is_not_tried_again() -> None:
+def test_device_found_held_by_another_is_counted_as_taken() -> None:
     world = World(node("a", 2))
     world.pod(pod("p", gpus=1))
     (job,) = world.executor.jobs
@@ -104,7 +104,7 @@ def test_a_device_that_was_taken_is_not_tried_again() -> None:
     assert world.free("a") == 1
 
 
-def test_leftover_leases_are_cleared_before_the_pod_is_asked_for() -> None:
+def test_leftover_leases_are_cleared_before_the_pod_is_queued() -> None:
     world = World(node("a", 1))
     world.lease(lease("a", 0, "uid-p"))
     world.pod(pod("p", gpus=1))
@@ -115,15 +115,15 @@ def test_leftover_leases_are_cleared_before_the_pod_is_asked_for() -> None:
     assert len(world.executor.jobs) == 1
 
 
-def test_beside_others_leftover_leases_are_left_alone() -> None:
-    world = World(node("a", 2), clears=False)
+def test_beside_other_schedulers_leftover_leases_are_kept() -> None:
+    world = World(node("a", 2), clears_leftovers=False)
     world.lease(lease("a", 0, "uid-p"))
     world.pod(pod("p", gpus=1))
     assert world.executor.cleared == []
     assert [each.placement.devices for each in world.executor.jobs] == [(1,)]
 
 
-def test_a_claim_is_given_to_one_of_two_pods() -> None:
+def test_claim_is_assigned_to_one_of_two_pods() -> None:
     world = World(node("a", 2))
     world.pod(pod("p", claim="c"))
     world.pod(pod("q", claim="c"))
@@ -136,7 +136,7 @@ def test_a_claim_is_given_to_one_of_two_pods() -> None:
     assert "q" in {each.pod.metadata.name for each in (*world.executor.jobs, *world.executor.abandoned)}
 
 
-def test_a_claim_serves_on_a_pod_that_others_bound_while_we_tried() -> None:
+def test_pod_bound_by_another_scheduler_keeps_its_claim_when_our_bind_fails() -> None:
     world = World(node("a", 2), node("b", 2))
     world.claim(claim("c"))
     world.pod(pod("p", claim="c"))
@@ -151,12 +151,12 @@ def test_a_claim_serves_on_a_pod_that_others_bound_while_we_tried() -> None:
     assert [each.pod.metadata.name for each in world.executor.jobs] == ["p", "q"]
 
 
-def test_a_claim_serves_a_pod_that_others_bound_before_anybody_else_is_placed() -> None:
+def test_claim_of_a_pod_bound_by_another_scheduler_is_assigned_before_the_next_decision() -> None:
     world = World(node("a", 2))
     world.claim(claim("c"))
     world.pod(pod("q", claim="c"))
     world.coordinator.done(Failed(world.executor.jobs.pop(), "refused"))
-    world.now = 60.0  # q has rested: whatever is heard next makes the engine place it
+    world.now = 60.0  # q has backed off long enough: the next event makes the engine place it
     world.pod(pod("p", claim="c", node="a", allocated="a:0"))
     assert world.executor.jobs == []
     assert [job.pod.metadata.name for job in world.executor.abandoned] == ["q"]
@@ -165,11 +165,11 @@ def test_a_claim_serves_a_pod_that_others_bound_before_anybody_else_is_placed() 
 @pytest.mark.parametrize(
     ("used", "free"),
     [
-        pytest.param([], 0, id="nobody tells: barred"),
-        pytest.param(["uid-plugin"], 1, id="the agent tells: the other is free"),
+        pytest.param([], 0, id="not reported: node barred"),
+        pytest.param(["uid-plugin"], 1, id="reported: the other device is free"),
     ],
 )
-def test_pods_of_a_device_plugin(used: list[str], free: int) -> None:
+def test_device_plugin_pod_blocks_its_device_or_the_node(used: list[str], free: int) -> None:
     world = World(node("a", 2))
     limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     world.pod(pod("plugin", node="a", schedulerName="default-scheduler", containers=[limits]))
@@ -181,26 +181,26 @@ def test_pods_of_a_device_plugin(used: list[str], free: int) -> None:
     assert len(world.executor.jobs) == 1
 
 
-def test_a_refusal_is_told_once_and_again_when_the_reason_changed() -> None:
+def test_refusal_is_reported_again_only_when_the_reason_changes() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=2))
     assert world.executor.refused.pop("p") == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
-    world.coordinator.waiting.refresh(10)
+    world.coordinator.pending.refresh(10)
     assert world.executor.refused == {}
     world.node(node("a", 1, unschedulable=True))
-    world.coordinator.waiting.refresh(0)
+    world.coordinator.pending.refresh(0)
     assert world.executor.refused == {}
-    world.coordinator.waiting.refresh(10)
+    world.coordinator.pending.refresh(10)
     assert world.executor.refused == {"p": "0/1 nodes fit: 1 is cordoned"}
 
 
-def test_an_unknown_strategy_is_refused_with_a_hint() -> None:
+def test_unknown_strategy_is_refused_with_a_hint() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1, strategy="binpak"))
     assert "did you mean 'binPack'?" in world.executor.refused["p"]
 
 
-def test_a_gated_pod_waits_in_silence() -> None:
+def test_gated_pod_is_neither_placed_nor_refused() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1, schedulingGates=[{"name": "g"}]))
     assert (world.executor.jobs, world.executor.refused) == ([], {})
@@ -208,8 +208,8 @@ def test_a_gated_pod_waits_in_silence() -> None:
     assert len(world.executor.jobs) == 1
 
 
-def test_what_was_withdrawn_before_the_desk_opened_is_not_asked_for() -> None:
-    """And asking twice before it opens is asking once."""
+def test_request_withdrawn_before_open_is_not_queued() -> None:
+    """A pod that is queued twice before `open` is requested once, with its last request."""
     world = World(node("a", 8), opened=False)
     world.pod(pod("stays", gpus=1))
     world.pod(pod("leaves", gpus=1))

@@ -1,5 +1,5 @@
-"""Device leases under any interleaving: never two exclusive holders, shares never oversold, nothing of a
-winner deleted by a loser."""
+"""Device leases under any interleaving: never two exclusive holders, shares never oversold, and a scheduler
+that loses never deletes the lease of one that wins."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ moments = iter(range(1_000_000))
 
 
 def scheduler(server: LeaseServer) -> DeviceLeases:
-    """Another process: it knows nothing of the others but what the server says."""
+    """Return another process, which knows of the others only what the server answers."""
     known: Overlay[Lease] = Overlay(Shown(Store()))
     return DeviceLeases(
         Client(server), "system", known, metrics=Metrics(), now=lambda: f"moment {next(moments)}"
@@ -41,7 +41,7 @@ def share(uid: str, milli: int, mib: int = 0) -> Holder:
 
 
 class Holding:
-    """What was granted and not yet given back; checks the promises at every step."""
+    """Holds acquired and not yet released; checks the invariants at every step."""
 
     def __init__(self) -> None:
         self.now: list[LeaseHold] = []
@@ -56,7 +56,7 @@ class Holding:
         assert sum(each.memory_mib for each in shares.values()) <= DEVICE.memory_mib
 
 
-async def come_and_go(leases: DeviceLeases, holding: Holding, uid: str, rng: random.Random) -> None:
+async def acquire_and_release(leases: DeviceLeases, holding: Holding, uid: str, rng: random.Random) -> None:
     for _ in range(4):
         exclusive = rng.random() < 0.4
         holder = whole(uid) if exclusive else share(uid, rng.choice((200, 500)), rng.choice((0, 400)))
@@ -71,13 +71,13 @@ async def come_and_go(leases: DeviceLeases, holding: Holding, uid: str, rng: ran
 
 @given(seed=st.integers(0, 1_000_000), processes=st.integers(1, 3), pods=st.integers(2, 6))
 @settings(max_examples=40)
-def test_any_interleaving(seed: int, processes: int, pods: int) -> None:
+def test_invariants_hold_under_any_interleaving(seed: int, processes: int, pods: int) -> None:
     async def play() -> None:
         server, rng, holding = LeaseServer(seed), random.Random(seed), Holding()
         schedulers = [scheduler(server) for _ in range(processes)]
         async with asyncio.TaskGroup() as group:
             for number in range(pods):
-                group.create_task(come_and_go(rng.choice(schedulers), holding, f"pod-{number}", rng))
+                group.create_task(acquire_and_release(rng.choice(schedulers), holding, f"pod-{number}", rng))
         assert server.leases == {}
 
     loop = looptime.new_event_loop(start=0)
@@ -88,7 +88,7 @@ def test_any_interleaving(seed: int, processes: int, pods: int) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_lease_taken_over_is_not_deleted_by_whoever_made_it() -> None:
+async def test_lease_taken_over_is_not_deleted_by_its_creator() -> None:
     server = LeaseServer(1)
     first, second = scheduler(server), scheduler(server)
     made = await first.acquire(DEVICE, whole("p"), exclusive=True)
@@ -102,34 +102,34 @@ async def test_a_lease_taken_over_is_not_deleted_by_whoever_made_it() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_entry_made_anew_is_not_removed_by_whoever_made_the_old_one() -> None:
+async def test_rewritten_entry_is_not_removed_by_the_creator_of_the_old_one() -> None:
     server = LeaseServer(1)
     first, second = scheduler(server), scheduler(server)
     made = await first.acquire(DEVICE, share("p", 500), exclusive=False)
-    anew = await second.acquire(DEVICE, share("p", 500), exclusive=False)
+    rewritten = await second.acquire(DEVICE, share("p", 500), exclusive=False)
     assert isinstance(made, LeaseHold)
-    assert isinstance(anew, LeaseHold)
+    assert isinstance(rewritten, LeaseHold)
     assert not await first.release(made)
     assert len(json.loads(server.leases["gpu-a-0"]["metadata"]["annotations"]["gpu.scheduling/holders"])) == 1
 
 
 @pytest.mark.looptime
-async def test_who_has_it_is_named() -> None:
+async def test_failed_acquire_names_the_holder() -> None:
     server = LeaseServer(1)
     await scheduler(server).acquire(DEVICE, whole("p"), exclusive=True)
-    taken = await scheduler(server).acquire(DEVICE, whole("q"), exclusive=True)
-    assert str(taken) == "device 0 of a is held by default/p"
+    refused = await scheduler(server).acquire(DEVICE, whole("q"), exclusive=True)
+    assert str(refused) == "device 0 of a is held by default/p"
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("holder", [whole("p"), share("p", 500)], ids=["whole", "share"])
-async def test_a_lease_that_is_no_devices_is_left_alone(holder: Holder) -> None:
-    """The agent of `node-3` signs by the name that device 3 of `agent-node` would have."""
+async def test_unrelated_lease_is_not_changed(holder: Holder) -> None:
+    """The heartbeat of the agent on `node-3` has the lease name of device 3 of `agent-node`."""
     server, ref = LeaseServer(1), DeviceRef("agent-node", 3)
     sign = {"metadata": {"name": "gpu-agent-node-3", "uid": "u", "resourceVersion": "7"}}
     server.leases["gpu-agent-node-3"] = sign | {"spec": {"holderIdentity": holder.uid}}
     before = json.dumps(server.leases)
-    taken = await scheduler(server).acquire(ref, holder, exclusive=not holder.share)
-    assert isinstance(taken, HeldByOther)
-    assert "Lease gpu-agent-node-3 exists and is no device's" in str(taken)
+    refused = await scheduler(server).acquire(ref, holder, exclusive=not holder.share)
+    assert isinstance(refused, HeldByOther)
+    assert "Lease gpu-agent-node-3 exists and is not a device lease" in str(refused)
     assert json.dumps(server.leases) == before

@@ -1,4 +1,4 @@
-"""What a pod asks for, and in which words it is refused."""
+"""Which request a pod becomes, and with which message it is refused."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ def affinity(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         pytest.param({}, "asks for no GPU; add one of the annotations", id="nothing"),
-        pytest.param({"gpus": 1, "claim": "c"}, "asks in 2 ways at once", id="two ways"),
+        pytest.param({"gpus": 1, "claim": "c"}, "asks for GPUs in 2 ways at once", id="two ways"),
         pytest.param({"gpus": 0}, "gpu.scheduling/gpus is '0'; write a number from 1 to 64", id="none"),
         pytest.param({"gpus": "-1"}, "write a number from 1 to 64", id="negative"),
         pytest.param({"gpus": 1, **affinity("podAffinity")}, "required podAffinity", id="affinity"),
@@ -64,41 +64,41 @@ def affinity(kind: str) -> dict[str, Any]:
         pytest.param({"claim_template": "t"}, "template GpuClaim default/t does not exist", id="no template"),
     ],
 )
-def test_refused(asked: dict[str, Any], said: str) -> None:
+def test_unsupported_or_invalid_pod_is_refused(asked: dict[str, Any], message: str) -> None:
     answer = request_of(pod("p", **asked), None, NO_VOLUMES)
     assert isinstance(answer, Unschedulable)
-    assert said in answer.why
+    assert message in answer.why
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         pytest.param({"exclusivity": "MIG"}, "does not implement: devices.exclusivity MIG", id="MIG"),
         pytest.param({"gangRef": "g"}, "does not implement: gangRef g", id="gang"),
         pytest.param({"exclusivity": "Shared"}, "without share or memory", id="share of nothing"),
         pytest.param({"deleting": True}, "is being deleted", id="deleting"),
-        pytest.param({"served": "uid-q"}, "serves another pod (UID uid-q)", id="in use"),
+        pytest.param({"reserved_for": "uid-q"}, "serves another pod (UID uid-q)", id="in use"),
     ],
 )
-def test_refused_for_its_claim(made: dict[str, Any], said: str) -> None:
+def test_pod_with_an_unusable_claim_is_refused(made: dict[str, Any], message: str) -> None:
     answer = request_of(pod("p", claim="c"), claim("c", **made), NO_VOLUMES)
     assert isinstance(answer, Unschedulable)
-    assert said in answer.why
+    assert message in answer.why
 
 
-def test_the_claim_may_serve_another_before_it_says_so() -> None:
+def test_claim_assigned_to_another_pod_is_refused_before_the_claim_shows_it() -> None:
     answer = request_of(pod("p", claim="c"), claim("c"), NO_VOLUMES, pod("q", claim="c"))
     assert answer == Unschedulable("GpuClaim c serves another pod (q); it is free when that pod has ended")
-    assert isinstance(request_of(pod("p", claim="c"), claim("c", served="uid-p"), NO_VOLUMES), Request)
+    assert isinstance(request_of(pod("p", claim="c"), claim("c", reserved_for="uid-p"), NO_VOLUMES), Request)
 
 
-def test_a_template_serves_any_number() -> None:
+def test_template_serves_any_number_of_pods() -> None:
     assert isinstance(
-        request_of(pod("p", claim_template="c"), claim("c", served="uid-q"), NO_VOLUMES), Request
+        request_of(pod("p", claim_template="c"), claim("c", reserved_for="uid-q"), NO_VOLUMES), Request
     )
 
 
-def test_soft_rules_are_no_obstacle() -> None:
+def test_soft_rules_do_not_refuse_a_pod() -> None:
     soft: dict[str, Any] = {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}
     assert isinstance(request_of(pod("p", gpus=1, **soft), None, NO_VOLUMES), Request)
 
@@ -107,7 +107,7 @@ def on(*names: str) -> Expression:
     return Expression("kubernetes.io/hostname", "In", names)
 
 
-def test_bound_volumes_narrow_the_nodes() -> None:
+def test_bound_volumes_restrict_the_nodes() -> None:
     known = Volumes(volume_claim("data", "v1"), volumes=(volume("v1", "a", "b"),))
     answer = request_of(pod("p", gpus=1, **MOUNTED), None, known)
     assert isinstance(answer, Request)
@@ -115,7 +115,7 @@ def test_bound_volumes_narrow_the_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "said"),
+    ("known", "message"),
     [
         pytest.param(Volumes(volume_claim("data")), "is not bound", id="unbound"),
         pytest.param(
@@ -123,7 +123,7 @@ def test_bound_volumes_narrow_the_nodes() -> None:
         ),
     ],
 )
-def test_volumes_that_are_not_ready(known: Volumes, said: str) -> None:
+def test_pod_with_an_unready_volume_is_refused(known: Volumes, message: str) -> None:
     answer = request_of(pod("p", gpus=1, **MOUNTED), None, known)
     assert isinstance(answer, Unschedulable)
-    assert said in answer.why
+    assert message in answer.why

@@ -1,4 +1,4 @@
-"""Our own words about a waiting pod must not refuse our own bind: it names the version they left."""
+"""A condition that we write on a waiting pod must not make our own bind fail: the bind names its version."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.looptime
 
 
 class PodServer:
-    """One pod at a version, which moves with every write that names it."""
+    """Stores one pod; a write that names its version moves the version."""
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -47,41 +47,41 @@ class Scene:
         self.known.put(self.pod)
         self.server = PodServer(self.pod.metadata.resource_version)
         self.written = Overlay(Shown(self.known))
-        self.touch = PodStatusWriter(Client(self.server), self.written)
+        self.writer = PodStatusWriter(Client(self.server), self.written)
 
     async def version(self) -> str:
-        return (await self.touch.latest(self.pod)).metadata.resource_version
+        return (await self.writer.latest(self.pod)).metadata.resource_version
 
     def show(self, version: str) -> None:
-        """The watch tells that the pod is at this version."""
+        """Let the watch show the pod at this version."""
         seen = pod("p", gpus=1, meta={"resourceVersion": version})
         for change in self.known.put(seen):
             self.written.observe(*change)
         self.pod = seen
 
 
-async def test_a_bind_waits_for_our_write_and_names_its_version() -> None:
+async def test_bind_waits_for_our_write_and_names_its_version() -> None:
     scene = Scene()
-    telling = asyncio.create_task(scene.touch.touch(scene.pod, "does not fit"))
+    writing = asyncio.create_task(scene.writer.bump_version(scene.pod, "does not fit"))
     await asyncio.sleep(0.5)
     assert await scene.version() == scene.server.version
-    assert (await telling).metadata.resource_version == scene.server.version
+    assert (await writing).metadata.resource_version == scene.server.version
     assert await scene.version() == scene.server.version  # the watch has not shown it yet
 
 
-async def test_what_the_watch_shows_counts_from_then_on() -> None:
+async def test_version_of_the_watch_is_used_once_it_caught_up() -> None:
     scene = Scene()
-    written = (await scene.touch.touch(scene.pod, "does not fit")).metadata.resource_version
+    written = (await scene.writer.bump_version(scene.pod, "does not fit")).metadata.resource_version
     scene.show(written)
     assert await scene.version() == written
     scene.show(str(int(written) + 1))
     assert await scene.version() == str(int(written) + 1)
 
 
-async def test_a_write_that_was_refused_changes_nothing() -> None:
+async def test_refused_write_does_not_change_the_known_version() -> None:
     scene = Scene()
     known = scene.pod.metadata.resource_version
     scene.server.version = "7"
     with pytest.raises(Conflict):
-        await scene.touch.touch(scene.pod, "does not fit")
+        await scene.writer.bump_version(scene.pod, "does not fit")
     assert await scene.version() == known

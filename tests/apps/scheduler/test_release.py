@@ -1,4 +1,4 @@
-"""When what an ended pod held is free: by the agent's word, or by waiting where nobody tells."""
+"""When the devices of an ended pod are free: by the agent's report, or after a wait if no agent reports."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, LeaseHold
-from gpu_orchestrator.apps.scheduler.controllers.release import POLL_S, Leaving, Releaser
+from gpu_orchestrator.apps.scheduler.controllers.release import POLL_S, EndedPod, Releaser
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.support.lease_server import LeaseServer
 from tests.support.scheduler_harness import Shown
@@ -24,18 +24,18 @@ from tests.support.scheduler_objects import report
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def sign_of_life(renewed: datetime) -> Lease:
+def heartbeat(renewed: datetime) -> Lease:
     return Lease(ObjectMeta("gpu-agent-a"), LeaseSpec(renew_time=renewed.isoformat()))
 
 
 def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100.0) -> Releaser:
-    """`used`: whether the report names the pod; None without a report."""
+    """`used`: the report names the pod; None: without a report."""
     node_statuses: Store[GpuNodeStatus] = Store()
     if used is not None:
         node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
     agents = AgentLiveness(lambda: clock, lambda: NOW)
     if agent_age_s is not None:
-        agents.see_lease(None, sign_of_life(NOW - timedelta(seconds=agent_age_s)))
+        agents.on_lease(None, heartbeat(NOW - timedelta(seconds=agent_age_s)))
     return Releaser(
         None,
         node_statuses,
@@ -52,40 +52,40 @@ def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100
     [
         pytest.param(None, None, False, 20, id="no agent: 30 s after the end"),
         pytest.param(None, 1, False, 20, id="an agent that reports nothing"),
-        pytest.param(False, 1, False, 0, id="the agent sees it no more"),
+        pytest.param(False, 1, False, 0, id="the agent does not see it any more"),
         pytest.param(True, 1, False, POLL_S, id="the agent still sees it"),
         pytest.param(False, 1, True, 20, id="too short to have been seen"),
         pytest.param(True, 91, False, 20, id="the agent has died"),
     ],
 )
-def test_left(used: bool | None, agent_age_s: float | None, short: bool, remaining_s: float) -> None:
+def test_remaining_s(used: bool | None, agent_age_s: float | None, short: bool, remaining_s: float) -> None:
     made = releaser(used=used, agent_age_s=agent_age_s)
-    assert made.remaining_s(Leaving("p", "a", at=90.0, short=short)) == remaining_s
+    assert made.remaining_s(EndedPod("p", "a", at=90.0, short_lived=short)) == remaining_s
 
 
-def test_a_pod_that_was_never_bound_leaves_at_once() -> None:
-    assert releaser(used=None, agent_age_s=None).remaining_s(Leaving("p", "", at=100.0)) == 0
+def test_pod_that_was_never_bound_is_released_at_once() -> None:
+    assert releaser(used=None, agent_age_s=None).remaining_s(EndedPod("p", "", at=100.0)) == 0
 
 
-def test_an_agent_lives_by_our_clock_not_by_its_own() -> None:
-    """Its clock is an hour behind; it counts from when we see it move."""
+def test_agent_liveness_uses_our_clock() -> None:
+    """The agent's clock is an hour behind; it counts as live from the renewal that we see."""
     moment = [0.0]
     agents = AgentLiveness(lambda: moment[0], lambda: NOW)
-    old = sign_of_life(NOW - timedelta(hours=1))
-    agents.see_lease(None, old)
+    old = heartbeat(NOW - timedelta(hours=1))
+    agents.on_lease(None, old)
     assert not agents.is_live("a")
-    new = sign_of_life(NOW - timedelta(hours=1) + timedelta(seconds=30))
-    agents.see_lease(old, new)
+    new = heartbeat(NOW - timedelta(hours=1) + timedelta(seconds=30))
+    agents.on_lease(old, new)
     assert agents.is_live("a")
     moment[0] = 91.0
     assert not agents.is_live("a")
-    agents.see_lease(new, None)
+    agents.on_lease(new, None)
     assert not agents.is_live("a")
 
 
 @pytest.mark.looptime
-async def test_a_lease_written_to_since_it_was_seen_is_released_all_the_same() -> None:
-    """As when the sweep, whose watch lagged behind, gave the pod back one of what it had."""
+async def test_lease_written_to_since_it_was_seen_is_released_on_retry() -> None:
+    """As when the sweep restored a lease that its watch did not show yet."""
     server, known, freed = LeaseServer(0), Store[Lease](), list[str]()
     leases = DeviceLeases(
         Client(server), "system", Overlay(Shown(known)), metrics=Metrics(), now=lambda: "now"

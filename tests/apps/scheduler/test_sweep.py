@@ -1,4 +1,4 @@
-"""The sweep over many leases: it lets others have their turns, and clears what nobody has used for long."""
+"""The sweep over many leases: it lets other tasks run, and clears leases that stayed unused for long."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
-from gpu_orchestrator.apps.scheduler.controllers.sweep import BREATH, Sweeper, SweeperDeps
+from gpu_orchestrator.apps.scheduler.controllers.sweep import YIELD_EVERY, Sweeper, SweeperDeps
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.apps.scheduler.test_coordinator import lease
 from tests.support.lease_server import LeaseServer
@@ -31,7 +31,7 @@ WAIT_S = 30.0
 
 
 class Swept:
-    """A world with a sweep over it; `cleared` are the pods whose leases were to be taken off."""
+    """A world with a sweeper; `cleared` are the pods whose leases it wanted cleared."""
 
     def __init__(self, world: World) -> None:
         self.server, self.metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
@@ -45,12 +45,13 @@ class Swept:
             leases,
             Store(),
             AgentLiveness(clock, lambda: datetime.now(UTC)),
-            leases_of=coordinator.leases.of,
+            leases_of=coordinator.lease_index.of,
             freed=coordinator.freed,
             clock=clock,
             wait_s=WAIT_S,
         )
-        account = ClaimController(ClaimWriter(client), coordinator, releaser, pacer=pacer, now=lambda: "now")
+        writer = ClaimWriter(client)
+        claim_controller = ClaimController(writer, coordinator, releaser, pacer=pacer, now=lambda: "now")
         reporter = Reporter(
             PodStatusWriter(client, Overlay(Shown(world.pods))),
             Recorder(client, "test"),
@@ -60,17 +61,17 @@ class Swept:
         self.sweep = Sweeper(
             client,
             leases,
-            SweeperDeps(coordinator, account, releaser, reporter, metrics),
-            clear=lambda pod: self.cleared.append(pod.metadata.name),
+            SweeperDeps(coordinator, claim_controller, releaser, reporter, metrics),
+            clear_leases=lambda pod: self.cleared.append(pod.metadata.name),
             now=lambda: "now",
             clock=clock,
             wait_s=WAIT_S,
         )
 
 
-async def test_others_have_their_turns_while_a_full_cluster_is_swept() -> None:
-    world = World(*(node(f"n{number}", 8) for number in range(BREATH)))
-    for number in range(BREATH):
+async def test_other_tasks_run_while_a_full_cluster_is_swept() -> None:
+    world = World(*(node(f"n{number}", 8) for number in range(YIELD_EVERY)))
+    for number in range(YIELD_EVERY):
         for device in range(8):
             name = f"p{number}-{device}"
             world.pod(pod(name, node=f"n{number}", gpus=1, allocated=f"n{number}:{device}"))
@@ -86,11 +87,11 @@ async def test_others_have_their_turns_while_a_full_cluster_is_swept() -> None:
     other = asyncio.create_task(count())
     await Swept(world).sweep.once()
     other.cancel()
-    assert turns >= 3 * 8 - 1  # leases, pods, pods' claims: a turn for each hundred; one is the counter's own
+    assert turns >= 3 * 8 - 1  # leases, pods, pods' claims: a turn per hundred; one is the counter's own
 
 
-async def test_a_lease_of_a_waiting_pod_is_cleared_when_every_sweep_saw_it_for_long() -> None:
-    world = World(node("a", 1), clears=False)
+async def test_lease_of_a_waiting_pod_is_cleared_after_every_sweep_saw_it_for_wait_s() -> None:
+    world = World(node("a", 1), clears_leftovers=False)
     world.lease(lease("a", 0, "uid-p"))
     world.pod(pod("p", gpus=1))
     swept = Swept(world)
@@ -103,9 +104,9 @@ async def test_a_lease_of_a_waiting_pod_is_cleared_when_every_sweep_saw_it_for_l
     assert swept.cleared == ["p"]
 
 
-async def test_a_lease_written_anew_is_another_one() -> None:
-    """Whoever took it over in between is at work."""
-    world = World(node("a", 1), clears=False)
+async def test_lease_written_to_in_between_starts_its_wait_again() -> None:
+    """Another scheduler took it over in between and is at work."""
+    world = World(node("a", 1), clears_leftovers=False)
     world.lease(lease("a", 0, "uid-p", version=1))
     world.pod(pod("p", gpus=1))
     swept = Swept(world)
@@ -116,8 +117,8 @@ async def test_a_lease_written_anew_is_another_one() -> None:
     assert swept.cleared == []
 
 
-async def test_what_is_refused_for_one_does_not_keep_the_sweep_from_the_others() -> None:
-    """The API server lets nobody write the first lease; the bound pods of both have lost theirs."""
+async def test_refused_write_does_not_stop_the_sweep() -> None:
+    """Both bound pods have lost their lease; the API server refuses to write the first one."""
     world = World(node("a", 2))
     for device in range(2):
         world.pod(pod(f"p{device}", node="a", gpus=1, allocated=f"a:{device}"))
@@ -130,13 +131,13 @@ async def test_what_is_refused_for_one_does_not_keep_the_sweep_from_the_others()
 @pytest.mark.parametrize(
     ("used", "conflicts"),
     [
-        pytest.param(None, 1, id="nobody tells which device the plugin gave"),
-        pytest.param(0, 1, id="the agent tells: the same"),
-        pytest.param(1, 0, id="the agent tells: another"),
+        pytest.param(None, 1, id="no agent reports the device"),
+        pytest.param(0, 1, id="the same device is reported"),
+        pytest.param(1, 0, id="another device is reported"),
     ],
 )
-async def test_a_claimed_pod_beside_one_of_a_device_plugin(used: int | None, conflicts: int) -> None:
-    """They met: kube-scheduler knows nothing of claims."""
+async def test_second_sweep_reports_a_device_plugin_conflict(used: int | None, conflicts: int) -> None:
+    """kube-scheduler ignores claims, so the two can meet."""
     world = World(node("a", 2))
     world.pod(pod("ours", node="a", gpus=1, allocated="a:0"))
     limits = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -146,32 +147,32 @@ async def test_a_claimed_pod_beside_one_of_a_device_plugin(used: int | None, con
         by[used] = [*by[used], "uid-plugin"]
         world.report(report("a", *({"id": each, "inUseBy": by[each]} for each in by)))
     swept = Swept(world)
-    for told in (0, conflicts):
+    for expected in (0, conflicts):
         await swept.sweep.once()
-        assert swept.metrics.registry.get_sample_value("gpu_scheduler_conflicts_total") == told
+        assert swept.metrics.registry.get_sample_value("gpu_scheduler_conflicts_total") == expected
 
 
-@pytest.mark.parametrize("is_shown", [True, False], ids=["shown before we met it", "never shown"])
-async def test_a_lease_that_is_gone_by_the_time_we_tell_of_it_is_forgotten(is_shown: bool) -> None:
-    """Another scheduler took the device and gave it back while we still gave back what we had ourselves."""
+@pytest.mark.parametrize("is_shown", [True, False], ids=["shown before the failed acquire", "never shown"])
+async def test_lease_of_a_failed_acquire_that_is_gone_is_forgotten(is_shown: bool) -> None:
+    """Another scheduler took the device and released it while we were releasing our own leases."""
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
     (job,) = world.executor.jobs
-    met = lease("a", 0, "uid-other")
+    found = lease("a", 0, "uid-other")
     if is_shown:
-        world.lease(met)
+        world.lease(found)
         world.lease_gone("gpu-a-0")
-    world.coordinator.done(Failed(job, "taken", found=(met,)))
+    world.coordinator.done(Failed(job, "taken", found=(found,)))
     assert world.free("a") == 0
     await Swept(world).sweep.once()
     assert world.free("a") == 1
 
 
-async def test_a_lease_that_the_watch_shows_after_we_met_it_is_not_forgotten() -> None:
+async def test_lease_of_a_failed_acquire_that_the_watch_shows_is_kept() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=1))
-    met = lease("a", 0, "uid-other")
-    world.coordinator.done(Failed(world.executor.jobs[0], "taken", found=(met,)))
-    world.lease(met)
+    found = lease("a", 0, "uid-other")
+    world.coordinator.done(Failed(world.executor.jobs[0], "taken", found=(found,)))
+    world.lease(found)
     await Swept(world).sweep.once()
     assert world.free("a") == 0

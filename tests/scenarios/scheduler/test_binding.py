@@ -16,22 +16,22 @@ LINKED = {"mode": "Required", "minBandwidthGBps": 600}
 ISLANDS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_a_claim_and_a_pod(cluster: Cluster, tmp_path: Path, namespace: str, scale: Scale) -> None:
-    """The guide's first example with default settings, but for how long a released device rests."""
+def test_first_example_of_the_guide(cluster: Cluster, tmp_path: Path, namespace: str, scale: Scale) -> None:
+    """Run it with default settings, except for how long a released device waits."""
     stages.install(cluster)
     with closing(Stage(cluster, namespace, tmp_path)) as stage:
-        live_the_first_example(stage, release_s=scale(test=3.0, accept=30.0))
+        run_the_first_example(stage, release_s=scale(test=3.0, accept=30.0))
 
 
-def live_the_first_example(stage: Stage, *, release_s: float) -> None:
+def run_the_first_example(stage: Stage, *, release_s: float) -> None:
     cluster, namespace = stage.cluster, stage.namespace
     node = stage.gpu_nodes(1, gpus=2)[0]
     process = stage.scheduler("--leader-elect=true", "--v=1", releaseSeconds=release_s)
     assert '"plugin": "GpuClaimPlugin"' in process.log.read_text()
     stage.create(*example("claimed-pod.yaml"))
     assert stage.wait_bound("test-pod") == {"test-pod": f"{node}:0"}
-    told = stage.pod("test-pod")["metadata"]["annotations"]
-    assert told["gpu.scheduling/visible-devices"] == told["gpu.scheduling/local-devices"] == "0"
+    found = stage.pod("test-pod")["metadata"]["annotations"]
+    assert found["gpu.scheduling/visible-devices"] == found["gpu.scheduling/local-devices"] == "0"
     until(
         lambda: f"{node}:0" in cluster.kubectl("get", "gclaim", "-n", namespace), "kubectl shows the device"
     )
@@ -44,18 +44,21 @@ def live_the_first_example(stage: Stage, *, release_s: float) -> None:
     until(lambda: not devices_shown(cluster, node), "the lease is gone", 35)
     until(lambda: stage.claim("test-claim")["status"]["phase"] == "Released", "the claim is Released")
     assert time.monotonic() - deleted_at < 35
-    until(lambda: "finalizers" not in stage.claim("test-claim")["metadata"], "the claim is let go")
+    until(
+        lambda: "finalizers" not in stage.claim("test-claim")["metadata"],
+        "the claim is not reserved any more",
+    )
     stage.create(pod("again", claim="test-claim"))
     stage.wait_bound("again")
 
 
 def devices_shown(cluster: Cluster, node: str) -> list[str]:
-    """`kubectl get leases -n gpu-orchestrator-system | grep gpu-<node>`, by name."""
+    """Return the names from `kubectl get leases -n gpu-orchestrator-system | grep gpu-<node>`."""
     shown = cluster.kubectl("get", "leases", "-n", "gpu-orchestrator-system").splitlines()
     return [line.split()[0] for line in shown if line.startswith(f"gpu-{node}-")]
 
 
-def test_an_island_each_and_a_third_that_waits(stage: Stage, scale: Scale) -> None:
+def test_two_pods_fill_the_islands_and_a_third_waits(stage: Stage, scale: Scale) -> None:
     node = stage.gpu_nodes(1, gpus=8, islands=ISLANDS)[0]
     stage.scheduler(leaderElect=False, releaseSeconds=1)
     with History(stage.cluster, stage.namespace) as history:
@@ -66,8 +69,11 @@ def test_an_island_each_and_a_third_that_waits(stage: Stage, scale: Scale) -> No
         assert set(stage.bound().values()) == {f"{node}:0,1,2,3", f"{node}:4,5,6,7"}
         stage.wait_event("c", "FailedScheduling: 0/")
         stage.wait_event("c", "1 has fewer than 4 free GPUs")
-        until(lambda: "has fewer than 4 free" in unscheduled(stage.pod("c")), "the pod's condition says so")
-        until(lambda: stage.claim("b")["status"]["bandwidthGBps"] == 600, "the claim tells its bandwidth")
+        until(
+            lambda: "has fewer than 4 free" in unscheduled(stage.pod("c")),
+            "the pod's condition has the reason",
+        )
+        until(lambda: stage.claim("b")["status"]["bandwidthGBps"] == 600, "the claim shows its bandwidth")
         stage.delete("a")
         stage.wait_bound("c")
     released = last(history, "leases", gone=True, holder="a")
@@ -83,7 +89,7 @@ def unscheduled(found: Json) -> str:
 
 
 def last(history: History, kind: str, *, gone: bool, holder: str) -> float:
-    """When the last lease of a pod went, or when it was first seen bound."""
+    """Return when the pod's last lease was deleted, or when the pod was first seen bound."""
     seen = [
         change.at
         for change in history.changes
@@ -107,20 +113,20 @@ POLICIES: dict[str, tuple[Json, str]] = {
 }
 
 
-def test_device_policies(stage: Stage) -> None:
-    """Each on a node of its own with two islands of four; `packed` finds device 0 taken."""
+def test_each_policy_chooses_its_devices(stage: Stage) -> None:
+    """Each policy has its own node with two islands of four; on that of `packed`, device 0 is taken."""
     for name in POLICIES:
         stage.gpu_nodes(1, gpus=8, islands=ISLANDS, prefix=f"{stage.namespace}-{name}", labels={"for": name})
     stage.scheduler(leaderElect=False)
     stage.create(pod("first", gpus=1, nodeSelector={"for": "the-broken-island"}))
     stage.wait_bound("first")
-    for name, (wish, _) in POLICIES.items():
-        stage.create(claim(name, **wish), pod(name, claim=name, nodeSelector={"for": name}))
+    for name, (devices, _) in POLICIES.items():
+        stage.create(claim(name, **devices), pod(name, claim=name, nodeSelector={"for": name}))
     given = {name: where.rpartition(":")[2] for name, where in stage.wait_bound(*POLICIES).items()}
     assert given == {name: ids for name, (_, ids) in POLICIES.items()}
 
 
-def test_shares_add_up_and_stand_beside_no_whole_holder(stage: Stage) -> None:
+def test_shares_never_exceed_a_device_nor_join_an_exclusive_holder(stage: Stage) -> None:
     node = stage.gpu_nodes(1, gpus=2, islands=[[0, 1]])[0]
     stage.scheduler(leaderElect=False, releaseSeconds=0)
     stage.create(claim("third", exclusivity="Shared", share=333, memoryMiB=27_306), claim("whole"))
@@ -140,7 +146,7 @@ def test_shares_add_up_and_stand_beside_no_whole_holder(stage: Stage) -> None:
     invariants.check(history)
 
 
-def test_a_deployment_with_one_template(stage: Stage) -> None:
+def test_each_pod_of_a_deployment_gets_a_claim_from_the_template(stage: Stage) -> None:
     stage.gpu_nodes(2, gpus=1, islands=[[0]])
     stage.scheduler(leaderElect=False, releaseSeconds=0)
     template, deployment = example("claimed-deployment.yaml")
@@ -153,12 +159,14 @@ def test_a_deployment_with_one_template(stage: Stage) -> None:
     until(lambda: children(stage) == set(stage.pods()), "each has a claim of its own, Bound")
     stage.cluster.kubectl("delete", "deployment", "small-servers", "-n", stage.namespace)
     until(
-        lambda: set(stage.claims()) == {"quarter-gpu"} and not stage.leases(), "claims go with the pods", 60
+        lambda: set(stage.claims()) == {"quarter-gpu"} and not stage.leases(),
+        "claims are deleted with the pods",
+        60,
     )
 
 
 def children(stage: Stage) -> set[str]:
-    """Pods that have a child claim which is Bound."""
+    """Return the pods whose own claim is Bound."""
     return {
         each["metadata"]["ownerReferences"][0]["name"]
         for each in stage.claims().values()
@@ -166,7 +174,7 @@ def children(stage: Stage) -> set[str]:
     }
 
 
-def test_a_claim_serves_one_pod_at_a_time(stage: Stage) -> None:
+def test_claim_serves_one_pod_at_a_time(stage: Stage) -> None:
     stage.gpu_nodes(1)
     stage.scheduler(leaderElect=False, releaseSeconds=0)
     stage.create(claim("one"), pod("first", claim="one"))
@@ -177,7 +185,7 @@ def test_a_claim_serves_one_pod_at_a_time(stage: Stage) -> None:
     stage.cluster.api.request(
         "DELETE", f"/apis/gpu.scheduling/v1/namespaces/{stage.namespace}/gpuclaims/one", {}
     )
-    assert stage.claim("one")["metadata"]["deletionTimestamp"]  # it waits for the pod it serves
+    assert stage.claim("one")["metadata"]["deletionTimestamp"]  # it waits until its pod has ended
     stage.delete("first")
     until(lambda: "one" not in stage.claims(), "the claim is gone with its pod")
     stage.create(claim("one"), claim("none"))
@@ -225,11 +233,11 @@ UNFIT: dict[str, tuple[Json, str]] = {
 }
 
 
-def test_what_we_do_not_implement_is_refused_by_name(stage: Stage) -> None:
+def test_unimplemented_features_are_refused_by_name(stage: Stage) -> None:
     stage.gpu_nodes(1)
     stage.scheduler(leaderElect=False)
     for name, (spec, _) in UNFIT.items():
         stage.create(pod(name, **({} if name == "nothing" else {"gpus": 1} | spec)))
-    for name, (_, said) in UNFIT.items():
-        assert said in stage.wait_event(name, "FailedScheduling")
+    for name, (_, message) in UNFIT.items():
+        assert message in stage.wait_event(name, "FailedScheduling")
     assert not stage.bound()

@@ -1,6 +1,6 @@
-"""Killed anywhere, frozen anywhere: after the restart every pod is bound exactly once and nothing has leaked.
+"""Kill or freeze the scheduler at any point: after a restart every pod is bound once and nothing has leaked.
 
-Judged by the whole history of pods, leases and claims, not by how things look at the end.
+The tests check the whole history of pods, leases and claims, not only the final state.
 """
 
 import random
@@ -28,7 +28,7 @@ LEADING: dict[str, Any] = {"leaseSeconds": 5, "renewSeconds": 4, "retrySeconds":
 Moment = Literal["request", "answer", "done"]
 MOMENTS: dict[Moment, Fault | None] = {"request": Cut(), "answer": DropAnswer(), "done": None}
 
-# Every kind of write, and what to do so that it happens.
+# Every kind of write, and which kind of pods causes it.
 WRITES = {
     ("create", "leases"): "gpus",
     ("create", "pods/binding"): "gpus",
@@ -49,7 +49,7 @@ def proxy(bare_stage: Stage) -> Iterator[Proxy]:
 
 
 class Crowd:
-    """Pods of every kind, made so that a certain write follows."""
+    """Creates and deletes pods so that the scheduler makes a certain write."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.made = stage, 0
@@ -78,31 +78,31 @@ class Crowd:
 
 
 def settled(stage: Stage, crowd: list[str]) -> None:
-    """Everything that fits is bound, and the leases and claims say so."""
+    """Wait until every pod that fits is bound, and leases and claims agree."""
     stage.wait_bound(*crowd, within_s=60)
-    until(stage.holds_exactly, f"leases are those of the bound pods\n{stage.last_words()}", 60)
-    until(lambda: claims_are_true(stage), "claims say what their pods have", 60)
+    until(stage.holds_exactly, f"leases match the bound pods\n{stage.last_words()}", 60)
+    until(lambda: claims_match(stage), "claims match their pods", 60)
 
 
-def claims_are_true(stage: Stage) -> bool:
+def claims_match(stage: Stage) -> bool:
     pods = {each["metadata"]["uid"]: each for each in stage.pods().values()}
-    return all(is_true(each, pods) for each in stage.claims().values())
+    return all(claim_matches(each, pods) for each in stage.claims().values())
 
 
-def is_true(found: Json, pods: dict[str, Json]) -> bool:
-    """Kept for nobody, or Bound and where its pod is."""
+def claim_matches(found: Json, pods: dict[str, Json]) -> bool:
+    """Return True if the claim is free, or Bound and on its pod's node."""
     meta, status = found["metadata"], found.get("status", {})
-    server = meta.get("labels", {}).get("gpu.scheduling/pod-uid")
-    if server is None:
+    uid = meta.get("labels", {}).get("gpu.scheduling/pod-uid")
+    if uid is None:
         return "gpu.scheduling/in-use" not in meta.get("finalizers", [])
-    node = pods[server]["spec"].get("nodeName") if server in pods else None
+    node = pods[uid]["spec"].get("nodeName") if uid in pods else None
     return bool(node) and status.get("phase") == "Bound" and status.get("nodeName") == node
 
 
-def test_killed_at_every_kind_of_write(
+def test_kill_at_every_kind_of_write_leaks_nothing(
     bare_stage: Stage, proxy: Proxy, scale: Scale, figure: Callable[[str], None]
 ) -> None:
-    """Not forwarded; applied and the answer dropped; right after the answer."""
+    """Kill before the request is forwarded, after it is applied but not answered, and after the answer."""
     bare_stage.gpu_nodes(10, gpus=8)
     scheduler = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **ALONE)
     began = time.monotonic()
@@ -134,8 +134,8 @@ def kill_at(
     proxy.heal()
 
 
-def test_killed_at_random_moments(bare_stage: Stage, scale: Scale) -> None:
-    """A thousand pods while the scheduler dies again and again."""
+def test_kill_at_random_moments_leaks_nothing(bare_stage: Stage, scale: Scale) -> None:
+    """Bind a thousand pods while the scheduler is killed again and again."""
     count, kills = scale(test=300, accept=1000), scale(test=5, accept=50)
     bare_stage.gpu_nodes(count // 8 + 1, gpus=8)
     bare_stage.create(claim("template"), claim("shared", exclusivity="Shared", share=500))
@@ -152,17 +152,18 @@ def test_killed_at_random_moments(bare_stage: Stage, scale: Scale) -> None:
     assert list(invariants.check(history).binds.values()) == [1] * count
 
 
-def test_a_frozen_leaders_bind_comes_too_late(bare_stage: Stage, proxy: Proxy) -> None:
-    """Frozen with the lease in hand and the bind on its way; another leads and gives the device away."""
+def test_late_bind_of_a_frozen_leader_is_refused(bare_stage: Stage, proxy: Proxy) -> None:
+    """The leader holds the lease and freezes while its bind is in flight; the next leader gives the device to
+    another pod."""
     (node,) = bare_stage.gpu_nodes(1, gpus=1)
     high = {"metadata": {"name": "high"}, "value": 1000}
     bare_stage.cluster.api.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", high)
     old = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **LEADING)
-    let_go = threading.Event()
+    release = threading.Event()
 
     def freeze(_: Request) -> None:
         old.pause()
-        let_go.wait(120)
+        release.wait(120)
 
     proxy.on("create", "pods/binding", do=Call(freeze))
     with History(bare_stage.cluster) as history:
@@ -171,12 +172,12 @@ def test_a_frozen_leaders_bind_comes_too_late(bare_stage: Stage, proxy: Proxy) -
         bare_stage.create(pod("urgent", gpus=1, priorityClassName="high"))
         bare_stage.scheduler(**LEADING)
         assert bare_stage.wait_bound("urgent", within_s=60) == {"urgent": f"{node}:0"}
-        let_go.set()
+        release.set()
         until(lambda: binds(proxy), "the late bind was answered")
         assert binds(proxy) == [409]
         before = len(proxy.requests)
         old.resume()
-        until(lambda: not old.is_running, "the old leader has noticed and ended", 20)
+        until(lambda: not old.is_running, "the old leader has ended", 20)
     changed = {(sent.verb, sent.resource) for sent in proxy.requests[before:] if (sent.status or 999) < 300}
     assert not changed & {("create", "leases"), ("delete", "leases"), ("create", "pods/binding")}
     assert set(bare_stage.bound()) == {"urgent"}
@@ -188,22 +189,24 @@ def binds(proxy: Proxy) -> list[int | None]:
     return [sent.status for sent in proxy.requests if sent.resource == "pods/binding"]
 
 
-@pytest.mark.parametrize("polite", [True, False], ids=["asked to leave", "killed"])
-def test_another_takes_over(
-    bare_stage: Stage, scale: Scale, figure: Callable[[str], None], polite: bool
+@pytest.mark.parametrize("clean_stop", [True, False], ids=["stopped", "killed"])
+def test_another_replica_takes_over(
+    bare_stage: Stage, scale: Scale, figure: Callable[[str], None], clean_stop: bool
 ) -> None:
-    """Within 20 s of a leader's death with default times, and at once when it leaves in order: long before
-    its lease would have been over."""
+    """Within 20 s after a leader is killed, with default times; at once after a clean stop, long before its
+    lease would expire."""
     bare_stage.gpu_nodes(1, gpus=8)
-    times: dict[str, Any] = scale(test=PATIENT if polite else LEADING, accept={})
-    limit_s = scale(test=30, accept=3 if polite else 20)
+    times: dict[str, Any] = scale(test=PATIENT if clean_stop else LEADING, accept={})
+    limit_s = scale(test=30, accept=3 if clean_stop else 20)
     leader = bare_stage.scheduler(**times)
     bare_stage.create(pod("before", gpus=1))
     bare_stage.wait_bound("before")
     bare_stage.scheduler(**times)
     ended_at = time.monotonic()
-    leader.stop() if polite else leader.kill()
+    leader.stop() if clean_stop else leader.kill()
     bare_stage.create(pod("after", gpus=1))
     bare_stage.wait_bound("after", within_s=limit_s)
-    figure(f"bound {time.monotonic() - ended_at:.1f} s after the leader {'left' if polite else 'was killed'}")
+    figure(
+        f"bound {time.monotonic() - ended_at:.1f} s after the leader {'stopped' if clean_stop else 'died'}"
+    )
     assert time.monotonic() - ended_at < limit_s

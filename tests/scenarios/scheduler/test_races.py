@@ -1,4 +1,4 @@
-"""No device twice, whoever races: a full cluster at full speed, and two schedulers at the same pods."""
+"""No device is given twice: a full cluster at full speed, and two schedulers at the same pods."""
 
 from tests.support import invariants
 from tests.support.object_history import History
@@ -9,7 +9,7 @@ FULL = 800
 PACKED = {"strategy": "binPack"}
 
 
-def test_a_full_cluster_is_filled_to_the_last_device(bare_stage: Stage, scale: Scale) -> None:
+def test_cluster_is_filled_to_the_last_device(bare_stage: Stage, scale: Scale) -> None:
     """8 nodes of 100 devices, 800 pods of one GPU at once, again and again."""
     turns = scale(test=2, accept=20)
     bare_stage.gpu_nodes(8, gpus=100, pods="200")
@@ -26,9 +26,9 @@ def test_a_full_cluster_is_filled_to_the_last_device(bare_stage: Stage, scale: S
     assert list(world.binds.values()) == [1] * FULL * turns
 
 
-def test_two_schedulers_at_the_same_pods(bare_stage: Stage, scale: Scale) -> None:
-    """Both active, exclusive and shared claims mixed, nearly every device needed. They pack, so they go for
-    the same devices; a few nodes are to spare, for what comes in any order does not pack perfectly."""
+def test_two_active_schedulers_give_no_device_twice(bare_stage: Stage, scale: Scale) -> None:
+    """Exclusive and shared claims are mixed, and nearly every device is needed. Both schedulers pack, so they
+    choose the same devices. A few nodes are spare, because pods in arbitrary order do not pack perfectly."""
     nodes = scale(test=4, accept=20)
     bare_stage.gpu_nodes(nodes + 1 + nodes // 10, gpus=8, islands=[range(8)])
     bare_stage.create(
@@ -39,7 +39,7 @@ def test_two_schedulers_at_the_same_pods(bare_stage: Stage, scale: Scale) -> Non
     for _ in range(2):
         bare_stage.scheduler(leaderElect=False, releaseSeconds=0, sweepSeconds=5)
     pods = []
-    for node in range(nodes):  # what a node has: 3 whole, 4 in pairs, 1 in shares
+    for node in range(nodes):  # the devices of a node: 3 single, 4 in pairs, 1 in shares
         pods += [pod(f"one-{node}-{n}", gpus=1, **PACKED) for n in range(3)]
         pods += [pod(f"pair-{node}-{n}", claim_template="pair", **PACKED) for n in range(2)]
         pods += [pod(f"half-{node}", claim_template="half", **PACKED)]
@@ -47,6 +47,6 @@ def test_two_schedulers_at_the_same_pods(bare_stage: Stage, scale: Scale) -> Non
     with History(bare_stage.cluster) as history:
         bare_stage.create(*pods, threads=4)
         bare_stage.wait_bound(within_s=90)
-        until(lambda: bare_stage.holds_exactly(), "leases are those of the bound pods", 60)
+        until(lambda: bare_stage.holds_exactly(), "leases match the bound pods", 60)
     world = invariants.check(history)
     assert list(world.binds.values()) == [1] * len(pods)

@@ -1,4 +1,4 @@
-"""The shipped role grants what the scheduler uses, and nothing else: the audit log compared both ways."""
+"""The shipped role grants exactly what the scheduler uses, as the audit log shows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ def granted() -> set[Right]:
 
 
 def used(cluster: Cluster) -> tuple[set[Right], list[str]]:
-    """What the ServiceAccount asked for, and what of it was refused."""
+    """Return the rights that the ServiceAccount used, and the requests that were refused."""
     entries = [entry for entry in cluster.audit.entries() if entry.user == USER]
     refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
     return {(entry.verb, entry.resource) for entry in entries}, refused
@@ -47,8 +47,8 @@ def used(cluster: Cluster) -> tuple[set[Right], list[str]]:
 
 @pytest.fixture
 def shipped(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Stage]:
-    """A cluster with all that `kubectl apply -k config/scheduler` brings; the scheduler runs as a process."""
-    cluster = new_cluster(deps=OPTIONAL)
+    """A cluster with everything in `config/scheduler`; the scheduler itself runs as a process."""
+    cluster = new_cluster(parts=OPTIONAL)
     stages.install(cluster)
     cluster.kubectl("apply", "-k", str(CONFIG))
     cluster.kubectl("delete", "deployment", "gpu-scheduler", "-n", SYSTEM)
@@ -58,14 +58,14 @@ def shipped(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Stage]:
     stage.close()
 
 
-def test_the_role_is_exactly_what_is_used(shipped: Stage) -> None:
+def test_role_grants_exactly_the_rights_that_are_used(shipped: Stage) -> None:
     account = shipped.cluster.service_account_kubeconfig(SYSTEM, "gpu-scheduler")
     with Proxy(account) as proxy:
-        for resource in WATCHED:  # a server that cannot stream lists
+        for resource in WATCHED:  # as a server that does not support streaming lists
             proxy.on("watch", resource, do=Answer(422, reason="Invalid"))
-        live_a_full_life(shipped, proxy)
+        use_every_right(shipped, proxy)
         shipped.running[-1].stop()
-    # A watch is told to the audit log when it ends.
+    # The audit log records a watch when it ends.
     until(lambda: granted() <= used(shipped.cluster)[0], "every right was used")
     rights, refused = used(shipped.cluster)
     assert refused == []
@@ -74,15 +74,15 @@ def test_the_role_is_exactly_what_is_used(shipped: Stage) -> None:
 
 
 def dispatched(cluster: Cluster) -> float:
-    """Requests that the API server served at our own level of priority, not among every tenant's."""
-    told = cluster.kubectl("get", "--raw", "/metrics").splitlines()
+    """Return how many requests the API server served at our own priority level, not at the shared one."""
+    lines = cluster.kubectl("get", "--raw", "/metrics").splitlines()
     head = "apiserver_flowcontrol_dispatched_requests_total{"
     ours = 'flow_schema="gpu-scheduler",priority_level="gpu-scheduler"'
-    return sum(float(line.split()[-1]) for line in told if line.startswith(head) and ours in line)
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(head) and ours in line)
 
 
-def live_a_full_life(stage: Stage, proxy: Proxy) -> None:
-    """Every write and read the scheduler knows, those after lost answers and on old servers included."""
+def use_every_right(stage: Stage, proxy: Proxy) -> None:
+    """Cause every read and write of the scheduler, including those after lost answers and on old servers."""
     (node,) = stage.gpu_nodes(1, gpus=4)
     stage.scheduler(kubeconfig=proxy.kubeconfig, releaseSeconds=0, sweepSeconds=1)
     stage.create(claim("one"), claim("half", exclusivity="Shared", share=500), pod("plain", claim="one"))
@@ -95,18 +95,18 @@ def live_a_full_life(stage: Stage, proxy: Proxy) -> None:
     stage.create(pod("big", gpus=9))
     first = stage.wait_event("big", "FailedScheduling: ")
     stage.cluster.kubectl("cordon", node)
-    until(lambda: len(stage.events("big")) >= 2, "another reason is told")
+    until(lambda: len(stage.events("big")) >= 2, "another reason is reported")
     stage.cluster.kubectl("uncordon", node)
     stage.delete("plain", "lost")
     until(lambda: stage.claim("one")["status"]["phase"] == "Released", "the claim is free again")
-    # The first reason, told again: counted in its event, not written as another.
+    # The first reason again: it is counted in its event, and no second event is created.
     until(lambda: ("patch", "events") in {(sent.verb, sent.resource) for sent in proxy.requests}, first, 30)
 
 
 @pytest.mark.parametrize(
     ("verb", "resource"), [("get", "secrets"), ("delete", "pods"), ("create", "pods"), ("patch", "nodes")]
 )
-def test_nothing_else_is_allowed(cluster: Cluster, verb: str, resource: str) -> None:
+def test_other_rights_are_refused(cluster: Cluster, verb: str, resource: str) -> None:
     stages.install(cluster)
     cluster.kubectl("apply", "-f", str(CONFIG / "role.yaml"), "-f", str(CONFIG / "role_binding.yaml"))
     asked = {"user": USER, "resourceAttributes": {"verb": verb, "resource": resource, "namespace": "default"}}

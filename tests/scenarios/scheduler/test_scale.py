@@ -1,4 +1,4 @@
-"""Many pods that do not fit, many that come in a steady stream, and many that are there already."""
+"""Throughput beside many pods that do not fit, latency of a steady stream, and start in a large cluster."""
 
 import statistics
 import time
@@ -13,17 +13,17 @@ from tests.support.scheduler_stage import Stage, pod, until
 Figure = Callable[[str], None]
 
 
-def test_pods_that_do_not_fit_do_not_slow_those_that_do(
+def test_unfit_pods_do_not_slow_fitting_pods(
     new_bare_stage: Callable[[], Stage], scale: Scale, figure: Figure
 ) -> None:
-    """Two clusters alike, one of them with the backlog, take turns: what else the machine does meets both."""
+    """Two equal clusters, one with the backlog, take turns, so that other load affects both."""
     backlog, fitting = scale(test=500, accept=10_000), scale(test=100, accept=500)
     alone, beside = new_bare_stage(), new_bare_stage()
     for each in (alone, beside):
         each.gpu_nodes(fitting // 8 + 1, gpus=8)
         each.scheduler(leaderElect=False, releaseSeconds=0)
-    let_wait(beside, backlog)
-    turns = [(work_off(alone, fitting), work_off(beside, fitting)) for _ in range(scale(test=3, accept=21))]
+    create_backlog(beside, backlog)
+    turns = [(bind_all(alone, fitting), bind_all(beside, fitting)) for _ in range(scale(test=3, accept=21))]
     rate = statistics.median(there.rate / here.rate for here, there in turns)
     cost = statistics.median(there.cost / here.cost for here, there in turns)
     per_s = ", ".join(f"{there.rate:.0f}:{here.rate:.0f}" for here, there in turns)
@@ -35,13 +35,13 @@ def test_pods_that_do_not_fit_do_not_slow_those_that_do(
     assert cost < scale(test=3.0, accept=1.3)
 
 
-def let_wait(stage: Stage, count: int) -> None:
-    """Pods that fit nowhere, in a namespace of their own: we shall not list them with the others."""
+def create_backlog(stage: Stage, count: int) -> None:
+    """Create pods that fit nowhere, in their own namespace, so that they are not listed with the others."""
     waiting = replace(stage, namespace="backlog", running=[], nodes=[])
     stage.cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "backlog"}})
     here = {"stage": stage.namespace}
     waiting.create(*(pod(f"unfit-{n}", gpus=64, nodeSelector=here) for n in range(count)))
-    until(lambda: told(waiting) == count, "each was told why it waits", 240)
+    until(lambda: with_reason(waiting) == count, "each pod has its reason", 240)
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,17 @@ class Turn:
     cost: float
 
 
-def work_off(stage: Stage, count: int) -> Turn:
-    """The scheduler sleeps until all pods are there, or we would measure how fast we create them; and a watch
-    tells us that they are bound, or we would measure how fast the server lists ten thousand."""
+def bind_all(stage: Stage, count: int) -> Turn:
+    """Create and bind the pods; return the rates. The scheduler is paused until all pods exist, or the test
+    would measure their creation. A watch shows when they are bound, or the test would measure how fast the
+    server lists ten thousand."""
     (scheduler,), pods = stage.running, [f"fit-{n}" for n in range(count)]
     scheduler.pause()
     stage.create(*(pod(each, gpus=1) for each in pods))
     with History(stage.cluster, stage.namespace) as history:
         began, cpu_s = time.monotonic(), scheduler.cpu_s
         scheduler.resume()
-        took_s = history.heard("pods", is_bound, count=count, within_s=120) - began
+        took_s = history.wait_for("pods", is_bound, count=count, within_s=120) - began
         cost = (scheduler.cpu_s - cpu_s) / count
     stage.delete(*pods, force=True)
     until(lambda: not stage.leases(), "the devices are free again", 60)
@@ -72,8 +73,8 @@ def is_bound(each: Json) -> bool:
     return bool(each["spec"].get("nodeName"))
 
 
-def told(stage: Stage) -> int:
-    """Pods that carry the reason why they wait."""
+def with_reason(stage: Stage) -> int:
+    """Return how many pods carry the reason why they wait."""
     reasons = [
         each
         for found in stage.pods().values()
@@ -83,8 +84,8 @@ def told(stage: Stage) -> int:
     return len(reasons)
 
 
-def test_a_steady_stream_is_bound_at_once(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
-    """50 pods a second; from a pod's creation to its bind, as a watch sees both."""
+def test_steady_stream_is_bound_within_the_limit(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
+    """50 pods per second; measured from a pod's creation to its bind, as a watch shows both."""
     seconds = scale(test=4, accept=60)
     bare_stage.gpu_nodes(50 * seconds // 8 + 1, gpus=8)
     bare_stage.scheduler()
@@ -113,8 +114,8 @@ def latencies(changes: list[Change]) -> list[float]:
     return list(waits.values())
 
 
-def test_a_large_cluster_is_taken_in_at_once(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
-    """Memory and the time from a cold start to the first bind, with many nodes and bound pods."""
+def test_cold_start_in_a_large_cluster(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
+    """Measure memory and the time from start to first bind, with many nodes and bound pods."""
     nodes, pods = scale(test=100, accept=5000), scale(test=1000, accept=50_000)
     names = bare_stage.gpu_nodes(nodes, gpus=8)
     bare_stage.create(*(ordinary(number, names[number % nodes]) for number in range(pods)))
@@ -129,9 +130,9 @@ def test_a_large_cluster_is_taken_in_at_once(bare_stage: Stage, scale: Scale, fi
 
 
 def ordinary(number: int, node: str) -> Json:
-    """Somebody else's pod, as large as they usually are."""
-    asked = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
+    """Return another scheduler's bound pod, of typical size."""
+    resources = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
     labels = {"app": f"app-{number % 500}", "pod-template-hash": f"{number % 5000:x}", "tier": "back"}
-    made = pod(f"other-{number}", meta={"labels": labels}, resources=asked, nodeName=node)
+    made = pod(f"other-{number}", meta={"labels": labels}, resources=resources, nodeName=node)
     made["spec"]["schedulerName"] = "default-scheduler"
     return made

@@ -1,9 +1,47 @@
-"""The gpu-scheduler: claimed pods bound to exact GPUs, never one GPU twice.
+"""The gpu-scheduler: binds claimed pods to exact GPUs and never gives one GPU to two pods.
 
-Read in this order: `run` (the process), `scheduler` (how the parts are connected), `informers` (the live
-copies), `desk` with its books `nodebook`, `heldbook`, `leasebook`, `waitbook` and `serving` (what was seen
-becomes events of the engine, its decisions become `actions`), `wish` (what a pod asks), `work` and `bind`
-(actions performed: leases, claim, binding), `leases` and `claims` (the two guards), `touch` (writes to
-unbound pods), `release` (what an ended pod held is freed), `account` (claims kept true), `tell` (events and
-conditions, written in a lull), `sweep` (what was left over).
+The way of one claimed pod: watch event → request → decision → leases → binding → claim status → release.
+Read the modules in this order:
+
+  run                        the process: settings, leader election, servers
+  scheduler                  builds the parts for one term of leadership and connects them to the watches
+  informers                  the watches and their stores, and lookups across several stores
+  cycle/coordinator          turns watch events into events of the engine, and its actions into jobs
+  cycle/pod_request          a pod and its claim → the engine's request, or why the pod cannot be scheduled
+  cycle/claim_users          which pod each claim is assigned to, from the decision until its devices are free
+  cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
+  accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
+  accounting/holdings        what bound pods hold
+  accounting/lease_index     device leases by device and by pod, and which of them count as taken
+  accounting/agent_liveness  which nodes have a live agent
+  actions                    what the coordinator asks the executor to do, and the outcomes that come back
+  executor                   runs these jobs concurrently and reports each outcome to the coordinator
+  binding/binder             carries out one decision: leases and claim, then the binding
+  binding/device_leases      acquires and releases the Lease of a device
+  binding/claim_writer       reserves a claim for a pod, and writes its status
+  binding/pod_status         writes the status of unbound pods, and knows the version after our own writes
+  controllers/claims         brings every claim into line with its pod, after binds and ends
+  controllers/release        frees the devices of an ended pod when no process uses them any longer
+  controllers/reporter       writes events and the PodScheduled condition
+  controllers/sweep          compares leases, pods and claims at intervals, and repairs leftovers
+  metrics                    Prometheus metrics
+  settings                   the settings file and flags
+
+Imports go down this list of folders: run, scheduler, executor › controllers › cycle, binding › accounting ›
+informers, actions, metrics.
+
+These calls go back up, against that order:
+
+  executor → coordinator     `done`, `cleared`, `tick`: a job's outcome, the end of a clearing, and the timer
+                             that the engine asked for. They come from the event loop, never from inside a
+                             call of the coordinator, so that its handlers run to their end first.
+  pending, holdings, lease_index, node_view → coordinator
+                             `feed`: their events for the engine. Only the coordinator may perform the actions
+                             that the engine returns.
+  lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice
+  node_view → holdings       `is_counted`: the same question about the pods that an agent reports
+  release → scheduler        `freed`: an ended pod's devices are free; `scheduler` passes this on to the
+                             coordinator and to the claim controller
+  reporter → scheduler       `pending_pod`: whether the pod still waits, and why, just before the write
+  sweep → executor           `clear_leases`: release leftover leases of an unbound pod, then call `cleared`
 """

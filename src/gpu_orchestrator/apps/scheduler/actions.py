@@ -1,4 +1,4 @@
-"""What the desk asks others to do, and what comes back. `work` is the `Executor` that does it."""
+"""What the coordinator asks an `Executor` to do, and the outcomes that come back."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ from gpu_orchestrator.core.device import Device
 @dataclass(frozen=True, slots=True)
 class BindJob:
     """One decision of the engine, with all that is needed to carry it out. `claim` is the claim or template
-    that the pod names; None when it asked for bare GPUs."""
+    that the pod names; None if it asks for bare GPUs."""
 
     pod: Pod
     placement: Placement
@@ -27,7 +27,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`found` are other holders' leases that the job ran into, maybe before the watch shows them."""
+    """`found` are leases of other holders that made the job fail; the watch may not show them yet."""
 
     job: BindJob
     why: str
@@ -39,23 +39,24 @@ Outcome = Bound | Failed
 
 @dataclass(frozen=True, slots=True)
 class PodEnded:
-    """A pod has ended and had devices; without a placement it had leases and was never bound."""
+    """A pod that had devices has ended. Without a placement it had leases and was never bound."""
 
     pod: Pod
     placement: Placement | None
 
 
 class Executor(Protocol):
-    """Performs what the desk decides. Every call returns at once and calls back later, never from inside."""
+    """Performs what the coordinator decides; `KubeExecutor` implements it. Every call returns at once, and
+    results come back later, never from inside the call."""
 
-    def place(self, job: BindJob) -> None: ...
+    def bind(self, job: BindJob) -> None: ...
 
     def abandon(self, job: BindJob, why: str) -> None: ...
 
-    def refuse(self, pod: Pod, why: str) -> None: ...
+    def report_refused(self, pod: Pod, why: str) -> None: ...
 
-    def ended(self, ended: PodEnded) -> None: ...
+    def release(self, ended: PodEnded) -> None: ...
 
-    def clear(self, pod: Pod) -> None: ...
+    def clear_leases(self, pod: Pod) -> None: ...
 
     def wake_at(self, moment: float | None) -> None: ...

@@ -1,4 +1,4 @@
-"""Performs what the desk wants done, many jobs at once, and brings the outcome back to it."""
+"""Perform the coordinator's jobs, many at once, and report each outcome back to it."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,16 +23,16 @@ from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 
 CLEAR_TRIES = 10
-SEEN_WITHIN_S = 2.0
-LOOK_EVERY_S = 0.02
-SHORT_S = 30.0
+SHOWN_WITHIN_S = 2.0
+POLL_S = 0.02
+SHORT_LIVED_S = 30.0
 
 log = structlog.get_logger()
 
 
 class KubeExecutor:
-    """The desk's `Executor`. The two need each other, so `Scheduler` makes this first and attaches the desk
-    before any watch is heard."""
+    """The coordinator's `Executor`. Each needs the other, so `Scheduler` makes this one first, and attaches
+    the coordinator before it registers with the watches."""
 
     _coordinator: Coordinator
     _releaser: Releaser
@@ -40,7 +40,7 @@ class KubeExecutor:
     def __init__(
         self,
         client: Client,
-        pods: PodStatusWriter,
+        pod_status: PodStatusWriter,
         leases: DeviceLeases | None,
         binder: Binder,
         reporter: Reporter,
@@ -48,7 +48,7 @@ class KubeExecutor:
         metrics: Metrics,
         pacer: Pacer,
     ) -> None:
-        self._client, self._pods, self._leases = client, pods, leases
+        self._client, self._pod_status, self._leases = client, pod_status, leases
         self._binder, self._reporter = binder, reporter
         self._metrics, self._pacer = metrics, pacer
         self._tasks = BackgroundTasks()
@@ -56,33 +56,34 @@ class KubeExecutor:
         self._bound_at: dict[str, float] = {}
 
     def attach(self, coordinator: Coordinator, releaser: Releaser) -> None:
-        """Report outcomes to this desk, and hand ended pods to this releaser."""
+        """Report outcomes to this coordinator, and hand ended pods to this releaser."""
         self._coordinator, self._releaser = coordinator, releaser
 
-    def place(self, job: BindJob) -> None:
-        self._tasks.start(self._place(job))
+    def bind(self, job: BindJob) -> None:
+        self._tasks.start(self._bind(job))
         self._pacer.set(len(self._coordinator.binding))
 
     def abandon(self, job: BindJob, why: str) -> None:
-        """Report the failure in the next turn of the event loop: the desk calls this in the middle of a
-        handler, and the rest of that handler must come before the pod is looked at again."""
+        """Report the failure in the next turn of the event loop: the coordinator calls this in the middle of
+        a handler, and the rest of that handler must run before the pod is queued again."""
         asyncio.get_running_loop().call_soon(self._coordinator.done, Failed(job, why))
 
-    def refuse(self, pod: Pod, why: str) -> None:
-        self._reporter.refused(pod, why)
+    def report_refused(self, pod: Pod, why: str) -> None:
+        self._reporter.report_refused(pod, why)
 
-    def ended(self, ended: PodEnded) -> None:
+    def release(self, ended: PodEnded) -> None:
+        """Hand an ended pod to the releaser."""
         uid = ended.pod.metadata.uid
         node = ended.placement.node if ended.placement else ""
         bound_at = self._bound_at.pop(uid, float("-inf"))
-        short = asyncio.get_running_loop().time() - bound_at < SHORT_S
-        self._releaser.add(uid, node, short=short)
+        short_lived = asyncio.get_running_loop().time() - bound_at < SHORT_LIVED_S
+        self._releaser.add(uid, node, short_lived=short_lived)
 
-    def clear(self, pod: Pod) -> None:
-        self._tasks.start(self._clear(pod))
+    def clear_leases(self, pod: Pod) -> None:
+        self._tasks.start(self._clear_leases(pod))
 
     def wake_at(self, moment: float | None) -> None:
-        """Have the engine look again at this moment; the latest wish counts."""
+        """Send the engine a tick at this time; None cancels it. Only the latest call counts."""
         if self._timer is not None:
             if self._timer.when() == moment:
                 return
@@ -92,7 +93,7 @@ class KubeExecutor:
             self._timer = asyncio.get_running_loop().call_at(moment, self._tick)
 
     async def finish(self) -> None:
-        """Decide nothing more and let what is under way come to its end."""
+        """Stop deciding, and wait until the running jobs have ended."""
         self._coordinator.close()
         self.wake_at(None)
         await self._tasks.finish()
@@ -101,12 +102,12 @@ class KubeExecutor:
         self._timer = None
         self._coordinator.tick()
 
-    async def _place(self, job: BindJob) -> None:
+    async def _bind(self, job: BindJob) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             outcome = await self._binder.perform(job)
-        except Exception as error:  # the edge of one job: others go on, this one is not lost
+        except Exception as error:  # the edge of one job: it fails, the others go on
             log.exception("binding failed", pod=key(job.pod))
             outcome = Failed(job, repr(error))
         if isinstance(outcome, Bound):
@@ -118,33 +119,34 @@ class KubeExecutor:
     def _observe(self, outcome: Outcome, took_s: float) -> None:
         if isinstance(outcome, Failed):
             self._metrics.result("failed").observe(took_s)
-            self._reporter.failed(outcome.job, outcome.why)
+            self._reporter.report_failed(outcome.job, outcome.why)
             return
         self._metrics.result("bound").observe(took_s)
         self._metrics.end_to_end.observe(waited_s(outcome.job.pod))
-        self._reporter.bound(outcome.job)
+        self._reporter.report_bound(outcome.job)
 
-    async def _clear(self, pod: Pod) -> None:
-        """Take leases away from an unbound pod: first write to it, so that no bind that relied on them can
-        land, then delete them as they were seen before that write."""
+    async def _clear_leases(self, pod: Pod) -> None:
+        """Release leftover leases of an unbound pod. First write to the pod, so that no bind that relied on
+        them can succeed; then delete the leases at the versions seen before that write."""
         uid = pod.metadata.uid
-        mine = holds_of(uid, self._coordinator.leases.of(uid))
+        found = holds_of(uid, self._coordinator.lease_index.of(uid))
         try:
-            if self._leases is not None and await self._touched(pod):
-                for hold in mine:
+            if self._leases is not None and await self._bump_version(pod):
+                for hold in found:
                     await self._leases.release(hold)
-                await self._until_seen(uid)
-                log.info("leftover leases cleared", pod=key(pod), leases=[each.ref.lease for each in mine])
+                await self._wait_until_shown(uid)
+                log.info("leftover leases cleared", pod=key(pod), leases=[each.ref.lease for each in found])
         except KubeError as error:
             log.warning("leftover leases not cleared", pod=key(pod), error=str(error))
         self._coordinator.cleared(uid)
 
-    async def _touched(self, pod: Pod) -> bool:
-        """False when the pod is gone or has got its place meanwhile."""
+    async def _bump_version(self, pod: Pod) -> bool:
+        """Move the pod's version; return False if the pod is gone or was bound meanwhile."""
         uid = pod.metadata.uid
         for _ in range(CLEAR_TRIES):
             try:
-                await self._pods.touch(pod, "a reservation that nobody used was given up; deciding anew")
+                why = "an unused reservation was released; scheduling again"
+                await self._pod_status.bump_version(pod, why)
             except NotFound:
                 return False
             except Conflict:
@@ -155,16 +157,16 @@ class KubeExecutor:
             return True
         return False
 
-    async def _until_seen(self, uid: str) -> None:
-        """The watch shows what we deleted a little later; a decision before that would see it taken."""
-        for _ in range(round(SEEN_WITHIN_S / LOOK_EVERY_S)):
-            if uid not in self._coordinator.leases:
+    async def _wait_until_shown(self, uid: str) -> None:
+        """Wait until the watch shows that the leases are gone; until then a decision would count them."""
+        for _ in range(round(SHOWN_WITHIN_S / POLL_S)):
+            if uid not in self._coordinator.lease_index:
                 return
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
 
 def waited_s(pod: Pod, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float:
-    """Seconds since the pod was created."""
+    """Return the seconds since the pod was created."""
     try:
         created = timestamps.parse(pod.metadata.creation_timestamp)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The live copies of everything that the scheduler looks at, and what is looked up in them together.
+"""The watches of everything that the scheduler uses, their stores, and lookups across several stores.
 
-Every replica keeps them warm, so that a new leader need not list first.
+Every replica keeps its watches running, so that a new leader need not list first.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import LEASES, NODES, PODS, VOLUME_CLAIMS, Lease, Node, Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import VOLUMES, Volume
 
-# Pods that ended leave the copy: their end is told as a deletion.
+# Ended pods leave the store: the watch reports their end as a deletion.
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -53,7 +53,7 @@ class Watches:
     def __init__(self, client: Client, namespace: str) -> None:
         self.nodes = Watch(client, NODES)
         self.node_statuses = Watch(client, GPU_NODE_STATUSES)
-        self.claims = Watch(client, GPU_CLAIMS, indices={"pod": lambda claim: [claims.served(claim)]})
+        self.claims = Watch(client, GPU_CLAIMS, indices={"pod": lambda claim: [claims.reserved_for(claim)]})
         self.leases = Watch(client, LEASES, namespace=namespace)
         self.volumes = Watch(client, VOLUMES)
         self.volume_claims = Watch(client, VOLUME_CLAIMS)
@@ -71,12 +71,12 @@ class Watches:
 
     @property
     def all(self) -> tuple[Watch[Any], ...]:
-        """In the order in which they must be known before anything is decided."""
+        """Return the watches in the order in which they must be complete before anything is decided."""
         facts = (self.nodes, self.node_statuses, self.claims, self.leases, self.volumes, self.volume_claims)
         return *facts, self.pods
 
 
 def claims_of(pod: Pod) -> list[str]:
-    """Keys of the claims a pod has to do with: an index of the pod store."""
+    """Return the keys of the claims that a pod names or owns: an index of the pod store."""
     own = {claims.named_claim(pod), claims.claim_name(pod)} - {""}
     return [f"{pod.metadata.namespace}/{name}" for name in sorted(own)]

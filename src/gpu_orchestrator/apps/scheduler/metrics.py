@@ -1,5 +1,5 @@
-"""The scheduler's metrics, in a registry of their own. Children of labels are kept: looking one up by name
-for every pod would cost more than counting it."""
+"""The scheduler's metrics, in a registry of their own. Labelled children are cached: looking one up for every
+pod would cost more than counting it."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -18,31 +18,31 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.scheduling = Histogram(
             "gpu_scheduler_scheduling_duration_seconds",
-            "From a decision until it was carried out, or was found impossible.",
+            "Time from a scheduling decision until the pod was bound or the bind failed.",
             ["result"],
             registry=registry,
             buckets=BUCKETS,
         )
         self.end_to_end = Histogram(
             "gpu_scheduler_e2e_seconds",
-            "From a pod's creation until it was bound.",
+            "Time from a pod's creation until it was bound.",
             registry=registry,
             buckets=BUCKETS,
         )
         self.lease_operations = Counter(
             "gpu_scheduler_lease_operations",
-            "Device leases acquired and released.",
+            "Attempts to acquire or release a device lease, by result.",
             ["op", "result"],
             registry=registry,
         )
         self.conflicts = Counter(
             "gpu_scheduler_conflicts",
-            "Devices found with two holders, or with a Lease of their name that is no device's.",
+            "Conflicts the sweep found: two holders of a device, or an unrelated Lease with its name.",
             registry=registry,
         )
         self.leaked = Counter(
             "gpu_scheduler_leaked_leases",
-            "Device leases that the sweep found and removed.",
+            "Unused device leases that the sweep removed.",
             registry=registry,
         )
         self.result = cache(lambda result: self.scheduling.labels(result))
@@ -52,7 +52,7 @@ class Metrics:
         self._lease(op, result).inc()
 
     def watch(self, engine: Engine) -> None:
-        """Count pods and devices whenever somebody asks, not whenever one moves."""
+        """Count pods and devices when the metrics are read, not at every change."""
         self.registry.register(_Counts(engine))
 
 
@@ -62,26 +62,25 @@ class _Counts(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         pending = GaugeMetricFamily(
-            "gpu_scheduler_pending_pods", "Pods that wait, by where they wait.", labels=["state"]
+            "gpu_scheduler_pending_pods", "Pending pods, by state in the queue.", labels=["state"]
         )
         for state, number in self._engine.counts().items():
             if state != "held":
                 pending.add_metric([state], number)
         yield pending
         cluster = self._engine.cluster
-        total = healthy = free = broken = 0
+        total = healthy = free = fragmented = 0
         for node in cluster:
-            fit, open_ = sum(device.healthy for device in node.devices), cluster.free_gpus(node.name)
-            total, healthy, free = total + len(node.devices), healthy + fit, free + open_
-            broken += open_ if open_ < fit else 0
-        devices = GaugeMetricFamily(
-            "gpu_scheduler_devices", "Devices by what they are doing.", labels=["state"]
-        )
+            node_healthy = sum(device.healthy for device in node.devices)
+            node_free = cluster.free_gpus(node.name)
+            total, healthy, free = total + len(node.devices), healthy + node_healthy, free + node_free
+            fragmented += node_free if node_free < node_healthy else 0
+        devices = GaugeMetricFamily("gpu_scheduler_devices", "Devices, by state.", labels=["state"])
         for what, number in (("free", free), ("used", healthy - free), ("unhealthy", total - healthy)):
             devices.add_metric([what], number)
         yield devices
         yield GaugeMetricFamily(
             "gpu_scheduler_fragmentation_ratio",
-            "Part of the free devices that stand on nodes where others are taken.",
-            value=broken / free if free else 0.0,
+            "Fraction of the free devices that are on partly used nodes.",
+            value=fragmented / free if free else 0.0,
         )

@@ -1,5 +1,5 @@
-"""The scheduler as a process. What we know is rebuilt from the API server whenever we begin to lead; nothing
-is kept anywhere else."""
+"""The scheduler as a process. A new leader rebuilds its whole state from the API server; nothing is stored
+anywhere else."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
 from gpu_orchestrator.apps.scheduler.settings import Settings
 from gpu_orchestrator.policies.registry import GROUP, Registry
 
-# Events that may wait to be written, and how many are written at a time.
+# Events that may wait to be written, and how many writers there are.
 EVENTS = 20_000
 WRITERS = 16
 
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 async def run(settings: Settings) -> None:
-    """Until it is told to end; see `process.run`."""
+    """Run until the process is asked to stop; see `process.run`."""
     log.info("Registered plugin", plugin="GpuClaimPlugin")
     log.info("scheduler started", name=settings.scheduler_name, lock=settings.lock)
     if settings.lock == "binding":
@@ -70,6 +70,6 @@ def _elector(client: Client, settings: Settings) -> Elector:
 
 
 def _registry(settings: Settings) -> Registry:
-    """Our policies and those that other packages bring."""
+    """Return our policies and those of installed plugins."""
     ours = Registry(default_strategy=settings.strategy or Registry().default_strategy)
     return ours.with_plugins((each.name, each.load) for each in entry_points(group=GROUP))

@@ -1,4 +1,5 @@
-"""Connects the parts for one term of leadership: watches feed the desk, and `work` does what it decides."""
+"""Build and connect the parts for one term of leadership: the watches feed the coordinator, and the executor
+performs what it decides."""
 
 import asyncio
 import gc
@@ -34,7 +35,7 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 
 MAX_DECISIONS = 64
-# Objects made, less those freed, before Python looks for cycles. Nearly all of ours are freed without.
+# Allocations less deallocations before a garbage collection. Reference counting frees nearly all our objects.
 COLLECT_EVERY = 20_000
 
 log = structlog.get_logger()
@@ -59,21 +60,21 @@ class Scheduler:
         uses_leases = settings.lock == "lease"
         self._written_pods, self._written_leases = Overlay(watches.pods), Overlay(watches.leases)
         leases = DeviceLeases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
-        guard = leases if uses_leases else None
-        self._pods = PodStatusWriter(client, self._written_pods)
-        claims = ClaimWriter(client)
+        used_leases = leases if uses_leases else None
+        self._pod_status = PodStatusWriter(client, self._written_pods)
+        claim_writer = ClaimWriter(client)
         binder = Binder(
             client,
-            self._pods,
-            guard,
-            claims,
-            keeps_claims=not settings.leader_elect,
+            self._pod_status,
+            used_leases,
+            claim_writer,
+            reserves_claims=not settings.leader_elect,
             may_write=may_write,
             now=_now,
         )
-        self._reporter = Reporter(self._pods, recorder, pacer, self._waits)
+        self._reporter = Reporter(self._pod_status, recorder, pacer, self._pending_pod)
         self._executor = KubeExecutor(
-            client, self._pods, guard, binder, self._reporter, metrics=metrics, pacer=pacer
+            client, self._pod_status, used_leases, binder, self._reporter, metrics=metrics, pacer=pacer
         )
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
@@ -82,29 +83,33 @@ class Scheduler:
             engine,
             stores,
             self._executor,
-            CoordinatorConfig(settings.scheduler_name, clears=settings.leader_elect, leases=uses_leases),
+            CoordinatorConfig(
+                settings.scheduler_name,
+                clears_leftovers=settings.leader_elect,
+                uses_leases=uses_leases,
+            ),
             clock=clock,
             waited_s=waited_s,
         )
         self._agent_liveness = AgentLiveness(clock, lambda: datetime.now(UTC))
         self._releaser = Releaser(
-            guard,
+            used_leases,
             stores.node_statuses,
             self._agent_liveness,
-            leases_of=self.coordinator.leases.of,
+            leases_of=self.coordinator.lease_index.of,
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,
         )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
-            claims, self.coordinator, self._releaser, pacer=pacer, now=_now
+            claim_writer, self.coordinator, self._releaser, pacer=pacer, now=_now
         )
         self._sweep = Sweeper(
             client,
-            guard,
+            used_leases,
             SweeperDeps(self.coordinator, self._claim_controller, self._releaser, self._reporter, metrics),
-            clear=self._executor.clear,
+            clear_leases=self._executor.clear_leases,
             now=_now,
             clock=clock,
             wait_s=settings.release_seconds,
@@ -116,53 +121,53 @@ class Scheduler:
         return self._watches.all
 
     async def work(self) -> None:
-        """Take in all that there is, then decide until `stop` is called and what is under way has ended."""
-        self._listen()
-        _leave_out_of_collections()
+        """Take in the initial state, then decide until `stop` is called and the running jobs have ended."""
+        self._register_handlers()
+        _freeze_known_objects()
         self.coordinator.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
         sweeps = self._sweep.run(self._settings.sweep_seconds)
         async with asyncio.TaskGroup() as group:
             runs = (self._releaser.run(), self._claim_controller.run(), self._reporter.run(), sweeps)
-            helpers = [group.create_task(each) for each in runs]
+            loops = [group.create_task(each) for each in runs]
             await self._stopped.wait()
             await self._executor.finish()
-            for each in helpers:
+            for each in loops:
                 each.cancel()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _listen(self) -> None:
-        """In this order: who holds what must be known before anybody asks."""
+    def _register_handlers(self) -> None:
+        """Register in this order: everything held must be known before a pod's request is queued."""
         watches = self._watches
-        watches.nodes.on_change(self.coordinator.nodes.see)
-        watches.node_statuses.on_change(self.coordinator.nodes.see_node_status)
-        watches.node_statuses.on_change(self._releaser.see_node_status)
-        watches.claims.on_change(self.coordinator.see_claim)
+        watches.nodes.on_change(self.coordinator.nodes.on_node)
+        watches.node_statuses.on_change(self.coordinator.nodes.on_node_status)
+        watches.node_statuses.on_change(self._releaser.on_node_status)
+        watches.claims.on_change(self.coordinator.on_claim)
         watches.leases.on_change(self._written_leases.observe)
-        watches.leases.on_change(self._agent_liveness.see_lease)
-        watches.leases.on_change(self.coordinator.leases.see)
+        watches.leases.on_change(self._agent_liveness.on_lease)
+        watches.leases.on_change(self.coordinator.lease_index.on_lease)
         watches.pods.on_change(self._written_pods.observe)
-        watches.pods.on_change(self.coordinator.see_pod)
-        watches.volumes.on_change(self.coordinator.see_volume)
-        watches.volume_claims.on_change(self.coordinator.see_volume_claim)
-        watches.pods.on_change(self._claim_controller.see_pod)
-        watches.leases.on_change(self._claim_controller.see_lease)
-        watches.claims.on_change(self._claim_controller.see_claim)
+        watches.pods.on_change(self.coordinator.on_pod)
+        watches.volumes.on_change(self.coordinator.on_volume)
+        watches.volume_claims.on_change(self.coordinator.on_volume_claim)
+        watches.pods.on_change(self._claim_controller.on_pod)
+        watches.leases.on_change(self._claim_controller.on_lease)
+        watches.claims.on_change(self._claim_controller.on_claim)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)
         self._claim_controller.freed(uid)
 
-    def _waits(self, uid: str) -> tuple[Pod, str] | None:
-        why, pod = self.coordinator.waiting.why(uid), self.coordinator.our_pods.get(uid)
-        return (pod, why) if pod is not None and why and self.coordinator.fate(uid) == "waiting" else None
+    def _pending_pod(self, uid: str) -> tuple[Pod, str] | None:
+        why, pod = self.coordinator.pending.reason(uid), self.coordinator.our_pods.get(uid)
+        return (pod, why) if pod is not None and why and self.coordinator.state_of(uid) == "pending" else None
 
 
-def _leave_out_of_collections() -> None:
-    """Nodes and pods that were there before us stay for long; looking through all of them for cycles again
-    and again would hold up every bind for as long as it takes."""
+def _freeze_known_objects() -> None:
+    """Exclude the nodes and pods of the initial state from garbage collection: they live long, and a scan of
+    all of them would delay every bind while it runs."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY)

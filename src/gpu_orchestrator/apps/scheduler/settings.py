@@ -1,4 +1,4 @@
-"""Settings of the scheduler, from a YAML file and from flags, which win. Unknown keys are refused."""
+"""Settings of the scheduler: a YAML file, overridden by flags. Unknown keys are refused."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,8 +15,8 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """`lock: lease` guards every device by a Lease, so any number of schedulers is safe. `lock: binding`
-    writes less but is safe only with one leader."""
+    """`lock: lease` guards every device with a Lease, so any number of schedulers is safe. `lock: binding`
+    writes less, but is safe only with one leader."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE

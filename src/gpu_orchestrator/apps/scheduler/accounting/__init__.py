@@ -1,1 +1,1 @@
-"""What is held on which node: by pods, by leases, by device plugins."""
+"""What is held on each node: by pods, by leases and by device plugins."""

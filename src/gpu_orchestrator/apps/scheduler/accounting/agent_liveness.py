@@ -1,4 +1,4 @@
-"""Which nodes have a living agent. Judged by when *we* saw its Lease renewed, so clocks need not agree."""
+"""Track which nodes have a live agent, by when *we* saw its Lease renewed: clocks need not agree."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -10,13 +10,13 @@ LIVE_S = 90.0
 
 
 class AgentLiveness:
-    """`clock` only moves forward; `today` is the time of day, for leases that were there before us."""
+    """`clock` is monotonic; `today` is wall-clock time, for leases that existed before we started."""
 
     def __init__(self, clock: Callable[[], float], today: Callable[[], datetime]) -> None:
         self._clock, self._today = clock, today
         self._renewed: dict[str, float] = {}
 
-    def see_lease(self, old: Lease | None, new: Lease | None) -> None:
+    def on_lease(self, old: Lease | None, new: Lease | None) -> None:
         lease = new or old
         if lease is None or deviceleases.is_device(lease):
             return

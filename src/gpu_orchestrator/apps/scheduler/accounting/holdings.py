@@ -1,6 +1,6 @@
-"""What bound pods hold, whoever bound them: other schedulers' pods are counted, too.
+"""What bound pods hold, including pods that other schedulers bound.
 
-Where there are no leases, what an ended pod held stays taken here until it is freed.
+Without device leases, the devices of an ended pod stay counted here until `freed` is called.
 """
 
 from collections.abc import Callable
@@ -24,48 +24,49 @@ class Holdings:
     def __init__(self, feed: Callable[[Event], None], stores: Stores, *, keeps_ended: bool) -> None:
         self.nodes = NodeView(feed, stores.nodes, stores.node_statuses, self.__contains__)
         self._feed, self._stores, self._keeps_ended = feed, stores, keeps_ended
-        self._of: dict[str, Placement] = {}
+        self._placements: dict[str, Placement] = {}
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._of
+        return uid in self._placements
 
     def get(self, uid: str) -> Placement | None:
-        return self._of.get(uid)
+        return self._placements.get(uid)
 
-    def placed(self, uid: str, placement: Placement) -> None:
-        """We have bound the pod; the engine counts it already."""
-        self._of[uid] = placement
+    def record(self, uid: str, placement: Placement) -> None:
+        """Record a pod that we have bound; the engine counts its placement already."""
+        self._placements[uid] = placement
 
-    def taken_by(self, pod: Pod) -> Placement | None:
-        """What a bound pod takes; None if it counts nothing."""
+    def placement_of(self, pod: Pod) -> Placement | None:
+        """Return what a bound pod takes from its node; None if it takes nothing."""
         try:
             return claims.held(pod, self._stores.claim_spec(pod))
         except BadQuantity as error:
             log.error("pod cannot be counted", pod=key(pod), error=str(error))
             return None
 
-    def take(self, placement: Placement) -> None:
-        """A bound pod has this."""
+    def add(self, placement: Placement) -> None:
+        """Record what a bound pod has, and send it to the engine."""
         uid = placement.key
         if placement.unnamed:
-            self.nodes.plugin_pod(uid, placement.node, placement.unnamed)
+            self.nodes.add_plugin_pod(uid, placement.node, placement.unnamed)
             placement = replace(placement, unnamed=0)
-        self._of[uid] = placement
+        self._placements[uid] = placement
         self._feed(PlacementObserved(placement))
 
-    def drop(self, uid: str) -> Placement | None:
-        """The pod has ended; what it held."""
-        return self._of.pop(uid, None)
+    def remove(self, uid: str) -> Placement | None:
+        """Remove an ended pod; return what it held."""
+        return self._placements.pop(uid, None)
 
-    def keep(self, uid: str, placement: Placement) -> None:
-        """Devices of an ended pod stay taken by our own memory, unless leases do that."""
+    def keep_ended(self, uid: str, placement: Placement) -> None:
+        """Keep counting the devices of an ended pod, unless leases do that."""
         if placement.devices and self._keeps_ended:
-            self._feed(PlacementObserved(replace(placement, key=_ended(uid), resources=(), host_ports=())))
+            kept = replace(placement, key=_ended_key(uid), resources=(), host_ports=())
+            self._feed(PlacementObserved(kept))
 
     def freed(self, uid: str) -> None:
-        """Nothing of what an ended pod held is in use any longer."""
-        self._feed(RequestRemoved(_ended(uid)))
+        """Free the devices of an ended pod: no process uses them any longer."""
+        self._feed(RequestRemoved(_ended_key(uid)))
 
 
-def _ended(uid: str) -> str:
+def _ended_key(uid: str) -> str:
     return f"ended/{uid}"

@@ -1,9 +1,9 @@
-"""Which leases there are, by device and by pod, and what of them counts as taken.
+"""Device leases by device and by pod, and which of them count as taken.
 
-A lease counts by itself unless its holder counts it: the pod that we are binding, by the engine's assumption;
-the bound pod, by its own placement. So a device is accounted to exactly one of them at any moment, and stays
-taken when an ended pod leaves its lease behind. A Lease that is no device's and has the name of one takes the
-device, too: nobody could hold it.
+A lease counts by itself unless its holder already counts the device: a pod being bound by the engine's
+assumption, a bound pod by its own placement. So each device is counted exactly once at any moment, and stays
+taken when an ended pod leaves its lease behind. An unrelated Lease with a device lease's name also takes the
+device: the device could not be leased.
 """
 
 from collections.abc import Callable
@@ -18,27 +18,27 @@ from gpu_orchestrator.engine.events import Event, PlacementObserved, RequestRemo
 
 
 class LeaseIndex:
-    """`placement_of` gives what a pod counts by itself, by its UID; `shown` is the live copy of leases."""
+    """`placement_of` returns what a pod already counts, by its UID; `store` is that of the lease watch."""
 
     def __init__(
         self,
         feed: Callable[[Event], None],
         placement_of: Callable[[str], Placement | None],
-        shown: Store[Lease],
+        store: Store[Lease],
     ) -> None:
-        self._feed, self._placement_of, self._shown = feed, placement_of, shown
-        self._met: dict[str, Lease] = {}
-        self._told: dict[str, dict[str, Placement]] = {}
-        self._of: dict[str, dict[str, Lease]] = {}
+        self._feed, self._placement_of, self._store = feed, placement_of, store
+        self._found: dict[str, Lease] = {}
+        self._counted: dict[str, dict[str, Placement]] = {}
+        self._by_pod: dict[str, dict[str, Lease]] = {}
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._of
+        return uid in self._by_pod
 
     def of(self, uid: str) -> list[Lease]:
-        """The device leases that name this pod."""
-        return list(self._of.get(uid, {}).values())
+        """Return the device leases that name this pod."""
+        return list(self._by_pod.get(uid, {}).values())
 
-    def see(self, old: Lease | None, new: Lease | None) -> None:
+    def on_lease(self, old: Lease | None, new: Lease | None) -> None:
         lease = new or old
         if lease is None:
             return
@@ -46,45 +46,45 @@ class LeaseIndex:
         for uid in before - after:
             self._drop(uid, name)
         for uid in after:
-            self._of.setdefault(uid, {})[name] = lease
-        self._count(name, new)
+            self._by_pod.setdefault(uid, {})[name] = lease
+        self._update(name, new)
 
-    def found(self, lease: Lease) -> None:
-        """Somebody met this lease before the watch showed it."""
-        self._met[lease.metadata.name] = lease
-        self._count(lease.metadata.name, lease)
+    def add_found(self, lease: Lease) -> None:
+        """Count a lease that a failed acquire found, maybe before the watch shows it."""
+        self._found[lease.metadata.name] = lease
+        self._update(lease.metadata.name, lease)
 
-    def forget_met(self) -> None:
-        """What was met may have gone before the watch could show it, and then nothing would ever be heard of
-        it. Whoever meets it again says so."""
-        met, self._met = self._met, {}
-        for name, lease in met.items():
-            self._count(name, self._shown.get(key(lease)))
+    def forget_found(self) -> None:
+        """Forget leases that failed acquires found and the watch never showed: they may be deleted by now,
+        and the watch would never report that. A later failed acquire adds them again."""
+        found, self._found = self._found, {}
+        for name, lease in found.items():
+            self._update(name, self._store.get(key(lease)))
 
     def recount(self, uid: str) -> None:
-        """The pod counts other devices than before: so do its leases."""
-        for name, lease in list(self._of.get(uid, {}).items()):
-            self._count(name, lease)
+        """Update the pod's leases after the devices that it counts itself have changed."""
+        for name, lease in list(self._by_pod.get(uid, {}).items()):
+            self._update(name, lease)
 
     def _drop(self, uid: str, name: str) -> None:
-        mine = self._of.get(uid, {})
+        mine = self._by_pod.get(uid, {})
         mine.pop(name, None)
         if not mine:
-            self._of.pop(uid, None)
+            self._by_pod.pop(uid, None)
 
-    def _count(self, name: str, lease: Lease | None) -> None:
-        wanted = self._wanted(lease) if lease else {}
-        told = self._told.pop(name, {})
+    def _update(self, name: str, lease: Lease | None) -> None:
+        wanted = self._placements(lease) if lease else {}
+        counted = self._counted.pop(name, {})
         if wanted:
-            self._told[name] = wanted
+            self._counted[name] = wanted
         for uid, placement in wanted.items():
-            if told.get(uid) != placement:
+            if counted.get(uid) != placement:
                 self._feed(PlacementObserved(placement))
-        for uid, placement in told.items():
+        for uid, placement in counted.items():
             if uid not in wanted:
                 self._feed(RequestRemoved(placement.key))
 
-    def _wanted(self, lease: Lease) -> dict[str, Placement]:
+    def _placements(self, lease: Lease) -> dict[str, Placement]:
         if ref := deviceleases.obstructed(lease):
             return {"": Holder("").placement(ref, exclusive=True)}
         ref = deviceleases.device_ref(lease)
@@ -103,7 +103,7 @@ class LeaseIndex:
 
 
 def _holders(lease: Lease | None) -> set[str]:
-    """UIDs of those who hold the device, if it is a device's Lease."""
+    """Return the UIDs of the device's holders; empty if the Lease is not for a device."""
     if lease is None or not deviceleases.is_device(lease):
         return set()
     return {each.uid for each in deviceleases.holders(lease)}

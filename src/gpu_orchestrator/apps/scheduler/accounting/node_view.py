@@ -1,7 +1,7 @@
-"""Nodes as they are offered: what they and their agents tell, and what a device plugin took of them.
+"""Nodes as the engine may use them: from the Node, its agent's report, and the pods of a device plugin.
 
-A pod that got GPUs from a device plugin takes the devices that the agent reports for it. Where no agent
-tells, the node's devices are barred: one of them is taken, and nobody knows which.
+A pod that got GPUs from a device plugin takes the devices that the agent reports for it. If no agent reports
+them, all devices of the node are barred: some are in use, and it is not known which.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,53 +21,55 @@ log = structlog.get_logger()
 
 
 class NodeView:
-    """`holds` says whether a pod counts its devices by itself."""
+    """`is_counted` returns True if a pod's devices are already counted as its own holding."""
 
     def __init__(
         self,
         feed: Callable[[Event], None],
         nodes: Store[Node],
         node_statuses: Store[GpuNodeStatus],
-        holds: Callable[[str], bool],
+        is_counted: Callable[[str], bool],
     ) -> None:
-        self._feed, self._nodes, self._node_statuses, self._holds = feed, nodes, node_statuses, holds
-        self._plugin: dict[str, dict[str, int]] = {}
-        self._strangers: dict[str, Placement] = {}
+        self._feed, self._is_counted = feed, is_counted
+        self._nodes, self._node_statuses = nodes, node_statuses
+        self._plugin_gpus: dict[str, dict[str, int]] = {}
+        self._untracked: dict[str, Placement] = {}
 
-    def see(self, old: Node | None, new: Node | None) -> None:
+    def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
-            self.look_at(new.metadata.name)
+            self.update(new.metadata.name)
         elif old is not None:
             self._feed(NodeRemoved(old.metadata.name))
 
-    def see_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
+    def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if report := new or old:
-            self.look_at(report.spec.node_name)
+            self.update(report.spec.node_name)
 
-    def plugin_pod(self, uid: str, node: str, gpus: int) -> None:
-        """A device plugin gave this pod so many GPUs of the node."""
-        if self._plugin.setdefault(node, {}).get(uid) != gpus:
-            self._plugin[node][uid] = gpus
-            self.look_at(node)
+    def add_plugin_pod(self, uid: str, node: str, gpus: int) -> None:
+        """Record a pod that got this number of GPUs from the node's device plugin."""
+        if self._plugin_gpus.setdefault(node, {}).get(uid) != gpus:
+            self._plugin_gpus[node][uid] = gpus
+            self.update(node)
 
-    def plugin_pod_ended(self, uid: str, node: str) -> None:
-        if self._plugin.get(node, {}).pop(uid, None) is not None:
-            self.look_at(node)
+    def remove_plugin_pod(self, uid: str, node: str) -> None:
+        if self._plugin_gpus.get(node, {}).pop(uid, None) is not None:
+            self.update(node)
 
-    def rivals(self, name: str, devices: Iterable[int]) -> str:
-        """Why a claimed pod may not be alone on these devices; empty if it is, as far as we know."""
-        plugin, report = self._plugin.get(name, {}), self._node_statuses.get(name)
+    def plugin_conflict(self, name: str, devices: Iterable[int]) -> str:
+        """Return why a device plugin's pod may use these devices as well; empty if none is known to."""
+        plugin, report = self._plugin_gpus.get(name, {}), self._node_statuses.get(name)
         if self._barred(name, report):
-            return "pods of a device plugin run there, too, and no agent tells which devices these took"
+            return "pods of a device plugin also run there, and no agent reports which devices they use"
         used = inventory.used_by(report)
         shared = sorted({each for uid in plugin for each in used.get(uid, ())} & set(devices))
-        return f"a pod of a device plugin uses {','.join(map(str, shared))} of them as well" if shared else ""
+        return f"a pod of a device plugin also uses {','.join(map(str, shared))} of them" if shared else ""
 
-    def look_at(self, name: str) -> None:
+    def update(self, name: str) -> None:
+        """Send the node to the engine as it is now."""
         seen, report = self._nodes.get(name), self._node_statuses.get(name)
         if seen is None:
             return
-        self._count_strangers(name, report)  # before the node may be given to others
+        self._count_untracked(name, report)  # before the node may be given to others
         try:
             node = inventory.node_of(seen, report, barred=self._barred(name, report))
         except (BadQuantity, CoreError) as error:
@@ -77,17 +79,20 @@ class NodeView:
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
         used = inventory.used_by(report)
-        untold = any(len(used.get(uid, ())) < gpus for uid, gpus in self._plugin.get(name, {}).items())
-        return inventory.PLUGIN_UNTOLD if untold else ""
+        plugin = self._plugin_gpus.get(name, {})
+        unreported = any(len(used.get(uid, ())) < gpus for uid, gpus in plugin.items())
+        return inventory.PLUGIN_UNREPORTED if unreported else ""
 
-    def _count_strangers(self, name: str, report: GpuNodeStatus | None) -> None:
-        """Devices used by pods that count none by themselves: a plugin's, or what is left of an ended one."""
-        used, plugin = inventory.used_by(report), self._plugin.get(name, {})
-        ids = {each for uid, them in used.items() if uid in plugin or not self._holds(uid) for each in them}
-        placement = Placement(f"strangers/{name}", name, devices=tuple(sorted(ids)))
-        before = self._strangers.pop(name, None)
+    def _count_untracked(self, name: str, report: GpuNodeStatus | None) -> None:
+        """Count devices in use by pods without a holding of their own: a plugin's pods, and ended pods whose
+        processes still run."""
+        used, plugin = inventory.used_by(report), self._plugin_gpus.get(name, {})
+        uids = [uid for uid in used if uid in plugin or not self._is_counted(uid)]
+        ids = {each for uid in uids for each in used[uid]}
+        placement = Placement(f"untracked/{name}", name, devices=tuple(sorted(ids)))
+        before = self._untracked.pop(name, None)
         if ids:
-            self._strangers[name] = placement
+            self._untracked[name] = placement
             if before != placement:
                 self._feed(PlacementObserved(placement))
         elif before is not None:

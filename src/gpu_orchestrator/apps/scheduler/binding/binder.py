@@ -1,12 +1,13 @@
-"""One decision carried out: the devices' leases and the pod's claim, then the binding, in that order.
+"""Carry out one decision: acquire the devices' leases and the pod's claim, then bind, in that order.
 
     acquire all ──▶ bind at the pod's version ──▶ Bound
-        │ taken          │ refused: read the pod again; it has its place, or our leases go back
-        ▼                │ answer lost: touch the pod until it is certain, then the same
+        │ held by        │ refused: read the pod again; it is bound, or we release our leases
+        ▼ another        │ answer lost: move the pod's version until the result is certain, then the same
       Failed ◀───────────┘
 
-Called by `work` for every `Place` of the engine; many at once. The version in the bind was read before the
-leases were acquired, so whoever takes one of them away and touches the pod first makes this bind fail.
+The executor calls it for every `Place` of the engine, many at once. The version in the bind was read before
+the leases were acquired. So a scheduler that takes one of them away must first write to the pod, and that
+makes this bind fail.
 """
 
 import asyncio
@@ -44,8 +45,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What the guards answered: `holds` are ours; with `refusals` the job cannot go on, and `found` are the
-    leases of other holders among them."""
+    """The results of acquiring leases and claim. `holds` are ours. With `refusals` the job cannot go on;
+    `found` are the leases of other holders that caused some of them."""
 
     holds: list[LeaseHold]
     refusals: list[str]
@@ -53,27 +54,29 @@ class Acquired:
 
 
 class Binder:
-    """`may_write` says whether we still lead; `leases` is None where the binding alone is the lock.
-    `keeps_claims`: claims are kept for their pod before it is bound, as they must be where others decide,
-    too; a single leader knows by itself which claims it has given, and writes that down later."""
+    """`may_write` returns True while we lead; `leases` is None if the binding alone is the lock.
+    `reserves_claims`: reserve the claim before the bind, as is necessary when several schedulers decide. A
+    single leader knows which claims it has assigned, and writes the reservation later."""
 
     def __init__(
         self,
         client: Client,
-        pods: PodStatusWriter,
+        pod_status: PodStatusWriter,
         leases: DeviceLeases | None,
-        claims: ClaimWriter,
+        claim_writer: ClaimWriter,
         *,
-        keeps_claims: bool,
+        reserves_claims: bool,
         may_write: Callable[[], bool],
         now: Callable[[], str],
     ) -> None:
-        self._client, self._pods, self._leases, self._claims = client, pods, leases, claims
-        self._keeps_claims, self._may_write, self._now = keeps_claims, may_write, now
+        self._client, self._pod_status = client, pod_status
+        self._leases, self._claim_writer = leases, claim_writer
+        self._reserves_claims, self._may_write, self._now = reserves_claims, may_write, now
 
     async def perform(self, job: BindJob) -> Outcome:
+        """Acquire what the job needs and bind its pod; on failure release what was acquired."""
         try:
-            job = replace(job, pod=await self._pods.latest(job.pod))
+            job = replace(job, pod=await self._pod_status.latest(job.pod))
             acquired = await self._acquire(job)
             why = "; ".join(acquired.refusals)
             if not why and not self._may_write():
@@ -86,14 +89,14 @@ class Binder:
             return Failed(job, str(error))
 
     async def _acquire(self, job: BindJob) -> Acquired:
-        """Ask all guards at once. If one refuses, the caller gives back what the others granted."""
+        """Acquire all leases and the claim at once. If one is refused, the caller releases the others."""
         wanted: list[Coroutine[Any, Any, LeaseHold | HeldByOther | Reserved | Refused]] = []
         if self._leases is not None:
             holder = deviceleases.holder_of(job.pod, job.placement, self._now())
             exclusive = job.placement.exclusive
             wanted += [self._leases.acquire(ref, holder, exclusive=exclusive) for ref in _refs(job)]
-        if job.claim is not None and self._keeps_claims:
-            wanted.append(self._claims.reserve(job.pod, job.claim))
+        if job.claim is not None and self._reserves_claims:
+            wanted.append(self._claim_writer.reserve(job.pod, job.claim))
         results = await _all(wanted)
         refusals = [each.why for each in results if isinstance(each, Refused)]
         refusals += [str(each) for each in results if isinstance(each, KubeError)]
@@ -112,13 +115,13 @@ class Binder:
             return await self._settle(job, holds, str(error))
         except ApiError as error:
             return await self._refused(job, holds, str(error))
-        except KubeError as error:  # it never reached the server
+        except KubeError as error:  # the request never reached the server
             await self._release(holds)
             return Failed(job, str(error))
         return Bound(job)
 
     async def _refused(self, job: BindJob, holds: list[LeaseHold], why: str) -> Outcome:
-        """The server said no, so this bind has not happened. Another's may have."""
+        """The server refused this bind. Another scheduler's bind may have succeeded."""
         pod = await self._read(job.pod)
         if pod is None or not pod.spec.node_name:
             await self._release(holds)
@@ -126,7 +129,7 @@ class Binder:
         return await self._keep_named(job, pod, holds)
 
     async def _settle(self, job: BindJob, holds: list[LeaseHold], why: str) -> Outcome:
-        """Nobody knows whether the bind was or will be carried out. Find out, or see that it cannot be."""
+        """Find out whether a bind without an answer was carried out, or make sure that it never will be."""
         while True:
             try:
                 pod = await self._read(job.pod)
@@ -134,7 +137,8 @@ class Binder:
                     break
                 if pod.spec.node_name:
                     return await self._keep_named(job, pod, holds)
-                await self._pods.touch(pod, f"the bind to {job.placement.node} had no answer; deciding anew")
+                why_again = f"the bind to {job.placement.node} had no answer; scheduling again"
+                await self._pod_status.bump_version(pod, why_again)
                 break
             except Conflict:
                 continue
@@ -145,7 +149,7 @@ class Binder:
         return Failed(job, why)
 
     async def _keep_named(self, job: BindJob, pod: Pod, holds: list[LeaseHold]) -> Outcome:
-        """The pod has its place: leases its annotation names stay, ours that it does not name go."""
+        """Keep those of our leases that the bound pod's annotation names, and release the others."""
         named = {(pod.spec.node_name, device) for device in claims.given(pod)}
         await self._release([hold for hold in holds if (hold.ref.node, hold.ref.device) not in named])
         if named == {(ref.node, ref.device) for ref in _refs(job)}:
@@ -153,7 +157,7 @@ class Binder:
         return Failed(job, f"the pod was bound to {pod.spec.node_name} by another scheduler")
 
     async def _read(self, pod: Pod) -> Pod | None:
-        """The pod as it is now; None when it is gone, also if another has its name."""
+        """Return the pod as it is now; None if it is gone, also if another pod has its name."""
         try:
             found = await self._client.get(PODS, pod.metadata.name, pod.metadata.namespace)
         except NotFound:
@@ -161,7 +165,7 @@ class Binder:
         return found if found.metadata.uid == pod.metadata.uid else None
 
     async def _release(self, holds: list[LeaseHold]) -> None:
-        """What cannot be given back now is found by the sweep."""
+        """Release these holds. The sweep finds those that cannot be released now."""
         if self._leases is not None and holds:
             results = await _all([self._leases.release(hold) for hold in holds])
             for error in results:
@@ -174,7 +178,7 @@ def _refs(job: BindJob) -> list[DeviceRef]:
 
 
 async def _all(wanted: list[Coroutine[Any, Any, T]]) -> list[T | KubeError]:
-    """Every result, errors of the server among them: one that failed must not hide what others acquired."""
+    """Return every result, server errors included: one failure must not hide what the others acquired."""
     if len(wanted) == 1:
         return [await _caught(wanted[0])]
     return list(await asyncio.gather(*map(_caught, wanted)))

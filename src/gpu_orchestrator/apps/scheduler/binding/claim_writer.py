@@ -1,12 +1,12 @@
-"""The guard and the account of claims: a claim serves one pod at a time, and says what it was given.
+"""Write claims: reserve a claim for one pod at a time, and report in its status what the pod was given.
 
-    free ──reserve: finalizer and the pod's UID, at the version seen──▶ kept ──pod bound──▶ Bound
-      ▲                                                                   │
-      └────── Released: status, then finalizer and UID taken off ◀── pod ended, devices free
+    free ──reserve: finalizer and the pod's UID, at the version seen──▶ reserved ──pod bound──▶ Bound
+      ▲                                                                    │
+      └────── Released: status, then finalizer and UID removed ◀── pod ended, devices free
 
-Where several schedulers decide, `reserve` comes before the bind, so that two pods never get the same claim; a
-single leader does it after. Everything else is brought about by looking at the claim and its pod as they are
-(`due`), whatever happened to us in between.
+If several schedulers decide, the binder reserves before the bind, so that two pods never get the same claim;
+a single leader reserves after it. Every other write follows from the claim and its pod as they are now
+(`due`), so a crash in between loses nothing.
 """
 
 from dataclasses import dataclass
@@ -25,20 +25,20 @@ _CLAIMS: Resource[Any] = metadata_only(GPU_CLAIMS)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be written: a status, and whether the claim is let go."""
+    """What is to be written: a status, and whether the reservation is removed."""
 
     status: Json | None = None
-    let_go: bool = False
+    release: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The claim is kept for the pod."""
+    """The claim is reserved for the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The claim cannot be kept for the pod."""
+    """The claim cannot be reserved for the pod."""
 
     why: str
 
@@ -48,10 +48,10 @@ class ClaimWriter:
         self._client = client
 
     async def reserve(self, pod: Pod, claim: GpuClaim) -> Reserved | Refused:
-        """Keep the pod's claim for it, or the child of its template."""
+        """Reserve the pod's claim for it, or create its own claim from the template."""
         if claims.is_template(pod):
             return await self._make_child(pod, claim)
-        if claims.served(claim) == pod.metadata.uid:
+        if claims.reserved_for(claim) == pod.metadata.uid:
             return Reserved()
         meta = claim.metadata
         body = {
@@ -88,12 +88,12 @@ class ClaimWriter:
     async def _find_child(self, pod: Pod) -> Reserved | Refused:
         name = claims.child_name(pod)
         found = await self._client.get(GPU_CLAIMS, name, pod.metadata.namespace)
-        if claims.served(found) == pod.metadata.uid:
+        if claims.reserved_for(found) == pod.metadata.uid:
             return Reserved()
         return Refused(f"GpuClaim {name} exists and is not this pod's; delete it")
 
     async def write(self, claim: GpuClaim, due: Due) -> bool:
-        """False if the claim has changed and must be looked at again."""
+        """Write what is due; return False if the claim has changed and must be read again."""
         meta = claim.metadata
         try:
             if due.status is not None:
@@ -101,15 +101,15 @@ class ClaimWriter:
                 claim = await self._client.patch(
                     GPU_CLAIMS, meta.name, body, meta.namespace, subresource="status"
                 )
-            if due.let_go:
-                await self._let_go(claim)
+            if due.release:
+                await self._remove_reservation(claim)
         except NotFound:
             return True
         except Conflict:
             return False
         return True
 
-    async def _let_go(self, claim: GpuClaim) -> None:
+    async def _remove_reservation(self, claim: GpuClaim) -> None:
         meta = claim.metadata
         change = {
             "resourceVersion": meta.resource_version,
@@ -128,24 +128,25 @@ def _about(pod: Pod) -> Json:
 
 
 def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool) -> Due | None:
-    """What a claim that is kept for a pod needs now. `pod` is None when it has ended; `given` is what the
-    bound pod has; `held`: an ended pod's devices are not free yet, or the pod is just being bound."""
+    """Return what to write to a claim that is reserved for a pod; None if nothing. `pod` is None if it has
+    ended. `given` is the status for a bound pod. `held`: an ended pod's devices are not free yet, or the pod
+    is being bound."""
     meta, status = claim.metadata, claim.status
     if names.CLAIM_FINALIZER not in meta.finalizers:
         return None
-    if pod is not None and pod.spec.node_name and claims.served(claim) == pod.metadata.uid:
-        is_told = status.phase == "Bound" and status.pod_uid == pod.metadata.uid
-        return None if is_told or given is None else Due(given)
+    if pod is not None and pod.spec.node_name and claims.reserved_for(claim) == pod.metadata.uid:
+        is_written = status.phase == "Bound" and status.pod_uid == pod.metadata.uid
+        return None if is_written or given is None else Due(given)
     if pod is not None and not (meta.deletion_timestamp and not held):
         return None
     if pod is None and held:
         return None
-    told = bool(meta.deletion_timestamp) or status.phase == "Released"
-    return Due(None if told else released(claim), let_go=True)
+    is_written = bool(meta.deletion_timestamp) or status.phase == "Released"
+    return Due(None if is_written else released(claim), release=True)
 
 
 def bound(pod: Pod, claim: GpuClaim, *, uuids: list[str], gbps: int, now: str) -> Json:
-    """The status of a claim whose pod has its devices."""
+    """Return the status of a claim whose pod has its devices."""
     ids = claims.given(pod)
     return {
         "phase": "Bound",
@@ -162,9 +163,9 @@ def bound(pod: Pod, claim: GpuClaim, *, uuids: list[str], gbps: int, now: str) -
 
 
 def released(claim: GpuClaim) -> Json:
-    gone = dict.fromkeys(("nodeName", "gpuIds", "allocated", "deviceUUIDs", "podUID", "bandwidthGBps"))
+    cleared = dict.fromkeys(("nodeName", "gpuIds", "allocated", "deviceUUIDs", "podUID", "bandwidthGBps"))
     return {
-        **gone,
+        **cleared,
         "phase": "Released",
         "message": "the pod it served has ended; the claim can be used again",
         "observedGeneration": claim.metadata.generation,

@@ -1,11 +1,11 @@
-"""The guard of the devices: who holds one is decided by the API server, in one write.
+"""Acquire and release device leases. The API server decides in one write which pod holds a device.
 
 Exclusive: creating the Lease takes the device. Shared: an entry is added to the Lease's holders by
-compare-and-set. A Lease that names our pod already (an answer that was lost, or another scheduler at the same
-pod) is taken over by writing to it, so that whoever made it can no longer delete it: every removal names the
-version it has seen.
+compare-and-set. If a Lease already names our pod (its answer was lost, or another scheduler binds the same
+pod), we take it over by writing to it. Then its creator cannot delete it any more, because every removal
+names the version it has seen.
 
-    nobody's ──create──▶ held ──take over (version moves)──▶ held ──delete at that version──▶ nobody's
+    free ──create──▶ held ──take over (version moves)──▶ held ──delete at that version──▶ free
 """
 
 import asyncio
@@ -27,7 +27,7 @@ TRIES = 12
 
 @dataclass(frozen=True, slots=True)
 class LeaseHold:
-    """A hold of one device, as we know it: what a removal must find unchanged."""
+    """A hold of one device as we know it; a removal must find it unchanged."""
 
     ref: DeviceRef
     holder: Holder
@@ -38,7 +38,7 @@ class LeaseHold:
 
 @dataclass(frozen=True, slots=True)
 class HeldByOther:
-    """Somebody else has the device; `lease` is what was found, if it was still there."""
+    """Another holder has the device; `lease` is the Lease found, if it was still there."""
 
     ref: DeviceRef
     lease: Lease | None = None
@@ -47,20 +47,22 @@ class HeldByOther:
         if self.lease is not None and not deviceleases.is_device(self.lease):
             return obstruction(self.ref)
         holders = deviceleases.holders(self.lease) if self.lease else ()
-        who = ", ".join(f"{each.namespace}/{each.pod}" for each in holders) or "somebody who just left"
-        return f"device {self.ref.device} of {self.ref.node} is held by {who}"
+        held_by = ", ".join(f"{each.namespace}/{each.pod}" for each in holders)
+        held_by = held_by or "a holder that just released it"
+        return f"device {self.ref.device} of {self.ref.node} is held by {held_by}"
 
 
 def obstruction(ref: DeviceRef) -> str:
-    """In words: a Lease of something else has the name of the device's."""
+    """Return the message for a device whose lease name is taken by an unrelated Lease."""
     return (
-        f"device {ref.device} of {ref.node} cannot be held: Lease {ref.lease} exists and is no device's; "
-        "if it is the sign of life of another node's agent, rename one of the nodes, else delete it"
+        f"device {ref.device} of {ref.node} cannot be leased: "
+        f"Lease {ref.lease} exists and is not a device lease; "
+        "if it is the heartbeat of another node's agent, rename one of the nodes, else delete it"
     )
 
 
 def holds(lease: Lease) -> list[LeaseHold]:
-    """Every hold that a Lease speaks of."""
+    """Return every hold in a Lease."""
     ref, meta = deviceleases.device_ref(lease), lease.metadata
     if ref is None:
         return []
@@ -72,12 +74,12 @@ def holds(lease: Lease) -> list[LeaseHold]:
 
 
 def holds_of(uid: str, leases: Iterable[Lease]) -> list[LeaseHold]:
-    """Every hold of one pod in these leases."""
+    """Return every hold of one pod in these leases."""
     return [hold for lease in leases for hold in holds(lease) if hold.holder.uid == uid]
 
 
 class DeviceLeases:
-    """`known` is the live copy of leases, with our own writes laid over it."""
+    """`known` is the store of the lease watch, with our own writes laid over it."""
 
     def __init__(
         self,
@@ -90,20 +92,24 @@ class DeviceLeases:
     ) -> None:
         self._client, self._namespace, self._known = client, namespace, known
         self._metrics, self._now = metrics, now
-        self._turns: dict[str, _Turn] = {}
+        self._locks: dict[str, _CountedLock] = {}
 
     async def acquire(self, ref: DeviceRef, holder: Holder, *, exclusive: bool) -> LeaseHold | HeldByOther:
-        result = await (self._take(ref, holder) if exclusive else self._join(ref, holder))
+        acquire = self._acquire_exclusive if exclusive else self._acquire_shared
+        result = await acquire(ref, holder)
         self._metrics.lease("acquire", "ok" if isinstance(result, LeaseHold) else "taken")
         return result
 
     async def release(self, hold: LeaseHold) -> bool:
-        """Give the device back, if the hold is still the one we know. False if somebody took it over."""
-        gone = await (self._delete(hold.ref, hold.uid, hold.version) if hold.exclusive else self._part(hold))
+        """Release the device if the hold is unchanged. Return False if another scheduler took it over."""
+        if hold.exclusive:
+            gone = await self._delete(hold.ref, hold.uid, hold.version)
+        else:
+            gone = await self._release_shared(hold)
         self._metrics.lease("release", "ok" if gone else "kept")
         return gone
 
-    async def _take(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
+    async def _acquire_exclusive(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
         made = deviceleases.exclusive(ref, holder, self._namespace)
         try:
             lease = await self._client.create(LEASES, made, idempotent=True)
@@ -119,12 +125,13 @@ class DeviceLeases:
         lease = await self._write(ref, found, {"spec": spec})
         return HeldByOther(ref) if lease is None else _hold(ref, holder, lease)
 
-    async def _join(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
-        """Add an entry to the device's holders; one at a time in this process, by version among several."""
-        async with self._alone(ref.lease):
-            lease = self._latest(ref)
+    async def _acquire_shared(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
+        """Add an entry to the device's holders. A lock orders the writes of this process; the version guards
+        against other processes."""
+        async with self._locked(ref.lease):
+            lease = self._newest(ref)
             for _ in range(TRIES):
-                written = await self._joined(ref, holder, lease)
+                written = await self._try_join(ref, holder, lease)
                 if isinstance(written, HeldByOther):
                     return written
                 if written is not None:
@@ -133,10 +140,10 @@ class DeviceLeases:
                 lease = await self._read(ref)
             return HeldByOther(ref, lease)
 
-    async def _joined(
+    async def _try_join(
         self, ref: DeviceRef, holder: Holder, lease: Lease | None
     ) -> Lease | HeldByOther | None:
-        """None when somebody else wrote first: look again."""
+        """Write the entry once; return None if another write came first, and the caller must read again."""
         if lease is None:
             made = deviceleases.shared(ref, [holder], self._namespace, self._now())
             try:
@@ -147,12 +154,12 @@ class DeviceLeases:
         is_shared = deviceleases.is_device(lease) and deviceleases.is_shared(lease)
         if not is_shared or not deviceleases.fits(others, holder, ref.memory_mib):
             return HeldByOther(ref, lease)
-        return await self._write(ref, lease, _holders([*others, holder]))
+        return await self._write(ref, lease, _holders_patch([*others, holder]))
 
-    async def _part(self, hold: LeaseHold) -> bool:
-        """Take an entry out of the device's holders; the last one takes the Lease with it."""
-        async with self._alone(hold.ref.lease):
-            lease = self._latest(hold.ref)
+    async def _release_shared(self, hold: LeaseHold) -> bool:
+        """Remove an entry from the device's holders, and delete the Lease with the last one."""
+        async with self._locked(hold.ref.lease):
+            lease = self._newest(hold.ref)
             for _ in range(TRIES):
                 if lease is None or hold.holder not in deviceleases.holders(lease):
                     lease = await self._read(hold.ref)  # the watch may lag behind
@@ -161,17 +168,17 @@ class DeviceLeases:
                 known = deviceleases.holders(lease)
                 if hold.holder not in known:
                     return hold.holder.uid not in {each.uid for each in known}
-                if await self._without(hold, lease):
+                if await self._remove_entry(hold, lease):
                     return True
                 lease = None
             return False
 
-    async def _without(self, hold: LeaseHold, lease: Lease) -> bool:
+    async def _remove_entry(self, hold: LeaseHold, lease: Lease) -> bool:
         left = [each for each in deviceleases.holders(lease) if each != hold.holder]
         if not left:
             self._known.forget(self._key(hold.ref))
             return await self._delete(hold.ref, lease.metadata.uid, lease.metadata.resource_version)
-        written = await self._write(hold.ref, lease, _holders(left))
+        written = await self._write(hold.ref, lease, _holders_patch(left))
         if written is not None:
             self._known.keep(written)
         return written is not None
@@ -183,7 +190,7 @@ class DeviceLeases:
             return None
 
     async def _write(self, ref: DeviceRef, seen: Lease, body: Json) -> Lease | None:
-        """None when the Lease is no longer what was seen."""
+        """Patch the Lease; return None if it has changed since it was seen."""
         guard = {"resourceVersion": seen.metadata.resource_version}
         body = {**body, "metadata": {**body.get("metadata", {}), **guard}}
         try:
@@ -200,29 +207,29 @@ class DeviceLeases:
             return False
         return True
 
-    def _latest(self, ref: DeviceRef) -> Lease | None:
-        """The newest state we know: the watch may lag behind our own writes."""
+    def _newest(self, ref: DeviceRef) -> Lease | None:
+        """Return the newest state we know: the watch may lag behind our own writes."""
         return self._known.get(self._key(ref))
 
     def _key(self, ref: DeviceRef) -> str:
         return f"{self._namespace}/{ref.lease}"
 
     @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
-        """One at a time per name; a name nobody waits for is forgotten."""
-        turn = self._turns.setdefault(name, _Turn())
-        turn.users += 1
+    async def _locked(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock of this name. The last user removes it."""
+        entry = self._locks.setdefault(name, _CountedLock())
+        entry.users += 1
         try:
-            async with turn.lock:
+            async with entry.lock:
                 yield
         finally:
-            turn.users -= 1
-            if not turn.users:
-                self._turns.pop(name, None)
+            entry.users -= 1
+            if not entry.users:
+                self._locks.pop(name, None)
 
 
 @dataclass(slots=True)
-class _Turn:
+class _CountedLock:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
 
@@ -231,5 +238,5 @@ def _hold(ref: DeviceRef, holder: Holder, lease: Lease, *, exclusive: bool = Tru
     return LeaseHold(ref, holder, lease.metadata.uid, lease.metadata.resource_version, exclusive)
 
 
-def _holders(holders: list[Holder]) -> Json:
+def _holders_patch(holders: list[Holder]) -> Json:
     return {"metadata": {"annotations": {names.LEASE_HOLDERS: deviceleases.encode(holders)}}}

@@ -1,8 +1,9 @@
-"""Writing to the status of unbound pods, and knowing the version that our own writes left them at.
+"""Write the status of unbound pods, and know the version that our own writes left them at.
 
-Every bind names the version of the pod it was decided for, so whoever takes a reservation away from an
-unbound pod touches it first, and no bind decided before can land after. Our own words about a waiting pod
-move its version as well, a little before the watch shows it; `latest` keeps them from refusing our own bind.
+Every bind names the version of the pod it was decided for. So a scheduler that takes a reservation away from
+an unbound pod first moves the pod's version: no bind decided earlier can succeed afterwards. A condition that
+we write on a waiting pod also moves its version, before the watch shows it. `latest` returns that version, so
+that our own write does not make our own bind fail.
 """
 
 import asyncio
@@ -16,26 +17,26 @@ from gpu_orchestrator.api.wire import Json
 
 SCHEDULED = "PodScheduled"
 UNSCHEDULABLE = "Unschedulable"
-UNRESERVED = "SchedulerError"
+SCHEDULER_ERROR = "SchedulerError"
 
 
 class PodStatusWriter:
-    """`written` remembers our writes until the watch of pods shows them."""
+    """`written` keeps our writes until the pod watch shows them."""
 
     def __init__(self, client: Client, written: Overlay[Pod]) -> None:
         self._client, self._written = client, written
         self._writing: dict[str, asyncio.Task[Pod]] = {}
 
-    async def touch(self, pod: Pod, why: str) -> Pod:
-        """Move the pod's version. Raises Conflict if it is not as we know it, as when it was bound."""
-        body = condition(UNRESERVED, why)
-        # The moment makes every touch another write: one that changes nothing would not move the version.
+    async def bump_version(self, pod: Pod, why: str) -> Pod:
+        """Move the pod's version. Raise Conflict if the pod has changed since we read it, e.g. was bound."""
+        body = condition(SCHEDULER_ERROR, why)
+        # A new time makes every call a change: a patch that changes nothing would not move the version.
         body["status"]["conditions"][0]["lastProbeTime"] = _now()
         return await self.write(pod, body)
 
     async def write(self, pod: Pod, body: Json) -> Pod:
-        """Change the status of the pod we know; raises Conflict if it is another by now. Guarded, or a word
-        about waiting could land on a pod that was bound a moment ago."""
+        """Patch the pod's status. Raise Conflict if the pod has changed since we read it: otherwise a reason
+        to wait could be written to a pod that was bound a moment ago."""
         meta = pod.metadata
         guarded = {**body, "metadata": {"resourceVersion": meta.resource_version}}
         sent = self._client.patch(
@@ -51,22 +52,22 @@ class PodStatusWriter:
         return written
 
     async def latest(self, pod: Pod) -> Pod:
-        """The pod as the last of our writes leaves it, if the watch has not shown that yet."""
+        """Return the pod as our last write left it, if the watch has not shown that yet."""
         if writing := self._writing.get(pod.metadata.uid):
             await asyncio.wait({writing})
         return self._written.newest(pod)
 
 
 def condition(reason: str, message: str) -> Json:
-    """PodScheduled=False, which kubectl shows and cluster autoscalers act upon."""
-    told = {
+    """Return the condition PodScheduled=False, which kubectl shows and cluster autoscalers act upon."""
+    scheduled = {
         "type": SCHEDULED,
         "status": "False",
         "reason": reason,
         "message": message,
         "lastTransitionTime": _now(),
     }
-    return {"status": {"conditions": [told]}}
+    return {"status": {"conditions": [scheduled]}}
 
 
 def _now() -> str:

@@ -1,8 +1,9 @@
-"""Keeps every claim true to its pod: looks at one claim at a time, as it and its pod are now, and writes what
-is due. Asked after each bind, each end, and by the sweep; nothing is remembered, so nothing can be lost.
+"""Bring every claim into line with its pod: check one claim and its pod as they are, and write what is due.
 
-A claim is kept for its pod first, and tells what it was given when the watch has shown that. Each has writers
-of its own: in one line the first claim would tell only after the last one was kept.
+The watches call it after each bind and each end, and so does the sweep. It keeps no state, so a crash loses
+nothing. A claim is first reserved for its pod; its status is written after the watch has shown that. Each of
+the two steps has its own queue and writers: in one queue the first status would wait for the last
+reservation.
 """
 
 import asyncio
@@ -23,40 +24,41 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.topology import weakest_link
 
 WRITERS = 8
-AGAIN_S = 0.2
+RETRY_S = 0.2
 
 
 class ClaimController:
     def __init__(
         self,
-        claims: ClaimWriter,
+        writer: ClaimWriter,
         coordinator: Coordinator,
         releaser: Releaser,
         *,
         pacer: Pacer,
         now: Callable[[], str],
     ) -> None:
-        self._claims, self._coordinator, self._releaser = claims, coordinator, releaser
+        self._writer, self._coordinator, self._releaser = writer, coordinator, releaser
         self._pacer, self._now = pacer, now
-        self._to_keep: WorkQueue[str] = WorkQueue()
-        self._to_tell: WorkQueue[str] = WorkQueue()
+        self._to_reserve: WorkQueue[str] = WorkQueue()
+        self._to_write: WorkQueue[str] = WorkQueue()
 
-    def see_pod(self, old: Pod | None, new: Pod | None) -> None:
+    def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
         if pod is not None and (new is None or new.spec.node_name):
             self.check_pod(pod)
 
-    def see_claim(self, old: GpuClaim | None, new: GpuClaim | None) -> None:
+    def on_claim(self, old: GpuClaim | None, new: GpuClaim | None) -> None:
         if new is not None:
             self.check(key(new))
 
-    def see_lease(self, old: Lease | None, new: Lease | None) -> None:
-        """A claim is released when the last lease of its pod is gone."""
+    def on_lease(self, old: Lease | None, new: Lease | None) -> None:
+        """Check the claims of a lease's holders: a claim is released when its pod's last lease is gone."""
         if new is None and old is not None and deviceleases.is_device(old):
             for holder in deviceleases.holders(old):
                 self.freed(holder.uid)
 
     def freed(self, uid: str) -> None:
+        """Check the claims of a pod whose devices are free."""
         for claim in self._coordinator.stores.claims.by("pod", uid):
             self.check(key(claim))
 
@@ -65,43 +67,43 @@ class ClaimController:
             self.check(f"{pod.metadata.namespace}/{name}")
 
     def check(self, name: str) -> None:
-        """Have the claim of this key put right, if it is not."""
-        if self._unkept(name):
-            self._to_keep.add(name)
+        """Queue the claim of this key if a write to it is due."""
+        if self._unreserved_pod(name):
+            self._to_reserve.add(name)
         elif self._due(name):
-            self._to_tell.add(name)
+            self._to_write.add(name)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._to_keep.run(self._keep, workers=WRITERS))
-            group.create_task(self._to_tell.run(self._tell, workers=WRITERS))
+            group.create_task(self._to_reserve.run(self._reserve, workers=WRITERS))
+            group.create_task(self._to_write.run(self._write, workers=WRITERS))
 
-    async def _keep(self, name: str) -> None:
+    async def _reserve(self, name: str) -> None:
         await self._pacer.wait()
-        pod = self._unkept(name)
-        asked = self._coordinator.stores.claim_of(pod) if pod else None
-        if pod and asked and isinstance(await self._claims.reserve(pod, asked), Refused):
-            self._to_keep.add_after(name, AGAIN_S)
+        pod = self._unreserved_pod(name)
+        claim = self._coordinator.stores.claim_of(pod) if pod else None
+        if pod and claim and isinstance(await self._writer.reserve(pod, claim), Refused):
+            self._to_reserve.add_after(name, RETRY_S)
 
-    async def _tell(self, name: str) -> None:
+    async def _write(self, name: str) -> None:
         await self._pacer.wait()
         claim, due = self._coordinator.stores.claims.get(name), self._due(name)
-        if claim and due and not await self._claims.write(claim, due):
-            self._to_tell.add_after(name, AGAIN_S)
+        if claim and due and not await self._writer.write(claim, due):
+            self._to_write.add_after(name, RETRY_S)
 
-    def _unkept(self, name: str) -> Pod | None:
-        """The bound pod whose claim, or child of its template, is not yet kept for it."""
+    def _unreserved_pod(self, name: str) -> Pod | None:
+        """Return the bound pod whose claim, or child of its template, is not yet reserved for it."""
         claim = self._coordinator.stores.claims.get(name)
         for pod in self._coordinator.stores.pods.by("claim", name):
-            if not self._is_bound_by(pod, name):
+            if not self._is_bound_with(pod, name):
                 continue
             if claim is None:
                 return pod if claims.is_template(pod) and self._coordinator.stores.claim_of(pod) else None
-            if not claim.metadata.deletion_timestamp and not claims.served(claim):
+            if not claim.metadata.deletion_timestamp and not claims.reserved_for(claim):
                 return pod
         return None
 
-    def _is_bound_by(self, pod: Pod, name: str) -> bool:
+    def _is_bound_with(self, pod: Pod, name: str) -> bool:
         own = f"{pod.metadata.namespace}/{claims.claim_name(pod)}"
         return bool(pod.spec.node_name) and pod.metadata.uid in self._coordinator.our_pods and own == name
 
@@ -109,9 +111,9 @@ class ClaimController:
         claim = self._coordinator.stores.claims.get(name)
         if claim is None:
             return None
-        uid = claims.served(claim)
-        pod, fate = self._coordinator.our_pods.get(uid), self._coordinator.fate(uid)
-        held = fate in ("binding", "bound") or uid in self._releaser or uid in self._coordinator.leases
+        uid = claims.reserved_for(claim)
+        pod, state = self._coordinator.our_pods.get(uid), self._coordinator.state_of(uid)
+        held = state in ("binding", "bound") or uid in self._releaser or uid in self._coordinator.lease_index
         given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
         return claim_writer.due(claim, pod, given=given, held=held)
 

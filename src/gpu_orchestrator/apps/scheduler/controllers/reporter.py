@@ -1,8 +1,8 @@
-"""What people are told: events and the pod's PodScheduled condition. Written later by few writers, so that no
-bind waits for a word about another one. A claim's status is written by `account`.
+"""Write events and the PodScheduled condition. A claim's status is written by `controllers/claims`.
 
-A reason is written once and again only when it changed: ten thousand pods that do not fit cost ten thousand
-words, not ten thousand a second.
+The executor reports here. A few writers send the reports later, so that no bind waits for a report about
+another pod. A reason is written again only if it has changed: ten thousand pods that do not fit cost ten
+thousand writes, not ten thousand a second.
 """
 
 from collections.abc import Callable
@@ -30,31 +30,32 @@ log = structlog.get_logger()
 
 
 class Reporter:
-    """`waits` gives the pod that still waits under a UID, and why; None when it waits no longer."""
+    """`pending_pod` returns the pod with this UID and why it waits; None if it does not wait any more."""
 
     def __init__(
         self,
-        pods: PodStatusWriter,
+        pod_status: PodStatusWriter,
         recorder: Recorder,
         pacer: Pacer,
-        waits: Callable[[str], tuple[Pod, str] | None],
+        pending_pod: Callable[[str], tuple[Pod, str] | None],
     ) -> None:
-        self._pods, self._recorder, self._pacer, self._waits = pods, recorder, pacer, waits
+        self._pod_status, self._recorder = pod_status, recorder
+        self._pacer, self._pending_pod = pacer, pending_pod
         self.queue: WorkQueue[str] = WorkQueue()
 
-    def bound(self, job: BindJob) -> None:
+    def report_bound(self, job: BindJob) -> None:
         log.debug("pod bound", pod=key(job.pod), allocated=claims.allocated(job.placement))
         note = f"bound to {job.placement.node}, devices {claims.allocated(job.placement).rpartition(':')[2]}"
         self._recorder.normal(about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
 
-    def refused(self, pod: Pod, why: str) -> None:
+    def report_refused(self, pod: Pod, why: str) -> None:
         self._recorder.warning(about(PODS, pod), names.FAILED_SCHEDULING, why, action="Scheduling")
         self.queue.add(pod.metadata.uid)
 
-    def failed(self, job: BindJob, why: str) -> None:
+    def report_failed(self, job: BindJob, why: str) -> None:
         log.info("pod not bound", pod=key(job.pod), node=job.placement.node, why=why)
 
-    def conflict(self, pod: Pod, why: str) -> None:
+    def report_conflict(self, pod: Pod, why: str) -> None:
         log.error("device has two holders", pod=key(pod), why=why)
         self._recorder.warning(about(PODS, pod), "DeviceConflict", why, action="Sweep")
 
@@ -63,20 +64,20 @@ class Reporter:
 
     async def _write(self, uid: str) -> None:
         await self._pacer.wait()
-        found = self._waits(uid)
+        found = self._pending_pod(uid)
         if found is None:
             return
         pod, why = found
-        if _told(pod) == why:
+        if _reported_reason(pod) == why:
             return
         try:
-            await self._pods.write(pod, condition(UNSCHEDULABLE, why))
+            await self._pod_status.write(pod, condition(UNSCHEDULABLE, why))
         except NotFound:
             return
         except Conflict:
             self.queue.add_after(uid, 1.0)
 
 
-def _told(pod: Pod) -> str:
+def _reported_reason(pod: Pod) -> str:
     found = next((each for each in pod.status.conditions if each.type == SCHEDULED), None)
     return found.message if found and found.status == "False" and found.reason == UNSCHEDULABLE else ""

@@ -1,1 +1,1 @@
-"""What pods ask for, and what the engine decides: from watch events to actions."""
+"""The scheduling cycle: from watch events through the engine's decisions to actions."""

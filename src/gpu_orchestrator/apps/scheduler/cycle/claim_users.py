@@ -1,6 +1,6 @@
-"""Which pod each claim serves, as far as we have decided it: from the decision until what it held is free.
+"""Remember which pod each claim is assigned to, from our decision until the pod's devices are free.
 
-The claim itself says so a little later; until then this is what keeps it from serving two.
+The claim object shows the assignment a little later. Until then this keeps one claim from serving two pods.
 """
 
 from gpu_orchestrator.api import claims
@@ -9,28 +9,28 @@ from gpu_orchestrator.api.kubernetes import Pod
 
 class ClaimUsers:
     def __init__(self) -> None:
-        self._pod: dict[str, Pod] = {}
-        self._claim: dict[str, str] = {}
+        self._pod_of: dict[str, Pod] = {}
+        self._claim_of: dict[str, str] = {}
 
     def user_of(self, claim: str) -> Pod | None:
         """Return the pod that uses the claim of this key."""
-        return self._pod.get(claim)
+        return self._pod_of.get(claim)
 
-    def take(self, pod: Pod) -> bool:
-        """Let the pod's claim serve it; False if it serves another."""
+    def assign(self, pod: Pod) -> bool:
+        """Assign the pod's claim to the pod; return False if another pod has it."""
         name = claims.claim_name(pod)
         if not name:
             return True
         claim, uid = f"{pod.metadata.namespace}/{name}", pod.metadata.uid
-        user = self._pod.setdefault(claim, pod)
+        user = self._pod_of.setdefault(claim, pod)
         if user.metadata.uid != uid:
             return False
-        self._claim[uid] = claim
+        self._claim_of[uid] = claim
         return True
 
-    def drop(self, uid: str) -> str:
-        """The pod's claim serves it no longer. Gives the claim's key, empty if there was none."""
-        claim = self._claim.pop(uid, "")
+    def release(self, uid: str) -> str:
+        """End the assignment of the pod's claim. Return the claim's key; empty if there was none."""
+        claim = self._claim_of.pop(uid, "")
         if claim:
-            del self._pod[claim]
+            del self._pod_of[claim]
         return claim

@@ -1,9 +1,10 @@
-"""Where everything seen comes together: objects of the API server become events of the engine, and what the
-engine wants done becomes jobs. Knows no network; `scheduler` plugs the watches in, `work` performs the jobs.
+"""Turn watch events into events of the engine, and the engine's actions into jobs for the executor.
 
-A pod of ours is in one of these places:
-    waiting   asked for, or told why it cannot be      binding  being bound by us
-    clearing  leases of an earlier try are taken off   held     bound, whoever bound it
+Makes no network calls: `scheduler` connects the watches, `executor` performs the jobs.
+
+Each of our pods is in one of these states:
+    pending   request queued, or refused with a reason       binding  a bind job is running
+    clearing  leases of an earlier try are being released    bound    by us or by another scheduler
 """
 
 from collections.abc import Callable, Iterable
@@ -31,31 +32,31 @@ from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import Event, RequestAdded
 
-Fate = Literal["bound", "binding", "waiting", "unknown"]
+PodState = Literal["bound", "binding", "pending", "unknown"]
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """`clears`: leases of an unbound pod that we do not know of are leftovers and are cleared at once, as the
-    only scheduler may; otherwise they may be another's work in progress. `leases`: false where there are
-    none, and we have to remember ourselves what an ended pod still holds."""
+    """`clears_leftovers`: clear unknown leases of an unbound pod at once. Only a single scheduler may do so;
+    beside others, such a lease may be another scheduler's bind in progress. `uses_leases`: False if devices
+    have no leases; then the coordinator itself remembers what an ended pod still holds."""
 
     scheduler_name: str = names.SCHEDULER
-    clears: bool = True
-    leases: bool = True
+    clears_leftovers: bool = True
+    uses_leases: bool = True
 
 
 class Coordinator:
-    """`waited_s` tells how long ago a pod was created."""
+    """`waited_s` returns how long ago a pod was created."""
 
     def __init__(
         self,
         engine: Engine,
         stores: Stores,
         executor: Executor,
-        rules: CoordinatorConfig,
+        config: CoordinatorConfig,
         *,
         clock: Callable[[], float],
         waited_s: Callable[[Pod], float] = lambda pod: 0.0,
@@ -63,184 +64,189 @@ class Coordinator:
         self.engine, self.stores = engine, stores
         self.our_pods: dict[str, Pod] = {}
         self.binding: dict[str, BindJob] = {}
-        self.waiting = PendingPods(self._feed, engine, self.our_pods, executor.refuse)
-        self.leases = LeaseIndex(self._feed, self._counted, stores.leases)
-        self.held = Holdings(self._feed, stores, keeps_ended=not rules.leases)
-        self.nodes = self.held.nodes
-        self._executor, self._rules, self._clock, self._waited_s = executor, rules, clock, waited_s
+        self.pending = PendingPods(self._feed, engine, self.our_pods, executor.report_refused)
+        self.lease_index = LeaseIndex(self._feed, self._own_placement, stores.leases)
+        self.holdings = Holdings(self._feed, stores, keeps_ended=not config.uses_leases)
+        self.nodes = self.holdings.nodes
+        self._executor, self._config, self._clock, self._waited_s = executor, config, clock, waited_s
         self._clearing: set[str] = set()
         self._claim_users = ClaimUsers()
         self._closed = False
 
     def open(self) -> None:
-        """All that there was has been told: begin to decide."""
-        self.waiting.open()
+        """Begin to decide: the watches have delivered the initial state."""
+        self.pending.open()
 
     def close(self) -> None:
-        """Decide nothing more; what is under way goes on."""
+        """Decide nothing more; running jobs go on."""
         self._closed = True
 
-    # --- what the watches tell -----------------------------------------------------------------------------
+    # --- handlers of the watches ---------------------------------------------------------------------------
 
-    def see_claim(self, old: GpuClaim | None, new: GpuClaim | None) -> None:
-        """Pods that name the claim may now be served, or no longer."""
+    def on_claim(self, old: GpuClaim | None, new: GpuClaim | None) -> None:
+        """Check the pods that name the claim: they may be able to use it now, or no longer."""
         claim = new or old
-        if claim is not None and not (old and new and _serves(old) == _serves(new)):
-            self._look_at_pods(self.stores.pods.by("claim", key(claim)))
+        if claim is not None and not (old and new and _usability(old) == _usability(new)):
+            self._check_unbound_pods(self.stores.pods.by("claim", key(claim)))
 
-    def see_volume_claim(self, old: VolumeClaim | None, new: VolumeClaim | None) -> None:
+    def on_volume_claim(self, old: VolumeClaim | None, new: VolumeClaim | None) -> None:
         if claim := new or old:
-            self._look_at_pods(self.stores.pods.by("volume", key(claim)))
+            self._check_unbound_pods(self.stores.pods.by("volume", key(claim)))
 
-    def see_volume(self, old: Volume | None, new: Volume | None) -> None:
+    def on_volume(self, old: Volume | None, new: Volume | None) -> None:
         if volume := new or old:
             claim = volume.spec.claim_ref
-            self._look_at_pods(self.stores.pods.by("volume", f"{claim.namespace}/{claim.name}"))
+            self._check_unbound_pods(self.stores.pods.by("volume", f"{claim.namespace}/{claim.name}"))
 
-    def see_pod(self, old: Pod | None, new: Pod | None) -> None:
+    def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         if new is None or new.status.phase in translate.TERMINAL:
             if pod := new or old:
-                self._end(pod)
+                self._pod_ended(pod)
             return
-        if new.spec.scheduler_name == self._rules.scheduler_name:
+        if new.spec.scheduler_name == self._config.scheduler_name:
             self.our_pods[new.metadata.uid] = new
-        if old is not None and _takes_the_same(old, new):
+        if old is not None and _is_same_holding(old, new):
             return
         if new.spec.node_name:
-            self._bound(new, landed=old is not None and not old.spec.node_name)
+            self._pod_bound(new, just_bound=old is not None and not old.spec.node_name)
         elif new.metadata.uid in self.our_pods:
-            self._look_at_pod(new)
+            self._check_unbound(new)
 
-    # --- what became of a job ------------------------------------------------------------------------------
+    # --- results that the executor and the releaser report -------------------------------------------------
 
     def done(self, outcome: Outcome) -> None:
+        """Take in the outcome of a bind job."""
         job = outcome.job
         uid = job.pod.metadata.uid
         self.binding.pop(uid, None)
         if isinstance(outcome, Bound):
             self._placed(job)
             return
-        if uid not in self.held:  # others may have bound it meanwhile, and its claim serves it on
+        if uid not in self.holdings:  # if another scheduler has bound it meanwhile, it keeps its claim
             self._free_claim(uid)
         for lease in outcome.found:
-            self.leases.found(lease)
-        self.leases.recount(uid)
+            self.lease_index.add_found(lease)
+        self.lease_index.recount(uid)
         self._feed(events.PlaceFailed(uid))
         if (pod := self.our_pods.get(uid)) is not None and not pod.spec.node_name:
-            self._look_at_pod(pod)
+            self._check_unbound(pod)
 
     def _placed(self, job: BindJob) -> None:
         uid = job.pod.metadata.uid
         if uid in self.our_pods:
-            self.held.placed(uid, job.placement)
-        else:  # it ended before we heard that it was bound
-            self.held.keep(uid, job.placement)
-            self._executor.ended(PodEnded(job.pod, job.placement))
-        self.leases.recount(uid)
+            self.holdings.record(uid, job.placement)
+        else:  # it ended before the bind was answered
+            self.holdings.keep_ended(uid, job.placement)
+            self._executor.release(PodEnded(job.pod, job.placement))
+        self.lease_index.recount(uid)
         self._feed(events.Placed(uid))
 
     def freed(self, uid: str) -> None:
-        """What an ended pod held is free again."""
-        self.held.freed(uid)
+        """Count the devices and the claim of an ended pod as free."""
+        self.holdings.freed(uid)
         self._free_claim(uid)
 
     def cleared(self, uid: str) -> None:
-        """Leftover leases of an unbound pod are gone, or are not ours to clear."""
+        """Queue the pod again: its leftover leases are gone, or are not ours to clear."""
         self._clearing.discard(uid)
         if (pod := self.our_pods.get(uid)) is not None and not pod.spec.node_name:
-            self._look_at_pod(pod, cleared=True)
+            self._check_unbound(pod, cleared=True)
 
     def tick(self) -> None:
         self._feed(events.Tick())
 
-    # --- what others ask -----------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------
 
-    def fate(self, uid: str) -> Fate:
-        """What we know of a pod by its UID."""
+    def state_of(self, uid: str) -> PodState:
+        """Return the state of the pod with this UID."""
         if uid in self.binding:
             return "binding"
-        if uid in self.held:
-            return "bound"  # whoever bound it: other schedulers' pods are counted, too
-        return "waiting" if uid in self.our_pods else "unknown"
+        if uid in self.holdings:
+            return "bound"  # also if another scheduler bound it
+        return "pending" if uid in self.our_pods else "unknown"
 
-    # --- pods that wait ------------------------------------------------------------------------------------
+    # --- unbound pods --------------------------------------------------------------------------------------
 
-    def _look_at_pods(self, pods: Iterable[Pod]) -> None:
+    def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
         for pod in pods:
             if pod.metadata.uid in self.our_pods and not pod.spec.node_name:
-                self._look_at_pod(pod)
+                self._check_unbound(pod)
 
-    def _look_at_pod(self, pod: Pod, *, cleared: bool = False) -> None:
+    def _check_unbound(self, pod: Pod, *, cleared: bool = False) -> None:
+        """Queue the pod, withdraw it, or clear its leftover leases first."""
         uid = pod.metadata.uid
-        # A pod that we bound may be shown unbound for a moment longer.
-        if uid in self.binding or uid in self._clearing or uid in self.held:
+        # The watch may show a pod that we have bound as unbound for a moment longer.
+        if uid in self.binding or uid in self._clearing or uid in self.holdings:
             return
         if pod.metadata.deletion_timestamp or pod_request.is_gated(pod):
-            self.waiting.withdraw(uid)
-        elif self._rules.clears and not cleared and uid in self.leases:
+            self.pending.withdraw(uid)
+        elif self._config.clears_leftovers and not cleared and uid in self.lease_index:
             self._clearing.add(uid)
-            self.waiting.withdraw(uid)
-            self._executor.clear(pod)
+            self.pending.withdraw(uid)
+            self._executor.clear_leases(pod)
         else:
-            self._wish(pod)
+            self._queue(pod)
 
-    def _wish(self, pod: Pod) -> None:
+    def _queue(self, pod: Pod) -> None:
         user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
         match pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, user):
             case Request() as request:
-                self.waiting.ask(RequestAdded(request, self._clock() - self._waited_s(pod)))
+                self.pending.add(RequestAdded(request, self._clock() - self._waited_s(pod)))
             case Unschedulable(why):
-                self.waiting.withdraw(pod.metadata.uid)
-                self.waiting.refuse(pod.metadata.uid, why)
+                self.pending.withdraw(pod.metadata.uid)
+                self.pending.refuse(pod.metadata.uid, why)
 
-    # --- pods that are bound, and their end ----------------------------------------------------------------
+    # --- bound and ended pods ------------------------------------------------------------------------------
 
-    def _bound(self, pod: Pod, *, landed: bool) -> None:
-        uid, known = pod.metadata.uid, self.held.get(pod.metadata.uid)
-        self.waiting.bound(uid)
-        if landed and known and (known.node, known.devices) == (pod.spec.node_name, claims.given(pod)):
-            return  # as we have just bound it
-        if (placement := self.held.taken_by(pod)) is not None:
-            self._claim_users.take(pod)  # before the engine hears of it: it may place another pod at once
-            self.held.take(placement)
-            self.leases.recount(uid)
+    def _pod_bound(self, pod: Pod, *, just_bound: bool) -> None:
+        uid, known = pod.metadata.uid, self.holdings.get(pod.metadata.uid)
+        self.pending.clear_reason(uid)
+        if just_bound and known and (known.node, known.devices) == (pod.spec.node_name, claims.given(pod)):
+            return  # we have just bound it so
+        if (placement := self.holdings.placement_of(pod)) is not None:
+            # Before the engine gets the event: it may place another pod at once.
+            self._claim_users.assign(pod)
+            self.holdings.add(placement)
+            self.lease_index.recount(uid)
 
-    def _end(self, pod: Pod) -> None:
+    def _pod_ended(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         self.our_pods.pop(uid, None)
-        placement = self.held.drop(uid)
+        placement = self.holdings.remove(uid)
         if placement is None:
-            self.waiting.withdraw(uid)
-        self.leases.recount(uid)  # before the pod's own share is free: its lease takes it over
+            self.pending.withdraw(uid)
+        self.lease_index.recount(uid)  # before the pod's own count goes: its lease counts from here on
         if placement is not None:
-            self.held.keep(uid, placement)
-            self.waiting.withdraw(uid)
-            self.nodes.plugin_pod_ended(uid, placement.node)
+            self.holdings.keep_ended(uid, placement)
+            self.pending.withdraw(uid)
+            self.nodes.remove_plugin_pod(uid, placement.node)
         if uid in self.binding:
-            return  # what becomes of it is seen when its job is done
-        if uid in self.leases or (placement is not None and placement.devices):
-            self._executor.ended(PodEnded(pod, placement))
+            return  # `done` decides when its job has an outcome
+        if uid in self.lease_index or (placement is not None and placement.devices):
+            self._executor.release(PodEnded(pod, placement))
         else:
             self._free_claim(uid)
 
     def _free_claim(self, uid: str) -> None:
-        if claim := self._claim_users.drop(uid):
-            self._look_at_pods(self.stores.pods.by("claim", claim))
+        """End the assignment of the pod's claim and check the pods that wait for it."""
+        if claim := self._claim_users.release(uid):
+            self._check_unbound_pods(self.stores.pods.by("claim", claim))
 
     # --- the engine ----------------------------------------------------------------------------------------
 
-    def _counted(self, uid: str) -> Placement | None:
-        """What a pod counts by itself: as the engine assumes it, or as it has it."""
+    def _own_placement(self, uid: str) -> Placement | None:
+        """Return what a pod counts apart from its leases: what the engine assumes, or what it is bound to."""
         job = self.binding.get(uid)
-        return job.placement if job else self.held.get(uid)
+        return job.placement if job else self.holdings.get(uid)
 
     def _feed(self, event: Event) -> None:
+        """Send an event to the engine and perform the actions that it returns."""
         if self._closed:
             return
         now = self._clock()
         for action in self.engine.handle(event, now):
             if isinstance(action, events.Refuse):
-                self.waiting.refuse(action.request.key, action.refusal.message)
+                self.pending.refuse(action.request.key, action.refusal.message)
             else:
                 self._place(action)
         self._executor.wake_at(self.engine.deadline(now))
@@ -252,14 +258,14 @@ class Coordinator:
             pod, action.placement, self.engine.cluster.devices(action.placement), self.stores.claim_of(pod)
         )
         self.binding[uid] = job
-        if self._claim_users.take(pod):
-            self._executor.place(job)
+        if self._claim_users.assign(pod):
+            self._executor.bind(job)
         else:
             self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
 
 
-def _takes_the_same(old: Pod, new: Pod) -> bool:
-    """Whether nothing has changed for a bound pod but how it fares."""
+def _is_same_holding(old: Pod, new: Pod) -> bool:
+    """Return True if a bound pod holds the same as before: only its status has changed."""
     return (
         bool(new.spec.node_name)
         and old.spec == new.spec
@@ -267,7 +273,7 @@ def _takes_the_same(old: Pod, new: Pod) -> bool:
     )
 
 
-def _serves(claim: GpuClaim) -> tuple[str, str, bool]:
-    """What of a claim matters to the pods that name it."""
+def _usability(claim: GpuClaim) -> tuple[str, str, bool]:
+    """Return the part of a claim that decides which pods may use it."""
     meta = claim.metadata
-    return meta.uid, claims.served(claim), bool(meta.deletion_timestamp)
+    return meta.uid, claims.reserved_for(claim), bool(meta.deletion_timestamp)

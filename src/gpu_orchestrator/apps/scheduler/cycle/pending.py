@@ -1,6 +1,6 @@
-"""Pods that wait: each has asked the engine, or was told why it cannot be served.
+"""Pods that wait: each has a request in the engine, or a reported reason why it cannot be scheduled.
 
-Until it is opened nothing is asked: who holds what must be known before anybody gets something.
+Until `open` is called, requests are held back: all holdings must be known before the first device is given.
 """
 
 from collections.abc import Callable
@@ -13,68 +13,69 @@ from gpu_orchestrator.policies.registry import UnknownPolicy
 
 
 class PendingPods:
-    """`our_pods` are this scheduler's pods by UID; `tell` is called when a pod's reason to wait changed."""
+    """`our_pods` are this scheduler's pods by UID; `report` is called when a pod's reason to wait changes."""
 
     def __init__(
         self,
         feed: Callable[[Event], None],
         engine: Engine,
         our_pods: dict[str, Pod],
-        tell: Callable[[Pod, str], None],
+        report: Callable[[Pod, str], None],
     ) -> None:
-        self._feed, self._engine, self._our_pods, self._tell = feed, engine, our_pods, tell
-        self._why: dict[str, str] = {}
-        self._later: dict[str, RequestAdded] | None = {}
+        self._feed, self._engine, self._our_pods, self._report = feed, engine, our_pods, report
+        self._reasons: dict[str, str] = {}
+        self._deferred: dict[str, RequestAdded] | None = {}
 
-    def why(self, uid: str) -> str:
-        """What the pod was told; empty if nothing."""
-        return self._why.get(uid, "")
+    def reason(self, uid: str) -> str:
+        """Return the reason last reported for the pod; empty if none was."""
+        return self._reasons.get(uid, "")
 
     def open(self) -> None:
-        """All that there was has been told: ask."""
-        later, self._later = self._later or {}, None
-        for asked in later.values():
-            self.ask(asked)
+        """Send the requests held back so far: the watches have delivered the initial state."""
+        deferred, self._deferred = self._deferred or {}, None
+        for added in deferred.values():
+            self.add(added)
 
-    def ask(self, asked: RequestAdded) -> None:
-        uid = asked.request.key
-        if self._later is not None:
-            self._later[uid] = asked
+    def add(self, added: RequestAdded) -> None:
+        uid = added.request.key
+        if self._deferred is not None:
+            self._deferred[uid] = added
         elif uid in self._our_pods:
             try:
-                self._feed(asked)
+                self._feed(added)
             except UnknownPolicy as error:
                 self.refuse(uid, str(error))
 
     def withdraw(self, uid: str) -> None:
-        """The pod asks no longer, and what it counted is free."""
-        self.bound(uid)
-        if self._later:
-            self._later.pop(uid, None)
+        """Remove the pod's request from the engine, which frees what the request counted."""
+        self.clear_reason(uid)
+        if self._deferred:
+            self._deferred.pop(uid, None)
         self._feed(RequestRemoved(uid))
 
-    def bound(self, uid: str) -> None:
-        """The pod has what it waited for."""
-        self._why.pop(uid, None)
+    def clear_reason(self, uid: str) -> None:
+        """Forget the pod's reason: it does not wait any longer, or its request is withdrawn."""
+        self._reasons.pop(uid, None)
 
     def refuse(self, uid: str, why: str) -> None:
-        if self.why(uid) != why and uid in self._our_pods:
-            self._why[uid] = why
-            self._tell(self._our_pods[uid], why)
+        """Report why the pod waits, unless that was the last reason reported."""
+        if self.reason(uid) != why and uid in self._our_pods:
+            self._reasons[uid] = why
+            self._report(self._our_pods[uid], why)
 
-    def refresh(self, most: int) -> None:
-        """Reasons grow old while others come and go: tell those that changed anew, at most so many at once,
-        those told longest ago first."""
+    def refresh(self, limit: int) -> None:
+        """Report reasons that have changed while other pods came and went. At most `limit` per call, those
+        reported longest ago first."""
         now: dict[tuple[Shape, str, str], str] = {}
-        for uid, told in list(self._why.items()):
+        for uid, reported in list(self._reasons.items()):
             request = self._engine.waiting(uid)
-            if most <= 0 or request is None:
+            if limit <= 0 or request is None:
                 continue
-            alike = (request.shape, request.strategy, request.allocator)
-            if alike not in now:
+            same_shape = (request.shape, request.strategy, request.allocator)
+            if same_shape not in now:
                 refusal = self._engine.why(uid)
-                now[alike] = refusal.message if refusal else ""
-            if now[alike] and now[alike] != told:
-                most -= 1
-                del self._why[uid]
-                self.refuse(uid, now[alike])
+                now[same_shape] = refusal.message if refusal else ""
+            if now[same_shape] and now[same_shape] != reported:
+                limit -= 1
+                del self._reasons[uid]
+                self.refuse(uid, now[same_shape])

@@ -1,13 +1,13 @@
-"""What a pod of ours asks for, or in words why it cannot be served. Pure; the desk asks whenever the pod or
-its claim changed.
+"""Turn a pod and its claim into a request for the engine, or into the reason why it cannot be scheduled.
 
-What this scheduler does not implement is refused by name: a pod placed wrongly is worse than one that waits.
+Pure. The coordinator calls it whenever the pod or its claim has changed. A feature that this scheduler does
+not implement is refused by name: a pod placed wrongly is worse than one that waits.
 """
 
 from dataclasses import dataclass, replace
 
 from gpu_orchestrator.api import claims, names, volumes
-from gpu_orchestrator.api.claims import BadAsk
+from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.pod import PodSpec
@@ -17,13 +17,13 @@ from gpu_orchestrator.core.request import Request
 
 
 def is_gated(pod: Pod) -> bool:
-    """Somebody else holds the pod back; it does not ask yet."""
+    """Return True if a scheduling gate holds the pod back; it is not to be scheduled yet."""
     return bool(pod.spec.scheduling_gates)
 
 
 @dataclass(frozen=True, slots=True)
 class Unschedulable:
-    """The pod cannot be served as it is; `why` is what its owner reads."""
+    """The pod cannot be scheduled as it is; `why` is the message that its owner reads."""
 
     why: str
 
@@ -31,9 +31,9 @@ class Unschedulable:
 def request_of(
     pod: Pod, claim: GpuClaim | None, known: volumes.Known, user: Pod | None = None
 ) -> Request | Unschedulable:
-    """The pod's request, or why there is none. `claim` is the one that `named_claim` names, if it exists;
-    `user` is the pod that we let use the claim, whether the claim shows it yet or not."""
-    if refused := _unfit(pod) or _unclaimed(pod, claim, user):
+    """Return the pod's request, or why there is none. `claim` is the one that `named_claim` names, if it
+    exists. `user` is the pod that the claim is assigned to, whether the claim shows it yet or not."""
+    if refused := _pod_problem(pod) or _claim_problem(pod, claim, user):
         return refused
     reach = volumes.reach(pod, known)
     if isinstance(reach, volumes.NotReady):
@@ -44,11 +44,11 @@ def request_of(
             return request
         affinity = volumes.all_of(request.shape.affinity, reach)
         return replace(request, shape=replace(request.shape, affinity=affinity))
-    except (BadAsk, BadQuantity, InvalidRequest) as error:
-        return Unschedulable(f"the pod asks for what cannot be meant: {error}")
+    except (BadGpuRequest, BadQuantity, InvalidRequest) as error:
+        return Unschedulable(f"invalid GPU request: {error}")
 
 
-def _unfit(pod: Pod) -> Unschedulable | None:
+def _pod_problem(pod: Pod) -> Unschedulable | None:
     ways = [name for name in names.ASKING_ANNOTATIONS if name in pod.metadata.annotations]
     if not ways:
         return Unschedulable(
@@ -57,15 +57,17 @@ def _unfit(pod: Pod) -> Unschedulable | None:
         )
     if len(ways) > 1:
         return Unschedulable(
-            f"the pod asks in {len(ways)} ways at once ({', '.join(ways)}); keep one of the annotations"
+            f"the pod asks for GPUs in {len(ways)} ways at once ({', '.join(ways)}); "
+            "keep one of the annotations"
         )
     if missing := unsupported(pod):
-        return Unschedulable(f"the pod uses what this scheduler does not implement: {', '.join(missing)}")
+        uses = ", ".join(missing)
+        return Unschedulable(f"the pod uses features that this scheduler does not implement: {uses}")
     return None
 
 
 def unsupported(pod: Pod) -> list[str]:
-    """What the pod uses and we do not implement, in the words of its manifest."""
+    """Return what the pod uses and this scheduler does not implement, as its manifest names it."""
     spec, annotations = pod.spec, pod.metadata.annotations
     uses = {
         **_placement_rules(spec),
@@ -89,14 +91,14 @@ def _placement_rules(spec: PodSpec) -> dict[str, bool]:
 
 
 def _gpu_resources(spec: PodSpec) -> list[str]:
-    """Whole GPUs of a device plugin that the pod requests, by name."""
-    every = [*spec.containers, *spec.init_containers]
-    asked = [each.resources.limits | each.resources.requests for each in every]
-    return sorted({name for each in asked for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
+    """Return the names of device-plugin resources (whole GPUs) that the pod requests."""
+    containers = [*spec.containers, *spec.init_containers]
+    requested = [each.resources.limits | each.resources.requests for each in containers]
+    return sorted({name for each in requested for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
 
 
-def _unclaimed(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedulable | None:
-    """Why the pod's claim does not serve it; None if it does or the pod needs none."""
+def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedulable | None:
+    """Return why the pod cannot use its claim; None if it can, or if it needs no claim."""
     name = claims.named_claim(pod)
     if not name:
         return None
@@ -104,16 +106,16 @@ def _unclaimed(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedula
     if claim is None:
         return Unschedulable(f"{kind} {pod.metadata.namespace}/{name} does not exist; create it")
     if missing := _unsupported_claim(claim.spec):
-        return Unschedulable(f"{kind} {name} asks for what this scheduler does not implement: {missing}")
+        return Unschedulable(f"{kind} {name} uses what this scheduler does not implement: {missing}")
     if claims.is_template(pod):
         return None
     if claim.metadata.deletion_timestamp:
-        return Unschedulable(f"GpuClaim {name} is being deleted; create it anew")
-    uid = user.metadata.uid if user else claims.served(claim)
+        return Unschedulable(f"GpuClaim {name} is being deleted; create it again")
+    uid = user.metadata.uid if user else claims.reserved_for(claim)
     if uid and uid != pod.metadata.uid:
-        who = user.metadata.name if user else _who(claim)
+        user_name = user.metadata.name if user else _user_name(claim)
         return Unschedulable(
-            f"GpuClaim {name} serves another pod ({who}); it is free when that pod has ended"
+            f"GpuClaim {name} serves another pod ({user_name}); it is free when that pod has ended"
         )
     return None
 
@@ -124,5 +126,5 @@ def _unsupported_claim(spec: GpuClaimSpec) -> str:
     return f"gangRef {spec.gang_ref}" if spec.gang_ref else ""
 
 
-def _who(claim: GpuClaim) -> str:
-    return claim.metadata.annotations.get(names.LEASE_POD, "") or f"UID {claims.served(claim)}"
+def _user_name(claim: GpuClaim) -> str:
+    return claim.metadata.annotations.get(names.LEASE_POD, "") or f"UID {claims.reserved_for(claim)}"
