@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_orchestrator.adapters import settings
-from gpu_orchestrator.adapters.store.records import Assigned, Assignment, Remembered, Snapshot
+from gpu_orchestrator.adapters.store.records import Assigned, Assignment, Snapshot, UnfinishedTask
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
@@ -140,7 +140,9 @@ async def test_dispatcher_places_as_in_the_table(case: Case) -> None:
         for name, gpus in case.gpus.items()
     }
     waiting = tuple(
-        Remembered(str(number), task.encode(TaskSpec("echo", gpus=gpus)), 0, 0, number, "", "queued", "", "")
+        UnfinishedTask(
+            str(number), task.encode(TaskSpec("echo", gpus=gpus)), 0, 0, number, "", "queued", "", ""
+        )
         for number, gpus in enumerate(case.requests)
     )
     dispatcher.load(Snapshot(0, tuple(workers), waiting), workers)

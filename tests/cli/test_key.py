@@ -176,9 +176,9 @@ async def everything(socket: Path) -> str:
     }
     found: list[Any] = []
     try:
-        for name in await client.ask("KEYS", "*"):
-            command, *rest = readers[await client.ask("TYPE", name)]
-            found += [name, await client.ask(command, name, *rest)]
+        for name in await client.execute("KEYS", "*"):
+            command, *rest = readers[await client.execute("TYPE", name)]
+            found += [name, await client.execute(command, name, *rest)]
     finally:
         await client.close()
     return repr(found)

@@ -1,4 +1,4 @@
-"""A store under contract: on the embedded server and on one as operators run it."""
+"""A store for contract tests: on the embedded server, and on an external one as operators run it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_orchestrator.adapters.store.records import (
-    Told,
+    NewsItem,
 )
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey.database import Database
@@ -35,14 +35,14 @@ async def new_store(url: str) -> AsyncIterator[NewStore]:
 
 @pytest.fixture
 async def store(new_store: NewStore) -> Store:
-    """One that leads."""
+    """Return a store whose process leads."""
     leading = new_store()
-    await leading.leadership.strive()
+    await leading.leadership.campaign()
     return leading
 
 
 @pytest.fixture
-def heard(store: Store) -> list[Told]:
-    news: list[Told] = []
-    store.fenced.attach(news.extend)
-    return news
+def news(store: Store) -> list[NewsItem]:
+    items: list[NewsItem] = []
+    store.fenced.attach(items.extend)
+    return items

@@ -1,5 +1,4 @@
-"""What the store promises of keys, owners and the audit log, on the embedded server and on one as operators
-run it."""
+"""The store's contract for keys, owners and the audit log."""
 
 import asyncio
 
@@ -19,7 +18,7 @@ def row(name: str, **rest: object) -> KeyRow:
     return KeyRow(name, "d" * 64, name, "ann", "read,submit", by="bootstrap", **rest)  # type: ignore[arg-type]
 
 
-async def test_keys_are_read_whole_and_only_when_they_changed(store: Store, new_store: NewStore) -> None:
+async def test_keys_are_read_only_when_they_changed(store: Store, new_store: NewStore) -> None:
     other = new_store("two")
     assert (await other.keys.look(0)).rows is None, "none yet"
     assert await store.keys.save(row("a", expires_ms=2**45)) == "saved"
@@ -38,33 +37,35 @@ async def test_keys_are_read_whole_and_only_when_they_changed(store: Store, new_
     assert [bool(each.revoked_ms) for each in again.rows] == [True, False]
     assert not await store.keys.revoke("nobody")
     await store.keys.revoke("a")
-    assert (await store.keys.look(again.version)).rows is None, "once is enough"
+    assert (await store.keys.look(again.version)).rows is None, "revoking again changes nothing"
 
 
-async def test_a_change_of_keys_is_published(store: Store, new_store: NewStore) -> None:
-    heard = new_store("two").database.listen("keys")
-    word = asyncio.ensure_future(anext(heard))
+async def test_change_of_keys_is_published(store: Store, new_store: NewStore) -> None:
+    messages = new_store("two").database.listen("keys")
+    message = asyncio.ensure_future(anext(messages))
     async with asyncio.timeout(10):
-        while not word.done():  # until it listens
+        while not message.done():  # until it is subscribed
             await store.keys.save(row("a"))
-            await asyncio.wait([word], timeout=0.05)
-    assert (await word)[0] == "keys"
-    await heard.aclose()  # type: ignore[attr-defined]
+            await asyncio.wait([message], timeout=0.05)
+    assert (await message)[0] == "keys"
+    await messages.aclose()  # type: ignore[attr-defined]
 
 
-async def test_when_a_key_was_used_last_only_grows(store: Store) -> None:
+async def test_last_used_time_of_a_key_only_grows(store: Store) -> None:
     await store.keys.save(row("a"))
     version = (await store.keys.look()).version
-    assert (await store.keys.look(version, [("a", 50), ("gone", 50)])).rows is None, "no news for others"
+    assert (await store.keys.look(version, [("a", 50), ("gone", 50)])).rows is None, (
+        "not a change for other processes"
+    )
     await store.keys.look(version, [("a", 40)])
     (found,) = (await store.keys.look()).rows or ()
     assert found.used_ms == 50
 
 
-async def test_there_is_room_for_so_many_keys_and_old_ones_make_room(store: Store) -> None:
+async def test_number_of_keys_is_limited_and_old_keys_make_room(store: Store) -> None:
     few = StoredKeys(store.fenced, keep_ms=0, most=2)
     assert await few.save(row("a", expires_ms=1)) == "saved"
-    assert await few.save(row("b")) == "saved", "a is long over and forgotten"
+    assert await few.save(row("b")) == "saved", "a expired long ago and was deleted"
     assert await few.save(row("c")) == "saved"
     assert await few.save(row("d")) == "full"
     assert [each.id for each in (await few.look()).rows or ()] == ["b", "c"]
@@ -74,7 +75,7 @@ def of(owner: str, name: str) -> NewTask:
     return task(name, tenant=owner)
 
 
-async def test_owners_have_lists_of_their_own(store: Store) -> None:
+async def test_tasks_are_listed_by_owner(store: Store) -> None:
     await store.tasks.submit([of("ann", "a1"), of("bob", "b1"), of("ann", "a2")])
     await store.tasks.cancel(["a1"], owner="ann")
 
@@ -90,30 +91,30 @@ async def test_owners_have_lists_of_their_own(store: Store) -> None:
     assert (await listed(""))[0] == 3
 
 
-async def test_nobody_touches_the_tasks_of_others(store: Store) -> None:
+async def test_owner_cannot_change_tasks_of_others(store: Store) -> None:
     await store.tasks.submit([of("ann", "a1")])
-    (asked,) = await store.tasks.cancel(["a1"], owner="bob")
-    assert asked.state == ""
+    (cancelled,) = await store.tasks.cancel(["a1"], owner="bob")
+    assert cancelled.state == ""
     assert (await store.tasks.cancel(["a1"], owner="ann"))[0].state == "queued"
     assert await store.tasks.retry(["a1"], owner="bob") == [Retried("")]
     assert await store.tasks.retry(["a1"], owner="ann") == [Retried("cancelled")]
-    assert (await store.tasks.cancel(["a1"]))[0].state == "queued", "without an owner, everybody's"
+    assert (await store.tasks.cancel(["a1"]))[0].state == "queued", "without an owner, any task"
 
 
-async def test_what_is_forgotten_leaves_its_owners_lists(new_store: NewStore) -> None:
+async def test_trimmed_task_leaves_its_owners_lists(new_store: NewStore) -> None:
     store = new_store(timeouts=StoreTimeouts(keep_ms=1))
-    await store.leadership.strive()
+    await store.leadership.campaign()
     await store.tasks.submit([of("ann", "a1")])
     await store.tasks.cancel(["a1"])
     async with asyncio.timeout(10):
         while not await store.tasks.trim():  # noqa: ASYNC110 - the store's clock must pass
             await asyncio.sleep(0.01)
     assert (await store.tasks.page(owner="ann", offset=0, limit=10)).total == 0
-    assert await store.database._ask("KEYS", "*o:ann*") == []
-    assert await store.database._ask("SMEMBERS", f"{store.database.prefix}owners") == []
+    assert await store.database._execute("KEYS", "*o:ann*") == []
+    assert await store.database._execute("SMEMBERS", f"{store.database.prefix}owners") == []
 
 
-async def test_the_audit_log_is_numbered_without_gaps_over_both_streams(store: Store) -> None:
+async def test_audit_numbers_have_no_gaps_across_streams(store: Store) -> None:
     await store.audit.write([("changes", "1"), ("traffic", "2")])
     await store.audit.write([("traffic", "3"), ("changes", "4"), ("traffic", "5")])
     page = await store.audit.page(limit=3)
@@ -126,7 +127,7 @@ async def test_the_audit_log_is_numbered_without_gaps_over_both_streams(store: S
     assert (await store.audit.page(before=1, limit=3)).entries == ()
 
 
-async def test_a_full_stream_loses_its_oldest_and_the_other_nothing(store: Store) -> None:
+async def test_full_audit_stream_drops_its_oldest_and_keeps_the_other(store: Store) -> None:
     small = AuditLog(store.fenced, keep=100)
     await small.write([("changes", "first")])
     for _ in range(10):

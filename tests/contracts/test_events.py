@@ -1,4 +1,4 @@
-"""What the store promises about events and history."""
+"""The store's contract for events and history."""
 
 import msgspec
 import pytest
@@ -38,10 +38,10 @@ async def test_every_step_of_a_task_is_an_event_of_its_owner(store: Store) -> No
     assert (last["task_id"], last["worker_id"], last["attempt"]) == ("a", "w", 2)
     assert [each.name for each in page.entries if not each.owner] == ["worker_registered"]
     numbers = [id_of(each.id).number for each in page.entries]
-    assert numbers == list(range(len(numbers))), "no number is left out"
+    assert numbers == list(range(len(numbers))), "no number is missing"
 
 
-async def test_a_short_task_is_started_before_it_is_completed(store: Store) -> None:
+async def test_short_task_has_started_event_before_completed(store: Store) -> None:
     await store.tasks.submit([task("a")])
     epoch = await join(store, "w")
     await give(store, "a", "w", epoch)
@@ -49,7 +49,7 @@ async def test_a_short_task_is_started_before_it_is_completed(store: Store) -> N
     assert [name for name, _ in await events(store)][1:] == ["task_started", "task_completed"]
 
 
-async def test_what_ends_badly_is_told_with_its_error(store: Store) -> None:
+async def test_failed_task_event_has_its_error(store: Store) -> None:
     await store.tasks.submit([task(name, retries=0) for name in "abc"])
     epoch = await join(store, "w")
     await run(store, "a", "w", epoch)
@@ -60,13 +60,13 @@ async def test_what_ends_badly_is_told_with_its_error(store: Store) -> None:
     await store.tasks.cancel(["c"])
     found = dict(await events(store))
     assert found["task_cancelled"]["task_id"] == "c"
-    told = [data for name, data in await events(store) if name == "task_failed"]
-    assert [each["status"] for each in told] == ["failed", "dead"]
-    assert told[0]["error"] == error
+    failed = [data for name, data in await events(store) if name == "task_failed"]
+    assert [each["status"] for each in failed] == ["failed", "dead"]
+    assert failed[0]["error"] == error
     assert found["worker_status_changed"] == {"worker_id": "w", "status": "offline", "reason": "gone"}
 
 
-async def test_who_reads_on_sees_each_event_once_and_is_told_of_a_gap(store: Store) -> None:
+async def test_reader_sees_each_event_once_and_learns_of_a_gap(store: Store) -> None:
     await store.events.keep(100)
     await join(store, "w")
     first = await store.events.page(START)
@@ -84,7 +84,7 @@ async def test_who_reads_on_sees_each_event_once_and_is_told_of_a_gap(store: Sto
     assert msgspec.json.decode(latest.data) == {"number": 1499}
 
 
-async def test_ids_of_another_store_are_not_mistaken_for_ours(store: Store) -> None:
+async def test_event_id_of_another_store_counts_as_lost(store: Store) -> None:
     await join(store, "w")
     elsewhere = await store.events.page(Id(1, 7))
     later = await store.events.page(Id(9_999_999_999_999, 7))
@@ -92,13 +92,13 @@ async def test_ids_of_another_store_are_not_mistaken_for_ours(store: Store) -> N
     assert later.last == (await store.events.page(None, 1)).last
 
 
-async def test_history_overwrites_itself(store: Store) -> None:
+async def test_history_ring_overwrites_its_oldest_buckets(store: Store) -> None:
     """A ring of four buckets of 2 ms, written a hundred times."""
     ring, task_count = Ring("tiny", 2, 4), 3
     await store.tasks.submit([task(name) for name in "abc"])
     for _ in range(100):
         assert await store.history.record({"workers": 1.5}, [ring])
-    kept = await store.database._ask("HLEN", store.database.prefix + "h:tiny")
+    kept = await store.database._execute("HLEN", store.database.prefix + "h:tiny")
     assert 1 <= kept <= 4
     for bucket in await store.history.read(ring):
         assert (bucket.mean("workers"), bucket.mean("queued")) == (1.5, task_count)

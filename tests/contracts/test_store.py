@@ -1,4 +1,4 @@
-"""What the store promises about tasks."""
+"""The store's contract for tasks."""
 
 import asyncio
 
@@ -6,18 +6,18 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.store.records import (
+    Accepted,
     Assigned,
     Assignment,
     Ended,
     Gone,
     KeyConflict,
     Moved,
+    NewsItem,
     NewTask,
     NotAssigned,
     Note,
     Queued,
-    Taken,
-    Told,
     Worker,
 )
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
@@ -27,7 +27,7 @@ from tests.support.store_calls import SPEC, NewStore, give, join, lose, row, run
 pytestmark = pytest.mark.real
 
 
-async def test_a_task_goes_its_way_once(store: Store, heard: list[Told]) -> None:
+async def test_task_runs_once_and_late_outcome_is_dropped(store: Store, news: list[NewsItem]) -> None:
     await store.tasks.submit([task("t", correlation="c-1")])
     epoch = await join(store, "w")
     assert await give(store, "t", "w", epoch) == Assigned('{"x": 1}', "c-1")
@@ -39,21 +39,21 @@ async def test_a_task_goes_its_way_once(store: Store, heard: list[Told]) -> None
     assert await tell(store, "t", "w", epoch, "done", payload='"again"') == 0
     assert (await row(store, "t"))["result"] == '"good"'
     assert (await store.tasks.counts()).stats["late"] == 1
-    assert [type(each) for each in heard] == [Queued, Worker, Ended]
+    assert [type(each) for each in news] == [Queued, Worker, Ended]
 
 
-async def test_a_leader_queues_and_gives_in_one_write(
-    store: Store, new_store: NewStore, heard: list[Told]
+async def test_leader_queues_and_assigns_in_one_write(
+    store: Store, new_store: NewStore, news: list[NewsItem]
 ) -> None:
     epoch = await join(store, "w")
-    heard.clear()
+    news.clear()
     there = Assignment("here", 0, "w", epoch, "{}")
     gone = Assignment("there", 0, "w", epoch + 1, "{}")
     taken, given = await store.tasks.submit_and_assign([task("here"), task("there")], [there, gone])
-    assert [isinstance(each, Taken) and each.fresh for each in taken] == [1, 1]
+    assert [isinstance(each, Accepted) and each.fresh for each in taken] == [1, 1]
     assert given == [Assigned('{"x": 1}', ""), NotAssigned(Moved.WORKER)]
     assert [await state(store, name) for name in ("here", "there")] == ["assigned", "queued"]
-    assert heard == [], "it has them"
+    assert news == [], "the dispatcher knows these tasks"
     follower = new_store("two")
     _, nothing = await follower.tasks.submit_and_assign(
         [task("other")], [msgspec.structs.replace(there, id="other")]
@@ -61,10 +61,10 @@ async def test_a_leader_queues_and_gives_in_one_write(
     assert (nothing, await state(store, "other")) == ([], "queued")
 
 
-async def test_many_at_once_keep_their_order(store: Store) -> None:
+async def test_tasks_of_one_call_keep_their_order(store: Store) -> None:
     names = [f"t{number:03}" for number in range(300)]
     taken = await store.tasks.submit([task(name) for name in names])
-    assert [each.id for each in taken if isinstance(each, Taken)] == names
+    assert [each.id for each in taken if isinstance(each, Accepted)] == names
     page = await store.tasks.page(states=["queued"], offset=10, limit=5)
     assert page.total == 300
     assert len(page.ids) == 5
@@ -78,7 +78,7 @@ async def test_many_at_once_keep_their_order(store: Store) -> None:
         pytest.param("w", 0, 2, id="another attempt"),
     ],
 )
-async def test_only_who_holds_the_attempt_may_speak(
+async def test_outcome_of_another_holder_is_dropped(
     store: Store, worker: str, epoch_off: int, attempt: int
 ) -> None:
     await store.tasks.submit([task("t")])
@@ -88,7 +88,7 @@ async def test_only_who_holds_the_attempt_may_speak(
     assert await state(store, "t") == "running"
 
 
-async def test_the_same_wish_twice_is_one_task(store: Store) -> None:
+async def test_same_idempotency_key_yields_one_task(store: Store) -> None:
     first, second, other = await store.tasks.submit(
         [
             task("a", idempotency="k"),
@@ -96,19 +96,21 @@ async def test_the_same_wish_twice_is_one_task(store: Store) -> None:
             NewTask("c", SPEC, '{"x": 2}', idempotency="k"),
         ]
     )
-    assert isinstance(first, Taken)
+    assert isinstance(first, Accepted)
     assert (first.id, first.fresh) == ("a", 1)
-    assert second == Taken("a", first.created_ms, 0)
+    assert second == Accepted("a", first.created_ms, 0)
     assert other == KeyConflict("a")
     assert (await store.tasks.counts()).states["queued"] == 1
 
 
-async def test_what_can_be_retried_is_and_then_no_more(store: Store, heard: list[Told]) -> None:
+async def test_retryable_failure_is_retried_until_no_retries_are_left(
+    store: Store, news: list[NewsItem]
+) -> None:
     await store.tasks.submit([task("t", retries=1)])
     epoch = await join(store, "w")
     await run(store, "t", "w", epoch)
     assert await tell(store, "t", "w", epoch, "failed", payload="{}", retryable=True, delay_ms=500) == 1
-    again = heard[-1]
+    again = news[-1]
     assert isinstance(again, Queued)
     assert again.attempt == 1
     assert again.after_ms > again.created_ms
@@ -117,7 +119,7 @@ async def test_what_can_be_retried_is_and_then_no_more(store: Store, heard: list
     assert await state(store, "t") == "dead"
 
 
-async def test_a_final_error_is_not_retried(store: Store) -> None:
+async def test_final_error_is_not_retried(store: Store) -> None:
     await store.tasks.submit([task("t", retries=5)])
     epoch = await join(store, "w")
     await run(store, "t", "w", epoch)
@@ -126,7 +128,7 @@ async def test_a_final_error_is_not_retried(store: Store) -> None:
     assert await state(store, "t") == "failed"
 
 
-async def test_a_refusal_for_want_of_memory_costs_no_retry(store: Store) -> None:
+async def test_refusal_by_worker_costs_no_retry(store: Store) -> None:
     await store.tasks.submit([task("t", retries=0)])
     epoch = await join(store, "w")
     for attempt in range(3):
@@ -136,7 +138,7 @@ async def test_a_refusal_for_want_of_memory_costs_no_retry(store: Store) -> None
     assert (await row(store, "t"))["reason"] == "2 of 4 GiB are free"
 
 
-async def test_two_workers_dead_of_one_task_is_enough(store: Store) -> None:
+async def test_task_is_dead_after_killing_two_workers(store: Store) -> None:
     await store.tasks.submit([task("poison", retries=9), task("waits", retries=0)])
     for number, worker in enumerate(("w1", "w2")):
         epoch = await join(store, worker)
@@ -162,7 +164,7 @@ async def test_runner_deaths_use_up_retries(store: Store) -> None:
     assert dead["deaths"].count("signal 9") == 2
 
 
-async def test_cancelling(store: Store, heard: list[Told]) -> None:
+async def test_cancel_queued_and_running_tasks(store: Store, news: list[NewsItem]) -> None:
     await store.tasks.submit([task("waits"), task("runs"), task("wins"), task("lost")])
     epoch = await join(store, "w")
     for name in ("runs", "wins", "lost"):
@@ -170,7 +172,7 @@ async def test_cancelling(store: Store, heard: list[Told]) -> None:
     before = await store.tasks.cancel(["waits", "runs", "wins", "lost", "unknown"])
     assert [each.state for each in before] == ["queued", "running", "running", "running", ""]
     assert (before[1].worker, before[1].attempt, before[1].api) == ("w", 1, "one")
-    assert Gone("waits") in heard
+    assert Gone("waits") in news
     assert await state(store, "waits") == "cancelled"
     await tell(store, "runs", "w", epoch, "cancelled")
     await tell(store, "wins", "w", epoch, "done")
@@ -182,7 +184,7 @@ async def test_cancelling(store: Store, heard: list[Told]) -> None:
     ]
 
 
-async def test_what_ended_badly_can_be_queued_by_hand(store: Store) -> None:
+async def test_retry_queues_dead_task_again(store: Store) -> None:
     await store.tasks.submit([task("t", retries=0), task("good")])
     epoch = await join(store, "w")
     for name, kind in (("t", "died"), ("good", "done")):
@@ -206,7 +208,7 @@ async def test_tasks_are_found_by_state_and_worker(store: Store) -> None:
     assert of_worker.ids == ("t2",)
 
 
-async def test_parameters_are_given_to_who_asks_for_them(store: Store) -> None:
+async def test_fetch_returns_parameters_only_on_request(store: Store) -> None:
     await store.tasks.submit([task("a")])
     (whole,), (lean,) = await store.tasks.fetch(["a"], parameters=True), await store.tasks.fetch(["a"])
     assert whole == {**(lean or {}), "params": '{"x": 1}'}
@@ -214,8 +216,8 @@ async def test_parameters_are_given_to_who_asks_for_them(store: Store) -> None:
     assert await store.tasks.fetch(["b"]) == [None]
 
 
-async def test_a_page_far_back_is_the_one_that_follows(store: Store) -> None:
-    """Pages far back are found another way than the first ones; together they are all tasks, each once."""
+async def test_far_pages_continue_the_near_ones(store: Store) -> None:
+    """Far pages are found by bisection, near ones directly; together they list every task once."""
     for batch in range(10):
         await store.tasks.submit([task(f"{batch}-{number:03}", tenant="ann") for number in range(350)])
         await store.tasks.cancel([f"{batch}-{number:03}" for number in range(0, 350, 3)])
@@ -229,9 +231,9 @@ async def test_a_page_far_back_is_the_one_that_follows(store: Store) -> None:
         assert alone.ids == tuple(found[2345:2348])
 
 
-async def test_what_ended_is_kept_for_its_time_and_no_longer(new_store: NewStore) -> None:
+async def test_ended_tasks_are_trimmed_after_their_time(new_store: NewStore) -> None:
     store = new_store(timeouts=StoreTimeouts(leader_ms=60_000, keep_ms=700))
-    await store.leadership.strive()
+    await store.leadership.campaign()
     await store.tasks.submit([task("done"), task("waits"), task("dead", retries=0)])
     epoch = await join(store, "w")
     for name in ("done", "dead"):
@@ -244,36 +246,36 @@ async def test_what_ended_is_kept_for_its_time_and_no_longer(new_store: NewStore
         False,
         True,
         True,
-    ], "what waits stays, and longer what needs a look"
+    ], "queued tasks stay, and dead ones stay longer"
     assert (await store.tasks.page(offset=0, limit=10)).total == 2
     await until_trimmed(store)
     assert [found is not None for found in await store.tasks.fetch(["waits", "dead"])] == [True, False]
     assert (await store.tasks.page(offset=0, limit=10)).total == 1
 
 
-async def test_a_dead_letter_of_an_older_version_is_forgotten_in_the_end(new_store: NewStore) -> None:
+async def test_dead_letter_without_expiry_is_trimmed(new_store: NewStore) -> None:
     store = new_store(timeouts=StoreTimeouts(leader_ms=60_000, keep_ms=100))
-    await store.leadership.strive()
+    await store.leadership.campaign()
     await store.tasks.submit([task("old", retries=0)])
     epoch = await join(store, "w")
     await run(store, "old", "w", epoch)
     assert await tell(store, "old", "w", epoch, "died", payload="signal 9")
-    await store.database._ask("PERSIST", store.database.prefix + "t:old")  # these had no expiry
+    await store.database._execute("PERSIST", store.database.prefix + "t:old")  # older versions set no expiry
     await until_trimmed(store)
     assert await store.tasks.fetch(["old"]) == [None]
     assert (await store.tasks.page(offset=0, limit=10)).total == 0
 
 
-async def test_how_full_the_store_may_become(store: Store) -> None:
+async def test_memory_limit_of_the_store(store: Store) -> None:
     database, mib = store.database, 1024 * 1024
     assert 0 < (await database.room()).used < 50 * mib
     assert (await database.room()).most > 100 * mib, "half of the machine"
     assert (await database.room(70 * mib)).most == 70 * mib
-    await database._ask("CONFIG", "SET", "maxmemory", 100 * mib)
+    await database._execute("CONFIG", "SET", "maxmemory", 100 * mib)
     try:
         found = [(await database.room(wanted * mib)).most for wanted in (0, 70, 500)]
     finally:
-        await database._ask("CONFIG", "SET", "maxmemory", 0)
+        await database._execute("CONFIG", "SET", "maxmemory", 0)
     assert found == [80 * mib, 70 * mib, 80 * mib], "never more than the server allows itself"
 
 

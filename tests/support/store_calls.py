@@ -5,13 +5,13 @@ from collections.abc import Callable
 from gpu_orchestrator.adapters.store.records import (
     Assigned,
     Assignment,
+    AssignResult,
     Departure,
-    Given,
-    Newcomer,
     NewTask,
     Note,
     Outcome,
     OutcomeKind,
+    Registration,
 )
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 
@@ -26,12 +26,12 @@ def task(name: str, **rest: object) -> NewTask:
 
 
 async def join(store: Store, name: str, *, instance: str = "i", connection: str = "c") -> int:
-    greeting = await store.workers.register(Newcomer(name, instance, "{}", store.owner, connection))
+    greeting = await store.workers.register(Registration(name, instance, "{}", store.owner, connection))
     assert greeting.kind == "new"
     return greeting.epoch
 
 
-async def give(store: Store, name: str, worker: str, epoch: int, attempt: int = 0) -> Given:
+async def give(store: Store, name: str, worker: str, epoch: int, attempt: int = 0) -> AssignResult:
     given = await store.tasks.assign([Assignment(name, attempt, worker, epoch, "{}")])
     assert given is not None
     return given[0]

@@ -78,7 +78,7 @@ async def _restore(file: Path, data: Path | None) -> str:
     header = await asyncio.to_thread(keeping.check, file)
     with host.locked(folder):
         async with _address(chosen.external_store, folder) as url, Database(url) as database:
-            await keeping.refuse_if_full(database)
+            await keeping.refuse_if_not_empty(database)
             for name in FILES:  # first: a restored store must not be left without its keys
                 if name in header.files:
                     host.write_private(folder / name, header.files[name].decode())

@@ -1,4 +1,4 @@
-"""A backup that was brought back in part is not taken for the whole."""
+"""A partly restored backup cannot be used."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 
 
-async def test_a_store_into_which_a_restore_was_interrupted_is_of_no_use_before_it_is_emptied(
+async def test_store_with_interrupted_restore_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "all.backup"
@@ -38,6 +38,6 @@ async def test_a_store_into_which_a_restore_was_interrupted_is_of_no_use_before_
             backup.load(database, file),
             backup.save(database, tmp_path / "part.backup", {}),
         ):
-            with pytest.raises(Unfit, match="restored into this store and not to its end"):
+            with pytest.raises(Unfit, match="restoring a backup into this store did not finish"):
                 await use
     assert not (tmp_path / "part.backup").exists()

@@ -1,4 +1,5 @@
-"""The embedded store: what it acknowledged survives, it dies with its owner, and it says what is wrong."""
+"""The embedded store: acknowledged writes survive, it dies with its owner, and its errors say what is
+wrong."""
 
 import asyncio
 import os
@@ -12,7 +13,7 @@ import pytest
 from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
 from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.valkey.database import Database, Facts, _open, shown
+from gpu_orchestrator.adapters.store.valkey.database import Database, Facts, _unprotected, redact
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded, embedded
 from tests.support import stores
 from tests.support.workers import is_alive
@@ -39,25 +40,25 @@ async def check(url: str, *, strict: bool = False) -> Facts:
         return await database.check()
 
 
-async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+async def test_acknowledged_writes_survive_kill_9(tmp_path: Path) -> None:
     async with embedded(tmp_path) as server, Store(Database(server.url), owner="a") as store:
         names = [f"t{number}" for number in range(500)]
         await store.tasks.submit([NewTask(name, "{}", "{}") for name in names])
         server.kill()
-        with pytest.raises(Unreachable, match="did not counts"):
+        with pytest.raises(Unreachable, match="did not run `counts`"):
             await store.tasks.counts()
         await server.start()
         assert (await store.tasks.counts()).states["queued"] == 500
 
 
-async def test_it_is_kept_running(tmp_path: Path) -> None:
+async def test_killed_server_is_restarted(tmp_path: Path) -> None:
     async with embedded(tmp_path) as server, Store(Database(server.url), owner="a") as store:
         keeping = asyncio.create_task(server.keep())
         assert server.process is not None
         first = server.process.pid
         os.kill(first, signal.SIGKILL)
         async with asyncio.timeout(10):
-            while server.process.pid == first or not await answers(store):  # noqa: ASYNC110 - a process tells no one
+            while server.process.pid == first or not await answers(store):  # noqa: ASYNC110 - a process sends no event
                 await asyncio.sleep(0.01)
         keeping.cancel()
 
@@ -70,7 +71,7 @@ async def answers(store: Store) -> bool:
     return True
 
 
-async def test_it_ends_with_its_owner_and_a_restart_finds_the_data(tmp_path: Path) -> None:
+async def test_server_ends_with_its_owner_and_restart_finds_the_data(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
     assert owner.stdout is not None
     pid = int(await asyncio.to_thread(owner.stdout.readline))
@@ -84,7 +85,7 @@ async def test_it_ends_with_its_owner_and_a_restart_finds_the_data(tmp_path: Pat
     owner.stdout.close()
 
 
-async def test_only_its_user_may_use_it(tmp_path: Path) -> None:
+async def test_socket_is_private_to_its_user(tmp_path: Path) -> None:
     async with embedded(tmp_path / "store") as server:
         assert (tmp_path / "store").stat().st_mode & 0o077 == 0
         assert server.socket.stat().st_mode & 0o177 == 0o000
@@ -92,31 +93,31 @@ async def test_only_its_user_may_use_it(tmp_path: Path) -> None:
     assert facts.durable == ""
 
 
-async def test_a_folder_with_a_long_name_will_do(tmp_path: Path) -> None:
+async def test_folder_with_long_path_works(tmp_path: Path) -> None:
     async with embedded(tmp_path / ("long" * 30)) as server:
         await check(server.url)
 
 
-async def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+async def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Unfit, match=r"cannot be written: .*; give another with --data"):
+    with pytest.raises(Unfit, match=r"cannot write to the data directory .*; choose another with --data"):
         await Embedded(tmp_path / "file" / "store").start()
 
 
-async def test_a_store_that_loses_tasks_is_refused(tmp_path: Path) -> None:
+async def test_store_that_evicts_keys_is_refused(tmp_path: Path) -> None:
     async with stores.external(tmp_path, maxmemory_policy="allkeys-lru") as url:
-        with pytest.raises(Unfit, match="maxmemory-policy is allkeys-lru, which throws tasks away"):
+        with pytest.raises(Unfit, match="maxmemory-policy is allkeys-lru, which discards tasks"):
             await check(url)
 
 
-async def test_a_store_without_a_file_is_weak_and_strict_refuses_it(tmp_path: Path) -> None:
+async def test_store_without_append_only_file_is_refused_by_strict(tmp_path: Path) -> None:
     async with stores.external(tmp_path) as url:
         assert "no append-only file" in (await check(url)).durable
         with pytest.raises(Unfit, match="DURABILITY=strict needs an append-only file"):
             await check(url, strict=True)
 
 
-async def test_strict_answers_once_the_write_is_on_disk(tmp_path: Path) -> None:
+async def test_strict_store_accepts_writes_on_disk(tmp_path: Path) -> None:
     async with stores.external(tmp_path, appendonly="yes", appendfsync="everysec") as url:
         assert "everysec" in (await check(url)).durable
         async with Store(Database(url, strict=True), owner="a") as store:
@@ -133,9 +134,9 @@ async def test_strict_answers_once_the_write_is_on_disk(tmp_path: Path) -> None:
         ("redis://db.example:6379", False),
     ],
 )
-def test_a_remote_store_must_ask_for_a_password(url: str, fits: bool) -> None:
-    assert (_open(url) == []) is fits
+def test_remote_store_must_require_a_password(url: str, fits: bool) -> None:
+    assert (_unprotected(url) == []) is fits
 
 
-def test_a_password_is_never_shown() -> None:
-    assert shown("redis://:secret@db:6379/0") == "redis://:***@db:6379/0"
+def test_password_is_redacted() -> None:
+    assert redact("redis://:secret@db:6379/0") == "redis://:***@db:6379/0"

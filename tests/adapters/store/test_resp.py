@@ -1,4 +1,4 @@
-"""A store that takes a question and says nothing."""
+"""The RESP client: timeouts, reconnects and lost replies."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,11 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def client_of(serve: Serve, answer_s: float, who: str = "") -> AsyncIterator[Client]:
+async def client_of(serve: Serve, answer_s: float, credentials: str = "") -> AsyncIterator[Client]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = Client(f"redis://{who}127.0.0.1:{server.sockets[0].getsockname()[1]}/0", answer_s=answer_s)
+    client = Client(
+        f"redis://{credentials}127.0.0.1:{server.sockets[0].getsockname()[1]}/0", answer_s=answer_s
+    )
     try:
         yield client
     finally:
@@ -24,48 +26,50 @@ async def client_of(serve: Serve, answer_s: float, who: str = "") -> AsyncIterat
         server.close()
 
 
-async def test_who_gets_no_answer_is_told_and_the_next_one_asks_on_a_new_connection() -> None:
+async def test_timeout_fails_pending_commands_and_the_next_one_reconnects() -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        is_mute = connections == 1
+        is_silent = connections == 1
         while await reader.read(1000):
-            if not is_mute:
+            if not is_silent:
                 writer.write(b"+PONG\r\n")
         writer.close()
 
     async with client_of(serve, 0.5) as client:
-        asked = [asyncio.ensure_future(client.ask("PING")) for _ in range(3)]
-        for each in asked:
+        replies = [asyncio.ensure_future(client.execute("PING")) for _ in range(3)]
+        for each in replies:
             with pytest.raises(Lost, match=r"no answer within 0\.5 s"):
                 await each
-        assert await client.ask("PING") == b"PONG"
+        assert await client.execute("PING") == b"PONG"
         assert connections == 2
 
 
-async def test_a_connection_that_answers_is_kept() -> None:
+async def test_answering_connection_is_kept() -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        while asked := await reader.read(1000):
-            writer.write(b"+PONG\r\n" * asked.count(b"PING"))
+        while received := await reader.read(1000):
+            writer.write(b"+PONG\r\n" * received.count(b"PING"))
         writer.close()
 
     async with client_of(serve, 1.0) as client:
         for _ in range(3):
-            assert await client.ask("PING") == b"PONG"
-            await asyncio.sleep(0.4)  # all in all longer than one answer may take
+            assert await client.execute("PING") == b"PONG"
+            await asyncio.sleep(0.4)  # in total longer than one reply may take
         with pytest.raises(UnicodeEncodeError):
-            await client.ask("GET", "\ud800")
-        assert await client.ask_all(("PING",), ("PING",)) == [b"PONG", b"PONG"], "no answer went astray"
+            await client.execute("GET", "\ud800")
+        assert await client.execute_all(("PING",), ("PING",)) == [b"PONG", b"PONG"], (
+            "every reply matched its command"
+        )
         assert connections == 1
 
 
-async def test_a_connection_that_lets_nobody_in_is_closed() -> None:
+async def test_connection_with_wrong_password_is_closed() -> None:
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,21 +81,21 @@ async def test_a_connection_that_lets_nobody_in_is_closed() -> None:
 
     async with client_of(serve, 5.0, ":wrong@") as client:
         with pytest.raises(Refused, match="WRONGPASS"):
-            await client.ask("PING")
+            await client.execute("PING")
         async with asyncio.timeout(5.0):
             await ended.wait()
 
 
-async def test_of_several_questions_that_are_lost_together_nobody_complains_later() -> None:
+async def test_commands_lost_together_leave_no_unretrieved_exception() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
         writer.close()
 
-    complaints: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said["message"]))
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["message"]))
     async with client_of(serve, 5.0) as client:
         with pytest.raises(Lost):
-            await client.ask_all(("PING",), ("PING",))
+            await client.execute_all(("PING",), ("PING",))
     await asyncio.sleep(0.1)  # until the last of the connection is gone
     gc.collect()
-    assert not complaints
+    assert not errors

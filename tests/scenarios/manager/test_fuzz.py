@@ -191,6 +191,6 @@ def _repeat(cases: st.SearchStrategy[Any], send: Callable[[Any], None], times: i
 
 async def _contents(store: Client) -> dict[bytes, Any]:
     """Return everything in the store, without the contents of volatile keys."""
-    names = sorted(await store.ask("KEYS", "*"))
+    names = sorted(await store.execute("KEYS", "*"))
     kept = [name for name in names if not VOLATILE.search(name) or b":w:" in name]
-    return {name: b":w:" in name or await store.ask("DUMP", name) for name in kept}
+    return {name: b":w:" in name or await store.execute("DUMP", name) for name in kept}

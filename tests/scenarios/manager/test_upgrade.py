@@ -77,7 +77,7 @@ async def test_keys_survive_the_upgrade(before: Path) -> None:
 async def test_newer_data_is_refused_and_unchanged(before: Path) -> None:
     async with embedded(before / "store") as store, Database(store.url) as database:
         await database.set(migrations.KEY, b"99")
-    with pytest.raises(Unfit, match="of version 99, and this program knows 2 at most: run the newer program"):
+    with pytest.raises(Unfit, match="of version 99, and this program supports up to 2: run the newer"):
         async with site_on(before):
             pass
     async with embedded(before / "store") as store, Database(store.url) as database:

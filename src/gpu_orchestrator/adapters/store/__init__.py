@@ -1,1 +1,2 @@
-"""The store: a real Valkey or Redis that decides every race by a script, and is the one truth about tasks."""
+"""The store: a real Valkey or Redis whose scripts decide every race; the single source of truth about
+tasks."""

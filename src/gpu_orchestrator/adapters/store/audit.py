@@ -1,6 +1,7 @@
-"""The audit log in the store: two streams that are only ever appended to, and that lose their oldest entries
-when they are full. `changes` holds what admins did; `traffic` all else, so that a flood of submissions cannot
-push out who changed what. Numbers go through both without gaps.
+"""The audit log in the store: two append-only streams that drop their oldest entries when they are full.
+
+`changes` holds the actions of admins and `traffic` everything else, so a flood of submissions cannot push out
+the record of a change. Both streams share one sequence of numbers without gaps.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,14 @@ Stream = Literal["changes", "traffic"]
 
 
 class Noted(Item, frozen=True):
-    """`text` is the entry as JSON."""
+    """One entry; `text` is JSON."""
 
     number: int
     text: str
 
 
 class AuditPage(Item, frozen=True):
-    """Newest first; `total` is how many there are at all."""
+    """Entries, newest first; `total` counts all entries in the log."""
 
     total: int
     entries: tuple[Noted, ...]
@@ -32,7 +33,7 @@ _PAGE = Script[AuditPage]("audit_page", AuditPage)
 
 
 class AuditLog:
-    """Each stream holds about `keep` entries."""
+    """Writes and reads the log; each stream keeps about `keep` entries."""
 
     def __init__(self, fenced: FencedDatabase, *, keep: int) -> None:
         self._fenced, self.keep = fenced, keep
@@ -41,5 +42,5 @@ class AuditLog:
         await self._fenced.read(_WRITE, self.keep, entries)
 
     async def page(self, *, before: int = 0, limit: int) -> AuditPage:
-        """Entries with lower numbers than `before`; 0: the newest."""
+        """Return entries with numbers below `before`; 0 starts with the newest."""
         return await self._fenced.read(_PAGE, before, limit)

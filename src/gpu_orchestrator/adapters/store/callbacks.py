@@ -1,4 +1,5 @@
-"""Callbacks in the store: due from the very step that commits a task's end, so none is forgotten."""
+"""Callbacks in the store: the script that commits a task's end also makes its callback due, so none is
+lost."""
 
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ _CALLBACK_RESULT = Script[bool]("callback_result", bool)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """`tries` were made before this one."""
+    """A callback to deliver; `tries` counts the earlier attempts."""
 
     task: str
     tries: int
@@ -25,19 +26,20 @@ class Callbacks:
         self._fenced = fenced
 
     async def take(self, most: int, for_ms: int) -> list[Due]:
-        """Those that are due; they are due again after `for_ms` unless something is said of them."""
+        """Take at most `most` due callbacks. Each is due again after `for_ms` unless its result is stored by
+        then."""
         found = await self._fenced.read(_DUE, most, for_ms)
         return [Due(task, tries, row_of(row) or {}) for task, tries, row in found]
 
     async def delivered(self, due: Due) -> None:
-        await self._said(due, "delivered", -1)
+        await self._store_result(due, "delivered", -1)
 
     async def again(self, due: Due, reason: str, in_ms: int) -> None:
-        await self._said(due, f"waits: {reason}", in_ms)
+        await self._store_result(due, f"waits: {reason}", in_ms)
 
     async def give_up(self, due: Due, reason: str) -> None:
-        await self._said(due, f"given up: {reason}", -1, given_up=True)
+        await self._store_result(due, f"given up: {reason}", -1, given_up=True)
 
-    async def _said(self, due: Due, word: str, again_ms: int, *, given_up: bool = False) -> None:
+    async def _store_result(self, due: Due, text: str, again_ms: int, *, given_up: bool = False) -> None:
         finished = due.row.get("finished", "")
-        await self._fenced.read(_CALLBACK_RESULT, due.task, finished, word[:500], again_ms, int(given_up))
+        await self._fenced.read(_CALLBACK_RESULT, due.task, finished, text[:500], again_ms, int(given_up))

@@ -1,9 +1,9 @@
-"""What can go wrong with the store.
+"""Errors of the store.
 
 StoreError
-├── Unreachable   it does not answer, or answered that it cannot now: try again
-├── Unfit         it answers, but may not be used as it is set up: an operator must act
-└── Occupied      the data directory belongs to a process that is alive
+├── Unreachable   it does not answer, or cannot serve the call now: retry
+├── Unfit         it answers, but its configuration is not safe to use: an operator must act
+└── Occupied      another live process uses the data directory
 """
 
 
@@ -12,12 +12,12 @@ class StoreError(Exception):
 
 
 class Unreachable(StoreError):
-    """Whether what was asked took effect is not known."""
+    """The store did not answer; the call may or may not have taken effect."""
 
 
 class Unfit(StoreError):
-    """Set up in a way that loses tasks or lets strangers in."""
+    """The store is configured so that it loses tasks or accepts unauthenticated clients."""
 
 
 class Occupied(StoreError):
-    """Another process has this data directory."""
+    """Another process uses this data directory."""

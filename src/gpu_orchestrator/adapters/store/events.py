@@ -1,7 +1,7 @@
-"""Events in the store: one bounded stream that the scripts write in the same step that makes them true.
+"""Events in the store: one bounded stream. Scripts write an event in the same step as the change it reports.
 
-An id is `generation-number`; numbers count up by one, so whoever reads sees whether one is missing. A new
-generation begins with a new or restored store.
+An id is `generation-number`. Numbers increase by one, so a reader notices a missing event. A new or restored
+store starts a new generation.
 """
 
 import re
@@ -17,7 +17,7 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 READ_MOST = 500
 STREAM = "events"
 _ID = re.compile("([0-9]{1,15})-([0-9]{1,15})")
-"""Longer numbers the scripts cannot count by."""
+"""Lua scripts cannot represent longer numbers exactly."""
 
 
 class Id(NamedTuple):
@@ -28,28 +28,28 @@ class Id(NamedTuple):
         return f"{self.generation}-{self.number}"
 
     def is_before(self, other: "Id") -> bool:
-        """Whether nothing can have come between."""
+        """Return True if no event can lie between the two."""
         if self == START:
             return other.number == 0
         return other == Id(self.generation, self.number + 1)
 
 
 START = Id(0, 0)
-"""Before everything that is kept."""
+"""Precedes every stored event."""
 
 
 def id_of(text: str) -> Id:
-    """Raises `ValueError` for what is no id. `0` is before everything."""
+    """Parse an event id; `0` means before all events. Raises `ValueError` for a malformed id."""
     if text == "0":
         return START
     found = _ID.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no id of an event; ids are two numbers, such as 1718000000000-42")
+        raise ValueError(f"{text!r} is not an event id; an id is two numbers, such as 1718000000000-42")
     return Id(int(found[1]), int(found[2]))
 
 
 class Entry(Item, frozen=True):
-    """`owner` is whose task it is about, empty for what concerns all; `data` is JSON."""
+    """One event. `owner` owns the task that it concerns, empty if it concerns everybody; `data` is JSON."""
 
     id: str
     name: str
@@ -59,7 +59,8 @@ class Entry(Item, frozen=True):
 
 
 class Page(Item, frozen=True):
-    """`lost` is 1 where events before these are gone; `last` is the id to go on from."""
+    """`lost` is 1 if older events that the caller has not read are gone; `last` is the id to continue
+    from."""
 
     lost: int
     last: str
@@ -75,18 +76,18 @@ class Events:
         self._fenced = fenced
 
     async def page(self, after: Id | None, most: int = READ_MOST) -> Page:
-        """What came after an event; without one the latest."""
+        """Return the events after `after`, or the latest ones without it."""
         return await self._fenced.read(_EVENTS, () if after is None else after, most)
 
     async def emit(self, name: str, data: msgspec.Struct, *, owner: str = "") -> None:
         await self._fenced.read(_EMIT, name, owner, msgspec.json.encode(data).decode())
 
     async def keep(self, most: int) -> None:
-        """How many events are kept, about."""
+        """Set how many events the stream keeps, approximately."""
         await self._fenced.database.set_field("watch", "most", str(most))
 
     async def follow(self, after: Id) -> AsyncGenerator[list[Entry], None]:
-        """What comes, as it comes, until the connection is lost."""
+        """Yield new events as they arrive, until the connection is lost."""
         async for entries in self._fenced.database.follow(STREAM, str(after), READ_MOST):
             yield [_entry(name, fields) for name, fields in entries]
 

@@ -1,5 +1,5 @@
-"""The cluster's history: one ring of buckets per timeframe, overwritten when it comes round, so that it stays
-as large as it is. The leader writes, every process reads.
+"""The cluster's history: one ring of buckets per timeframe. A ring overwrites its oldest bucket, so its size
+is fixed. The leader writes, every process reads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """So many buckets of so many seconds."""
+    """A fixed number of buckets of equal duration."""
 
     name: str
     bucket_ms: int
@@ -35,8 +35,8 @@ RINGS = {
 
 
 class Bucket(Item, frozen=True):
-    """`number` counts buckets since 1970. `sums` are over all samples, `greatest` the largest of them;
-    `counters` are as they were at the end."""
+    """`number` counts buckets since 1970. `sums` adds up all samples and `greatest` holds their maximum;
+    `counters` holds the values at the end of the bucket."""
 
     number: int
     samples: int
@@ -57,11 +57,11 @@ class History:
         self._fenced = fenced
 
     async def record(self, measured: Mapping[str, float], rings: Iterable[Ring] = RINGS.values()) -> bool:
-        """Only the leader's counts."""
+        """Add a sample to each ring. Return False, and write nothing, if this process does not lead."""
         sizes = [(each.name, each.bucket_ms, each.buckets) for each in rings]
         return await self._fenced.write(_RECORD, sizes, [part for item in measured.items() for part in item])
 
     async def read(self, ring: Ring) -> list[Bucket]:
-        """Oldest first; a bucket in which nobody wrote is missing."""
+        """Return the buckets, oldest first; a bucket without samples is missing."""
         _, found = await self._fenced.read(_HISTORY, ring.name, ring.bucket_ms, ring.buckets)
         return sorted(found, key=lambda each: each.number)

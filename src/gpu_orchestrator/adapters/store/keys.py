@@ -1,5 +1,5 @@
-"""Keys in the store, by their hashes alone. Few, and read whole: a process asks for them only when their
-version has changed.
+"""API keys in the store, which holds only their hashes. There are few, so a process reads all of them, and
+only when their version has changed.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 
 class KeyRow(Item, frozen=True):
-    """`digest` is SHA-256 in hex, `scopes` are separated by commas, `by` is the key that made it, `limits`
-    are JSON. A time of 0 is never."""
+    """One key. `digest` is SHA-256 in hex, `scopes` are separated by commas, `by` is the key that created it,
+    `limits` is JSON. A time of 0 means never."""
 
     id: str
     digest: str
@@ -28,7 +28,7 @@ class KeyRow(Item, frozen=True):
 
 
 class KeyPage(Item, frozen=True):
-    """`rows` is None where they are as they were."""
+    """`rows` is None if the version is the one that the caller knows."""
 
     version: int
     rows: tuple[KeyRow, ...] | None
@@ -40,13 +40,15 @@ _REVOKE = Script[bool]("key_revoke", bool)
 
 
 class StoredKeys:
-    """No more than `most`; those that are over are kept for `keep_ms`, to be looked up."""
+    """Stores at most `most` keys. Expired and revoked keys stay for `keep_ms`, so that they can be looked
+    up."""
 
     def __init__(self, fenced: FencedDatabase, *, keep_ms: int, most: int = 10_000) -> None:
         self._fenced, self.keep_ms, self.most = fenced, keep_ms, most
 
     async def look(self, known_version: int = -1, used: Sequence[tuple[str, int]] = ()) -> KeyPage:
-        """All keys if there is news. `used` are `(id, ms)` to be written down."""
+        """Return all keys if they changed since `known_version`. Store the last-used times in `used`: `(id,
+        ms)`."""
         version, rows = await self._fenced.read(_KEYS, known_version, used)
         return KeyPage(version, None if isinstance(rows, bool) else rows)
 
@@ -54,5 +56,5 @@ class StoredKeys:
         return await self._fenced.read(_SAVE, self.keep_ms, self.most, row)
 
     async def revoke(self, id_: str) -> bool:
-        """For good; False if nobody knows it."""
+        """Revoke a key permanently; return False if it does not exist."""
         return await self._fenced.read(_REVOKE, id_)

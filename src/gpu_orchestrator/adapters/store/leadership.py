@@ -1,32 +1,34 @@
-"""Who leads: one process at a time decides placements. Its fence goes into every write, so a leader that was
-away too long changes nothing when it wakes.
+"""Leader election: one process at a time decides placements. Its fence goes with every write, so a leader
+that stalled past its term cannot change anything when it resumes.
 """
 
 import msgspec
 
-from gpu_orchestrator.adapters.store.records import Leading, Told
+from gpu_orchestrator.adapters.store.records import ElectionResult, NewsItem
 from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
-_ELECT = Script[Leading]("elect", Leading)
-_news = msgspec.msgpack.Decoder(Told)
+_ELECT = Script[ElectionResult]("elect", ElectionResult)
+_news = msgspec.msgpack.Decoder(NewsItem)
 
 
 class Leadership:
     def __init__(self, fenced: FencedDatabase, *, owner: str, lease_ms: int) -> None:
         self._fenced, self.owner, self.lease_ms = fenced, owner, lease_ms
 
-    async def strive(self) -> Leading:
-        """Lead, go on leading, or learn who does. Sets the fence of this process's writes."""
+    async def campaign(self) -> ElectionResult:
+        """Acquire or renew leadership, or learn which process leads. Sets the fence for this process's
+        writes."""
         leading = await self._fenced.read(_ELECT, self.owner, self._fenced.fence, self.lease_ms, 0)
         self._fenced.fence = leading.fence
         return leading
 
     async def resign(self) -> None:
-        """Also by a process that does not know whether it leads: what it asked for may have been granted."""
+        """Step down. Also called when this process does not know whether it leads: its last election call may
+        have succeeded although the answer was lost."""
         fence, self._fenced.fence = self._fenced.fence, 0
         await self._fenced.read(_ELECT, self.owner, fence, self.lease_ms, 1)
 
-    async def news(self, most: int = 1000) -> list[Told]:
-        """What other processes did since the last call."""
+    async def news(self, most: int = 1000) -> list[NewsItem]:
+        """Return the changes that other processes made since the last call."""
         return [_news.decode(item) for item in await self._fenced.database.pop_news(most)]

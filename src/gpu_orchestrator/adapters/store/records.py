@@ -1,4 +1,4 @@
-"""What goes into the scripts and comes out of them: arrays of msgpack, with names here."""
+"""Arguments and answers of the scripts: msgpack arrays whose fields are named here."""
 
 from enum import Enum
 from typing import Literal
@@ -6,16 +6,16 @@ from typing import Literal
 import msgspec
 
 Fence = int
-"""A leader's number; 0 for who does not lead. A later leader has a higher one."""
+"""The number of a leader's term, 0 for a process that does not lead. A later leader has a higher one."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """Base: travels as an array, fields in order."""
+    """Base class: encoded as an array, fields in order."""
 
 
 class NewTask(Item, frozen=True):
-    """`spec` and `params` are JSON. `idempotency` names the wish across repeated submissions; empty: none.
-    `level` is 0 to 3 for a low, normal, high or critical priority."""
+    """`spec` and `params` are JSON. `idempotency` identifies the task across repeated submissions; empty for
+    none. `level` is 0 to 3 for a low, normal, high or critical priority."""
 
     id: str
     spec: str
@@ -28,8 +28,9 @@ class NewTask(Item, frozen=True):
 
 
 class Unit(Item, frozen=True):
-    """What one request asks for, taken whole or not: `tasks` by level, where so many may wait of this owner
-    and at each level, and so many GPU milliseconds may have been used today; 0 is any number."""
+    """The tasks of one request, which the store accepts all together or not at all. `tasks` counts them by
+    level. The limits are how many tasks of this owner may be queued, how many at each level, and how many GPU
+    milliseconds the owner may have used today; 0 means unlimited."""
 
     owner: str
     most_queued: int
@@ -41,8 +42,8 @@ class Unit(Item, frozen=True):
 ANY_NUMBER = Unit("", 0, 0, 0)
 
 
-class Taken(Item, frozen=True):
-    """The task is in the store: a new one (`fresh` is 1), or the one that its idempotency key named already
+class Accepted(Item, frozen=True):
+    """The task is in the store: a new one (`fresh` is 1), or an earlier one with the same idempotency key
     (0)."""
 
     id: str
@@ -51,13 +52,13 @@ class Taken(Item, frozen=True):
 
 
 class KeyConflict(Item, frozen=True):
-    """The idempotency key belongs to this task, which asks for something else."""
+    """The idempotency key belongs to the task `id`, which has different content."""
 
     id: str
 
 
 class Limit(Enum):
-    """What a request would exceed; the values are the codes of the scripts."""
+    """The limit that a request would exceed; the values are the codes of the scripts."""
 
     OWNER_QUEUE = -2
     LEVEL_QUEUE = -3
@@ -65,19 +66,19 @@ class Limit(Enum):
 
 
 class NoRoom(Item, frozen=True):
-    """Nothing of the request was taken. `retry_after_ms` is until the next day for `DAY_BUDGET`, else 0: the
-    store does not know when a queue gets shorter."""
+    """No task of the request was accepted. For `DAY_BUDGET`, `retry_after_ms` is the time until the next day;
+    else it is 0, because the store cannot tell when a queue gets shorter."""
 
     limit: Limit
     retry_after_ms: int = 0
 
 
-Submitted = Taken | KeyConflict | NoRoom
+Submitted = Accepted | KeyConflict | NoRoom
 
 
 class Assignment(Item, frozen=True):
-    """`attempt` counts the runs so far; `place` is JSON for the worker; `milli` are the thousandths of a GPU
-    that it holds."""
+    """`attempt` counts the runs so far; `place` is JSON for the worker; `milli` is how many thousandths of a
+    GPU the attempt holds."""
 
     id: str
     attempt: int
@@ -88,14 +89,14 @@ class Assignment(Item, frozen=True):
 
 
 class Assigned(Item, frozen=True):
-    """The worker may have the task; `parameters` is JSON."""
+    """The store assigned the task to the worker; `parameters` is JSON."""
 
     parameters: str
     correlation: str
 
 
 class Moved(Enum):
-    """What was no longer as the leader knew it; the values are the words of the scripts."""
+    """Which of the two changed after the leader decided; the values are the words of the scripts."""
 
     TASK = "task moved on"
     WORKER = "worker moved on"
@@ -105,14 +106,15 @@ class NotAssigned(Item, frozen=True):
     moved: Moved
 
 
-Given = Assigned | NotAssigned
+AssignResult = Assigned | NotAssigned
 
 
 OutcomeKind = Literal["done", "failed", "died", "refused", "cancelled"]
 
 
 class Outcome(Item, frozen=True):
-    """`payload` is the result or error as JSON, or evidence in words. `wanted`: somebody waits for it."""
+    """How an attempt ended. `payload` is the result or error as JSON, or evidence as text. With `wanted` the
+    answer includes the task's row, because a caller waits for it."""
 
     id: str
     attempt: int
@@ -127,7 +129,7 @@ class Outcome(Item, frozen=True):
 
 
 class Note(Item, frozen=True):
-    """`began_ms` is how long ago the attempt began, -1 when this is only a line of progress."""
+    """`began_ms` is how long ago the attempt started, -1 if this is only a line of progress."""
 
     id: str
     attempt: int
@@ -137,7 +139,7 @@ class Note(Item, frozen=True):
     line: str = ""
 
 
-class Newcomer(Item, frozen=True):
+class Registration(Item, frozen=True):
     name: str
     instance: str
     spec: str
@@ -153,7 +155,7 @@ class Renewal(Item, frozen=True):
 
 
 class Active(Item, frozen=True):
-    """An attempt that a worker has according to the store."""
+    """An attempt that is assigned to a worker according to the store."""
 
     id: str
     attempt: int
@@ -166,22 +168,23 @@ class Departure(Item, frozen=True):
     why: str
 
 
-class Over(Item, frozen=True):
-    """A lease that is over; `suspect` is 1 where the connection was lost before."""
+class ExpiredLease(Item, frozen=True):
+    """A worker's expired lease; `suspect` is 1 if the worker had lost its connection before."""
 
     name: str
     epoch: int
     suspect: int
 
 
-class Leading(Item, frozen=True):
-    """`fence` is 0 for who does not lead; `apis` are the processes that strive to, by their owners' names."""
+class ElectionResult(Item, frozen=True):
+    """`fence` is 0 if the caller does not lead; `expired` are leases of workers that ran out; `apis` are the
+    names of the processes that took part in an election recently."""
 
     fence: Fence
     now_ms: int
     owner: str
     workers: int
-    over: tuple[Over, ...]
+    expired: tuple[ExpiredLease, ...]
     apis: tuple[str, ...]
 
 
@@ -189,11 +192,12 @@ class Leading(Item, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What changed in the store, told to the leader; the first item is the name of the class."""
+    """A change in the store that the leader must know; its first item is the name of the class."""
 
 
 class Queued(News, frozen=True):
-    """New, or back in the queue; not to be run before `after_ms`. `deaths` is the evidence so far, JSON."""
+    """A task that is new or back in the queue, not to run before `after_ms`. `deaths` is the evidence of
+    earlier deaths as JSON."""
 
     id: str
     spec: str
@@ -204,7 +208,7 @@ class Queued(News, frozen=True):
 
 
 class Ended(News, frozen=True):
-    """What this attempt had is free; it used so many GPU milliseconds."""
+    """The attempt ended and released its devices; it used `gpu_ms` GPU milliseconds."""
 
     id: str
     worker: str
@@ -213,27 +217,27 @@ class Ended(News, frozen=True):
 
 
 class Gone(News, frozen=True):
-    """A queued task that is not to be run any more."""
+    """A queued task that must not run any more."""
 
     id: str
 
 
 class Worker(News, frozen=True):
-    """A worker's row as it is now, fields and values in turn; empty when it was forgotten."""
+    """A worker's current row, alternating fields and values; empty if the worker was removed."""
 
     name: str
     row: tuple[str, ...]
 
 
 class Resync(News, frozen=True):
-    """More happened than was told: look at everything anew."""
+    """The list of news overflowed, so some is missing: the leader must load a new snapshot."""
 
 
-Told = Queued | Ended | Gone | Worker | Resync
+NewsItem = Queued | Ended | Gone | Worker | Resync
 
 
-class Remembered(Item, frozen=True):
-    """A task that is not final, as a new leader finds it."""
+class UnfinishedTask(Item, frozen=True):
+    """A task that is not final, as a snapshot for a new leader holds it."""
 
     id: str
     spec: str
@@ -249,4 +253,4 @@ class Remembered(Item, frozen=True):
 class Snapshot(Item, frozen=True):
     now_ms: int
     workers: tuple[str, ...]
-    tasks: tuple[Remembered, ...]
+    tasks: tuple[UnfinishedTask, ...]

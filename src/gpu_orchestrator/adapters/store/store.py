@@ -1,4 +1,4 @@
-"""The store as one thing: its parts share one link. Made once per process."""
+"""The store as one object, created once per process; its parts share one connection and one fence."""
 
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,7 +18,7 @@ from gpu_orchestrator.adapters.store.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class StoreTimeouts:
-    """How long things last."""
+    """How long leases and rows last, and how many workers and audit entries the store keeps."""
 
     lease_ms: int = 10_000
     grace_ms: int = 3_000
@@ -29,7 +29,7 @@ class StoreTimeouts:
 
 
 class Store:
-    """`owner` names this process among those that use the same store."""
+    """All parts of the store. `owner` names this process among those that use the same store."""
 
     def __init__(self, database: Database, *, owner: str, timeouts: StoreTimeouts = StoreTimeouts()) -> None:  # noqa: B008 - frozen
         self.database, self.owner, self.timeouts = database, owner, timeouts

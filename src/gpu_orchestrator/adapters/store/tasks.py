@@ -1,4 +1,5 @@
-"""Tasks in the store. Every call takes many at once and is one script: it happens as a whole or not."""
+"""Tasks in the store. Every call handles many tasks in one script, which takes effect as a whole or not at
+all."""
 
 from collections.abc import Sequence
 
@@ -6,9 +7,10 @@ import msgspec
 
 from gpu_orchestrator.adapters.store.records import (
     ANY_NUMBER,
+    Accepted,
     Assigned,
     Assignment,
-    Given,
+    AssignResult,
     Item,
     KeyConflict,
     Limit,
@@ -20,7 +22,6 @@ from gpu_orchestrator.adapters.store.records import (
     Outcome,
     Snapshot,
     Submitted,
-    Taken,
     Unit,
 )
 from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
@@ -30,16 +31,17 @@ DAY_MS = 86_400_000
 Row = dict[str, str]
 
 
-class Settled(Item, frozen=True):
-    """`counted` is 0 for what came too late; `state` is the task's now; `row` is there if it was wanted."""
+class FinishResult(Item, frozen=True):
+    """`counted` is 0 if the outcome came too late; `state` is the task's current one; `row` is set if it was
+    `wanted`."""
 
     counted: int
     state: str
     row: tuple[str, ...] = ()
 
 
-class Asked(Item, frozen=True):
-    """A cancellation: the state before (empty if unknown), and who runs it."""
+class CancelResult(Item, frozen=True):
+    """`state` is the one before (empty if the task is unknown); `worker` runs the task."""
 
     state: str
     worker: str
@@ -48,7 +50,7 @@ class Asked(Item, frozen=True):
 
 
 class Retried(Item, frozen=True):
-    """The state before (empty if unknown)."""
+    """`state` is the one before (empty if the task is unknown)."""
 
     state: str
 
@@ -67,20 +69,22 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 OTHER_CONTENT = -1
-"""What `submit` answers in place of `Taken.fresh` for a conflict; a value of `Limit` is a request without
-room, and then `created_ms` is ms until the next day for `DAY_BUDGET`."""
+"""The script's code in `Accepted.fresh` for a conflict. A value of `Limit` there means a request without
+room; for `DAY_BUDGET`, `created_ms` is then the time until the next day."""
 
-_Given = tuple[tuple[str, ...], ...]
-"""For each assignment `(parameters, correlation id)`, or `(why not,)`."""
+_AssignAnswers = tuple[tuple[str, ...], ...]
+"""For each assignment `(parameters, correlation id)`, or `(reason for the refusal,)`."""
 _Retried = tuple[str, int, int]
 """`(state before, 0 or a code of Limit, ms until the next day)`."""
 _Flat = tuple[str | int, ...]
-_SUBMIT = Script[tuple[tuple[Taken, ...], _Given]]("submit", tuple[tuple[Taken, ...], _Given])
+_SUBMIT = Script[tuple[tuple[Accepted, ...], _AssignAnswers]](
+    "submit", tuple[tuple[Accepted, ...], _AssignAnswers]
+)
 _IDEMPOTENCY_CONFLICTS = Script[tuple[str, ...]]("idempotency_conflicts", tuple[str, ...])
-_ASSIGN = Script[_Given | bool]("assign", _Given | bool)
+_ASSIGN = Script[_AssignAnswers | bool]("assign", _AssignAnswers | bool)
 _NOTE = Script[bool]("note", bool)
-_FINISH = Script[tuple[Settled, ...]]("finish", tuple[Settled, ...])
-_CANCEL = Script[tuple[Asked, ...]]("cancel", tuple[Asked, ...])
+_FINISH = Script[tuple[FinishResult, ...]]("finish", tuple[FinishResult, ...])
+_CANCEL = Script[tuple[CancelResult, ...]]("cancel", tuple[CancelResult, ...])
 _RETRY = Script[tuple[_Retried, ...]]("retry", tuple[_Retried, ...])
 _SNAPSHOT = Script[Snapshot | bool]("snapshot", Snapshot | bool)
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
@@ -100,14 +104,16 @@ class Tasks:
     async def submit(
         self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
     ) -> list[Submitted]:
-        """`unit_of` says for each task the number of its unit, from 1. Without units all are taken."""
+        """Queue new tasks. `unit_of` gives the number of each task's unit, from 1. Without units no limits
+        apply."""
         taken, _ = await self._fenced.write(_SUBMIT, DAY_MS, 0, tasks, (), units, unit_of)
         return _submitted(taken)
 
-    async def conflicts(self, wishes: Sequence[NewTask]) -> tuple[str, ...]:
-        """For each the task that has its idempotency key and another content; empty if none has."""
+    async def conflicts(self, tasks: Sequence[NewTask]) -> tuple[str, ...]:
+        """Return for each the id of a task with its idempotency key and different content; empty if none
+        has."""
         return await self._fenced.read(
-            _IDEMPOTENCY_CONFLICTS, [(each.idempotency, each.spec, each.params) for each in wishes]
+            _IDEMPOTENCY_CONFLICTS, [(each.idempotency, each.spec, each.params) for each in tasks]
         )
 
     async def submit_and_assign(
@@ -116,40 +122,40 @@ class Tasks:
         assignments: Sequence[Assignment],
         units: Sequence[Unit] = (),
         unit_of: Sequence[int] = (),
-    ) -> tuple[list[Submitted], list[Given]]:
-        """For a leader's dispatcher that knows already where some of them go: one write for both. It is not
-        told of these tasks, it has them."""
+    ) -> tuple[list[Submitted], list[AssignResult]]:
+        """Queue new tasks and assign some of them in one write. For the leader's dispatcher, which has
+        decided already; the store sends it no news of these tasks, because it knows them."""
         taken, given = await self._fenced.write(_SUBMIT, DAY_MS, 1, tasks, assignments, units, unit_of)
-        return _submitted(taken), [_given(*each) for each in given]
+        return _submitted(taken), [_assign_result(*each) for each in given]
 
-    async def assign(self, assignments: Sequence[Assignment]) -> list[Given] | None:
-        """None for who does not lead."""
+    async def assign(self, assignments: Sequence[Assignment]) -> list[AssignResult] | None:
+        """Assign queued tasks to workers. Return None if this process does not lead."""
         given = await self._fenced.write(_ASSIGN, assignments)
-        return None if isinstance(given, bool) else [_given(*each) for each in given]
+        return None if isinstance(given, bool) else [_assign_result(*each) for each in given]
 
     async def note(self, notes: Sequence[Note]) -> None:
         await self._fenced.read(_NOTE, notes)
 
-    async def finish(self, outcomes: Sequence[Outcome]) -> tuple[Settled, ...]:
+    async def finish(self, outcomes: Sequence[Outcome]) -> tuple[FinishResult, ...]:
         return await self._fenced.write(_FINISH, self.keep_ms, outcomes)
 
-    async def cancel(self, ids: Sequence[str], *, owner: str = "") -> tuple[Asked, ...]:
-        """Only tasks of this owner; without one, everybody's."""
+    async def cancel(self, ids: Sequence[str], *, owner: str = "") -> tuple[CancelResult, ...]:
+        """Cancel tasks of this owner, or of any owner without one."""
         return await self._fenced.write(_CANCEL, self.keep_ms, owner, ids)
 
     async def retry(
         self, ids: Sequence[str], *, owner: str = "", may: Unit = ANY_NUMBER
     ) -> list[Retried | NoRoom]:
-        """As far as `may` has room for them."""
+        """Queue ended tasks again, as far as the limits in `may` allow."""
         return [_retried(*each) for each in await self._fenced.write(_RETRY, owner, ids, may)]
 
     async def snapshot(self, lease_ms: int) -> Snapshot | None:
-        """Everything a new leader must know; None for who does not lead."""
+        """Return everything that a new leader must know, or None if this process does not lead."""
         found = await self._fenced.write(_SNAPSHOT, lease_ms)
         return None if isinstance(found, bool) else found
 
     async def fetch(self, ids: Sequence[str], *, parameters: bool = False) -> list[Row | None]:
-        """Rows as they are stored, without `parameters` unless wanted; None for what is not there."""
+        """Return the stored rows, with `params` only if `parameters` is set; None for a missing task."""
         _, rows, _ = await self._fenced.read(_FETCH, ids, (), int(parameters))
         return [row_of(row) for row in rows]
 
@@ -166,11 +172,11 @@ class Tasks:
         return Counts(now, _numbers(states), _numbers(stats), workers, leader[0])
 
 
-def _submitted(answers: Sequence[Taken]) -> list[Submitted]:
-    return [each if each.fresh >= 0 else _not_taken(each) for each in answers]
+def _submitted(answers: Sequence[Accepted]) -> list[Submitted]:
+    return [each if each.fresh >= 0 else _refused(each) for each in answers]
 
 
-def _not_taken(answer: Taken) -> KeyConflict | NoRoom:
+def _refused(answer: Accepted) -> KeyConflict | NoRoom:
     if answer.fresh == OTHER_CONTENT:
         return KeyConflict(answer.id)
     return _no_room(answer.fresh, answer.created_ms)
@@ -185,8 +191,8 @@ def _no_room(code: int, day_left_ms: int) -> NoRoom:
     return NoRoom(limit, day_left_ms if limit is Limit.DAY_BUDGET else 0)
 
 
-def _given(first: str, correlation: str | None = None) -> Given:
-    """A refusal is one word, without a correlation id."""
+def _assign_result(first: str, correlation: str | None = None) -> AssignResult:
+    """Decode one answer; a refusal has only a reason and no correlation id."""
     return NotAssigned(Moved(first)) if correlation is None else Assigned(first, correlation)
 
 

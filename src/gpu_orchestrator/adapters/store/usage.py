@@ -1,4 +1,4 @@
-"""What keys and owners use of what they may: requests let in, tasks that wait and run, GPU time of today."""
+"""Usage of keys and owners: admitted requests, queued and active tasks, GPU time of the day."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 
 class Spent(Item, frozen=True):
-    """Of one window: `counts` are slots and counts in turn."""
+    """Requests admitted in one window; `counts` alternates slots and counts."""
 
     window: str
     slot_ms: int
@@ -17,8 +17,8 @@ class Spent(Item, frozen=True):
 
 
 class Usage(Item, frozen=True):
-    """`gpu_ms` is what every owner used today, owners and numbers in turn; `queued` and `active` are tasks of
-    the one who was asked for."""
+    """`gpu_ms` is today's use of every owner, alternating owners and numbers; `queued` and `active` count the
+    tasks of the requested owner."""
 
     day_left_ms: int
     gpu_ms: tuple[str, ...]
@@ -26,7 +26,7 @@ class Usage(Item, frozen=True):
     active: int
 
     def used_s(self) -> dict[str, float]:
-        """GPU seconds of today by owner."""
+        """Return today's GPU seconds by owner."""
         pairs = zip(self.gpu_ms[::2], self.gpu_ms[1::2], strict=True)
         return {owner: int(ms) / 1000 for owner, ms in pairs}
 
@@ -40,9 +40,10 @@ class UsageStore:
         self._fenced = fenced
 
     async def exchange_rates(self, spent: Sequence[Spent]) -> list[dict[int, int]]:
-        """For each window what all processes have let in, by slot."""
-        told = await self._fenced.read(_RATE_COUNTS, spent)
-        return [dict(zip(each[::2], each[1::2], strict=True)) for each in told]
+        """Add this process's counts; return for each window the requests that all processes admitted, by
+        slot."""
+        totals = await self._fenced.read(_RATE_COUNTS, spent)
+        return [dict(zip(each[::2], each[1::2], strict=True)) for each in totals]
 
     async def of(self, owner: str = "") -> Usage:
         return await self._fenced.read(_USAGE, owner)

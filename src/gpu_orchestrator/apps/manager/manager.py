@@ -95,7 +95,7 @@ class Manager:
         listener = Listener(
             self.store,
             wake=self.leader.wake,
-            letter=self.sessions.deliver,
+            forwarded=self.sessions.deliver,
             ended=self.waiters.ended,
             keys=self.key_sync.wake,
         )
@@ -119,7 +119,7 @@ class Manager:
 
     def _keys_changed(self) -> None:
         self.quotas.refresh(self.keys)
-        self.sessions.part_from(lambda key: not self.keys.is_good(key))
+        self.sessions.disconnect_keys(lambda key: not self.keys.is_good(key))
         self.feed.disconnect(lambda key: not self.keys.is_good(key), "this key may no longer be used")
 
     async def disconnect_clients(self) -> None:
@@ -184,7 +184,7 @@ class Manager:
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(
             self.store,
-            lambda worker, assign: self.sessions.to(worker.hello.name, worker.api, assign, worker.epoch),
+            lambda worker, assign: self.sessions.send(worker.hello.name, worker.api, assign, worker.epoch),
             self.registry,
             self.memory,
             self.metrics,

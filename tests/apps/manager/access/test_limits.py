@@ -172,11 +172,11 @@ async def test_tasks_in_flight_count_against_the_room_after_a_refresh(new_site: 
     overview = (await new_site(max_store_mb=12)).running.manager.overview
     size = 8 * MIB
     await overview.refresh(at_most_old_s=0.0)
-    assert overview.take_room(size) is None
+    assert overview.reserve_memory(size) is None
     await overview.refresh(at_most_old_s=0.0)
-    assert overview.take_room(size) is not None, "the store does not show tasks in flight yet"
-    overview.took_room(size, kept=0)
-    assert overview.take_room(size) is None
+    assert overview.reserve_memory(size) is not None, "the store does not show tasks in flight yet"
+    overview.release_memory(size, kept=0)
+    assert overview.reserve_memory(size) is None
 
 
 @pytest.mark.real
@@ -210,7 +210,7 @@ async def test_new_leader_knows_the_running_tasks_of_each_owner(new_site: NewSit
     first, second = [(await ann.call("POST", "/tasks", ECHO))[1]["task_id"] for _ in range(2)]
     running = await worker.take()
     assert running.task == first
-    site.running.manager.leader._doubt()  # it reads everything again, as a new leader does
+    site.running.manager.leader._invalidate()  # it reads everything again, as a new leader does
     await site.submit(resources={"gpus": 0})
     assert (await worker.take()).task != second
     await worker.finish(running)
@@ -225,8 +225,9 @@ async def test_owner_over_its_daily_gpu_seconds_is_refused(site: Site) -> None:
     running = [await worker.take() for _ in range(2)]
     store = site.running.manager.store
     key = f"{store.database.prefix}t:{names[0]}"
-    assigned = int(await store.database._ask("HGET", key, "assigned"))
-    await store.database._ask("HSET", key, "assigned", str(assigned - 5000))  # it started five seconds ago
+    assigned = int(await store.database._execute("HGET", key, "assigned"))
+    # It started five seconds ago.
+    await store.database._execute("HSET", key, "assigned", str(assigned - 5000))
     await worker.finish(running[0])
     status, wait_s, message = await ann.refused("POST", "/tasks", WHOLE)
     assert (status, 1 <= wait_s <= 86_400) == (429, True)

@@ -1,4 +1,4 @@
-"""Who leads, and what it does while the store is away."""
+"""The election loop, and its behaviour while the store is down."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpu_orchestrator.adapters.settings import Settings
-from gpu_orchestrator.adapters.store.records import Gone, Leading, Newcomer, Told
+from gpu_orchestrator.adapters.store.records import ElectionResult, Gone, NewsItem, Registration
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
@@ -37,37 +37,37 @@ def leader_of(store: Store) -> Leader:
 
 
 @pytest.mark.looptime
-async def test_a_store_that_is_away_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_store_is_polled_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(Database("unix:///nowhere/valkey.sock"), owner="one", timeouts=StoreTimeouts())
-    strive, asked = store.leadership.strive, 0
+    campaign, calls = store.leadership.campaign, 0
 
-    async def counted() -> Leading:
-        nonlocal asked
-        asked += 1
-        if asked > 100:  # a leader that never pauses would not even let the test end
+    async def counted() -> ElectionResult:
+        nonlocal calls
+        calls += 1
+        if calls > 100:  # a leader that never pauses would not even let the test end
             raise asyncio.CancelledError
-        return await strive()
+        return await campaign()
 
-    monkeypatch.setattr(store.leadership, "strive", counted)
+    monkeypatch.setattr(store.leadership, "campaign", counted)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(10 * STORE_PAUSE_S):
             await leader_of(store).run()
-    assert 5 <= asked <= 11
+    assert 5 <= calls <= 11
 
 
-async def test_doubt_that_comes_up_while_news_is_read_is_no_failure(
+async def test_invalidation_while_reading_news_is_not_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Somebody's write is given up just then: the next round looks at everything anew."""
+    """A caller gives up its write at that moment: the next round loads a new snapshot."""
     async with embedded(tmp_path) as server, Store(Database(server.url), owner="one") as store:
         leader, rounds = leader_of(store), 0
 
-        async def read(most: int = 1000) -> list[Told]:
+        async def read(most: int = 1000) -> list[NewsItem]:
             nonlocal rounds
             rounds += 1
             if rounds > 1:
                 return []
-            leader._doubt()
+            leader._invalidate()
             return [Gone("t")]
 
         monkeypatch.setattr(store.leadership, "news", read)
@@ -78,12 +78,12 @@ async def test_doubt_that_comes_up_while_news_is_read_is_no_failure(
         assert [each["event"] for each in logs if each["log_level"] == "error"] == []
 
 
-async def test_a_lease_that_a_new_term_prolonged_is_not_over(tmp_path: Path) -> None:
-    """Nobody led for longer than it lasted. The worker may have lived on, and is not said to be taken off."""
+async def test_lease_extended_by_new_term_does_not_expire(tmp_path: Path) -> None:
+    """No process led for longer than the lease. The worker may be alive, so it is not removed."""
     async with embedded(tmp_path) as server, Store(Database(server.url), owner="two") as store:
         async with Store(Database(server.url), owner="one", timeouts=StoreTimeouts(lease_ms=1)) as before:
             hello = rows.encode(session.Hello("w", "i"))
-            await before.workers.register(Newcomer("w", "i", hello, "two", "c"))
+            await before.workers.register(Registration("w", "i", hello, "two", "c"))
         await asyncio.sleep(0.01)
         leader = leader_of(store)
         with capture_logs() as logs, contextlib.suppress(TimeoutError):
@@ -93,4 +93,4 @@ async def test_a_lease_that_a_new_term_prolonged_is_not_over(tmp_path: Path) -> 
         assert row is not None
         assert row["state"] == "online"
         assert "worker taken off" not in {each["event"] for each in logs}
-        assert not leader.reaper.taken_ms
+        assert not leader.reaper.removed_ms

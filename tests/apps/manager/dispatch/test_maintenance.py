@@ -1,4 +1,4 @@
-"""What the leader does beside leading."""
+"""Periodic work of the leader."""
 
 import asyncio
 from pathlib import Path
@@ -14,11 +14,11 @@ from tests.support import stores
 pytestmark = pytest.mark.real
 
 
-async def test_more_can_be_forgotten_than_one_look_finds(tmp_path: Path) -> None:
+async def test_trim_repeats_until_nothing_is_left(tmp_path: Path) -> None:
     names = [f"t{number}" for number in range(2500)]
     async with stores.server("embedded", tmp_path) as url, Database(url) as database:
         store = Store(database, owner="one", timeouts=StoreTimeouts(leader_ms=60_000, keep_ms=50))
-        await store.leadership.strive()
+        await store.leadership.campaign()
         await store.tasks.submit([NewTask(name, "{}", "{}", tenant="ann") for name in names])
         await store.tasks.cancel(names)
         async with asyncio.timeout(10):

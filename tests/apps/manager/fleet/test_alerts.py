@@ -1,4 +1,4 @@
-"""GPU alerts: what is cause for one, and that each is raised once and cleared once."""
+"""GPU alerts: which readings raise one, and that each is raised once and cleared once."""
 
 from typing import Any
 
@@ -19,7 +19,9 @@ LIMITS = Thresholds(temperature_c=85, memory_part=0.9)
     [
         pytest.param(scripted_worker.reading(0, temperature_c=79), [], id="cool"),
         pytest.param(scripted_worker.reading(0, temperature_c=85), [("temperature", 1)], id="hot"),
-        pytest.param(scripted_worker.reading(0, temperature_c=81), [("temperature", 0)], id="keeps one up"),
+        pytest.param(
+            scripted_worker.reading(0, temperature_c=81), [("temperature", 0)], id="keeps an alert active"
+        ),
         pytest.param(scripted_worker.reading(0, gib=100, others_gib=90), [("memory", 1)], id="full"),
         pytest.param(scripted_worker.reading(0, gib=100, others_gib=86), [("memory", 0)], id="nearly full"),
         pytest.param(scripted_worker.reading(0, ecc_errors=2), [("ecc", 1)], id="memory errors"),
@@ -27,50 +29,50 @@ LIMITS = Thresholds(temperature_c=85, memory_part=0.9)
             scripted_worker.reading(0, xid=79, problem="XID 79"), [("xid", 1)], id="one alert for a fault"
         ),
         pytest.param(scripted_worker.reading(0, problem="lost"), [("problem", 1)], id="another problem"),
-        pytest.param(session.Reading(0, 0, 0), [], id="knows nothing"),
+        pytest.param(session.Reading(0, 0, 0), [], id="no values"),
     ],
 )
-def test_what_is_cause_for_alarm(reading: session.Reading, expected: list[tuple[str, int]]) -> None:
+def test_readings_that_raise_alerts(reading: session.Reading, expected: list[tuple[str, int]]) -> None:
     assert [(each.kind, each.raises) for each in alerts.of([reading], LIMITS)] == expected
 
 
-async def told(site: Site) -> list[tuple[Any, ...]]:
+async def alert_events(site: Site) -> list[tuple[Any, ...]]:
     _, page = await site.call("GET", "/cluster/events?after=0&limit=1000")
     found = [each["data"] for each in page["events"] if each["event"] == "gpu_alert"]
     return [(each["device"], each["kind"], each["state"]) for each in found]
 
 
 async def report(worker: Hand, *readings: session.Reading) -> None:
-    """Returns when it has been taken: a renewal is answered after it."""
+    """Send a report and wait until it is stored: the server answers the renewal after it."""
     await worker.say(session.Report(readings))
     await worker.say(session.Renew(1))
     await worker.hear(session.Renewed)
 
 
 @pytest.mark.real
-async def test_an_alert_is_raised_once_and_cleared_once(site: Site) -> None:
+async def test_alert_is_raised_once_and_cleared_once(site: Site) -> None:
     worker = await site.join()
     for celsius in (60, 86, 90, 84, 81):
         await report(worker, scripted_worker.reading(0, temperature_c=celsius), scripted_worker.reading(1))
-    assert await told(site) == [(0, "temperature", "raised")]
+    assert await alert_events(site) == [(0, "temperature", "raised")]
     _, shown = await site.call("GET", "/workers/w")
-    (stands,) = shown["gpu_info"][0]["alerts"]
-    assert (stands["kind"], stands["value"]) == ("temperature", 81)
+    (alert,) = shown["gpu_info"][0]["alerts"]
+    assert (alert["kind"], alert["value"]) == ("temperature", 81)
     assert shown["gpu_info"][1]["alerts"] == []
     async with site.http.get("/metrics") as answer:
         assert 'gpu_alert{device="0",kind="temperature",worker="w"} 1.0' in await answer.text()
     await report(worker, scripted_worker.reading(0, temperature_c=79), scripted_worker.reading(1))
-    assert await told(site) == [(0, "temperature", "raised"), (0, "temperature", "cleared")]
+    assert await alert_events(site) == [(0, "temperature", "raised"), (0, "temperature", "cleared")]
     _, shown = await site.call("GET", "/workers/w")
     assert shown["gpu_info"][0]["alerts"] == []
 
 
 @pytest.mark.real
-async def test_alerts_of_a_worker_that_is_gone_do_not_stand(site: Site) -> None:
+async def test_removed_worker_has_its_alerts_cleared(site: Site) -> None:
     worker = await site.join()
     await report(worker, scripted_worker.reading(0, ecc_errors=1), scripted_worker.reading(1, problem="lost"))
     assert (await site.call("DELETE", "/workers/w?drain=false"))[0] == 200
-    found = await told(site)
+    found = await alert_events(site)
     assert sorted(found[:2]) == [(0, "ecc", "raised"), (1, "problem", "raised")]
     assert sorted(found[2:]) == [(0, "ecc", "cleared"), (1, "problem", "cleared")]
     async with site.http.get("/metrics") as answer:
@@ -78,7 +80,7 @@ async def test_alerts_of_a_worker_that_is_gone_do_not_stand(site: Site) -> None:
 
 
 @pytest.mark.real
-async def test_a_cordoned_device_gets_nothing_and_the_other_goes_on(site: Site) -> None:
+async def test_cordoned_device_gets_no_tasks_and_the_other_does(site: Site) -> None:
     worker = await site.join()
     status, answer = await site.call("POST", "/workers/w/devices/0/cordon")
     assert (status, answer["status"]) == (200, "device 0 cordoned")

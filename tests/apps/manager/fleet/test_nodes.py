@@ -1,4 +1,4 @@
-"""Workers as nodes, tasks as requests, and memory that is true."""
+"""Workers as nodes, tasks as requests, and the accounting of device memory."""
 
 from random import Random
 
@@ -42,20 +42,20 @@ def placed(spec: TaskSpec, cluster: Cluster, policy: str = "balanced") -> Placem
     ("others", "driver_free", "reserved", "free"),
     [
         pytest.param(0, 24, Reserved(), 24, id="empty"),
-        pytest.param(10, 14, Reserved(10 * GIB, 10 * GIB), 4, id="used by others and promised"),
-        pytest.param(0, 14, Reserved(10 * GIB, 0), 14, id="promised and allocated"),
-        pytest.param(0, 8, Reserved(10 * GIB, 0), 8, id="the driver has less than the books say"),
-        pytest.param(10, 24, Reserved(), 14, id="the books have less than the driver says"),
+        pytest.param(10, 14, Reserved(10 * GIB, 10 * GIB), 4, id="used by others and reserved"),
+        pytest.param(0, 14, Reserved(10 * GIB, 0), 14, id="reserved and allocated"),
+        pytest.param(0, 8, Reserved(10 * GIB, 0), 8, id="the driver reports less than our accounting"),
+        pytest.param(10, 24, Reserved(), 14, id="our accounting has less than the driver reports"),
     ],
 )
-def test_free_is_the_smaller_of_books_and_driver(
+def test_free_memory_is_the_smaller_of_accounting_and_driver(
     others: int, driver_free: int, reserved: Reserved, free: int
 ) -> None:
     now = session.Reading(0, 0, driver_free * GIB, others * GIB)
     assert free_mib(24 * GIB, ALL, now, reserved) == free * GIB
 
 
-def test_without_a_reading_the_books_alone_count() -> None:
+def test_without_reading_only_accounting_counts() -> None:
     assert free_mib(1000, MemoryPolicy(0.8, 100), None, Reserved(300, 300)) == 500
 
 
@@ -65,10 +65,10 @@ def test_without_a_reading_the_books_alone_count() -> None:
     others=st.integers(0, 100_000),
     threshold=st.floats(0.1, 1.0),
 )
-def test_never_is_more_promised_than_there_is(
+def test_reservations_never_exceed_the_device(
     total: int, held: list[tuple[int, float]], others: int, threshold: float
 ) -> None:
-    """Whatever is given on top of what is promised fits beside all others, once everybody has allocated."""
+    """The free memory fits beside all reservations and other processes, once every holder has allocated."""
     memory = MemoryPolicy(threshold, 256)
     allocated = sum(int(mib * part) for mib, part in held)
     promised = sum(mib for mib, _ in held)
@@ -79,7 +79,7 @@ def test_never_is_more_promised_than_there_is(
         assert promised + others + free <= total
 
 
-def test_a_node_shows_what_the_worker_may_give() -> None:
+def test_node_shows_usable_devices_and_memory() -> None:
     worker = WorkerState(
         hello("w", devices=(device(0), device(1), device(2)), max_concurrent=3),
         cordoned_devices=frozenset({1}),
@@ -103,17 +103,17 @@ def test_a_node_shows_what_the_worker_may_give() -> None:
         pytest.param(WorkerState(hello("w", max_concurrent=0)), False, id="no slot"),
     ],
 )
-def test_who_can_take_a_task(worker: WorkerState, fits: bool) -> None:
+def test_workers_that_can_take_a_task(worker: WorkerState, fits: bool) -> None:
     answer = placed(TaskSpec("echo", gpus=0), cluster_of(worker))
     assert isinstance(answer, Placement) is fits
 
 
-def test_a_device_others_have_filled_is_not_given_whole() -> None:
+def test_device_filled_by_other_processes_is_not_given_whole() -> None:
     full = WorkerState(hello("w", devices=(device(0),)), readings=(reading(0, others_gib=24),))
     assert isinstance(placed(TaskSpec("echo"), cluster_of(full)), Refusal)
 
 
-def test_workers_on_which_it_died_are_avoided() -> None:
+def test_workers_on_which_the_task_died_are_avoided() -> None:
     cluster = cluster_of(WorkerState(hello("a")), WorkerState(hello("b")))
     wanted = request_of("t", TaskSpec("echo"), avoid=("a",))
     answer = decide(wanted, cluster, strategies.registry("balanced").policy(), Random(1))
@@ -129,7 +129,7 @@ def test_workers_on_which_it_died_are_avoided() -> None:
         pytest.param("weightedRoundRobin", "large", id="weightedRoundRobin: most slots free"),
     ],
 )
-def test_policies_differ_where_they_should(policy: str, goes_to: str) -> None:
+def test_each_policy_chooses_its_worker(policy: str, goes_to: str) -> None:
     cluster = cluster_of(
         WorkerState(hello("small", devices=(device(0, 12),), max_concurrent=16)),
         WorkerState(hello("large", devices=(device(0, 80),), max_concurrent=16)),
@@ -140,28 +140,28 @@ def test_policies_differ_where_they_should(policy: str, goes_to: str) -> None:
     assert answer.node == goes_to
 
 
-def test_who_fails_often_comes_last_among_equals() -> None:
+def test_worker_that_fails_often_comes_last_among_equals() -> None:
     cluster = cluster_of(WorkerState(hello("a"), score=0.2), WorkerState(hello("b"), score=1.0))
     answer = placed(TaskSpec("echo", gpus=0), cluster)
     assert isinstance(answer, Placement)
     assert answer.node == "b"
 
 
-def test_an_unknown_policy_says_which_there_are() -> None:
+def test_unknown_policy_suggests_a_known_one() -> None:
     with pytest.raises(UnknownPolicy, match="did you mean 'balanced'"):
         strategies.registry("ballanced")
 
 
-def test_what_an_attempt_holds_is_read_back() -> None:
+def test_stored_grant_decodes_to_its_placement() -> None:
     grant = DeviceGrant((session.Given(1, "GPU-1"),), 4096)
     assert rows.placement_of("t", "w", rows.read_grant(rows.encode(grant))).devices == (1,)
 
 
-def test_a_worker_that_tells_impossible_numbers_is_counted_with_the_largest_possible() -> None:
+def test_impossible_numbers_of_a_worker_are_clamped() -> None:
     huge = session.Device(0, "u", "nvidia", "A", memory_mib=2**40)
-    told = session.Reading(0, used_mib=2**50, free_mib=-(2**50))
+    impossible = session.Reading(0, used_mib=2**50, free_mib=-(2**50))
     greeting = session.Hello("a", "i", (huge,), max_concurrent=2**70)
-    seen = node_of(WorkerState(greeting, readings=(told,)), MemoryPolicy(), {0: Reserved()})
+    seen = node_of(WorkerState(greeting, readings=(impossible,)), MemoryPolicy(), {0: Reserved()})
     assert (seen.devices[0].memory_mib, seen.devices[0].taken_mib) == (MOST_MIB, MOST_MIB)
     assert dict(seen.resources) == {strategies.SLOTS: MOST_AMOUNT}
     assert Cluster([seen]).free_gpus("a") == 1

@@ -187,7 +187,7 @@ async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:
     assert "20480 MiB are used by others" in why[0]
     assert why[1] == "it is not healthy: XID 79"
     assert why[2] == "it is cordoned"
-    assert "30720 promised" in why[3]
+    assert "30720 MiB are reserved" in why[3]
     assert "1 has no GPU with 15360 MiB free" in answer["reason"]
     await site.call("POST", "/workers/w/devices/2/uncordon")
     assert (await worker.take()).task == waiting

@@ -1,4 +1,4 @@
-"""Many callers, one call."""
+"""Batching of calls to the store."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from gpu_orchestrator.apps.manager.tasks.batching import Batcher, BatchQueue
 
 
 class Slow:
-    """Answers when told to, and keeps what each call was asked."""
+    """Answers once `go` is set, and records the items of each call."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -23,12 +23,12 @@ class Slow:
         return [item * 10 for item in items]
 
 
-async def test_what_arrives_meanwhile_goes_together() -> None:
+async def test_items_that_arrive_during_a_call_form_one_batch() -> None:
     slow = Slow()
-    gather: Batcher[int, int] = Batcher(slow)
-    first = gather.put(1)
+    batcher: Batcher[int, int] = Batcher(slow)
+    first = batcher.put(1)
     await asyncio.sleep(0)
-    others = [gather.put(number) for number in (2, 3, 4)]
+    others = [batcher.put(number) for number in (2, 3, 4)]
     await asyncio.sleep(0)
     slow.go.set()
     assert await first == 10
@@ -36,64 +36,64 @@ async def test_what_arrives_meanwhile_goes_together() -> None:
     assert slow.calls == [[1], [2, 3, 4]]
 
 
-async def test_no_call_takes_more_than_allowed() -> None:
+async def test_batches_respect_the_size_limit() -> None:
     slow = Slow()
     slow.go.set()
-    gather: Batcher[int, int] = Batcher(slow, most=2)
-    assert await gather.put_all(range(5)) == [0, 10, 20, 30, 40]
+    batcher: Batcher[int, int] = Batcher(slow, most=2)
+    assert await batcher.put_all(range(5)) == [0, 10, 20, 30, 40]
     assert [len(call) for call in slow.calls] == [2, 2, 1]
 
 
-async def test_an_error_reaches_those_of_its_call_only() -> None:
+async def test_error_reaches_only_callers_of_its_batch() -> None:
     slow = Slow()
     slow.go.set()
-    gather: Batcher[int, int] = Batcher(slow, most=1)
-    good, bad = gather.put(1), gather.put(13)
+    batcher: Batcher[int, int] = Batcher(slow, most=1)
+    good, bad = batcher.put(1), batcher.put(13)
     assert await good == 10
     with pytest.raises(ValueError, match="unlucky"):
         await bad
-    assert await gather.put(2) == 20, "it goes on"
+    assert await batcher.put(2) == 20, "it goes on"
 
 
-async def test_who_gave_up_does_not_disturb_the_rest() -> None:
+async def test_cancelled_caller_does_not_disturb_its_batch() -> None:
     slow = Slow()
-    gather: Batcher[int, int] = Batcher(slow)
-    gone, stays = gather.put(1), gather.put(2)
+    batcher: Batcher[int, int] = Batcher(slow)
+    gone, stays = batcher.put(1), batcher.put(2)
     await asyncio.sleep(0)
     gone.cancel()
     slow.go.set()
     assert await stays == 20
-    await gather.close()
+    await batcher.close()
 
 
 async def test_flows_take_turns_and_keep_their_order() -> None:
     slow = Slow()
     slow.go.set()
-    gather: Batcher[int, int] = Batcher(slow, most=4)
-    odd = [gather.put(number, "odd") for number in (1, 3, 5, 7, 9, 11)]
-    even = [gather.put(number, "even") for number in (2, 4)]
+    batcher: Batcher[int, int] = Batcher(slow, most=4)
+    odd = [batcher.put(number, "odd") for number in (1, 3, 5, 7, 9, 11)]
+    even = [batcher.put(number, "even") for number in (2, 4)]
     await asyncio.gather(*odd, *even)
     assert slow.calls == [[1, 2, 3, 4], [5, 7, 9, 11]]
 
 
-async def test_several_calls_may_be_under_way() -> None:
+async def test_several_batches_can_be_in_flight() -> None:
     slow = Slow()
-    gather: Batcher[int, int] = Batcher(slow, most=2, at_once=2)
-    asked = [gather.put(number) for number in range(1, 6)]
+    batcher: Batcher[int, int] = Batcher(slow, most=2, at_once=2)
+    answers = [batcher.put(number) for number in range(1, 6)]
     await asyncio.sleep(0)
     assert slow.calls == [[1, 2], [3, 4]], "the third waits until one of them is answered"
     slow.go.set()
-    assert await asyncio.gather(*asked) == [10, 20, 30, 40, 50]
-    assert await gather.put(6) == 60, "it goes on after all were answered"
-    await gather.close()
+    assert await asyncio.gather(*answers) == [10, 20, 30, 40, 50]
+    assert await batcher.put(6) == 60, "it goes on after all were answered"
+    await batcher.close()
 
 
-async def test_one_alone_is_answered_in_its_own_task_and_who_comes_meanwhile_goes_next() -> None:
+async def test_single_item_runs_inline_and_later_items_join_next_batch() -> None:
     slow = Slow()
-    gather: Batcher[int, int] = Batcher(slow)
-    alone = asyncio.ensure_future(gather.put_all([1]))
+    batcher: Batcher[int, int] = Batcher(slow)
+    alone = asyncio.ensure_future(batcher.put_all([1]))
     await asyncio.sleep(0)
-    others = [asyncio.ensure_future(gather.put_all([number])) for number in (2, 3)]
+    others = [asyncio.ensure_future(batcher.put_all([number])) for number in (2, 3)]
     await asyncio.sleep(0)
     assert slow.calls == [[1]]
     slow.go.set()
@@ -101,25 +101,25 @@ async def test_one_alone_is_answered_in_its_own_task_and_who_comes_meanwhile_goe
     assert slow.calls == [[1], [2, 3]]
 
 
-async def test_who_came_after_one_that_gave_up_is_answered() -> None:
+async def test_item_after_cancelled_inline_call_is_answered() -> None:
     slow = Slow()
-    gather: Batcher[int, int] = Batcher(slow)
-    gone = asyncio.ensure_future(gather.put_all([1]))
+    batcher: Batcher[int, int] = Batcher(slow)
+    gone = asyncio.ensure_future(batcher.put_all([1]))
     await asyncio.sleep(0)
-    stays = gather.put(2)
+    stays = batcher.put(2)
     gone.cancel()
     slow.go.set()
     assert await stays == 20
-    await gather.close()
+    await batcher.close()
 
 
-async def test_closing_waits_for_what_is_done_alone_and_not_for_the_rest_of_its_caller() -> None:
+async def test_close_waits_for_inline_call_but_not_for_its_caller() -> None:
     slow = Slow()
-    gather: Batcher[int, int] = Batcher(slow)
+    batcher: Batcher[int, int] = Batcher(slow)
 
     async def callback_sender() -> None:
-        await gather.put_all([1])
-        await gather.close()
+        await batcher.put_all([1])
+        await batcher.close()
 
     calling = asyncio.ensure_future(callback_sender())
     await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_closing_waits_for_what_is_done_alone_and_not_for_the_rest_of_its_
         await calling
 
 
-async def test_a_batch_that_breaks_keeps_nobody_else_waiting() -> None:
+async def test_failing_batch_does_not_block_later_batches() -> None:
     done: list[list[int]] = []
 
     async def perform(batch: list[int]) -> None:

@@ -1,9 +1,9 @@
-"""Who waits for the end of a task is told it, or looks for himself when time is up."""
+"""Callers that wait for a task get its row, or nothing when their time is up."""
 
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 
 
-async def test_all_who_wait_for_a_task_are_told_its_row() -> None:
+async def test_all_waiters_of_a_task_get_its_row() -> None:
     waiters = CompletionWaiters()
     ended = [waiters.join("a"), waiters.join("a")]
     other = waiters.join("b")
@@ -14,7 +14,7 @@ async def test_all_who_wait_for_a_task_are_told_its_row() -> None:
     assert not other.done()
 
 
-async def test_who_is_not_told_in_time_gets_nothing() -> None:
+async def test_waiter_gets_nothing_after_timeout() -> None:
     waiters = CompletionWaiters()
     ended = waiters.join("a")
     assert await within(ended, 0.01) is None
@@ -23,7 +23,7 @@ async def test_who_is_not_told_in_time_gets_nothing() -> None:
     assert "a" not in waiters
 
 
-async def test_one_who_leaves_takes_nobody_with_him() -> None:
+async def test_leaving_waiter_does_not_affect_others() -> None:
     waiters = CompletionWaiters()
     first, second = waiters.join("a"), waiters.join("a")
     waiters.leave("a", first)

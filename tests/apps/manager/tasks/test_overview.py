@@ -1,4 +1,4 @@
-"""What is known of the whole cluster is looked up anew when it must be, and not more often."""
+"""The cached view of the cluster is refreshed when necessary, and not more often."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from gpu_orchestrator.apps.manager.tasks.overview import Overview
 
 
 class Empty:
-    """A store without workers; `looks` counts how often it was asked."""
+    """A store without workers; `looks` counts the refreshes."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -32,7 +32,7 @@ class Empty:
         return []
 
 
-async def test_for_a_second_nobody_needs_to_look_again() -> None:
+async def test_fresh_view_is_not_read_again() -> None:
     store = Empty()
     overview = Overview(store, MemoryPolicy())  # type: ignore[arg-type]
     for _ in range(3):
@@ -40,7 +40,7 @@ async def test_for_a_second_nobody_needs_to_look_again() -> None:
     assert store.looks == 1
 
 
-async def test_a_worker_that_comes_while_somebody_looks_is_not_missed_by_the_next() -> None:
+async def test_worker_that_joins_during_a_refresh_causes_another() -> None:
     store = Empty()
     overview = Overview(store, MemoryPolicy())  # type: ignore[arg-type]
     store.meanwhile = overview.expire

@@ -1,5 +1,5 @@
-"""Sessions on wires played by hand, on a real store: nobody waits for who takes nothing any more, and
-nobody is taken for connected who is not."""
+"""Sessions over scripted transports, on a real store: a stalled worker blocks no other, and only a worker
+with a live session counts as connected."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,11 +10,11 @@ import pytest
 
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import Unreachable
-from gpu_orchestrator.adapters.store.records import Newcomer
+from gpu_orchestrator.adapters.store.records import Registration
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
-from gpu_orchestrator.adapters.store.workers import Greeting
+from gpu_orchestrator.adapters.store.workers import RegisterResult
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
@@ -24,31 +24,31 @@ from gpu_orchestrator.apps.manager.workers.sessions import Sessions
 from tests.support import scripted_worker
 
 
-class Played:
-    """A connection whose worker has said hello; `takes` is cleared when it takes nothing any more."""
+class ScriptedTransport:
+    """A transport whose worker has sent Hello; clear `reads` to make it stop reading."""
 
     def __init__(self, name: str = "w", **rest: object) -> None:
         self.name = name
-        self._said: list[bytes] = [session.frame(scripted_worker.hello(name, **rest))]
-        self.heard: list[session.ToWorker] = []
-        self.takes, self.welcomed, self.assigned = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.takes.set()
+        self._frames: list[bytes] = [session.frame(scripted_worker.hello(name, **rest))]
+        self.received: list[session.ToWorker] = []
+        self.reads, self.welcomed, self.assigned = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.reads.set()
 
     async def receive(self) -> bytes | str:
-        if not self._said:
+        if not self._frames:
             await asyncio.Event().wait()
-        return self._said.pop()
+        return self._frames.pop()
 
     async def send(self, frame: bytes) -> None:
-        await self.takes.wait()
-        self.heard += session.read_by_worker(frame)
-        if any(isinstance(each, session.Welcome) for each in self.heard):
+        await self.reads.wait()
+        self.received += session.read_by_worker(frame)
+        if any(isinstance(each, session.Welcome) for each in self.received):
             self.welcomed.set()
-        if any(isinstance(each, session.Assign) for each in self.heard):
+        if any(isinstance(each, session.Assign) for each in self.received):
             self.assigned.set()
 
     async def close(self) -> None:
-        await self.takes.wait()
+        await self.reads.wait()
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def sessions(store: Store) -> Sessions:
         store,
         Outcomes(store, Metrics(), CompletionWaiters()),
         SessionConfig.of(Settings()),
-        came=lambda: None,
+        on_registered=lambda: None,
     )
 
 
-async def join(sessions: Sessions, transport: Played) -> "asyncio.Task[None]":
+async def join(sessions: Sessions, transport: ScriptedTransport) -> "asyncio.Task[None]":
     serving = asyncio.create_task(sessions.serve(transport, transport.name))
     async with asyncio.timeout(20):
         await transport.welcomed.wait()
@@ -80,26 +80,26 @@ async def end(*serving: "asyncio.Task[None]") -> None:
     await asyncio.gather(*serving, return_exceptions=True)
 
 
-async def test_a_worker_that_comes_back_does_not_wait_for_its_lost_connection(
+async def test_reconnecting_worker_does_not_wait_for_its_lost_connection(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_orchestrator.apps.manager.workers.sessions.GOODBYE_S", 60.0)
-    lost = Played()
+    lost = ScriptedTransport()
     before = await join(sessions, lost)
-    lost.takes.clear()
-    after = await join(sessions, Played(resume_epoch=1))
-    lost.takes.set()
+    lost.reads.clear()
+    after = await join(sessions, ScriptedTransport(resume_epoch=1))
+    lost.reads.set()
     await end(before, after)
 
 
-async def test_the_server_ends_whoever_takes_its_goodbye_and_then_all_are_parted_from(
+async def test_close_disconnects_all_workers_even_if_they_do_not_read_goodbye(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_orchestrator.apps.manager.workers.sessions.GOODBYE_S", 3.0)
-    lost = [Played(f"w{number}") for number in range(10)]
+    lost = [ScriptedTransport(f"w{number}") for number in range(10)]
     serving = [await join(sessions, each) for each in lost]
     for each in lost:
-        each.takes.clear()
+        each.reads.clear()
     async with asyncio.timeout(20):  # one after the other it would be 30
         await sessions.close()
         await asyncio.gather(*serving)
@@ -107,22 +107,22 @@ async def test_the_server_ends_whoever_takes_its_goodbye_and_then_all_are_parted
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_worker_is_not_taken_for_connected_whose_session_ends_before_it_was_welcomed(
+async def test_session_that_ends_before_welcome_leaves_worker_suspect(
     sessions: Sessions, store: Store, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    """It was registered, and nobody heard the answer."""
+    """The store registered the worker, and the answer was lost or not awaited."""
     register, is_written = store.workers.register, asyncio.Event()
 
-    async def unheard(newcomer: Newcomer) -> Greeting:
-        greeting = await register(newcomer)
+    async def answer_lost(registration: Registration) -> RegisterResult:
+        registered = await register(registration)
         is_written.set()
         if is_lost:
             raise Unreachable("the answer was lost")
         await asyncio.Event().wait()
-        return greeting
+        return registered
 
-    monkeypatch.setattr(store.workers, "register", unheard)
-    serving = asyncio.create_task(sessions.serve(Played(), "w"))
+    monkeypatch.setattr(store.workers, "register", answer_lost)
+    serving = asyncio.create_task(sessions.serve(ScriptedTransport(), "w"))
     await is_written.wait()
     if is_lost:
         await serving
@@ -132,37 +132,35 @@ async def test_a_worker_is_not_taken_for_connected_whose_session_ends_before_it_
     assert (row["state"], row["connection"]) == ("suspect", "")
 
 
-@pytest.mark.parametrize("is_there", [True, False], ids=["to a worker of ours", "from another process"])
-async def test_what_was_given_to_a_worker_before_it_started_anew_is_not_told_it(
-    sessions: Sessions, is_there: bool
-) -> None:
-    """It is on its way to a worker that restarts just then: the store has taken it back already."""
-    transport = Played()
+@pytest.mark.parametrize("is_here", [True, False], ids=["sent here", "from another process"])
+async def test_assignment_for_earlier_epoch_is_not_sent(sessions: Sessions, is_here: bool) -> None:
+    """The worker restarts while the assignment is on its way: the store has queued the task again already."""
+    transport = ScriptedTransport()
     serving = await join(sessions, transport)
     for epoch, name in ((7, "before"), (1, "now")):
         assign = session.Assign(name, 1, "echo")
-        if is_there:
-            sessions.to("w", "here", assign, epoch)
+        if is_here:
+            sessions.send("w", "here", assign, epoch)
         else:
             sessions.deliver(msgspec.msgpack.encode(("w", session.frame(assign), epoch)))
     async with asyncio.timeout(20):
         await transport.assigned.wait()
-    assert [each.task for each in transport.heard if isinstance(each, session.Assign)] == ["now"]
+    assert [each.task for each in transport.received if isinstance(each, session.Assign)] == ["now"]
     await end(serving)
 
 
-async def test_what_is_for_a_worker_that_started_anew_elsewhere_goes_there(
+async def test_message_for_newer_epoch_goes_to_the_other_process(
     sessions: Sessions, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection to us is lost, and we have not noticed yet."""
-    posted: asyncio.Queue[str] = asyncio.Queue()
+    """The worker lost its connection to this process, which has not noticed yet."""
+    published: asyncio.Queue[str] = asyncio.Queue()
 
     async def publish(channel: str, message: bytes) -> None:
-        posted.put_nowait(channel)
+        published.put_nowait(channel)
 
     monkeypatch.setattr(store.database, "publish", publish)
-    serving = await join(sessions, Played())
-    sessions.to("w", "there", session.Assign("t", 1, "echo"), epoch=2)
+    serving = await join(sessions, ScriptedTransport())
+    sessions.send("w", "there", session.Assign("t", 1, "echo"), epoch=2)
     async with asyncio.timeout(20):
-        assert await posted.get() == "api:there"
+        assert await published.get() == "api:there"
     await end(serving)

@@ -1,4 +1,4 @@
-"""What is for a worker that polls waits until the worker asks for it, and is given to its last question."""
+"""Frames for a polling worker wait until it polls, and go to its latest poll."""
 
 import asyncio
 
@@ -9,20 +9,20 @@ from gpu_orchestrator.apps.manager.workers.transports import LongPollTransport
 pytestmark = pytest.mark.looptime
 
 
-async def test_who_asks_again_has_given_up_what_he_asked_before() -> None:
-    box = LongPollTransport(silence_s=60)
-    before = asyncio.create_task(box.exchange(b"[]", 30))
-    await asyncio.sleep(10)  # the proxy in between has lost it, and the worker knows
-    now = asyncio.create_task(box.exchange(b"[]", 30))
+async def test_new_poll_ends_the_previous_one_without_frames() -> None:
+    transport = LongPollTransport(silence_s=60)
+    before = asyncio.create_task(transport.exchange(b"[]", 30))
+    await asyncio.sleep(10)  # the proxy has dropped the poll, and the worker noticed
+    now = asyncio.create_task(transport.exchange(b"[]", 30))
     await asyncio.sleep(1)
-    await box.send(b"for the worker")
+    await transport.send(b"for the worker")
     assert await now == [b"for the worker"]
     assert await before == []
 
 
-async def test_what_comes_when_nobody_asks_waits() -> None:
-    box = LongPollTransport(silence_s=60)
-    assert await box.exchange(b"[]", 1) == []
-    await box.send(b"one")
-    await box.send(b"two")
-    assert await box.exchange(b"[]", 1) == [b"one", b"two"]
+async def test_frames_wait_until_the_next_poll() -> None:
+    transport = LongPollTransport(silence_s=60)
+    assert await transport.exchange(b"[]", 1) == []
+    await transport.send(b"one")
+    await transport.send(b"two")
+    assert await transport.exchange(b"[]", 1) == [b"one", b"two"]

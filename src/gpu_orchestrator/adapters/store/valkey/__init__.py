@@ -1,1 +1,1 @@
-"""The Valkey server: the client, the Lua scripts, the embedded server, migrations, backup."""
+"""Everything specific to Valkey: client, Lua scripts, embedded server, migrations, backup."""

@@ -1,10 +1,10 @@
-"""A backup of all that is in the store, made while it works, and brought back into an empty one.
+"""Back up the store while it runs, and restore the backup into an empty store.
 
-Every key is written down whole at some moment of the backup. A task's row is the truth about it: lists are
-made anew from the rows, so a task that moved on meanwhile is found where it was when it was written down.
+The backup copies every key whole at some moment. A task's row is authoritative: restoring rebuilds the lists
+from the rows, so a task that changed state during the backup has the state of its copied row.
 
-The file is gzip; in it records of msgpack, each after its length: a header, keys, and the number of keys as
-an end, without which it is not whole.
+The file is gzip. It holds msgpack records, each after its length: a header, the keys, and last the number of
+keys. A file without that number is incomplete.
 """
 
 import gzip
@@ -25,19 +25,19 @@ from gpu_orchestrator.adapters.store.valkey import migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
-AT_ONCE = 200
+BATCH = 200
 LONGEST = 1 << 30
 NOT_KEPT = frozenset({"leader", "apis", "news", "owners", "levels", migrations.KEY})
-MADE_ANEW = ("s:", "o:", "on:")
+REBUILT = ("s:", "o:", "on:")
 TASK = "t:"
 
 
 class BadBackup(StoreError):
-    """The file is not a backup, is not whole, or cannot be brought back here."""
+    """The file is not a backup, is incomplete, or cannot be restored into this store."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """`files` are kept beside the store: hashes of the keys with which everything begins."""
+    """`files` are stored beside the database: hashes of the bootstrap keys."""
 
     format: str = "gpu-orchestrator backup 1"
     schema: int = migrations.VERSION
@@ -45,8 +45,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, bytes] = {}
 
 
-class Kept(Item, frozen=True):
-    """One key; `expires_ms` is -1 for one that stays."""
+class BackupEntry(Item, frozen=True):
+    """One key; `expires_ms` is -1 if it does not expire."""
 
     name: str
     expires_ms: int
@@ -61,23 +61,24 @@ class Summary:
 
 _RESTORE_LISTS = Script[int]("restore_lists", int)
 _encode = msgspec.msgpack.Encoder().encode
+_decode_entry = msgspec.msgpack.Decoder(BackupEntry | int).decode
 
 
 async def save(database: Database, path: Path, files: Mapping[str, bytes]) -> Summary:
-    """Whole or not at all: the file has its name only when it is complete and on disk."""
-    await migrations.refuse_a_part(database)
+    """Write a backup. The file gets its name only when it is complete and on disk."""
+    await migrations.refuse_partial_restore(database)
     new = path.with_name(path.name + ".new")
     seen: set[str] = set()
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as raw:
         with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=3) as file:
             _write(file, Header(files=dict(files)))
-            async for names in database.scan(AT_ONCE):
+            async for names in database.scan(BATCH):
                 for name, expires_ms, dump in await database.dump(
                     [name for name in names if _is_kept(name) and name not in seen]
                 ):
                     seen.add(name)
-                    _write(file, Kept(name, expires_ms, dump))
+                    _write(file, BackupEntry(name, expires_ms, dump))
             _write(file, len(seen))
         raw.flush()
         os.fsync(raw.fileno())
@@ -86,7 +87,7 @@ async def save(database: Database, path: Path, files: Mapping[str, bytes]) -> Su
 
 
 def check(path: Path) -> Header:
-    """Reads all of it; raises `BadBackup` before anything was changed."""
+    """Read the whole file and return its header; raises `BadBackup`. Changes nothing in the store."""
     header = None
     for header, _ in _records(path):  # noqa: B007 - to the end of the file
         pass
@@ -94,49 +95,50 @@ def check(path: Path) -> Header:
         raise BadBackup(f"{path} is empty")
     if header.schema > migrations.VERSION:
         raise BadBackup(
-            f"{path} was made by a newer program ({header.program}, data of version {header.schema}; "
-            f"this one knows {migrations.VERSION}): restore it with that one"
+            f"{path} was made by a newer program ({header.program}, data version {header.schema}; "
+            f"this program supports up to {migrations.VERSION}): restore it with the newer program"
         )
     return header
 
 
-async def refuse_if_full(database: Database) -> None:
-    """Raises `BadBackup` or `Unfit` for a store that nothing can be restored into."""
-    await migrations.refuse_a_part(database)
+async def refuse_if_not_empty(database: Database) -> None:
+    """Raise `BadBackup` or `Unfit` if a backup cannot be restored into this store."""
+    await migrations.refuse_partial_restore(database)
     if await database.exists("fence", "stats", "workers", "keys"):
         raise BadBackup(
-            "the store is not empty; give an empty one (another --data, or FLUSHDB on a store of your own)"
+            "the store is not empty; use an empty one (another --data, or FLUSHDB on your own server)"
         )
 
 
 async def load(database: Database, path: Path) -> Summary:
-    """Into an empty store; call `check` first."""
-    await refuse_if_full(database)
+    """Restore a backup into an empty store; call `check` first."""
+    await refuse_if_not_empty(database)
     await database.set(migrations.KEY, migrations.RESTORING)
     tasks = keys = schema = 0
-    batch: list[Kept] = []
+    batch: list[BackupEntry] = []
     for header, kept in _records(path):
         schema = header.schema
         if kept is not None:
             batch.append(kept)
-        if len(batch) == AT_ONCE or kept is None:
-            tasks += await _bring(database, batch)
+        if len(batch) == BATCH or kept is None:
+            tasks += await _restore_batch(database, batch)
             keys += len(batch)
             batch = []
-    await database.set_field("watch", "generation", str(int(time() * 1000)))  # ids given out since are void
+    # A new generation makes the event ids issued since the backup invalid.
+    await database.set_field("watch", "generation", str(int(time() * 1000)))
     await database.set(migrations.KEY, str(schema).encode())
     return Summary(tasks, keys)
 
 
-async def _bring(database: Database, batch: list[Kept]) -> int:
-    """How many tasks were among them."""
+async def _restore_batch(database: Database, batch: list[BackupEntry]) -> int:
+    """Restore some keys; return how many of them are tasks."""
     await database.restore([(each.name, each.expires_ms, each.dump) for each in batch])
     ids = [each.name.removeprefix(TASK) for each in batch if each.name.startswith(TASK)]
     return (await database.call(_RESTORE_LISTS, ids))[1]
 
 
 def _is_kept(name: str) -> bool:
-    return name not in NOT_KEPT and not name.startswith(MADE_ANEW)
+    return name not in NOT_KEPT and not name.startswith(REBUILT)
 
 
 def _write(file: gzip.GzipFile, value: Any) -> None:
@@ -144,20 +146,20 @@ def _write(file: gzip.GzipFile, value: Any) -> None:
     file.write(len(packed).to_bytes(4, "big") + packed)
 
 
-def _records(path: Path) -> Iterator[tuple[Header, Kept | None]]:
-    """The header with each key, and with None at the end."""
+def _records(path: Path) -> Iterator[tuple[Header, BackupEntry | None]]:
+    """Yield the header with each key, and at the end with None."""
     try:
         with gzip.open(path, "rb") as opened:
             file = cast(BinaryIO, opened)
             header = msgspec.msgpack.decode(_read(file), type=Header)
             if header.format != Header().format:
-                raise BadBackup(f"{path} is no backup that this program can read: {header.format[:40]!r}")
+                raise BadBackup(f"{path} is not a backup that this program can read: {header.format[:40]!r}")
             count = 0
-            while isinstance(kept := msgspec.msgpack.decode(_read(file), type=Kept | int), Kept):
+            while isinstance(entry := _decode_entry(_read(file)), BackupEntry):
                 count += 1
-                yield header, kept
-            if kept != count or file.read(1):  # at the end of the file its checksum is compared
-                raise BadBackup(f"{path} is not whole: it has {count} keys of {kept}")
+                yield header, entry
+            if entry != count or file.read(1):  # reading to the end also checks the checksum
+                raise BadBackup(f"{path} is incomplete: it has {count} of {entry} keys")
             yield header, None
     except (OSError, EOFError, ValueError, zlib.error, msgspec.MsgspecError) as error:
         raise BadBackup(f"{path} cannot be read as a backup: {error}") from error

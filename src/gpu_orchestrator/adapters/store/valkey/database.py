@@ -1,5 +1,5 @@
-"""The connection to Valkey or Redis: runs scripts, translates errors, and checks at start that the server
-may be trusted with tasks. Everything above speaks of tasks and workers.
+"""The connection to Valkey or Redis: runs scripts, translates errors, and checks at start that the server is
+safe for tasks. The modules above it deal in tasks and workers.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
-from gpu_orchestrator.adapters.store.records import Told
-from gpu_orchestrator.adapters.store.valkey.resp import Client, Lost, Refused, beginning, packed_part
+from gpu_orchestrator.adapters.store.records import NewsItem
+from gpu_orchestrator.adapters.store.valkey.resp import Client, Lost, Refused, command_head, encoded_part
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes the server uses, and how many new tasks may bring it to: results and the server itself need some
-    of what there is, and a server without any room left could not even end a task."""
+    """Bytes that the server uses, and the most that new tasks may fill. The rest is for results and the
+    server itself: without free memory it could not even end a task."""
 
     used: int
     most: int
@@ -35,8 +35,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the server says of itself. `durable` is empty when every acknowledged write is on disk, else what
-    is missing."""
+    """What the server reports of itself. `durable` is empty if every acknowledged write is on disk, else it
+    states what is missing."""
 
     version: str
     eviction: str
@@ -44,7 +44,7 @@ class Facts:
 
 
 class Database:
-    """`strict` answers only once the server has the write on its disk (WAITAOF)."""
+    """A client of one server. With `strict` a call returns only once its write is on disk (WAITAOF)."""
 
     def __init__(self, url: str, *, prefix: str = "{gpu-orchestrator}:", strict: bool = False) -> None:
         self.url, self.prefix, self.strict = url, prefix, strict
@@ -60,47 +60,49 @@ class Database:
     async def close(self) -> None:
         await self._client.close()
 
-    async def call(self, script: Script[T], *arguments: Any) -> tuple[tuple[Told, ...], T]:
+    async def call(self, script: Script[T], *arguments: Any) -> tuple[tuple[NewsItem, ...], T]:
         packed = _encode(arguments)
         try:
             answer = await self._evaluate(script, packed)
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {shown(self.url)} did not {script.name}: {error}") from error
+            raise Unreachable(
+                f"the store at {redact(self.url)} did not run `{script.name}`: {error}"
+            ) from error
         return script.decode(answer)
 
     async def pop_news(self, most: int) -> list[bytes]:
-        """What the leader has not heard yet, oldest first."""
-        return cast(list[bytes], await self._ask("LPOP", f"{self.prefix}news", most) or [])
+        """Remove and return news that the leader has not read yet, oldest first."""
+        return cast(list[bytes], await self._execute("LPOP", f"{self.prefix}news", most) or [])
 
     async def publish(self, channel: str, message: bytes) -> None:
-        await self._ask("PUBLISH", self.prefix + channel, message)
+        await self._execute("PUBLISH", self.prefix + channel, message)
 
     async def get(self, name: str) -> bytes | None:
-        return cast(bytes | None, await self._ask("GET", self.prefix + name))
+        return cast(bytes | None, await self._execute("GET", self.prefix + name))
 
     async def set(self, name: str, value: bytes) -> None:
-        await self._ask("SET", self.prefix + name, value)
+        await self._execute("SET", self.prefix + name, value)
 
     async def set_field(self, name: str, field: str, value: str) -> None:
-        await self._ask("HSET", self.prefix + name, field, value)
+        await self._execute("HSET", self.prefix + name, field, value)
 
     async def exists(self, *names: str) -> bool:
-        """Whether there is any of these."""
-        return bool(await self._ask("EXISTS", *(self.prefix + name for name in names)))
+        """Return True if any of these keys exists."""
+        return bool(await self._execute("EXISTS", *(self.prefix + name for name in names)))
 
     async def scan(self, about: int) -> AsyncGenerator[list[str], None]:
-        """The names of all keys; one may come twice."""
+        """Yield the names of all keys, about this many at a time; a name may come twice."""
         cursor = b"0"
         while True:
             pattern = self.prefix.replace("[", "\\[") + "*"
-            cursor, found = await self._ask("SCAN", cursor, "MATCH", pattern, "COUNT", about)
+            cursor, found = await self._execute("SCAN", cursor, "MATCH", pattern, "COUNT", about)
             yield [name.decode().removeprefix(self.prefix) for name in found]
             if cursor == b"0":
                 return
 
     async def dump(self, names: Sequence[str]) -> list[tuple[str, int, bytes]]:
-        """Name, when it expires in ms or -1, and content of each that is there."""
-        found = await self._ask_all(
+        """Return name, expiry in ms or -1, and content of each key that exists."""
+        found = await self._execute_all(
             *(
                 part
                 for name in names
@@ -111,7 +113,7 @@ class Database:
         return [(name, expires_ms, dump) for name, expires_ms, dump in rows if dump is not None]
 
     async def restore(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
-        await self._ask_all(
+        await self._execute_all(
             *(
                 ("RESTORE", self.prefix + name, max(expires_ms, 0), dump, "REPLACE", "ABSTTL")
                 for name, expires_ms, dump in rows
@@ -119,106 +121,109 @@ class Database:
         )
 
     async def ping(self) -> None:
-        await self._ask("PING")
+        await self._execute("PING")
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
-        """What is published on these channels until the connection is lost."""
+        """Yield messages published on these channels, until the connection is lost."""
         try:
             async for name, data in self._client.listen(*(self.prefix + channel for channel in channels)):
                 yield name.removeprefix(self.prefix), data
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {shown(self.url)} cannot be listened to: {error}") from error
+            raise Unreachable(f"the store at {redact(self.url)} ended a subscription: {error}") from error
 
     async def follow(self, stream: str, after: str, most: int) -> AsyncGenerator[list[Any], None]:
-        """Entries of a stream as they come, on a connection of its own, until that is lost."""
+        """Yield new entries of a stream, over a separate connection, until that is lost."""
         client = Client(self.url, answer_s=FOLLOW_S + ANSWER_S)
         key = self.prefix + stream
-        ask = ("XREAD", "COUNT", most, "BLOCK", int(FOLLOW_S * 1000), "STREAMS", key)
+        command = ("XREAD", "COUNT", most, "BLOCK", int(FOLLOW_S * 1000), "STREAMS", key)
         try:
             while True:
-                if found := await client.ask(*ask, after):
+                if found := await client.execute(*command, after):
                     entries = found[0][1]
                     after = entries[-1][0].decode()
                     yield entries
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {shown(self.url)} cannot be followed: {error}") from error
+            raise Unreachable(
+                f"the store at {redact(self.url)} ended the reading of a stream: {error}"
+            ) from error
         finally:
             await client.close()
 
     async def room(self, wanted: int = 0) -> Room:
-        """An operator may want the most to be so many bytes; what the server allows itself counts all the
-        same."""
-        info = _info(await self._ask("INFO", "memory"))
+        """Return used and usable memory. `wanted` bytes, if set, lower the limit; the server's own maxmemory
+        always applies."""
+        info = _info(await self._execute("INFO", "memory"))
         limit, machine = int(info.get("maxmemory", 0)), int(info.get("total_system_memory", 0))
         most = int(limit * SHARE_OF_LIMIT) or wanted or int(machine * SHARE_OF_MACHINE)
         return Room(int(info.get("used_memory", 0)), min(wanted, most) if wanted else most)
 
     async def facts(self) -> Facts:
-        info = _info(await self._ask("INFO"))
+        info = _info(await self._execute("INFO"))
         fsync = await self._setting("appendfsync")
         version = info.get("valkey_version") or info.get("redis_version", "0")
         return Facts(version, info.get("maxmemory_policy", ""), _missing(info, fsync))
 
     async def check(self, *, insecure: bool = False) -> Facts:
-        """Raises `Unfit` with all that is wrong, or gives what the server is."""
+        """Return the server's facts, or raise `Unfit` with everything that is wrong."""
         facts = await self.facts()
-        wrong = [*_too_old(facts), *_forgetful(facts), *([] if insecure else _open(self.url))]
+        wrong = [*_too_old(facts), *_evicts(facts), *([] if insecure else _unprotected(self.url))]
         if self.strict and "append-only file" in facts.durable:
             wrong.append(f"DURABILITY=strict needs an append-only file; {facts.durable}")
         if wrong:
-            raise Unfit(f"the store at {shown(self.url)} cannot be used: {'; '.join(wrong)}")
+            raise Unfit(f"the store at {redact(self.url)} cannot be used: {'; '.join(wrong)}")
         return facts
 
     async def _evaluate(self, script: Script[Any], packed: bytes) -> bytes:
         if self.strict:
             return await self._evaluate_on_disk(script, packed)
         try:
-            answer = await self._client.send(self._call_of(script) + packed_part(packed))
+            answer = await self._client.send(self._call_of(script) + encoded_part(packed))
         except Refused as refused:
             if not str(refused).startswith("NOSCRIPT"):
                 raise
-            answer = await self._client.ask("EVAL", script.source, 1, self.prefix, packed)  # it is new here
+            # The server does not know the script yet.
+            answer = await self._client.execute("EVAL", script.source, 1, self.prefix, packed)
         return cast(bytes, answer)
 
     def _call_of(self, script: Script[Any]) -> bytes:
-        """All of a call but its arguments: the same every time."""
+        """Return the encoded call without its arguments, which is the same every time."""
         if (call := self._calls.get(script.name)) is None:
-            call = self._calls[script.name] = beginning(5, "EVALSHA", script.digest, 1, self.prefix)
+            call = self._calls[script.name] = command_head(5, "EVALSHA", script.digest, 1, self.prefix)
         return call
 
     async def _evaluate_on_disk(self, script: Script[Any], packed: bytes) -> bytes:
-        answer, on_disk = await self._client.ask_all(
+        answer, on_disk = await self._client.execute_all(
             ("EVAL", script.source, 1, self.prefix, packed), ("WAITAOF", 1, 0, int(ANSWER_S * 1000))
         )
         if not on_disk[0]:
             raise Lost("the write is not on disk yet")
         return cast(bytes, answer)
 
-    async def _ask(self, *parts: bytes | str | int) -> Any:
+    async def _execute(self, *parts: bytes | str | int) -> Any:
         try:
-            return await self._client.ask(*parts)
+            return await self._client.execute(*parts)
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {shown(self.url)} does not answer: {error}") from error
+            raise Unreachable(f"the store at {redact(self.url)} does not answer: {error}") from error
 
-    async def _ask_all(self, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
+    async def _execute_all(self, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
         try:
-            return await self._client.ask_all(*commands) if commands else []
+            return await self._client.execute_all(*commands) if commands else []
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {shown(self.url)} does not answer: {error}") from error
+            raise Unreachable(f"the store at {redact(self.url)} does not answer: {error}") from error
 
     async def _setting(self, name: str) -> str:
-        """Empty where the server does not tell, as hosted ones do."""
+        """Return a setting of the server; empty if the server refuses to show it, as hosted ones do."""
         try:
-            found = await self._client.ask("CONFIG", "GET", name)
+            found = await self._client.execute("CONFIG", "GET", name)
         except Refused:
             return ""
         except Lost as error:
-            raise Unreachable(f"the store at {shown(self.url)} does not answer: {error}") from error
+            raise Unreachable(f"the store at {redact(self.url)} does not answer: {error}") from error
         return found[1].decode() if found else ""
 
 
 async def wait_until_up(database: Database, timeout_s: float) -> None:
-    """Until the server answers (it may still be reading its file), or `Unreachable`."""
+    """Wait until the server answers (it may still be reading its file), or raise `Unreachable`."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
@@ -229,8 +234,8 @@ async def wait_until_up(database: Database, timeout_s: float) -> None:
             await asyncio.sleep(0.02)
 
 
-def shown(url: str) -> str:
-    """The address without its password."""
+def redact(url: str) -> str:
+    """Return the address without its password."""
     parts = urlsplit(url)
     return url if parts.password is None else url.replace(f":{parts.password}@", ":***@")
 
@@ -242,18 +247,18 @@ def _too_old(facts: Facts) -> list[str]:
     return [f"it is version {facts.version}; {'.'.join(map(str, OLDEST))} or newer is needed"]
 
 
-def _forgetful(facts: Facts) -> list[str]:
+def _evicts(facts: Facts) -> list[str]:
     if facts.eviction in ("", "noeviction"):
         return []
-    return [f"maxmemory-policy is {facts.eviction}, which throws tasks away; set it to noeviction"]
+    return [f"maxmemory-policy is {facts.eviction}, which discards tasks; set it to noeviction"]
 
 
-def _open(url: str) -> list[str]:
+def _unprotected(url: str) -> list[str]:
     parts = urlsplit(url)
     if parts.scheme in ("unix", "rediss") or (parts.hostname or "") in LOCAL or parts.password:
         return []
-    advice = "set REDIS_PASSWORD or use rediss://, or say --insecure-dev"
-    return [f"{parts.hostname} is remote and asks for no password; {advice}"]
+    advice = "set REDIS_PASSWORD, use rediss://, or pass --insecure-dev"
+    return [f"{parts.hostname} is remote and requires no password; {advice}"]
 
 
 def _info(text: bytes) -> dict[str, str]:

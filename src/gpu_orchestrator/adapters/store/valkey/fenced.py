@@ -1,41 +1,43 @@
-"""Between the database and those who speak of tasks and workers: carries the leader's fence into every
-write, and what the scripts tell out of it.
+"""The database as the parts of the store use it: adds the leader's fence to every write and passes on the
+news that scripts answer with.
 
-If this process leads, news comes straight from the answers, without a detour over the store. If an answer is
-lost, so may be news: then the leader must look at everything anew.
+If this process leads, it gets news directly from the answers to its own writes. If an answer is lost, news
+may be lost with it, so the leader must load a new snapshot.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpu_orchestrator.adapters.store.errors import Unreachable
-from gpu_orchestrator.adapters.store.records import Fence, Told
+from gpu_orchestrator.adapters.store.records import Fence, NewsItem
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 T = TypeVar("T")
 
 
-def _ignore(_: tuple[Told, ...]) -> None: ...
+def _ignore_news(_: tuple[NewsItem, ...]) -> None: ...
 
 
-def _no_doubt() -> None: ...
+def _nothing() -> None: ...
 
 
 class FencedDatabase:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.fence: Fence = 0
-        self._hear: Callable[[tuple[Told, ...]], None] = _ignore
-        self._doubt: Callable[[], None] = _no_doubt
+        self._on_news: Callable[[tuple[NewsItem, ...]], None] = _ignore_news
+        self._on_lost_answer: Callable[[], None] = _nothing
 
-    def attach(self, hear: Callable[[tuple[Told, ...]], None], doubt: Callable[[], None] = _no_doubt) -> None:
-        """While this process leads, call `hear` with the news of its writes, and `doubt` when an answer, and
-        perhaps news with it, was lost."""
-        self._hear, self._doubt = hear, doubt
+    def attach(
+        self, on_news: Callable[[tuple[NewsItem, ...]], None], on_lost_answer: Callable[[], None] = _nothing
+    ) -> None:
+        """While this process leads, call `on_news` with the news of its writes, and `on_lost_answer` when an
+        answer, and perhaps news with it, was lost."""
+        self._on_news, self._on_lost_answer = on_news, on_lost_answer
 
     def drop_fence(self) -> None:
-        """Write as a follower, until the process is elected again."""
+        """Write as a follower until this process is elected again."""
         self.fence = 0
 
     async def write(self, script: Script[T], *arguments: Any) -> T:
@@ -44,12 +46,12 @@ class FencedDatabase:
             news, value = await self.database.call(script, fence, *arguments)
         except Unreachable:
             if fence:
-                self._doubt()
+                self._on_lost_answer()
             raise
         if news and fence and fence == self.fence:
-            self._hear(news)
+            self._on_news(news)
         return value
 
     async def read(self, script: Script[T], *arguments: Any) -> T:
-        """Also for small writes that the leader need not hear of."""
+        """Run a script without the fence; also for small writes that the leader need not know of."""
         return (await self.database.call(script, *arguments))[1]

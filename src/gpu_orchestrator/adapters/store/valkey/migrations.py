@@ -1,6 +1,6 @@
-"""The version of what is in the store. Older data are brought up to date at start; newer are not touched.
+"""The version of the data in the store. Older data is migrated at start; newer data is refused.
 
-1  before versions were written down
+1  before the store recorded a version
 2  tasks are listed by owner; events, history and callbacks
 """
 
@@ -17,20 +17,20 @@ log = structlog.get_logger()
 VERSION = 2
 KEY = "schema"
 RESTORING = b"restoring"
-"""In place of a version, as long as a backup is brought back: what is there until then is a part of it."""
+"""Replaces the version while a backup is restored, because the store holds only a part of it until then."""
 
-AT_ONCE = 500
+BATCH = 500
 _MIGRATE_1_TO_2 = Script[tuple[str, int]]("migrate_1_to_2", tuple[str, int])
 
 
 async def prepare(database: Database, owners: Mapping[str, str]) -> None:
-    """Raises `Unfit` for data of a version that is not known here. `owners` says who has the keys that tasks
-    of version 1 name."""
+    """Migrate the store to `VERSION`; raises `Unfit` for data of an unknown version. Tasks of version 1 name
+    the id of a key; `owners` maps it to the key's owner."""
     found = await _found(database)
     if found > VERSION:
         raise Unfit(
-            f"the store's data are of version {found}, and this program knows {VERSION} at most: "
-            "run the newer program again, or restore a backup that was made before"
+            f"the store has data of version {found}, and this program supports up to {VERSION}: "
+            "run the newer program again, or restore a backup made before the upgrade"
         )
     if found == 1:
         log.info("bringing the store up to date", version=found, to=VERSION)
@@ -40,18 +40,18 @@ async def prepare(database: Database, owners: Mapping[str, str]) -> None:
         await database.set(KEY, str(VERSION).encode())
 
 
-async def refuse_a_part(database: Database) -> None:
-    """Raises `Unfit` for a store into which a backup is being restored, or was and not to its end."""
+async def refuse_partial_restore(database: Database) -> None:
+    """Raise `Unfit` if a restore into this store is running or was interrupted."""
     if await database.get(KEY) == RESTORING:
         raise Unfit(
-            "a backup was restored into this store and not to its end: empty it (another --data, or FLUSHDB "
-            "on a store of your own) and restore again"
+            "restoring a backup into this store did not finish: empty it (another --data, or FLUSHDB "
+            "on your own server) and restore again"
         )
 
 
 async def _found(database: Database) -> int:
-    """0 where there is nothing yet."""
-    await refuse_a_part(database)
+    """Return the version of the data; 0 if the store is empty."""
+    await refuse_partial_restore(database)
     written = await database.get(KEY)
     if written is not None:
         return int(written) if written.isdigit() else VERSION + 1
@@ -62,7 +62,7 @@ async def _from_1(database: Database, owners: Mapping[str, str]) -> int:
     flat = [part for item in owners.items() for part in item]
     cursor, tasks = "0", 0
     while True:
-        _, (cursor, some) = await database.call(_MIGRATE_1_TO_2, cursor, AT_ONCE, flat)
+        _, (cursor, some) = await database.call(_MIGRATE_1_TO_2, cursor, BATCH, flat)
         tasks += some
         if cursor == "0":
             return tasks

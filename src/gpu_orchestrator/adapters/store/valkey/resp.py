@@ -1,7 +1,7 @@
-"""A small client of the protocol that Valkey and Redis speak (RESP2): one connection, answers in order.
+"""A small client for RESP2, the protocol of Valkey and Redis: one connection, replies in order.
 
-Many callers may ask at once; what they ask goes out as it comes and is answered in turn, so that a burst of
-writes costs the server one wait for its disk. Lost connections are made anew by whoever asks next.
+Many callers may send at once. Commands go out as they come and are answered in order, so a burst of writes
+costs the server one wait for its disk. The next call after a lost connection opens a new one.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KE
 
 
 class Lost(Exception):
-    """No connection, or it broke before the answer came."""
+    """The connection could not be opened, or it broke before the reply arrived."""
 
 
 class Refused(Exception):
-    """The server said no; the message begins with its code, such as NOSCRIPT or NOAUTH."""
+    """The server replied with an error; the message starts with its code, such as NOSCRIPT or NOAUTH."""
 
 
 class _Incomplete(Exception):
@@ -70,19 +70,19 @@ class Address:
 
 
 class Connection(asyncio.Protocol):
-    """`hear`, once set, gets every message that answers no question: those of subscribed channels. A question
-    without an answer for `answer_s` ends the connection: what it still answers would be for nobody."""
+    """`on_message`, once set, gets every message of a subscribed channel. No reply within `answer_s` aborts
+    the connection, because later replies could no longer be matched."""
 
     def __init__(self, answer_s: float) -> None:
         self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
-        self._asked: deque[tuple[asyncio.Future[Any], float]] = deque()
-        self._watch: asyncio.TimerHandle | None = None
-        self._why = ""
+        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost_because = ""
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.lost = self._loop.create_future()
-        self.hear: Callable[[list[Any]], None] | None = None
+        self.on_message: Callable[[list[Any]], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -90,13 +90,13 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
             self.lost.set_result(None)
-        if self._watch is not None:
-            self._watch.cancel()
-        why = Lost(self._why or str(error or "the server closed the connection"))
-        while self._asked:
-            asked, _ = self._asked.popleft()
-            if not asked.done():
-                asked.set_exception(why)
+        if self._timer is not None:
+            self._timer.cancel()
+        why = Lost(self._lost_because or str(error or "the server closed the connection"))
+        while self._pending:
+            reply, _ = self._pending.popleft()
+            if not reply.done():
+                reply.set_exception(why)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -104,51 +104,52 @@ class Connection(asyncio.Protocol):
         try:
             while at < len(self._buffer):
                 value, at = _parse(self._buffer, at)
-                self._answered(value)
+                self._replied(value)
         except _Incomplete:
             pass
         del self._buffer[:at]
 
-    def ask(self, *parts: Part) -> "asyncio.Future[Any]":
-        return self.send(beginning(len(parts), *parts))
+    def execute(self, *parts: Part) -> "asyncio.Future[Any]":
+        return self.send(command_head(len(parts), *parts))
 
     def send(self, command: bytes) -> "asyncio.Future[Any]":
-        """A command as it goes over the wire."""
+        """Send a command that is already encoded."""
         if self._transport is None or self._transport.is_closing():
             raise Lost("the connection is closed")
-        asked: asyncio.Future[Any] = self._loop.create_future()
-        self._asked.append((asked, self._loop.time()))
-        if self._watch is None:
-            self._watch = self._loop.call_later(self._answer_s, self._look)
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._pending.append((reply, self._loop.time()))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._answer_s, self._check_timeout)
         self._transport.write(command)
-        return asked
+        return reply
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    def _look(self) -> None:
-        """One timer for all questions: it costs nothing while answers come."""
-        self._watch = None
-        if self._asked:
-            left_s = self._asked[0][1] + self._answer_s - self._loop.time()
+    def _check_timeout(self) -> None:
+        """Abort if the oldest command has timed out. One timer serves all commands, so it costs nothing while
+        replies arrive."""
+        self._timer = None
+        if self._pending:
+            left_s = self._pending[0][1] + self._answer_s - self._loop.time()
             if left_s > 0:
-                self._watch = self._loop.call_later(left_s, self._look)
+                self._timer = self._loop.call_later(left_s, self._check_timeout)
             else:
-                self._why = f"no answer within {self._answer_s:g} s"
+                self._lost_because = f"no answer within {self._answer_s:g} s"
                 self.abort()
 
-    def _answered(self, value: Any) -> None:
-        if self.hear is not None and isinstance(value, list) and value[0] == b"message":
-            self.hear(value)
+    def _replied(self, value: Any) -> None:
+        if self.on_message is not None and isinstance(value, list) and value[0] == b"message":
+            self.on_message(value)
             return
-        asked, _ = self._asked.popleft()
-        if asked.done():
-            return  # whoever asked has given up
+        reply, _ = self._pending.popleft()
+        if reply.done():
+            return  # the caller has given up
         if isinstance(value, Refused):
-            asked.set_exception(value)
+            reply.set_exception(value)
         else:
-            asked.set_result(value)
+            reply.set_result(value)
 
 
 class Client:
@@ -157,36 +158,36 @@ class Client:
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
 
-    async def ask(self, *parts: Part) -> Any:
-        """The answer to one command; raises `Lost` or `Refused`."""
-        return await (await self._connected()).ask(*parts)
+    async def execute(self, *parts: Part) -> Any:
+        """Return the reply to one command; raises `Lost` or `Refused`."""
+        return await (await self._connected()).execute(*parts)
 
     async def send(self, command: bytes) -> Any:
-        """The answer to a command as it goes over the wire."""
+        """Return the reply to a command that is already encoded."""
         return await (await self._connected()).send(command)
 
-    async def ask_all(self, *commands: tuple[Part, ...]) -> list[Any]:
-        """Answers to several commands, which nothing comes between on this connection."""
+    async def execute_all(self, *commands: tuple[Part, ...]) -> list[Any]:
+        """Return the replies to several commands, with no other command between them on this connection."""
         connection = await self._connected()
-        asked: list[asyncio.Future[Any]] = []
+        replies: list[asyncio.Future[Any]] = []
         try:
-            asked.extend(connection.ask(*parts) for parts in commands)
-        except Lost:  # by one; the others of them nobody waits for
-            for future in asked:
-                future.cancel()
+            replies.extend(connection.execute(*parts) for parts in commands)
+        except Lost:  # one was not sent, so the replies to the others are not awaited
+            for reply in replies:
+                reply.cancel()
             raise
-        return await asyncio.gather(*asked)
+        return await asyncio.gather(*replies)
 
     async def listen(self, *channels: str) -> AsyncIterator[tuple[str, bytes]]:
-        """What is published on these channels, on a connection of its own, until that is lost."""
+        """Yield messages of these channels, over a separate connection, until that is lost."""
         connection = await self._open()
-        heard: asyncio.Queue[list[Any]] = asyncio.Queue()
-        connection.hear = heard.put_nowait
+        messages: asyncio.Queue[list[Any]] = asyncio.Queue()
+        connection.on_message = messages.put_nowait
         try:
             for channel in channels:
-                await connection.ask("SUBSCRIBE", channel)
+                await connection.execute("SUBSCRIBE", channel)
             while not connection.lost.done():
-                message = asyncio.ensure_future(heard.get())
+                message = asyncio.ensure_future(messages.get())
                 await asyncio.wait([message, connection.lost], return_when=asyncio.FIRST_COMPLETED)
                 if not message.done():
                     message.cancel()
@@ -216,35 +217,35 @@ class Client:
             async with asyncio.timeout(self._answer_s):
                 connection: Connection = await self._address.open(lambda: Connection(self._answer_s))
                 try:
-                    await self._greet(connection)
+                    await self._authenticate(connection)
                 except BaseException:
-                    connection.abort()  # nobody else would: a wrong password must not cost a socket each time
+                    connection.abort()  # else every wrong password would leak a socket
                     raise
         except (OSError, TimeoutError) as error:
-            raise Lost(str(error) or "no answer to the first word") from error
+            raise Lost(str(error) or "no answer to the first command") from error
         return connection
 
-    async def _greet(self, connection: Connection) -> None:
+    async def _authenticate(self, connection: Connection) -> None:
         address = self._address
         if address.password:
             user = (address.user,) if address.user else ()
-            await connection.ask("AUTH", *user, address.password)
+            await connection.execute("AUTH", *user, address.password)
         if address.database:
-            await connection.ask("SELECT", address.database)
+            await connection.execute("SELECT", address.database)
 
 
-def beginning(count: int, *parts: Part) -> bytes:
-    """Of a command of so many parts: these first ones, or all of them."""
+def command_head(count: int, *parts: Part) -> bytes:
+    """Encode the first parts, or all parts, of a command with `count` parts."""
     raw = (part if isinstance(part, bytes) else str(part).encode() for part in parts)
-    return b"*%d\r\n" % count + b"".join(map(packed_part, raw))
+    return b"*%d\r\n" % count + b"".join(map(encoded_part, raw))
 
 
-def packed_part(raw: bytes) -> bytes:
+def encoded_part(raw: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(raw), raw)
 
 
 def _parse(buffer: bytearray, at: int) -> tuple[Any, int]:
-    """One value that begins at `at`, and where the next begins."""
+    """Parse the value at `at`; return it and the position of the next."""
     end = buffer.find(b"\r\n", at)
     if end < 0:
         raise _Incomplete

@@ -1,6 +1,6 @@
-"""The Lua scripts, each sent once and called by its digest afterwards.
+"""The Lua scripts. Each is sent once and then called by its digest.
 
-A script takes one msgpack value and answers `[news, value]`; `Script` knows the type of that value.
+A script takes one msgpack value and answers `[news, value]`; `Script` holds the type of that value.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gpu_orchestrator.adapters.store.records import Told
+from gpu_orchestrator.adapters.store.records import NewsItem
 
 T = TypeVar("T")
 _DEFINED = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
@@ -24,15 +24,15 @@ class Script(Generic[T]):
         self.name = name
         self.source = _source(name)
         self.digest = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
-        self._decoder = msgspec.msgpack.Decoder(tuple[tuple[Told, ...], answers])
+        self._decoder = msgspec.msgpack.Decoder(tuple[tuple[NewsItem, ...], answers])
 
-    def decode(self, answer: bytes) -> tuple[tuple[Told, ...], T]:
+    def decode(self, answer: bytes) -> tuple[tuple[NewsItem, ...], T]:
         return self._decoder.decode(answer)
 
 
 def _source(name: str) -> bytes:
-    """With those paragraphs of common.lua that it needs: the server makes every function of a script anew at
-    every call."""
+    """Return the script with the paragraphs of `common.lua` that it needs, and no others: the server creates
+    every function of a script again at every call."""
     source = (FOLDER / f"{name}.lua").read_text()
     for paragraph, defined in reversed(_common()):
         if not defined or defined & set(_WORD.findall(_COMMENT.sub("", source))):
@@ -42,7 +42,7 @@ def _source(name: str) -> bytes:
 
 @cache
 def _common() -> list[tuple[str, set[str]]]:
-    """Its paragraphs, each with the names that it defines: later ones may use them, earlier ones do not. The
-    first, on what is stored, defines what all need."""
+    """Return the paragraphs of `common.lua`, each with the names that it defines. A paragraph uses only names
+    of earlier ones. The first, which documents the keys, defines what every script needs."""
     first, *rest = (FOLDER / "common.lua").read_text().strip().split("\n\n")
     return [(first, set()), *((each, set(_WORD.findall(" ".join(_DEFINED.findall(each))))) for each in rest)]

@@ -1,1 +1,1 @@
-"""The leader and its dispatcher: which task goes to which worker, and when."""
+"""The leader and its dispatcher, which decide the worker and the time for each task."""

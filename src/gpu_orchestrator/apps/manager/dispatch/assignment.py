@@ -1,4 +1,7 @@
-"""How a task is given to a worker: on which devices, what the store is asked, what the worker is told."""
+"""Turns placements into assignments for the store, and sends those that the store accepted to the workers.
+
+Called by the dispatcher, which writes to the store in between.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from gpu_orchestrator.adapters.store.records import Assignment, Given, Moved, NotAssigned
+from gpu_orchestrator.adapters.store.records import Assignment, AssignResult, Moved, NotAssigned
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.dispatch.task_table import TaskTable
 from gpu_orchestrator.apps.manager.fleet import rows
@@ -22,7 +25,7 @@ Deliver = Callable[[WorkerState, session.Assign], None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedAssignment:
-    """What was decided, and the worker as it was then: it may leave before the store has answered."""
+    """A placement, and the worker as it was at that time: it may leave before the store answers."""
 
     place: Place
     worker: WorkerState
@@ -31,7 +34,7 @@ class PlannedAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assigner:
-    """Between what was decided and what workers are told stands the store, which has the last word."""
+    """Sends an assignment to a worker only after the store has accepted it: the store has the last word."""
 
     tasks: TaskTable
     memory: MemoryPolicy
@@ -40,7 +43,7 @@ class Assigner:
     now: Callable[[], float]
 
     def plans(self, places: Iterable[Place], workers: Mapping[str, WorkerState]) -> list[PlannedAssignment]:
-        """Of those whose worker is still there."""
+        """Return a plan for each placement whose worker is still known."""
         found = ((place, workers.get(place.placement.node)) for place in places)
         return [
             PlannedAssignment(place, worker, rows.grant_of(place, worker))
@@ -48,20 +51,22 @@ class Assigner:
             if worker is not None
         ]
 
-    def asked(self, plans: Iterable[PlannedAssignment]) -> list[Assignment]:
-        """What the store is to write down before any worker is told."""
+    def assignments(self, plans: Iterable[PlannedAssignment]) -> list[Assignment]:
+        """Return the assignments that the store must write before any worker gets one."""
         return [assignment_of(each, self._attempt(each.place), self.memory) for each in plans]
 
-    def answered(self, plans: Sequence[PlannedAssignment], answers: Sequence[Given]) -> Iterator[Event]:
-        """Tell the workers what the store let them have."""
+    def deliver_accepted(
+        self, plans: Sequence[PlannedAssignment], answers: Sequence[AssignResult]
+    ) -> Iterator[Event]:
+        """Send the workers the assignments that the store accepted; yield the events for the engine."""
         for plan, answer in zip(plans, answers, strict=True):
-            yield from self._answered(plan, answer)
+            yield from self._deliver_accepted(plan, answer)
 
     def _attempt(self, place: Place) -> int:
         known = self.tasks.get(place.request.key)
         return known.attempt if known else -1
 
-    def _answered(self, plan: PlannedAssignment, answer: Given) -> Iterator[Event]:
+    def _deliver_accepted(self, plan: PlannedAssignment, answer: AssignResult) -> Iterator[Event]:
         key, known = plan.place.request.key, self.tasks.get(plan.place.request.key)
         if isinstance(answer, NotAssigned) or known is None:
             if isinstance(answer, NotAssigned) and answer.moved is Moved.TASK:
@@ -75,10 +80,10 @@ class Assigner:
         self.deliver(plan.worker, assign)
         yield Placed(key)
         waited_s = self.now() - known.created_s
-        asyncio.get_running_loop().call_soon(self._tell, plan.place.placement, waited_s, answer.correlation)
+        asyncio.get_running_loop().call_soon(self._record, plan.place.placement, waited_s, answer.correlation)
 
-    def _tell(self, placement: Placement, waited_s: float, correlation: str) -> None:
-        """Once the task is on its way."""
+    def _record(self, placement: Placement, waited_s: float, correlation: str) -> None:
+        """Count and log an assignment, after it was sent."""
         self.metrics.dispatched(waited_s)
         log.debug(
             "task_scheduled",
@@ -90,7 +95,7 @@ class Assigner:
 
 
 def assignment_of(plan: PlannedAssignment, attempt: int, memory: MemoryPolicy) -> Assignment:
-    """`attempt` counts the runs begun so far."""
+    """Return what the store writes for a plan; `attempt` counts the runs so far."""
     place, worker, grant = plan.place, plan.worker, plan.grant
     milli = rows.milli_of(grant, worker, memory)
     return Assignment(

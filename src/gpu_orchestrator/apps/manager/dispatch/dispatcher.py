@@ -1,7 +1,8 @@
-"""The leader's dispatcher: hears news, lets the engine decide, and gives tasks to workers in batches.
+"""The leader's dispatcher: receives news, lets the engine decide, and assigns tasks to workers in batches.
 
-It is made anew for every term of leadership from one snapshot of the store, and thrown away in doubt. The
-store has the last word on every assignment, so a dispatcher that is wrong about the world does no harm.
+The leader creates a new dispatcher for every term from one snapshot of the store, and discards it when its
+state may be wrong. The store has the last word on every assignment, so a dispatcher with a wrong state does
+no harm.
 """
 
 import asyncio
@@ -14,16 +15,16 @@ import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.records import (
+    Accepted,
     Ended,
     Gone,
+    NewsItem,
     NewTask,
     Queued,
-    Remembered,
     Resync,
     Snapshot,
     Submitted,
-    Taken,
-    Told,
+    UnfinishedTask,
     Unit,
     Worker,
 )
@@ -53,12 +54,12 @@ log = structlog.get_logger()
 
 BATCH = 500
 DECISIONS = 200
-"""So many in one go; then others get a turn."""
+"""At most this many decisions in one pass; then other work of the process gets a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDeps:
-    """What a dispatcher works with. `now` is the store's clock in seconds, as known here."""
+    """What a dispatcher needs. `now` returns the store's clock in seconds, as estimated here."""
 
     store: Store
     deliver: Deliver
@@ -74,14 +75,14 @@ class Dispatcher:
     deps: DispatcherDeps
     workers: dict[str, WorkerState] = field(default_factory=dict)
     tasks: TaskTable = field(default_factory=dict)
-    in_doubt: Callable[[], None] = lambda: None
-    _allowed: dict[str, int | None] = field(default_factory=dict)
-    _heard: list[events.Event] = field(default_factory=list)
-    _later: list[tuple[float, str, int]] = field(default_factory=list)
+    invalidate: Callable[[], None] = lambda: None
+    _limits: dict[str, int | None] = field(default_factory=dict)
+    _events: list[events.Event] = field(default_factory=list)
+    _delayed: list[tuple[float, str, int]] = field(default_factory=list)
     _places: list[events.Place] = field(default_factory=list)
     _assigning: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
-    _has_leisure: bool = False
+    _is_deferred: bool = False
     _closed: bool = False
     engine: Engine = field(init=False)
     _assigner: Assigner = field(init=False)
@@ -104,24 +105,24 @@ class Dispatcher:
         if self._assigning and self._assigning is not asyncio.current_task():
             self._assigning.cancel()
 
-    # --- what it hears -----------------------------------------------------------------------------------
+    # --- what it receives --------------------------------------------------------------------------------
 
     def load(self, snapshot: Snapshot, workers: dict[str, WorkerState]) -> None:
-        """Everything that is, before anything that happens."""
+        """Load the snapshot, before any news."""
         self.workers = workers
         for each in snapshot.tasks:
             if each.state != "queued":
-                self._remember(each)
+                self._load_active(each)
         self._decide()
         for name in workers:
             self._observe(name)
         for each in snapshot.tasks:
             if each.state == "queued":
-                told = Queued(each.id, each.spec, each.attempt, each.after_ms, each.created_ms, each.deaths)
-                self._queued(told)
-        self._arrange()
+                item = Queued(each.id, each.spec, each.attempt, each.after_ms, each.created_ms, each.deaths)
+                self._queued(item)
+        self._run_pass()
 
-    def hear(self, news: Iterable[Told]) -> None:
+    def handle_news(self, news: Iterable[NewsItem]) -> None:
         if self._closed:
             return
         for item in news:
@@ -130,63 +131,65 @@ class Dispatcher:
                     self._queued(item)
                 case Ended(id=name, attempt=attempt, gpu_ms=gpu_ms):
                     if (known := self.tasks.get(name)) and known.attempt == attempt:
-                        self._leave(name)
-                        self._used(known.spec.tenant, gpu_ms / 1000)
+                        self._forget(name)
+                        self._add_usage(known.spec.tenant, gpu_ms / 1000)
                 case Gone(id=name):
-                    self._leave(name)
+                    self._forget(name)
                 case Worker(name=name, row=flat):
-                    self._changed(name, row_of(flat))
+                    self._worker_changed(name, row_of(flat))
                 case Resync():
-                    self.in_doubt()
-        self._arrange_in_time()
+                    self.invalidate()
+        self._schedule_pass()
 
     def recount(self) -> None:
-        """What owners may hold at once may have changed: their keys did, or a day is over."""
-        for owner in list(self._allowed):
-            self._meet(owner)
-        self._arrange()
+        """Update the limits of all owners: their keys may have changed, or a new day may have started."""
+        for owner in list(self._limits):
+            self._update_limit(owner)
+        self._run_pass()
 
     async def submit(
         self, new: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
     ) -> Sequence[Submitted]:
-        """Take new tasks, and give those that can go at once in the same write."""
-        plans = self._plans(self._choose(new))
-        asked = self._assigner.asked(plans)
+        """Queue new tasks, and assign those that fit now in the same write."""
+        plans = self._plans(self._place_new(new))
+        assignments = self._assigner.assignments(plans)
         try:
-            taken, given = await self.deps.store.tasks.submit_and_assign(new, asked, units, unit_of)
+            submitted, answers = await self.deps.store.tasks.submit_and_assign(
+                new, assignments, units, unit_of
+            )
         except asyncio.CancelledError:
             if not self._closed:
-                self.in_doubt()  # nobody is left to hear what the store made of it
+                self.invalidate()  # the store's answer is lost with the caller
             raise
-        self._submitted(new, taken)
-        if len(given) != len(plans):
-            self.in_doubt()
+        self._forget_rejected(new, submitted)
+        if len(answers) != len(plans):
+            self.invalidate()
         elif not self._closed:
-            self._heard.extend(self._assigner.answered(plans, given))
-        if self._places or self.engine.has_waiting or not _is_idle_talk(self._heard):
-            self._arrange()
-        return taken
+            self._events.extend(self._assigner.deliver_accepted(plans, answers))
+        if self._places or self.engine.has_waiting or not _only_confirmations(self._events):
+            self._run_pass()
+        return submitted
 
-    def _choose(self, new: Sequence[NewTask]) -> list[events.Place]:
-        """Where those go that can go at once."""
+    def _place_new(self, new: Sequence[NewTask]) -> list[events.Place]:
+        """Return placements for the new tasks that fit now."""
         now = self.deps.now()
         for each in new:
             spec = task.decode(each.spec)
-            self._meet(spec.tenant)
+            self._update_limit(spec.tenant)
             self.tasks[each.id] = TrackedTask(spec, 0, now)
-            self._ask(each.id)
+            self._enqueue(each.id)
         self._decide()
-        ours = {each.id for each in new}
-        places = [place for place in self._places if place.request.key in ours]
-        self._places = [place for place in self._places if place.request.key not in ours]
+        new_ids = {each.id for each in new}
+        places = [place for place in self._places if place.request.key in new_ids]
+        self._places = [place for place in self._places if place.request.key not in new_ids]
         return places
 
-    def _submitted(self, new: Sequence[NewTask], taken: Sequence[Submitted]) -> None:
-        """Forget those that were other tasks already, and those that were not taken."""
-        for each, known in zip(new, taken, strict=True):
-            is_new = isinstance(known, Taken) and known.id == each.id
+    def _forget_rejected(self, new: Sequence[NewTask], submitted: Sequence[Submitted]) -> None:
+        """Forget tasks that the store did not accept, or that repeat an earlier task."""
+        for each, known in zip(new, submitted, strict=True):
+            is_new = isinstance(known, Accepted) and known.id == each.id
             if not is_new and not self._closed:
-                self._leave(each.id)
+                self._forget(each.id)
 
     def why(self, name: str) -> Refusal | None:
         return self.engine.why(name)
@@ -194,62 +197,63 @@ class Dispatcher:
     def depth(self) -> QueueDepth:
         return depth_of(self.tasks, self.engine.state_of)
 
-    def _queued(self, told: Queued) -> None:
-        known = self.tasks.get(told.id)
-        if known is not None and known.attempt > told.attempt:
+    def _queued(self, item: Queued) -> None:
+        known = self.tasks.get(item.id)
+        if known is not None and known.attempt > item.attempt:
             return
-        spec = task.decode(told.spec)
-        self._meet(spec.tenant)
-        self.tasks[told.id] = TrackedTask(spec, told.attempt, told.created_ms / 1000, died_on(told.deaths))
-        after_s = told.after_ms / 1000
+        spec = task.decode(item.spec)
+        self._update_limit(spec.tenant)
+        self.tasks[item.id] = TrackedTask(spec, item.attempt, item.created_ms / 1000, died_on(item.deaths))
+        after_s = item.after_ms / 1000
         if after_s > self.deps.now():
-            heappush(self._later, (after_s, told.id, told.attempt))
+            heappush(self._delayed, (after_s, item.id, item.attempt))
         else:
-            self._ask(told.id)
+            self._enqueue(item.id)
 
-    def _meet(self, owner: str) -> None:
-        """See to it that the engine knows how many tasks of it may run."""
+    def _update_limit(self, owner: str) -> None:
+        """Tell the engine how many tasks of this owner may run, if that changed."""
         most = self.deps.quotas.most(owner)
-        if self._allowed.get(owner) != most:
+        if self._limits.get(owner) != most:
             self._handle(events.LimitChanged(owner, most))
-        self._allowed[owner] = most
+        self._limits[owner] = most
 
-    def _used(self, owner: str, gpu_s: float) -> None:
-        """Heard of before the leader looks again, so that nothing begins that the day has no room for."""
+    def _add_usage(self, owner: str, gpu_s: float) -> None:
+        """Add GPU time to the owner's usage at once, before the leader reads it from the store again. Else
+        tasks could start that exceed the day's budget."""
         if gpu_s:
             used_s = self.deps.quotas.used_s
             used_s[owner] = used_s.get(owner, 0.0) + gpu_s
-            self._meet(owner)
+            self._update_limit(owner)
 
-    def _ask(self, name: str) -> None:
+    def _enqueue(self, name: str) -> None:
         known = self.tasks[name]
-        request = request_of(name, known.spec, avoid=self._avoided(known))
+        request = request_of(name, known.spec, avoid=self._workers_to_avoid(known))
         self._handle(events.RequestAdded(request, since=known.created_s))
 
-    def _avoided(self, known: TrackedTask) -> tuple[str, ...]:
-        """Workers on which it died, as long as there is another one online."""
+    def _workers_to_avoid(self, known: TrackedTask) -> tuple[str, ...]:
+        """Return the workers on which the task died, if another worker is online."""
         if known.died_on and any(
             each.online for name, each in self.workers.items() if name not in known.died_on
         ):
             return known.died_on
         return ()
 
-    def _leave(self, name: str) -> None:
+    def _forget(self, name: str) -> None:
         self.tasks.pop(name, None)
         self._handle(events.RequestRemoved(name))
 
-    def _remember(self, each: Remembered) -> None:
-        """An attempt that was under way when this term began."""
+    def _load_active(self, each: UnfinishedTask) -> None:
+        """Load an attempt that was running when this term began."""
         spec = task.decode(each.spec)
-        self._meet(spec.tenant)
+        self._update_limit(spec.tenant)
         self.tasks[each.id] = TrackedTask(spec, each.attempt, each.created_ms / 1000, died_on(each.deaths))
         placement = rows.placement_of(each.id, each.worker, rows.read_grant(each.place))
         self._handle(events.PlacementObserved(placement, request_of(each.id, spec)))
 
-    def _changed(self, name: str, row: Row | None) -> None:
+    def _worker_changed(self, name: str, row: Row | None) -> None:
         if row is not None:
             self.workers[name] = rows.worker_state_of(row)
-            self._decide()  # what is promised must be known before what is free
+            self._decide()  # free memory depends on what is reserved, so decide first
             self._observe(name)
         elif self.workers.pop(name, None) is not None:
             self._handle(events.NodeRemoved(name))
@@ -261,90 +265,90 @@ class Dispatcher:
         self._handle(events.NodeUpdated(node_of(worker, self.deps.memory, reserved)))
 
     def _handle(self, event: events.Event) -> None:
-        """Gathered, and decided upon in `_arrange`, once for all."""
-        self._heard.append(event)
+        """Queue an event; `_run_pass` hands all of them to the engine at once."""
+        self._events.append(event)
 
     def _decide(self) -> None:
-        heard, self._heard = self._heard, []
-        for action in self.engine.handle_all(heard, self.deps.now()):
+        pending, self._events = self._events, []
+        for action in self.engine.handle_all(pending, self.deps.now()):
             if isinstance(action, events.Place):
                 self._places.append(action)
 
     # --- what it does ------------------------------------------------------------------------------------
 
-    def _arrange(self) -> None:
-        """See to it that everything that was decided is done, and that time is noticed."""
+    def _run_pass(self) -> None:
+        """Let the engine decide, start assigning its placements, and set the timer for the next deadline."""
         if self._closed:
             return
-        if self._heard:
+        if self._events:
             self._decide()
         if self._places and self._assigning is None:
-            self._assigning = asyncio.get_running_loop().create_task(self._assign_and_arrange())
+            self._assigning = asyncio.get_running_loop().create_task(self._assign_then_run_pass())
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if (delay_s := self._next_delay_s()) is not None:
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_time)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
-    def _arrange_in_time(self) -> None:
-        """At once if somebody waits for a decision; else those come first who wait for an answer."""
-        if self.engine.has_waiting or any(isinstance(each, events.RequestAdded) for each in self._heard):
-            self._arrange()
-        elif not self._has_leisure:
-            self._has_leisure = True
+    def _schedule_pass(self) -> None:
+        """Run a pass now if requests wait; otherwise after pending responses are delivered."""
+        if self.engine.has_waiting or any(isinstance(each, events.RequestAdded) for each in self._events):
+            self._run_pass()
+        elif not self._is_deferred:
+            self._is_deferred = True
             loop = asyncio.get_running_loop()
-            # Who waits for what was just heard is woken in the next turn: this is for the one after.
-            loop.call_soon(loop.call_soon, self._arrange_at_leisure)
+            # Callers that wait for this news wake in the next turn of the loop; this runs in the one after.
+            loop.call_soon(loop.call_soon, self._run_deferred_pass)
 
-    def _arrange_at_leisure(self) -> None:
-        self._has_leisure = False
+    def _run_deferred_pass(self) -> None:
+        self._is_deferred = False
         try:
-            self._arrange()
+            self._run_pass()
             if not self._closed:
                 self.engine.prepare()
         except Exception:
             log.exception("the dispatcher failed and begins anew")
-            self.in_doubt()
+            self.invalidate()
 
-    async def _assign_and_arrange(self) -> None:
+    async def _assign_then_run_pass(self) -> None:
         try:
             await self._assign_all()
         except StoreError as error:
             log.warning("the dispatcher lost track of the store", error=str(error))
-            self.in_doubt()
+            self.invalidate()
         except Exception:
             log.exception("the dispatcher failed and begins anew")
-            self.in_doubt()
+            self.invalidate()
         finally:
             self._assigning = None
-        self._arrange()
+        self._run_pass()
 
     def _next_delay_s(self) -> float | None:
         now = self.deps.now()
-        due = [self._later[0][0]] if self._later else []
+        due = [self._delayed[0][0]] if self._delayed else []
         if (deadline := self.engine.deadline(now)) is not None:
             due.append(deadline)
         return max(min(due) - now, 0.0) if due else None
 
-    def _on_time(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now = self.deps.now()
-        while self._later and self._later[0][0] <= now:
-            _, name, attempt = heappop(self._later)
+        while self._delayed and self._delayed[0][0] <= now:
+            _, name, attempt = heappop(self._delayed)
             if (known := self.tasks.get(name)) and known.attempt == attempt:
-                self._ask(name)
+                self._enqueue(name)
         self._handle(events.Tick())
-        self._arrange()
+        self._run_pass()
 
     async def _assign_all(self) -> None:
         while self._places and not self._closed:
             batch, self._places = self._places[:BATCH], self._places[BATCH:]
             if not (plans := self._plans(batch)):
                 break
-            given = await self.deps.store.tasks.assign(self._assigner.asked(plans))
-            if given is None:
-                return self.in_doubt()
-            self._heard.extend(self._assigner.answered(plans, given))
+            answers = await self.deps.store.tasks.assign(self._assigner.assignments(plans))
+            if answers is None:
+                return self.invalidate()
+            self._events.extend(self._assigner.deliver_accepted(plans, answers))
             self._decide()
         return None
 
@@ -353,10 +357,10 @@ class Dispatcher:
         if len(plans) < len(places):
             planned = {each.place.request.key for each in plans}
             gone = [each.request.key for each in places if each.request.key not in planned]
-            self._heard.extend(map(events.PlaceFailed, gone))
+            self._events.extend(map(events.PlaceFailed, gone))
         return plans
 
 
-def _is_idle_talk(heard: Sequence[events.Event]) -> bool:
-    """That something is where it was put can be heard with whatever comes next."""
-    return all(isinstance(each, events.Placed) for each in heard)
+def _only_confirmations(pending: Sequence[events.Event]) -> bool:
+    """Return True if only `Placed` confirmations are pending; they can go with the next batch."""
+    return all(isinstance(each, events.Placed) for each in pending)

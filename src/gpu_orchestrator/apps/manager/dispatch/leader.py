@@ -1,8 +1,8 @@
-"""The term of a leader: strives to lead, and while it does keeps the dispatcher and takes off the dead.
+"""The election loop of a manager process. While it leads, it runs the dispatcher and removes dead workers.
 
-following ──strive──▶ leading, no dispatcher ──snapshot──▶ leading
+following ──elected──▶ leading, no dispatcher ──snapshot──▶ leading
     ▲                          ▲                              │ an answer was lost, news was missed
-    └──── another leads ───────┴──────── in doubt ◀───────────┘
+    └──── another leads ───────┴─────── invalidated ◀─────────┘
 """
 
 import asyncio
@@ -16,7 +16,14 @@ import structlog
 
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.records import Leading, NewTask, Renewal, Submitted, Told, Unit
+from gpu_orchestrator.adapters.store.records import (
+    ElectionResult,
+    NewsItem,
+    NewTask,
+    Renewal,
+    Submitted,
+    Unit,
+)
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher, DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.maintenance import Maintenance
@@ -34,7 +41,7 @@ RECOUNT_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class StoreClock:
-    """The store's clock, in seconds, as far as we know it: ours and how much it was off the last time."""
+    """An estimate of the store's clock in seconds: the local clock plus the difference last measured."""
 
     off_s: float = 0.0
 
@@ -53,7 +60,7 @@ class Leader:
     dispatcher: Dispatcher | None = None
     leader: str = ""
     reached_since: float = 0.0
-    _early: list[Told] = field(default_factory=list)
+    _early_news: list[NewsItem] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _recounted: float = 0.0
     _reached: bool = False
@@ -71,93 +78,97 @@ class Leader:
         return self.dispatcher is not None
 
     def wake(self) -> None:
-        """There may be news."""
+        """Start the next round now, because there may be news."""
         self._wake.set()
 
     def submit(
         self, tasks: Sequence[NewTask], units: Sequence[Unit], unit_of: Sequence[int]
     ) -> Awaitable[Sequence[Submitted]]:
-        """Take new tasks: by the dispatcher if this process leads, else only into the store."""
+        """Queue new tasks: through the dispatcher if this process leads, else only in the store."""
         return (self.dispatcher or self.store.tasks).submit(tasks, units, unit_of)
 
     async def run(self) -> None:
-        """For ever; cancelled, it steps down so that another takes over at once."""
-        self.store.fenced.attach(self._hear, self._doubt)
+        """Take part in elections until cancelled; then step down, so that another process takes over at
+        once."""
+        self.store.fenced.attach(self._on_news, self._invalidate)
         try:
             while True:
                 await self._round()
         finally:
-            self._drop()
-            with contextlib.suppress(StoreError, TimeoutError):  # then its term runs out
+            self._drop_dispatcher()
+            with contextlib.suppress(StoreError, TimeoutError):  # then its term expires
                 async with asyncio.timeout(RESIGN_S):
                     await self.store.leadership.resign()
 
     async def _round(self) -> None:
         try:
-            await self._strive()
+            await self._elect()
         except StoreError as error:
             if self._reached:
                 log.warning("the store does not answer", error=str(error))
             self._reached, self.reached_since = False, 0.0
-            await self._fail()
+            await self._back_off()
         except Exception:
             log.exception("a round of the leader failed")
-            await self._fail()
+            await self._back_off()
         else:
             self._reached = True
             await wait_until_set(self._wake, self.store.timeouts.leader_ms / 1000 / TERMS_PER_LEASE)
             self._wake.clear()
 
-    async def _fail(self) -> None:
-        """Doubt wakes us, but not from this pause: else we would ask for ever without letting others work."""
-        self._doubt()
+    async def _back_off(self) -> None:
+        """Invalidate the term, then back off uninterruptibly so a store outage cannot become a busy loop."""
+        self._invalidate()
         await asyncio.sleep(STORE_PAUSE_S)
 
-    async def _strive(self) -> None:
+    async def _elect(self) -> None:
         fence = self.store.fenced.fence
-        leading = await self.store.leadership.strive()
+        leading = await self.store.leadership.campaign()
         self.leader, self.reached_since = leading.owner, self.reached_since or time()
         self.clock.set(leading.now_ms)
         if not leading.fence:
-            return self._drop()
+            return self._drop_dispatcher()
         if self.dispatcher is None or leading.fence != fence:
-            await self._begin(leading)  # which prolongs leases: those are not over any more
+            await self._begin_term(
+                leading
+            )  # extends leases, so those in `leading` no longer count as expired
         else:
             await self._read_news()
             await self._reap(leading)
         if self.dispatcher is not None:
-            await self._part_orphans(leading, self.dispatcher.workers)
+            await self._disconnect_orphans(leading, self.dispatcher.workers)
         await self._recount()
         if self.dispatcher is not None:
             await self._maintenance.do(self.dispatcher.workers.values())
         return None
 
-    async def _begin(self, leading: Leading) -> None:
-        self._drop()
+    async def _begin_term(self, leading: ElectionResult) -> None:
+        self._drop_dispatcher()
         snapshot = await self.store.tasks.snapshot(self.store.timeouts.lease_ms)
         if snapshot is None:
             return
         workers = await rows.load(self.store, snapshot.workers)
-        if await self._part_orphans(leading, workers):
+        if await self._disconnect_orphans(leading, workers):
             workers = await rows.load(self.store, snapshot.workers)
-        dispatcher = Dispatcher(self.deps, in_doubt=self._doubt)
+        dispatcher = Dispatcher(self.deps, invalidate=self._invalidate)
         dispatcher.load(snapshot, workers)
-        self.reaper = replace(self.reaper, believes_from_ms=0, taken_ms=())
+        self.reaper = replace(self.reaper, paused_until_ms=0, removed_ms=())
         self.dispatcher = dispatcher
         self.deps.metrics.terms.inc()
         log.info("leading", fence=leading.fence, tasks=len(snapshot.tasks), workers=len(snapshot.workers))
-        early, self._early = self._early, []
-        dispatcher.hear(early)
+        early, self._early_news = self._early_news, []
+        dispatcher.handle_news(early)
         await self._read_news()
 
     async def _read_news(self) -> None:
-        """One that is dropped meanwhile listens no more, and the next begins with everything there is."""
+        """Pass news from the store to the dispatcher. Stop if it is dropped meanwhile: the next one starts
+        from a snapshot."""
         while (dispatcher := self.dispatcher) is not None and (news := await self.store.leadership.news()):
-            dispatcher.hear(news)
+            dispatcher.handle_news(news)
 
-    async def _part_orphans(self, leading: Leading, workers: Mapping[str, WorkerState]) -> int:
-        """Workers whose server died have lost their connection, though nobody was left to say so. Whoever was
-        away or is new here rather waits: they may be on their way back."""
+    async def _disconnect_orphans(self, leading: ElectionResult, workers: Mapping[str, WorkerState]) -> int:
+        """Disconnect workers whose server died, because that server can no longer report it; return how many.
+        Wait for one grace period if this process just reached the store: the servers may be coming back."""
         if time() - self.reached_since < self.store.timeouts.grace_ms / 1000:
             return 0
         orphans = [each for each in workers.values() if each.online and each.api not in leading.apis]
@@ -166,15 +177,16 @@ class Leader:
             await self.store.workers.disconnect(Renewal(each.hello.name, each.epoch, each.connection))
         return len(orphans)
 
-    async def _reap(self, leading: Leading) -> None:
-        if not leading.over and not self.reaper.taken_ms and not self.reaper.believes_from_ms:
+    async def _reap(self, leading: ElectionResult) -> None:
+        if not leading.expired and not self.reaper.removed_ms and not self.reaper.paused_until_ms:
             return
         pauses = self.reaper.pauses
-        self.reaper, departures = self.reaper.judge(leading.over, leading.workers, leading.now_ms)
+        self.reaper, departures = self.reaper.judge(leading.expired, leading.workers, leading.now_ms)
         if self.reaper.pauses > pauses:
             self.deps.metrics.pauses.inc()
             log.warning(
-                "most workers fell silent at once; nobody is taken off for one lease", over=len(leading.over)
+                "most workers fell silent at once; nobody is taken off for one lease",
+                over=len(leading.expired),
             )
         if departures:
             gone = await self.store.workers.expire(departures)
@@ -183,29 +195,29 @@ class Leader:
                 log.warning("worker taken off", worker_id=each.name, epoch=each.epoch, why=each.why)
 
     async def _recount(self) -> None:
-        """What owners have used today; it tells whose tasks may begin."""
+        """Read from the store what owners used today; it decides whose tasks may start."""
         if time() - self._recounted > RECOUNT_EVERY_S:
             self._recounted = time()
             self.deps.quotas.used_s = (await self.store.usage.of()).used_s()
             if self.dispatcher is not None:
                 self.dispatcher.recount()
 
-    def _hear(self, news: tuple[Told, ...]) -> None:
+    def _on_news(self, news: tuple[NewsItem, ...]) -> None:
         if self.dispatcher is not None:
-            self.dispatcher.hear(news)
+            self.dispatcher.handle_news(news)
         else:
-            self._early.extend(news)
+            self._early_news.extend(news)
 
-    def _doubt(self) -> None:
-        """What we believe may be wrong: nothing more is decided until everything was looked at anew."""
+    def _invalidate(self) -> None:
+        """Drop the dispatcher, whose state may be wrong. No task is placed until a new snapshot is loaded."""
         if self.dispatcher is not None:
             log.warning("in doubt; looking at everything anew")
-        self._drop()
+        self._drop_dispatcher()
         self.store.fenced.drop_fence()
         self._wake.set()
 
-    def _drop(self) -> None:
+    def _drop_dispatcher(self) -> None:
         if self.dispatcher is not None:
             self.dispatcher.close()
         self.dispatcher = None
-        self._early = []
+        self._early_news = []

@@ -1,4 +1,4 @@
-"""What the leader does now and then beside leading: forget what ended long ago, write down how things are."""
+"""Periodic work of the leader: delete list entries of old tasks, record samples for the history."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Maintenance:
     _record_at: float = 0.0
 
     async def do(self, workers: Iterable[WorkerState]) -> None:
-        """Those that are due."""
+        """Run the jobs that are due."""
         now = monotonic()
         if now >= self._trim_at:
             self._trim_at = now + (TRIM_EVERY_S if await self._trim() else 0.0)
@@ -29,8 +29,8 @@ class Maintenance:
             await self.store.history.record(history.measure(workers))
 
     async def _trim(self) -> bool:
-        """Whether nothing is left to forget. One round forgets no more than a busy minute's part, and whoever
-        leads must not be kept for long: the rest is for the next time."""
+        """Trim in rounds; return True if nothing is left. One round trims only part of a busy minute's tasks,
+        and the leader must not be held up for long, so the rest waits for the next call."""
         for _ in range(TRIM_ROUNDS):
             if not await self.store.tasks.trim():
                 return True

@@ -1,49 +1,53 @@
-"""Whose lease is over, and whether to believe it.
+"""Decides which workers with an expired lease are dead.
 
-When more than half of four or more workers fall silent within one lease without a lost connection, it is more
-likely that we could not hear them: then nobody is declared dead for one lease.
+If more than half of four or more workers go silent within one lease without a lost connection, the fault is
+more likely on our side. Then no silent worker is declared dead for one lease.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpu_orchestrator.adapters.store.records import Departure, Over
+from gpu_orchestrator.adapters.store.records import Departure, ExpiredLease
 
 ENOUGH_TO_COMPARE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Reaper:
-    """`believes_from_ms` is when silence counts again, 0 when it does; `taken_ms` are the times at which
-    silent workers were taken off within the last lease."""
+    """`paused_until_ms` is when silent workers expire again, 0 without a pause; `removed_ms` are the
+    times at which silent workers were removed within the last lease."""
 
     lease_ms: int
-    believes_from_ms: int = 0
-    taken_ms: tuple[int, ...] = ()
+    paused_until_ms: int = 0
+    removed_ms: tuple[int, ...] = ()
     pauses: int = 0
 
-    def judge(self, over: Sequence[Over], workers: int, now_ms: int) -> tuple["Reaper", list[Departure]]:
-        """The guard from now on, and who is to be taken off. A lost connection is always believed."""
-        lost = [each for each in over if each.suspect]
-        silent = [each for each in over if not each.suspect]
-        recent = tuple(at for at in self.taken_ms if at > now_ms - self.lease_ms)
+    def judge(
+        self, expired: Sequence[ExpiredLease], workers: int, now_ms: int
+    ) -> tuple["Reaper", list[Departure]]:
+        """Return the next reaper and the workers to remove. A worker that lost its connection is always
+        removed."""
+        lost = [each for each in expired if each.suspect]
+        silent = [each for each in expired if not each.suspect]
+        recent = tuple(at for at in self.removed_ms if at > now_ms - self.lease_ms)
         if not silent:
-            return replace(self, believes_from_ms=0, taken_ms=recent), _departures(lost)
-        if self._suspects_itself(len(silent) + len(recent), workers + len(recent)):
-            paused = replace(self, believes_from_ms=now_ms + self.lease_ms, pauses=self.pauses + 1)
+            return replace(self, paused_until_ms=0, removed_ms=recent), _departures(lost)
+        if self._should_pause(len(silent) + len(recent), workers + len(recent)):
+            paused = replace(self, paused_until_ms=now_ms + self.lease_ms, pauses=self.pauses + 1)
             return paused, _departures(lost)
-        if now_ms < self.believes_from_ms:
+        if now_ms < self.paused_until_ms:
             return self, _departures(lost)
-        return replace(self, taken_ms=(*recent, *[now_ms] * len(silent))), _departures([*lost, *silent])
+        return replace(self, removed_ms=(*recent, *[now_ms] * len(silent))), _departures([*lost, *silent])
 
-    def _suspects_itself(self, silent: int, workers: int) -> bool:
-        """Once, until somebody is heard again."""
-        return not self.believes_from_ms and workers >= ENOUGH_TO_COMPARE and 2 * silent > workers
-
-
-def _departures(over: Sequence[Over]) -> list[Departure]:
-    return [Departure(each.name, each.epoch, f"worker {each.name} {_how(each)}") for each in over]
+    def _should_pause(self, silent: int, workers: int) -> bool:
+        """Return True if too many workers are silent. Pauses only once until a round without silent
+        workers."""
+        return not self.paused_until_ms and workers >= ENOUGH_TO_COMPARE and 2 * silent > workers
 
 
-def _how(over: Over) -> str:
-    return "lost its connection" if over.suspect else "fell silent"
+def _departures(expired: Sequence[ExpiredLease]) -> list[Departure]:
+    return [Departure(each.name, each.epoch, f"worker {each.name} {_how(each)}") for each in expired]
+
+
+def _how(expired: ExpiredLease) -> str:
+    return "lost its connection" if expired.suspect else "fell silent"

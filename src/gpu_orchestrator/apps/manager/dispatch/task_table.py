@@ -1,4 +1,4 @@
-"""What the leader knows of tasks that are not final."""
+"""The leader's table of tasks that are not final."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from gpu_orchestrator.engine.scheduling_queue import State
 
 @dataclass(slots=True)
 class TrackedTask:
-    """A task that is not final. `attempt` counts the runs begun so far."""
+    """A task that is not final. `attempt` counts the runs so far."""
 
     spec: TaskSpec
     attempt: int
@@ -25,7 +25,7 @@ TaskTable = dict[str, TrackedTask]
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """Waiting tasks by priority, and by owner those that wait and those that run."""
+    """Waiting tasks by priority, and waiting and running tasks by owner."""
 
     waiting: Counter[int] = field(default_factory=Counter)
     waiting_of: Counter[str] = field(default_factory=Counter)

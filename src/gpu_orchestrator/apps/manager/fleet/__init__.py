@@ -1,1 +1,1 @@
-"""Workers and their devices as values: rows of the store, nodes of the core."""
+"""Workers and their devices as values: from rows of the store to nodes of the core."""

@@ -1,6 +1,6 @@
-"""Between the words of the manager and those of the core: a worker is a node, a task is a request.
+"""Translates the manager's values to those of the core: a worker becomes a node, a task a request.
 
-Pure, so that what decides here can be asked the same question by anyone.
+Pure, so the dispatcher, the overview and `explain` all get the same result.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ VENDORLESS = "unknown"
 
 
 class DeviceGrant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where an attempt runs, as it is stored with the task: enough to account for it after a restart."""
+    """The devices of an attempt, as stored with the task: enough to account for it after a restart."""
 
     devices: tuple[session.Given, ...] = ()
     memory_mib: int = 0
@@ -30,7 +30,8 @@ class DeviceGrant(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPolicy:
-    """How much of a device may be given: at most this part of it, and never the last few MiB."""
+    """How much of a device may be reserved: at most the part `threshold`, and never the last
+    `headroom_mib`."""
 
     threshold: float = 0.8
     headroom_mib: int = 256
@@ -38,7 +39,7 @@ class MemoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What is promised on one device: all together, and of that what its holders have not allocated yet."""
+    """Memory reserved on one device, and the part of it that its holders have not allocated yet."""
 
     mib: int = 0
     unallocated_mib: int = 0
@@ -47,17 +48,18 @@ class Reserved:
 def free_mib(
     total_mib: int, memory: MemoryPolicy, reading: session.Reading | None, reserved: Reserved
 ) -> int:
-    """What may still be promised: the smaller of what our books and what the driver say. Memory taken by
-    others counts in both; what is promised and not yet allocated is free to the driver, but not to us."""
+    """Return the memory that can still be reserved: the smaller of our own accounting and the driver's
+    reading. Memory used by other processes counts in both. Memory that is reserved but not yet allocated is
+    free for the driver, but not for us."""
     if reading is None:
         return int(total_mib * memory.threshold) - reserved.mib
-    by_books = int(total_mib * memory.threshold) - reserved.mib - reading.others_mib
+    by_accounting = int(total_mib * memory.threshold) - reserved.mib - reading.others_mib
     by_driver = reading.free_mib - memory.headroom_mib - reserved.unallocated_mib
-    return min(by_books, by_driver)
+    return min(by_accounting, by_driver)
 
 
 class ActiveAlert(msgspec.Struct, frozen=True):
-    """An alert that stands, as the store keeps it."""
+    """An active alert, as the store keeps it."""
 
     device: int
     kind: str
@@ -68,7 +70,7 @@ class ActiveAlert(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker as the store knows it."""
+    """A worker as stored."""
 
     hello: session.Hello
     epoch: int = 0
@@ -84,7 +86,7 @@ class WorkerState:
 
 
 def node_of(worker: WorkerState, memory: MemoryPolicy, reserved: dict[int, Reserved]) -> Node:
-    """`reserved` is what is promised on each device, by index."""
+    """Return the worker as a node; `reserved` has the reserved memory of each device, by index."""
     hello = worker.hello
     readings = {reading.index: reading for reading in worker.readings}
     labels = {**hello.labels, **{HANDLER_LABEL + name: "true" for name in hello.task_types}}
@@ -110,7 +112,7 @@ def _device(
     reading: session.Reading | None,
     reserved: Reserved,
 ) -> Device:
-    """The core subtracts what is promised itself; `taken_mib` is all else that is not free."""
+    """The core itself subtracts reserved memory; `taken_mib` is all other memory that is not free."""
     offered = within(int(each.memory_mib * memory.threshold), MOST_MIB)
     free = free_mib(each.memory_mib, memory, reading, reserved)
     return Device(
@@ -127,20 +129,23 @@ def _device(
 
 
 def request_of(task: str, spec: TaskSpec, *, avoid: tuple[str, ...] = ()) -> Request:
-    """`avoid` names workers on which it died. Without `memory_mib` the devices are wanted whole."""
+    """Return the task as a request. `avoid` names workers on which it died. Without `memory_mib` in the spec
+    the task gets whole devices."""
     shape = _shape(spec.task_type, spec.gpus, spec.memory_mib, spec.vendor, avoid)
     return Request(task, shape, spec.priority, spec.tenant)
 
 
 @lru_cache(maxsize=4096)
 def _shape(task_type: str, gpus: int, memory_mib: int, vendor: str, avoid: tuple[str, ...]) -> Shape:
-    """Remembered: thousands of tasks ask for the same."""
+    """Build the shape. Cached, because thousands of tasks request the same."""
     shared = bool(gpus and memory_mib)
     return Shape(
         gpus=gpus,
         exclusive=not shared,
         milli=0 if shared else WHOLE,
-        memory_mib=max(memory_mib, 1) if gpus else 0,  # a device that others filled is not whole
+        memory_mib=max(memory_mib, 1)
+        if gpus
+        else 0,  # so a device that other processes filled does not count as free
         vendor=vendor,
         resources=((SLOTS, 1),),
         labels=((HANDLER_LABEL + task_type, "true"),),

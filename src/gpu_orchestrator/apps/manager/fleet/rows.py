@@ -1,10 +1,10 @@
-"""Workers as the store has them, read into values; and the cluster they make, for questions aside."""
+"""Decodes rows of the store into values, and builds a cluster of them for queries outside the dispatcher."""
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpu_orchestrator.adapters.store.records import Remembered
+from gpu_orchestrator.adapters.store.records import UnfinishedTask
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import session
@@ -32,7 +32,7 @@ _devices = msgspec.json.Decoder(list[int])
 _encode = msgspec.json.Encoder().encode
 
 ENOUGH_TASKS = 10
-"""So many must have ended on a worker before their success is held for or against it."""
+"""At least this many tasks must have ended on a worker before its success rate counts."""
 
 
 def encode(value: msgspec.Struct) -> str:
@@ -88,7 +88,8 @@ def read_grant(text: str) -> DeviceGrant:
 
 
 def milli_of(grant: DeviceGrant, worker: WorkerState, memory: MemoryPolicy) -> int:
-    """Thousandths of a GPU: a device counts whole, or by what is taken of the memory that it offers."""
+    """Return thousandths of a GPU: an exclusive device counts whole, a shared one by its part of the
+    memory."""
     if grant.exclusive or not grant.devices:
         return WHOLE * len(grant.devices)
     offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
@@ -97,7 +98,8 @@ def milli_of(grant: DeviceGrant, worker: WorkerState, memory: MemoryPolicy) -> i
 
 
 def reserved_on(worker: WorkerState, memory: MemoryPolicy, held: Iterable[Placement]) -> dict[int, Reserved]:
-    """What is promised on each device of a worker, and what of it its holders have not allocated yet."""
+    """Return the memory reserved on each device of a worker, and the part that its holders have not
+    allocated."""
     offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
     has = {(reading.index, held.task): held.used_mib for reading in worker.readings for held in reading.held}
     found: dict[int, Reserved] = {}
@@ -129,7 +131,8 @@ def message_of(
 
 
 def misfit(hello: session.Hello) -> str:
-    """Why such a worker cannot be counted, or nothing. Found out by counting it, before anybody else does."""
+    """Return why a worker with this hello cannot be represented as a node, or an empty string. Tries it on an
+    empty cluster, before the worker is stored and every process has to load it."""
     try:
         Cluster().set_node(node_of(WorkerState(hello), MemoryPolicy(), {}))
     except (InvalidRequest, OverflowError) as error:
@@ -142,8 +145,10 @@ async def load(store: Store, names: Sequence[str]) -> dict[str, WorkerState]:
     return {row["name"]: worker_state_of(row) for row in rows if row and "spec" in row}
 
 
-def cluster_of(workers: dict[str, WorkerState], memory: MemoryPolicy, tasks: Iterable[Remembered]) -> Cluster:
-    """The cluster with all that runs on it."""
+def cluster_of(
+    workers: dict[str, WorkerState], memory: MemoryPolicy, tasks: Iterable[UnfinishedTask]
+) -> Cluster:
+    """Return the cluster with everything that runs on it."""
     held: dict[str, list[Placement]] = {name: [] for name in workers}
     for task in tasks:
         if task.worker in held and task.place:

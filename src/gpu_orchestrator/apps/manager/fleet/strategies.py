@@ -1,7 +1,8 @@
-"""Named policies for tasks, beside those of the house. The one used is the setting PLACEMENT_POLICY.
+"""Placement strategies for tasks, in addition to the built-in ones. The setting PLACEMENT_POLICY selects one.
 
-`balanced` has the weights memory fit .4, load .3, model affinity .2, capacity .1; affinity is heard once
-workers tell which models they have loaded. History counts a little: who fails often comes last among equals.
+`balanced` has the weights memory fit .4, load .3, model affinity .2, capacity .1; affinity is left
+out until workers report which models they have loaded. History has a small weight: among equal workers, one
+that fails often comes last.
 """
 
 import numpy as np
@@ -17,39 +18,38 @@ SCORE_LABEL = "gpu-orchestrator/score"
 
 
 def memory_fit(offers: Offers) -> Floats:
-    """How little memory stays over on the device that fits tightest; 1 for what asks for no memory."""
-    asked = offers.shape.memory_mib
-    if not asked or not offers.shape.gpus:
+    """Score how little memory would be left on the device with the tightest fit; 1 for a shape without
+    memory."""
+    requested = offers.shape.memory_mib
+    if not requested or not offers.shape.gpus:
         return np.ones(len(offers))
     free = offers.cluster.usage.free_mib[offers.rows]
     total = np.maximum(offers.cluster.inventory.memory_mib[offers.rows], 1)
-    left = np.where(offers.free_devices, (free - asked) / total, np.inf).min(axis=1)
+    left = np.where(offers.free_devices, (free - requested) / total, np.inf).min(axis=1)
     fit: Floats = 1.0 - np.clip(left, 0.0, 1.0)
     return fit
 
 
 def idle_slots(offers: Offers) -> Floats:
-    """The part of the worker's slots that is free."""
+    """Score the free part of the worker's slots."""
     return 1.0 - offers.resource_load(SLOTS)
 
 
 def capacity(offers: Offers) -> Floats:
-    """Free GPUs, as a part of eight."""
+    """Score the free GPUs, as a part of eight."""
     return np.minimum(offers.free_milli / 8000.0, 1.0)
 
 
 def history(offers: Offers) -> Floats:
-    """The part of the worker's latest tasks that succeeded; 1 where nothing is known."""
+    """Score the part of the worker's tasks that succeeded; 1 if not enough tasks have ended."""
     score = offers.label_number(SCORE_LABEL)
     return np.where(np.isnan(score), 1.0, score)
 
 
 def fewest_tasks(offers: Offers) -> Floats:
     kind = offers.cluster.inventory.kind(SLOTS)
-    taken = (
-        offers.cluster.inventory.capacity[offers.rows, kind] - offers.cluster.usage.free[offers.rows, kind]
-    )
-    fewest: Floats = -taken.astype(float)
+    used = offers.cluster.inventory.capacity[offers.rows, kind] - offers.cluster.usage.free[offers.rows, kind]
+    fewest: Floats = -used.astype(float)
     return fewest
 
 
@@ -60,7 +60,7 @@ OURS = (BALANCED, LEAST_CONNECTIONS, WEIGHTED_ROUND_ROBIN)
 
 
 def registry(default: str) -> Registry:
-    """All policies by name; raises `UnknownPolicy` if there is none of the default's name."""
+    """Return all policies by name; raises `UnknownPolicy` if the default is not among them."""
     house = Registry()
     strategies = {**house.strategies, **{each.name: each for each in OURS}}
     chosen = Registry(strategies, house.allocators, default, "packed")

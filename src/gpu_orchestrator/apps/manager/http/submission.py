@@ -12,12 +12,12 @@ import msgspec
 from gpu_orchestrator.adapters.outbound.addresses import Forbidden
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.records import (
+    Accepted,
     KeyConflict,
     Limit,
     NewTask,
     NoRoom,
     Submitted,
-    Taken,
     Unit,
 )
 from gpu_orchestrator.api import task, units
@@ -40,7 +40,7 @@ ROW_BYTES = 1000
 
 async def accept(
     manager: Manager, requests: Sequence[schema.TaskRequest], key: Key, correlation: str
-) -> list[Taken]:
+) -> list[Accepted]:
     """Store all of these tasks, or store none and raise the error that says why."""
     specs = [_spec(manager, each, key) for each in requests]
     for number, spec in enumerate(specs):
@@ -56,7 +56,7 @@ async def accept(
     return [_taken(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
 
-def accepted(manager: Manager, taken: Sequence[Taken]) -> list[schema.TaskAccepted]:
+def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[schema.TaskAccepted]:
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
     return [
         schema.TaskAccepted(
@@ -94,13 +94,13 @@ async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allow
         answers = await manager.admission.put(new, _unit(key, may, manager.settings))
     finally:
         pairs = zip(sizes, answers, strict=False)
-        taken = sum(size for size, each in pairs if isinstance(each, Taken) and each.fresh)
-        manager.overview.took_room(sum(sizes), taken)
+        taken = sum(size for size, each in pairs if isinstance(each, Accepted) and each.fresh)
+        manager.overview.release_memory(sum(sizes), taken)
     return answers
 
 
 def _check_room(manager: Manager, size: int, key: Key) -> None:
-    room = manager.overview.take_room(size)
+    room = manager.overview.reserve_memory(size)
     if room is not None:
         manager.metrics.refused(key.owner, "store")
         raise errors.StoreFull(
@@ -114,9 +114,9 @@ def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
     return Unit(key.owner, may.queued, settings.max_queued_tasks, may.gpu_seconds * 1000)
 
 
-def _taken(request: schema.TaskRequest, answer: Submitted) -> Taken:
+def _taken(request: schema.TaskRequest, answer: Submitted) -> Accepted:
     match answer:
-        case Taken():
+        case Accepted():
             return answer
         case KeyConflict(id=name):
             raise _key_conflict(request, name)

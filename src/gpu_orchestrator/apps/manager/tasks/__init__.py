@@ -1,1 +1,1 @@
-"""Tasks from submission to outcome, apart from placing them."""
+"""Tasks from submission to outcome, except their placement."""

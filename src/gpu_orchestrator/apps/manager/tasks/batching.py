@@ -1,7 +1,7 @@
-"""Many callers, one call: what arrives while a call to the store is under way goes together in the next one.
+"""Batches calls to the store: items that arrive while one call is in flight go together in the next one.
 
-One write to disk then serves hundreds of tasks, and a single task waits for nobody. Flows take turns, so that
-one caller with ten thousand keeps nobody else waiting.
+One write to disk then serves hundreds of tasks, and a single task does not wait. Flows take turns, so that a
+caller with ten thousand items does not delay the others.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ B = TypeVar("B")
 
 
 class BatchQueue(Generic[A]):
-    """`perform` takes a batch and does not raise. Items of one flow begin in order; `at_once` batches of at
-    most `most` may be under way."""
+    """Calls `perform` with batches; `perform` must not raise. Items of one flow start in order; at most
+    `at_once` batches of at most `most` items are in flight."""
 
     def __init__(
         self, perform: Callable[[list[A]], Awaitable[None]], *, most: int = 500, at_once: int = 1
@@ -29,15 +29,15 @@ class BatchQueue(Generic[A]):
         if waiting is None:
             waiting = self._flows[flow] = deque()
         waiting.append(item)
-        self._go_on()
+        self._start_batch()
 
     @property
     def is_idle(self) -> bool:
         return not self._running
 
-    async def alone(self, doing: Awaitable[B]) -> B:
-        """Do this in the caller's own task, which costs less than a batch of one; for who found it idle just
-        now. What comes meanwhile waits as it would for a batch."""
+    async def run_inline(self, doing: Awaitable[B]) -> B:
+        """Await `doing` in the caller's own task, which costs less than a batch of one. Call only while the
+        queue is idle; items added meanwhile are queued."""
         under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(under_way)
         try:
@@ -49,14 +49,14 @@ class BatchQueue(Generic[A]):
     def _ended(self, running: "asyncio.Future[None] | None") -> None:
         self._running.discard(cast("asyncio.Future[None]", running))
         if self._flows:
-            self._go_on()
+            self._start_batch()
 
-    def _go_on(self) -> None:
+    def _start_batch(self) -> None:
         if len(self._running) < self._at_once:
             self._running.add(asyncio.get_running_loop().create_task(self._run()))
 
     async def close(self) -> None:
-        """Until all that was put in is done."""
+        """Wait until all items are done."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -68,7 +68,8 @@ class BatchQueue(Generic[A]):
             self._ended(asyncio.current_task())
 
     def _next(self) -> list[A]:
-        """One of each flow in turn, and who had the last one is the last in the next round."""
+        """Return the next batch: one item of each flow in turn. A flow that just had its turn goes to the
+        back."""
         batch: list[A] = []
         while self._flows and len(batch) < self._most:
             flow, waiting = next(iter(self._flows.items()))
@@ -81,7 +82,8 @@ class BatchQueue(Generic[A]):
 
 
 class Batcher(Generic[A, B]):
-    """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get it."""
+    """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get the
+    error."""
 
     def __init__(
         self, perform: Callable[[list[A]], Awaitable[Sequence[B]]], *, most: int = 500, at_once: int = 1
@@ -99,7 +101,7 @@ class Batcher(Generic[A, B]):
     async def put_all(self, items: Sequence[A], flow: str = "") -> list[B]:
         if len(items) == 1:
             if self._batches.is_idle:
-                return list(await self._batches.alone(self._perform([items[0]])))
+                return list(await self._batches.run_inline(self._perform([items[0]])))
             return [await self.put(items[0], flow)]
         return await asyncio.gather(*[self.put(item, flow) for item in items])
 

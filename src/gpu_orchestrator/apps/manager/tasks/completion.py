@@ -1,48 +1,49 @@
-"""Those who wait for tasks to end. What ends through this process is told them at once, with the task's row;
-of what ends through another the store tells, and they look for themselves."""
+"""Callers that wait for tasks to end. A task that ends through this process resolves their futures at once,
+with the task's row. For a task that ends through another process the store publishes its id; the futures then
+have no row, and the callers read it from the store."""
 
 import asyncio
 
 from gpu_orchestrator.adapters.store.tasks import Row
 
-Ended = asyncio.Future[Row | None]
+Completion = asyncio.Future[Row | None]
 
 
 class CompletionWaiters:
     def __init__(self) -> None:
-        self._waiting: dict[str, set[Ended]] = {}
+        self._waiting: dict[str, set[Completion]] = {}
 
     def __contains__(self, task: str) -> bool:
         return task in self._waiting
 
     def ended(self, task: str, row: Row | None = None) -> None:
-        """With its row, or they look for themselves."""
+        """Resolve all futures for the task. Without a row the callers read it from the store."""
         for each in self._waiting.get(task, ()):
             if not each.done():
                 each.set_result(row)
 
-    def join(self, task: str) -> Ended:
-        """The end of a task, for who then leaves in any case."""
-        ended: Ended = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(task, set()).add(ended)
-        return ended
+    def join(self, task: str) -> Completion:
+        """Return a future for the task's completion; the caller must call `leave`."""
+        completion: Completion = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task, set()).add(completion)
+        return completion
 
-    def leave(self, task: str, ended: Ended) -> None:
+    def leave(self, task: str, completion: Completion) -> None:
         waiting = self._waiting[task]
-        waiting.discard(ended)
+        waiting.discard(completion)
         if not waiting:
             del self._waiting[task]
 
 
-async def within(ended: Ended, seconds: float) -> Row | None:
-    """The row, or None if nobody has told it by then."""
-    timer = asyncio.get_running_loop().call_later(seconds, _give_up, ended)
+async def within(completion: Completion, seconds: float) -> Row | None:
+    """Wait for the row; None if it does not arrive in time."""
+    timer = asyncio.get_running_loop().call_later(seconds, _give_up, completion)
     try:
-        return await ended
+        return await completion
     finally:
         timer.cancel()
 
 
-def _give_up(ended: Ended) -> None:
-    if not ended.done():
-        ended.set_result(None)
+def _give_up(completion: Completion) -> None:
+    if not completion.done():
+        completion.set_result(None)

@@ -1,6 +1,5 @@
-"""Why a task waits: every worker and device, with what keeps it from being taken; and where it would go.
-
-Asks the same filters and the same policy that decide.
+"""Explains why a task waits: for every worker and device the reason that it does not fit, and where the task
+would go. Uses the filters and the policy that place tasks.
 """
 
 import numpy as np
@@ -21,7 +20,7 @@ from gpu_orchestrator.core.request import Shape
 def worker_verdict(
     shape: Shape, cluster: Cluster, worker: WorkerState, *, named: bool
 ) -> schema.WorkerVerdict:
-    """`named`: whoever asks may know which tasks stand in the way, whosever they are."""
+    """Return whether the worker fits and why not. `named` lists blocking tasks of any owner by id."""
     row = cluster.row(worker.hello.name)
     only = np.array([row])
     why = [
@@ -34,7 +33,7 @@ def worker_verdict(
 
 
 def score_reasons(shape: Shape, cluster: Cluster, policy: Policy, worker: str) -> list[str]:
-    """What each opinion of the policy thinks of the chosen worker, and how much that counts."""
+    """Return the score and weight of each of the policy's opinions for the chosen worker."""
     only = np.array([cluster.row(worker)])
     offers = Offers(cluster, Kind(shape, cluster.inventory), policy.allocate, only, {})
     return [
@@ -67,21 +66,21 @@ def _why(shape: Shape, cluster: Cluster, worker: WorkerState, device: session.De
     reading = next((each for each in worker.readings if each.index == device.index), None)
     held = [p for p in cluster.held_on(worker.hello.name).values() if device.index in p.devices]
     if not shape.gpus:
-        return "no GPU is asked for"
+        return "the task requests no GPU"
     if device.index in worker.cordoned_devices:
         return "it is cordoned"
     if reading and reading.problem:
         return f"it is not healthy: {reading.problem}"
     if shape.vendor and device.vendor != shape.vendor:
-        return f"its vendor is {device.vendor}; {shape.vendor} is asked for"
+        return f"its vendor is {device.vendor}; the task requests {shape.vendor}"
     if shape.exclusive and held:
-        return f"it is asked for whole and held by {_holders(held, named=named)}"
+        return f"the task requests the whole device, which is held by {_holders(held, named=named)}"
     if any(placement.exclusive for placement in held):
-        return f"it is held whole by {_holders(held, named=named)}"
+        return f"it is held exclusively by {_holders(held, named=named)}"
     others = f", {reading.others_mib} MiB are used by others" if reading and reading.others_mib else ""
-    promised = sum(placement.memory_mib for placement in held)
-    sizes = f"{free} MiB are free of {device.memory_mib}"
-    return f"{sizes}; {shape.memory_mib} are asked for, {promised} promised{others}"
+    reserved = sum(placement.memory_mib for placement in held)
+    sizes = f"{free} of {device.memory_mib} MiB are free"
+    return f"{sizes}; the task requests {shape.memory_mib} MiB, {reserved} MiB are reserved{others}"
 
 
 def _holders(held: list[Placement], *, named: bool) -> str:

@@ -1,6 +1,8 @@
-"""What workers say of their attempts, brought into the store in batches and kept until the store has it.
+"""Writes what workers report about their attempts to the store, in batches, and keeps it until the store has
+it.
 
-A beginning is written a moment later, and not at all when the end has come by then: short tasks cost less.
+The start of an attempt is written with a small delay, and skipped if the attempt has ended by then, so short
+tasks cost less.
 """
 
 import asyncio
@@ -15,9 +17,9 @@ from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.adapters.store.records import Active, Note, Outcome, Renewal
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.tasks import Settled, row_of
+from gpu_orchestrator.adapters.store.tasks import FinishResult, row_of
 from gpu_orchestrator.api import session, task
-from gpu_orchestrator.apps.manager.fleet import rows as fleet
+from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.batching import BatchQueue
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
@@ -27,15 +29,15 @@ log = structlog.get_logger()
 
 NOTE_DELAY_S = 0.05
 MOST, AT_ONCE = 16, 3
-"""Small writes, several under way: while the store settles some, the next tasks of others are chosen. All in
-one write would go round together, and everybody would wait for everybody else."""
+"""Small writes, several in flight: while the store handles some outcomes, the dispatcher places the next
+tasks for others. With one large write all workers would wait for each other."""
 STORE_PAUSE_S = 0.1
 FIRST_RETRY_S, LONGEST_RETRY_S, RETRY_JITTER = 0.2, 30.0, 0.5
 _encode = msgspec.json.Encoder().encode
 
 
-Then = Callable[[Settled | None], None]
-"""None if it could not be stored."""
+Then = Callable[[FinishResult | None], None]
+"""Called with the store's answer, or with None if the outcome could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,22 @@ class _Report:
 
 
 class Outcomes:
-    """`waiters` are told of every task that became final."""
+    """Stores outcomes and notes; resolves `waiters` for every task that became final."""
 
     def __init__(self, store: Store, metrics: Metrics, waiters: CompletionWaiters) -> None:
         self._store, self._metrics, self._waiters = store, metrics, waiters
-        self._finish: BatchQueue[_Report] = BatchQueue(self._into_store, most=MOST, at_once=AT_ONCE)
+        self._finish: BatchQueue[_Report] = BatchQueue(self._store_outcomes, most=MOST, at_once=AT_ONCE)
         self._notes: dict[tuple[str, int], Note] = {}
-        self._began: dict[tuple[str, int], float] = {}
+        self._started_at: dict[tuple[str, int], float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._writing = BackgroundTasks()
 
-    def settle(self, by: Renewal, said: session.Outcome, seconds: float, then: Then) -> None:
-        """`then` hears what the store made of it: not counted if it came too late."""
-        self._notes.pop((said.task, said.attempt), None)
-        outcome = _outcome(by, said, int(seconds * 1000))
-        if said.task in self._waiters:
+    def record(self, by: Renewal, reported: session.Outcome, seconds: float, then: Then) -> None:
+        """Store an outcome and call `then` with the store's answer. An outcome that came too late does not
+        count."""
+        self._notes.pop((reported.task, reported.attempt), None)
+        outcome = _outcome(by, reported, int(seconds * 1000))
+        if reported.task in self._waiters:
             outcome = msgspec.structs.replace(outcome, wanted=True)
         self._finish.put(_Report(outcome, seconds, then))
 
@@ -71,16 +74,16 @@ class Outcomes:
         self._note(by, name, attempt, line=line[:2000])
 
     async def assigns(self, missing: Sequence[Active]) -> list[session.Assign]:
-        """The assignments of attempts that a worker should have, from the store."""
+        """Read from the store the assignments of attempts that a worker should have."""
         if not missing:
             return []
-        rows = await self._store.tasks.fetch([each.id for each in missing], parameters=True)
+        stored = await self._store.tasks.fetch([each.id for each in missing], parameters=True)
         found = []
-        for each, row in zip(missing, rows, strict=True):
+        for each, row in zip(missing, stored, strict=True):
             if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:
-                spec, grant = task.decode(row["spec"]), fleet.read_grant(row["place"])
+                spec, grant = task.decode(row["spec"]), rows.read_grant(row["place"])
                 params, correlation = row["params"], row["correlation"]
-                found.append(fleet.message_of(each.id, each.attempt, spec, grant, params, correlation))
+                found.append(rows.message_of(each.id, each.attempt, spec, grant, params, correlation))
         return found
 
     async def close(self) -> None:
@@ -88,46 +91,46 @@ class Outcomes:
         await self._finish.close()
         await self._writing.finish()
 
-    async def _into_store(self, said: list[_Report]) -> None:
-        """Who waits is told first: all else has time."""
+    async def _store_outcomes(self, reports: list[_Report]) -> None:
+        """Store a batch. Callers that wait for a task come first; everything else can wait."""
         try:
-            settled = await self._settle([each.outcome for each in said])
+            results = await self._finish_in_store([each.outcome for each in reports])
         except Exception as error:
-            for each in said:
+            for each in reports:
                 log.error("an outcome could not be stored", task_id=each.outcome.id, exc_info=error)
                 each.then(None)
             return
-        for each, became in zip(said, settled, strict=True):
-            if became.counted and became.state != "queued":
-                self._waiters.ended(each.outcome.id, row_of(became.row))
-        asyncio.get_running_loop().call_soon(self._afterwards, said, settled)
+        for each, result in zip(reports, results, strict=True):
+            if result.counted and result.state != "queued":
+                self._waiters.ended(each.outcome.id, row_of(result.row))
+        asyncio.get_running_loop().call_soon(self._afterwards, reports, results)
 
-    def _afterwards(self, said: list[_Report], settled: Sequence[Settled]) -> None:
-        for each, became in zip(said, settled, strict=True):
-            each.then(became)
-            self._count(each, became)
+    def _afterwards(self, reports: list[_Report], results: Sequence[FinishResult]) -> None:
+        for each, result in zip(reports, results, strict=True):
+            each.then(result)
+            self._count(each, result)
 
-    async def _settle(self, outcomes: list[Outcome]) -> Sequence[Settled]:
-        """An answer that was lost is asked for again: the script counts an outcome once."""
+    async def _finish_in_store(self, outcomes: list[Outcome]) -> Sequence[FinishResult]:
+        """Store outcomes; retry until the store answers. That is safe: the script counts an outcome once."""
         while True:
             try:
                 return await self._store.tasks.finish(outcomes)
             except Unreachable:
                 await asyncio.sleep(STORE_PAUSE_S)
 
-    def _count(self, said: _Report, settled: Settled) -> None:
-        if settled.counted:
-            self._metrics.ended(settled.state, said.seconds)
+    def _count(self, report: _Report, result: FinishResult) -> None:
+        if result.counted:
+            self._metrics.ended(result.state, report.seconds)
             return
         self._metrics.late.inc()
-        late = said.outcome
+        late = report.outcome
         log.info("a result came too late", task_id=late.id, attempt=late.attempt, worker_id=late.worker)
 
     def _note(self, by: Renewal, name: str, attempt: int, *, began: bool = False, line: str = "") -> None:
         before = self._notes.get((name, attempt))
         loop = asyncio.get_running_loop()
         if began:
-            self._began[name, attempt] = loop.time()
+            self._started_at[name, attempt] = loop.time()
         self._notes[name, attempt] = Note(
             name,
             attempt,
@@ -142,7 +145,7 @@ class Outcomes:
     def _write_notes(self) -> None:
         self._timer = None
         notes, self._notes = list(self._notes.values()), {}
-        began, self._began = self._began, {}
+        began, self._started_at = self._started_at, {}
         if notes:
             now = asyncio.get_running_loop().time()
             aged = [
@@ -151,9 +154,9 @@ class Outcomes:
                 else note
                 for note in notes
             ]
-            self._writing.start(self._into_rows(aged))
+            self._writing.start(self._store_notes(aged))
 
-    async def _into_rows(self, notes: list[Note]) -> None:
+    async def _store_notes(self, notes: list[Note]) -> None:
         while True:
             try:
                 return await self._store.tasks.note(notes)
@@ -161,16 +164,16 @@ class Outcomes:
                 await asyncio.sleep(STORE_PAUSE_S)
 
 
-def _outcome(by: Renewal, said: session.Outcome, duration_ms: int) -> Outcome:
-    known = (said.task, said.attempt, by.name, by.epoch)
-    match said:
+def _outcome(by: Renewal, reported: session.Outcome, duration_ms: int) -> Outcome:
+    known = (reported.task, reported.attempt, by.name, by.epoch)
+    match reported:
         case session.Done(result=result):
             return Outcome(*known, "done", bytes(result).decode(), duration_ms=duration_ms)
         case session.Failed(error=error):
             text = _encode(error).decode()
-            return Outcome(*known, "failed", text, error.retryable, _retry_ms(said.attempt), duration_ms)
+            return Outcome(*known, "failed", text, error.retryable, _retry_ms(reported.attempt), duration_ms)
         case session.RunnerDied(evidence=evidence):
-            return Outcome(*known, "died", evidence, True, _retry_ms(said.attempt), duration_ms)
+            return Outcome(*known, "died", evidence, True, _retry_ms(reported.attempt), duration_ms)
         case session.Refused(reason=reason):
             return Outcome(*known, "refused", reason, True, _retry_ms(1))
         case session.Cancelled():
@@ -178,6 +181,6 @@ def _outcome(by: Renewal, said: session.Outcome, duration_ms: int) -> Outcome:
 
 
 def _retry_ms(attempt: int) -> int:
-    """Doubling, with jitter: what failed together does not come back together."""
+    """Return a delay that doubles with each attempt. Jitter spreads out tasks that failed together."""
     longest_s = backoff.delay_s(attempt - 1, base_s=FIRST_RETRY_S, cap_s=LONGEST_RETRY_S)
     return int(1000 * backoff.jittered(longest_s, RETRY_JITTER, random))

@@ -1,6 +1,7 @@
-"""Questions about the whole: which workers there are, what could fit at all, and why a task waits.
+"""A view of the whole cluster: the workers, their devices, and whether a task could ever fit.
 
-Answered from the store, so every process gives the same answer; kept for a second, so many may ask.
+Read from the store, so every process gives the same answer; cached for a second, so that many calls are
+cheap.
 """
 
 from collections.abc import Iterable
@@ -9,12 +10,12 @@ from time import monotonic
 import numpy as np
 from prometheus_client.metrics_core import Metric
 
-from gpu_orchestrator.adapters.store.records import Remembered
+from gpu_orchestrator.adapters.store.records import UnfinishedTask
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Counts, Row
 from gpu_orchestrator.adapters.store.valkey.database import Room
 from gpu_orchestrator.api.units import MIB
-from gpu_orchestrator.apps.manager.fleet import rows as fleet
+from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import gauge
 from gpu_orchestrator.core.answer import Refusal
@@ -31,71 +32,76 @@ MOST_ACTIVE = 100_000
 class Overview:
     def __init__(self, store: Store, memory: MemoryPolicy, most_store_mb: float = 0.0) -> None:
         self._store, self._memory = store, memory
-        self._most_store, self._room, self._coming, self._came = int(most_store_mb * MIB), Room(0, 0), 0, 0
-        self._looked = self._changed = NEVER
+        self._most_bytes, self._room = int(most_store_mb * MIB), Room(0, 0)
+        self._reserved_bytes = self._accepted_bytes = 0
+        self._refreshed_at = self._expired_at = NEVER
         self.counts: Counts | None = None
         self.workers: dict[str, WorkerState] = {}
         self._slots = 0
         self._empty = Cluster()
-        self._never: dict[Shape, Refusal | None] = {}
+        self._misfits: dict[Shape, Refusal | None] = {}
 
     async def refresh(self, *, at_most_old_s: float = FRESH_S) -> None:
-        if monotonic() - self._looked < at_most_old_s:
+        if monotonic() - self._refreshed_at < at_most_old_s:
             return
-        looked = monotonic()
+        started_at = monotonic()
         self.counts = await self._store.tasks.counts()
-        self._room, self._came = await self._store.database.room(self._most_store), 0
-        workers = await fleet.load(self._store, self.counts.workers)
+        self._room, self._accepted_bytes = await self._store.database.room(self._most_bytes), 0
+        workers = await rows.load(self._store, self.counts.workers)
         if workers != self.workers:
-            self.workers, self._never = workers, {}
+            self.workers, self._misfits = workers, {}
             self._slots = sum(each.hello.max_concurrent for each in workers.values() if each.online)
-            self._empty = fleet.cluster_of(workers, self._memory, ())
-        if looked > self._changed:
-            self._looked = looked
+            self._empty = rows.cluster_of(workers, self._memory, ())
+        if started_at > self._expired_at:
+            self._refreshed_at = started_at
 
     def expire(self) -> None:
-        """A worker came: look anew when asked, also if just now somebody looks, who may have missed it."""
-        self._looked, self._changed = NEVER, monotonic()
+        """Drop the cached view because a worker joined. A refresh that is running may have missed the worker,
+        so its result counts as expired too."""
+        self._refreshed_at, self._expired_at = NEVER, monotonic()
 
     async def never_fits(self, shape: Shape, policy: Policy) -> Refusal | None:
-        """Why no worker there is could ever take this; None if one could, or if there is no worker yet."""
+        """Return why no worker could ever take this shape; None if one could, or if no worker has registered
+        yet."""
         await self.refresh()
         if self._lookup(shape, policy) is None:
             return None
         await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now
         return self._lookup(shape, policy)
 
-    def take_room(self, size: int) -> Room | None:
-        """Counts so many bytes as under way; the store's room, if that is too little."""
-        used, most = self._room.used + self._coming + self._came, self._room.most
+    def reserve_memory(self, size: int) -> Room | None:
+        """Reserve memory of the store for a request of `size` bytes. If too little is left, return the room
+        and reserve nothing."""
+        used, most = self._room.used + self._reserved_bytes + self._accepted_bytes, self._room.most
         if used + size > most > 0:
             return Room(used, most)
-        self._coming += size
+        self._reserved_bytes += size
         return None
 
-    def took_room(self, size: int, kept: int) -> None:
-        """Of so many bytes that were under way the store has kept these; it shows them at the next look."""
-        self._coming -= size
-        self._came += kept
+    def release_memory(self, size: int, kept: int) -> None:
+        """Release a reservation of `size` bytes. The store kept `kept` of them, which the next refresh will
+        show."""
+        self._reserved_bytes -= size
+        self._accepted_bytes += kept
 
     def task_types(self) -> set[str]:
         return {name for worker in self.workers.values() for name in worker.hello.task_types}
 
     def wait_s(self, average_s: float) -> float:
-        """How long a task submitted now may wait, by what the last ones took."""
+        """Estimate how long a task submitted now will wait, from the average duration of recent tasks."""
         return self.drain_s(self.counts.states.get("queued", 0) if self.counts else 0, average_s)
 
     def drain_s(self, tasks: int, average_s: float) -> float:
-        """How long it takes to work off so many."""
+        """Estimate how long the workers need for this many tasks."""
         return tasks * average_s / self._slots if self._slots else 0.0
 
     async def cluster(self) -> tuple[dict[str, WorkerState], Cluster]:
-        """The workers and all that runs on them, now."""
+        """Return the workers and the cluster with everything that runs on it, read now."""
         await self.refresh(at_most_old_s=0.0)
         page = await self._store.tasks.page(states=("assigned", "running"), offset=0, limit=MOST_ACTIVE)
-        rows = await self._store.tasks.fetch(page.ids)
-        active = [_remembered(name, row) for name, row in zip(page.ids, rows, strict=True) if row]
-        return self.workers, fleet.cluster_of(self.workers, self._memory, active)
+        stored = await self._store.tasks.fetch(page.ids)
+        active = [_unfinished_task(name, row) for name, row in zip(page.ids, stored, strict=True) if row]
+        return self.workers, rows.cluster_of(self.workers, self._memory, active)
 
     def device_gauges(self, workers: dict[str, WorkerState], cluster: Cluster) -> Iterable[Metric]:
         labels = ["worker", "device"]
@@ -104,38 +110,38 @@ class Overview:
             for name, worker in workers.items()
             for each in worker.alerts
         ]
-        yield gauge("gpu_alert", "1 while an alert stands", [*labels, "kind"], alerts)
+        yield gauge("gpu_alert", "1 while an alert is active", [*labels, "kind"], alerts)
         used, free, reserved = [], [], []
         for name, worker in workers.items():
             if name not in cluster:
                 continue
             readings = {each.index: each for each in worker.readings}
-            promised = fleet.reserved_on(worker, self._memory, cluster.held_on(name).values())
+            reservations = rows.reserved_on(worker, self._memory, cluster.held_on(name).values())
             left = cluster.usage.free_mib[cluster.row(name)]
             for at, device in enumerate(worker.hello.devices):
                 named = [name, str(device.index)]
                 reading = readings.get(device.index)
                 used.append((named, float(reading.used_mib * MIB if reading else 0)))
                 free.append((named, float(np.maximum(left[at], 0)) * MIB))
-                mib = promised[device.index].mib if device.index in promised else 0
+                mib = reservations[device.index].mib if device.index in reservations else 0
                 reserved.append((named, float(mib * MIB)))
-        yield gauge("gpu_memory_used_bytes", "Used, by the driver", labels, used)
-        yield gauge("gpu_memory_free_bytes", "What may still be promised", labels, free)
-        yield gauge("gpu_memory_reserved_bytes", "Promised to tasks", labels, reserved)
+        yield gauge("gpu_memory_used_bytes", "Used memory as the driver reports it", labels, used)
+        yield gauge("gpu_memory_free_bytes", "Memory that can still be reserved", labels, free)
+        yield gauge("gpu_memory_reserved_bytes", "Memory reserved for tasks", labels, reserved)
 
     def _lookup(self, shape: Shape, policy: Policy) -> Refusal | None:
         if not self.workers:
             return None
-        if shape not in self._never:
-            if len(self._never) > 10_000:
-                self._never.clear()
+        if shape not in self._misfits:
+            if len(self._misfits) > 10_000:
+                self._misfits.clear()
             refusal = why_not(shape, self._empty, policy)
-            self._never[shape] = refusal if refusal and refusal.never else None
-        return self._never[shape]
+            self._misfits[shape] = refusal if refusal and refusal.never else None
+        return self._misfits[shape]
 
 
-def _remembered(name: str, row: Row) -> Remembered:
-    return Remembered(
+def _unfinished_task(name: str, row: Row) -> UnfinishedTask:
+    return UnfinishedTask(
         name,
         row["spec"],
         int(row["attempt"]),

@@ -1,1 +1,1 @@
-"""Sessions of workers: connections, messages, leases."""
+"""Sessions with workers: connections, messages, leases."""

@@ -1,5 +1,5 @@
-"""Hears what other processes publish: that the leader has news, letters for workers, ends of
-tasks, that keys changed."""
+"""Receives what other processes publish through the store: news for the leader, frames for workers, ended
+tasks, changed keys."""
 
 import asyncio
 import contextlib
@@ -22,28 +22,29 @@ class Listener:
         store: Store,
         *,
         wake: Callable[[], None],
-        letter: Callable[[bytes], None],
+        forwarded: Callable[[bytes], None],
         ended: Callable[[str], None],
         keys: Callable[[], None],
     ) -> None:
-        self._store, self._wake, self._letter, self._ended = store, wake, letter, ended
+        self._store, self._wake, self._forwarded, self._ended = store, wake, forwarded, ended
         self._keys = keys
 
     async def run(self) -> None:
-        """For ever; what is published while nobody listens is made good by looking."""
+        """Receive messages until cancelled. Messages published while the connection is down are lost; polling
+        the store makes up for them."""
         while True:
             with contextlib.suppress(StoreError):
                 async for channel, data in self._store.database.listen(
-                    "wake", "ended", "keys", self._letters
+                    "wake", "ended", "keys", self._frame_channel
                 ):
-                    self._hear(channel, data)
+                    self._handle(channel, data)
             await asyncio.sleep(PAUSE_S)
 
     @property
-    def _letters(self) -> str:
+    def _frame_channel(self) -> str:
         return f"api:{self._store.owner}"
 
-    def _hear(self, channel: str, data: bytes) -> None:
+    def _handle(self, channel: str, data: bytes) -> None:
         if channel == "wake":
             self._wake()
         elif channel == "keys":
@@ -52,4 +53,4 @@ class Listener:
             for task in _ids.decode(data):
                 self._ended(task)
         else:
-            self._letter(data)
+            self._forwarded(data)

@@ -1,4 +1,4 @@
-"""One worker's connection: takes what the worker says, in order, and sends what is for it, many at a time.
+"""One worker's connection: handles the worker's messages in order, and sends messages to it in batches.
 
 Hello ──▶ register ──▶ Welcome ──▶ messages both ways ──▶ connection lost ──▶ suspect
 """
@@ -14,10 +14,10 @@ import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.records import Active, Newcomer, Renewal
+from gpu_orchestrator.adapters.store.records import Active, Registration, Renewal
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.tasks import Settled
-from gpu_orchestrator.adapters.store.workers import Greeting
+from gpu_orchestrator.adapters.store.tasks import FinishResult
+from gpu_orchestrator.adapters.store.workers import RegisterResult
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import alerts, rows
@@ -27,12 +27,12 @@ from gpu_orchestrator.apps.manager.workers.transports import Disconnected, Trans
 
 log = structlog.get_logger()
 Attempt = tuple[str, int]
-LEISURE_S = 0.005
-"""Nobody works slower for want of an `Ack`: it goes with what is more urgent, or after this."""
+ACK_DELAY_S = 0.005
+"""No worker waits for an `Ack`, so it goes with the next urgent message, or after this delay."""
 
 
 class Fenced(Exception):
-    """This worker is no longer who it was: another has its name, or its lease was over."""
+    """This session is no longer valid: another worker has the name, or the lease expired."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,16 +44,16 @@ class Session:
     name: str
     key: Key | None = None
     epoch: int = 0
-    has_asked: bool = False
-    """Whether the store was asked to register it: it may have done so, whatever we heard of that."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once nothing more is to be said or heard."""
+    may_be_registered: bool = False
+    """Whether the store was asked to register the worker: it may have done so even if the answer was lost."""
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the session is closed."""
     connection: str = field(default_factory=lambda: uuid4().hex)
-    given: dict[Attempt, float] = field(default_factory=dict)
+    assigned_at: dict[Attempt, float] = field(default_factory=dict)
     _out: list[session.Message] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _cancelled: set[Attempt] = field(default_factory=set)
-    _leisure: asyncio.TimerHandle | None = None
+    _ack_timer: asyncio.TimerHandle | None = None
 
     @property
     def identity(self) -> Renewal:
@@ -61,62 +61,62 @@ class Session:
 
     def send(self, message: session.Message) -> None:
         if isinstance(message, session.Assign):
-            self.given[message.task, message.attempt] = monotonic()
+            self.assigned_at[message.task, message.attempt] = monotonic()
         self._out.append(message)
         if not isinstance(message, session.Ack):
             self._wake.set()
-        elif self._leisure is None:
-            self._leisure = asyncio.get_running_loop().call_later(LEISURE_S, self._leisure_over)
+        elif self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._ack_due)
 
-    def _leisure_over(self) -> None:
-        self._leisure = None
+    def _ack_due(self) -> None:
+        self._ack_timer = None
         if self._out:
             self._wake.set()
 
-    async def greet(self) -> Greeting:
-        """The worker's first word and our answer to it; sets the epoch."""
+    async def register(self) -> RegisterResult:
+        """Receive Hello, register the worker and send Welcome; sets the epoch."""
         hello = await self._hello()
-        newcomer = Newcomer(
+        registration = Registration(
             self.name,
             hello.instance,
-            rows.encode(_lasting(hello)),
+            rows.encode(_without_connection(hello)),
             self.store.owner,
             self.connection,
             hello.resume_epoch,
         )
-        self.has_asked = True
-        greeting = await self.store.workers.register(newcomer)
-        self.epoch = greeting.epoch
-        if greeting.kind in ("new", "resumed"):
-            resumed = greeting.kind == "resumed"
+        self.may_be_registered = True
+        registered = await self.store.workers.register(registration)
+        self.epoch = registered.epoch
+        if registered.kind in ("new", "resumed"):
+            resumed = registered.kind == "resumed"
             if resumed:
-                self.given = {
+                self.assigned_at = {
                     (each.task, each.attempt): monotonic() for each in (*hello.running, *hello.unacked)
                 }
             self.send(self.config.welcome(self.name, self.epoch, resumed=resumed))
-        return greeting
+        return registered
 
     async def run(self) -> None:
-        """Until the connection is lost or the worker is fenced."""
+        """Serve until the connection is lost or the worker is fenced."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_all())
             group.create_task(self._receive_all(group))
-            group.create_task(self._until_over())
+            group.create_task(self._until_closed())
 
-    async def _until_over(self) -> None:
-        await self.over.wait()
+    async def _until_closed(self) -> None:
+        await self.closed.wait()
         raise Disconnected
 
     async def _receive_all(self, group: asyncio.TaskGroup) -> None:
-        """In a task of its own: woken there, it does not come through all of the layers that brought the
-        connection here."""
+        """Receive messages. Runs in its own task: waking up is then cheaper than through all the layers of
+        the web framework that opened the connection."""
         await self.resume()
         while True:
             for message in session.read_by_server(await self.transport.receive()):
-                self._take(message, group)
+                self._handle(message, group)
 
     async def resume(self) -> None:
-        """Say again what the worker should have and may have missed."""
+        """Send again what the worker should have and may have missed."""
         (active,) = await self.store.workers.renew([self.identity])
         if active is None:
             raise Fenced(self.name)
@@ -124,14 +124,14 @@ class Session:
 
     async def _hello(self) -> session.Hello:
         async with asyncio.timeout(self.config.registration_s):
-            said = session.read_by_server(await self.transport.receive())
-        if not said or not isinstance(said[0], session.Hello) or said[0].name != self.name:
+            messages = session.read_by_server(await self.transport.receive())
+        if not messages or not isinstance(messages[0], session.Hello) or messages[0].name != self.name:
             raise msgspec.ValidationError(f"the first message must be Hello from {self.name}")
-        if why := rows.misfit(said[0]):
-            raise msgspec.ValidationError(f"worker {self.name} cannot be counted: {why}")
-        return said[0]
+        if why := rows.misfit(messages[0]):
+            raise msgspec.ValidationError(f"worker {self.name} has impossible resources: {why}")
+        return messages[0]
 
-    def _take(self, message: session.ToServer, group: asyncio.TaskGroup) -> None:
+    def _handle(self, message: session.ToServer, group: asyncio.TaskGroup) -> None:
         match message:
             case session.Renew(number=number):
                 group.create_task(self._renew(number))
@@ -146,28 +146,29 @@ class Session:
             case session.Hello():
                 log.warning("a worker said hello twice", worker=self.name)
             case _:
-                began = self.given.get((message.task, message.attempt))
+                began = self.assigned_at.get((message.task, message.attempt))
                 self._cancelled.discard((message.task, message.attempt))
                 seconds = monotonic() - began if began else 0.0
-                self.outcomes.settle(self.identity, message, seconds, partial(self._settled, message))
+                self.outcomes.record(self.identity, message, seconds, partial(self._recorded, message))
 
-    def _settled(self, message: session.Outcome, settled: Settled | None) -> None:
-        self.given.pop((message.task, message.attempt), None)  # not before: a renewal would miss it
-        if settled is not None:
-            self.send(session.Ack(message.task, message.attempt, bool(settled.counted)))
+    def _recorded(self, message: session.Outcome, result: FinishResult | None) -> None:
+        # Not earlier: a renewal would send the task again.
+        self.assigned_at.pop((message.task, message.attempt), None)
+        if result is not None:
+            self.send(session.Ack(message.task, message.attempt, bool(result.counted)))
 
     async def _renew(self, number: int) -> None:
         try:
             (active,) = await self.store.workers.renew([self.identity])
         except StoreError:
-            return  # unanswered, the worker stops by itself before its lease is over
+            return  # without an answer the worker stops by itself before its lease expires
         if active is None:
             raise Fenced(self.name)
         self.send(session.Renewed(number))
         await self._catch_up(active)
 
     async def _catch_up(self, active: tuple[Active, ...]) -> None:
-        missing = [each for each in active if (each.id, each.attempt) not in self.given]
+        missing = [each for each in active if (each.id, each.attempt) not in self.assigned_at]
         for assign in await self.outcomes.assigns(missing):
             self.send(assign)
         for each in active:
@@ -180,12 +181,12 @@ class Session:
             self.send(session.Cancel(task, attempt, self.config.cancel_grace_s))
 
     async def _report(self, report: session.Report) -> None:
-        with contextlib.suppress(StoreError):  # there will be another
+        with contextlib.suppress(StoreError):  # the next report follows soon
             found = alerts.of(report.readings, self.config.alerts)
             await self.store.workers.report([(self.name, self.epoch, rows.encode(report), found)])
 
     async def _leaving(self) -> None:
-        with contextlib.suppress(StoreError):  # it will be missed soon enough
+        with contextlib.suppress(StoreError):  # then its lease expires soon
             await self.store.workers.control(self.name, {"leaving": "1"}, status="leaving")
 
     async def _send_all(self) -> None:
@@ -196,10 +197,10 @@ class Session:
 
     async def _flush(self) -> None:
         if self._out:
-            said, self._out = self._out, []
-            await self.transport.send(session.frame(*said))
+            messages, self._out = self._out, []
+            await self.transport.send(session.frame(*messages))
 
 
-def _lasting(hello: session.Hello) -> session.Hello:
-    """What of a hello is worth keeping."""
+def _without_connection(hello: session.Hello) -> session.Hello:
+    """Return the hello without the parts that concern only this connection."""
     return msgspec.structs.replace(hello, running=(), unacked=(), resume_epoch=0)

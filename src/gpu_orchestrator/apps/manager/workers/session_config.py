@@ -1,4 +1,4 @@
-"""What is agreed with workers: how long a lease is, how often to renew it and to report."""
+"""Timing of sessions: how long a lease lasts, how often a worker renews it and reports."""
 
 from dataclasses import dataclass
 

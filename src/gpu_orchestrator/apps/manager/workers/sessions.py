@@ -1,4 +1,5 @@
-"""All workers that are connected to this process, and the way to those that are connected to another."""
+"""Sessions of the workers that are connected to this process; forwards messages for workers connected to
+others."""
 
 import asyncio
 import contextlib
@@ -19,34 +20,35 @@ from gpu_orchestrator.apps.manager.workers.transports import Disconnected, Trans
 
 log = structlog.get_logger()
 
-KEY_OVER = "the key of this worker was revoked or has expired"
+KEY_INVALID = "the key of this worker was revoked or has expired"
 GOODBYE_S = 1.0
-FENCED = "this worker's lease was over, or another has its name"
+FENCED = "this worker's lease expired, or another worker has its name"
 REFUSALS = {
-    "taken": "a worker of this name is connected; give this one another --name",
+    "taken": "a worker of this name is connected; start this one with another --name",
     "full": "MAX_WORKERS workers are registered; raise it or remove one",
 }
 
 
-class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """A frame for a worker that another process is connected to; `epoch` is as of `Sessions.to`."""
+class ForwardedFrame(msgspec.Struct, frozen=True, array_like=True):
+    """A frame for a worker that is connected to another process; `epoch` as in `Sessions.send`."""
 
     worker: str
     frame: bytes
     epoch: int = 0
 
 
-_letters = msgspec.msgpack.Decoder(Letter)
+_forwarded = msgspec.msgpack.Decoder(ForwardedFrame)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Sessions:
-    """`came` is called when a worker is connected."""
+    """All open sessions; `on_registered` is called when a worker has registered or was refused."""
 
     def __init__(
-        self, store: Store, outcomes: Outcomes, config: SessionConfig, came: Callable[[], None]
+        self, store: Store, outcomes: Outcomes, config: SessionConfig, on_registered: Callable[[], None]
     ) -> None:
-        self._store, self._outcomes, self._config, self._came = store, outcomes, config, came
+        self._store, self._outcomes, self._config = store, outcomes, config
+        self._on_registered = on_registered
         self._open: dict[str, Session] = {}
         self._background = BackgroundTasks()
 
@@ -54,7 +56,7 @@ class Sessions:
         return len(self._open)
 
     async def serve(self, transport: Transport, name: str, key: Key | None = None) -> None:
-        """One worker's connection from hello to its end."""
+        """Serve one worker's connection from Hello to its end."""
         connected = Session(transport, self._store, self._outcomes, self._config, name, key)
         try:
             await self._serve(connected)
@@ -72,74 +74,76 @@ class Sessions:
             log.exception("a worker's session failed", worker_id=name)
             await self._close(connected, session.Goodbye("something went wrong here; the log has it"))
         finally:
-            await self._part(connected)
+            await self._ended(connected)
 
-    def to(self, worker: str, api: str, message: session.Message, epoch: int = 0) -> None:
-        """To a worker, wherever it is connected. What is lost on the way is said again with a renewal. What
-        is for one `epoch` of it is not for the next: a task given to it before it started anew is no longer
-        its own."""
+    def send(self, worker: str, api: str, message: session.Message, epoch: int = 0) -> None:
+        """Send a message to a worker, through another process if it is connected there. A message lost on the
+        way is sent again with the next renewal. With `epoch`, only a worker of that epoch gets it: after a
+        restart a worker no longer owns tasks assigned before."""
         here = self._open.get(worker)
         if here is not None and epoch in (0, here.epoch):
             here.send(message)
         elif api and api != self._store.owner:
-            self._background.start(self._publish(api, Letter(worker, session.frame(message), epoch)))
+            self._background.start(self._publish(api, ForwardedFrame(worker, session.frame(message), epoch)))
 
     def cancel(self, worker: str, api: str, task: str, attempt: int) -> None:
         if (here := self._open.get(worker)) is not None:
             here.cancel(task, attempt)
         else:
-            self.to(worker, api, session.Cancel(task, attempt, self._config.cancel_grace_s))
+            self.send(worker, api, session.Cancel(task, attempt, self._config.cancel_grace_s))
 
-    def deliver(self, letter: bytes) -> None:
-        """What another process has for a worker of ours."""
-        read = _letters.decode(letter)
+    def deliver(self, forwarded: bytes) -> None:
+        """Pass on a frame from another process to a worker that is connected here."""
+        read = _forwarded.decode(forwarded)
         here = self._open.get(read.worker)
         if here is not None and read.epoch in (0, here.epoch):
             for message in session.read_by_worker(read.frame):
                 here.send(message)
 
-    def part_from(self, is_over: Callable[[Key], bool]) -> None:
-        """From workers whose key may not be used any more."""
+    def disconnect_keys(self, is_invalid: Callable[[Key], bool]) -> None:
+        """Disconnect workers whose key is no longer valid."""
         for each in list(self._open.values()):
-            if each.key is not None and is_over(each.key):
-                self._background.start(self._close(each, session.Goodbye(KEY_OVER, fenced=True, retry=False)))
+            if each.key is not None and is_invalid(each.key):
+                self._background.start(
+                    self._close(each, session.Goodbye(KEY_INVALID, fenced=True, retry=False))
+                )
 
     async def close(self) -> None:
         goodbye = session.Goodbye("the server ends")
         await asyncio.gather(*(self._close(each, goodbye) for each in self._open.values()))
 
     async def _serve(self, connected: Session) -> None:
-        greeting = await connected.greet()
-        self._came()
-        if greeting.kind in REFUSALS:
-            log.warning("a worker was refused", worker_id=connected.name, reason=greeting.kind)
-            return await self._close(connected, session.Goodbye(REFUSALS[greeting.kind]))
+        registered = await connected.register()
+        self._on_registered()
+        if registered.kind in REFUSALS:
+            log.warning("a worker was refused", worker_id=connected.name, reason=registered.kind)
+            return await self._close(connected, session.Goodbye(REFUSALS[registered.kind]))
         before = self._open.get(connected.name)
         self._open[connected.name] = connected
         if before is not None:
             self._background.start(
                 self._close(before, session.Goodbye("there is a newer connection", fenced=True))
             )
-        log.info("worker connected", worker_id=connected.name, epoch=greeting.epoch, how=greeting.kind)
+        log.info("worker connected", worker_id=connected.name, epoch=registered.epoch, how=registered.kind)
         return await connected.run()
 
-    async def _part(self, connected: Session) -> None:
+    async def _ended(self, connected: Session) -> None:
         if self._open.get(connected.name) is connected:
             del self._open[connected.name]
         if connected.epoch:
             log.info("worker disconnected", worker_id=connected.name, epoch=connected.epoch)
-        if connected.has_asked:
-            with contextlib.suppress(StoreError):  # then its lease runs out
+        if connected.may_be_registered:
+            with contextlib.suppress(StoreError):  # then its lease expires
                 await self._store.workers.disconnect(connected.identity)
 
-    async def _close(self, connected: Session, last_word: session.Goodbye) -> None:
-        """Who does not take our last word in time is parted from without it."""
+    async def _close(self, connected: Session, goodbye: session.Goodbye) -> None:
+        """Send Goodbye and close; give up after `GOODBYE_S`."""
         with contextlib.suppress(Disconnected, TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
-                await connected.transport.send(session.frame(last_word))
+                await connected.transport.send(session.frame(goodbye))
                 await connected.transport.close()
-        connected.over.set()
+        connected.closed.set()
 
-    async def _publish(self, api: str, letter: Letter) -> None:
+    async def _publish(self, api: str, forwarded: ForwardedFrame) -> None:
         with contextlib.suppress(StoreError):
-            await self._store.database.publish(f"api:{api}", _encode(letter))
+            await self._store.database.publish(f"api:{api}", _encode(forwarded))

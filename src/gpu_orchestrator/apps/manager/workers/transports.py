@@ -1,6 +1,7 @@
-"""What carries a worker's session: a WebSocket, or for a worker behind a proxy that knows none, long polling.
+"""Transports of a worker's session: a WebSocket, or long polling for a worker behind a proxy without
+WebSockets.
 
-A session reads and writes frames; it does not know which of both brings them.
+A session reads and writes frames; it does not know which transport carries them.
 """
 
 import asyncio
@@ -15,15 +16,15 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access.keys import Key
 
-FIRST_WORD_S = 10.0
+WELCOME_S = 10.0
 
 
 class Disconnected(Exception):
-    """The other side is gone."""
+    """The other side closed the connection or went silent."""
 
 
 class Transport(Protocol):
-    """Raises `Parted` when nobody is there any more."""
+    """Carries frames both ways; raises `Disconnected` when the other side is gone."""
 
     async def receive(self) -> bytes | str: ...
 
@@ -33,7 +34,7 @@ class Transport(Protocol):
 
 
 Serve = Callable[[Transport, str, Key], Coroutine[Any, Any, None]]
-"""Run the session of the worker of this name, which joined with this key."""
+"""Runs the session of the worker with this name, which joined with this key."""
 
 
 class WebSocketTransport:
@@ -61,14 +62,14 @@ class WebSocketTransport:
 
 
 class LongPollTransport:
-    """Frames wait here until the worker asks for them. Who does not ask for `silence_s` is gone."""
+    """Queues frames until the worker polls. A worker that does not poll for `silence_s` counts as gone."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._in: asyncio.Queue[bytes] = asyncio.Queue()
         self._out: list[bytes] = []
         self._more = asyncio.Event()
-        self._asked = 0
+        self._last_poll = 0
         self.closed = False
 
     async def receive(self) -> bytes | str:
@@ -87,18 +88,18 @@ class LongPollTransport:
         self.closed = True
         self._more.set()
 
-    async def exchange(self, said: bytes, timeout_s: float) -> list[bytes]:
-        """Hand in a frame, take what is there; wait for something if nothing is. Who asks again has given up
-        what he asked before: nothing is taken for that any more."""
-        self._in.put_nowait(said)
-        asked = self._asked = self._asked + 1
+    async def exchange(self, frame: bytes, timeout_s: float) -> list[bytes]:
+        """Pass on the worker's frame and return the queued ones; wait for one if none is queued. A new poll
+        means that the worker gave up the previous one, which then returns nothing."""
+        self._in.put_nowait(frame)
+        poll_number = self._last_poll = self._last_poll + 1
         if not self._out and not self.closed:
             self._more.clear()
             await wait_until_set(self._more, timeout_s)
-        if asked != self._asked:
+        if poll_number != self._last_poll:
             return []
-        taken, self._out = self._out, []
-        return taken
+        frames, self._out = self._out, []
+        return frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,35 +111,35 @@ class Poll:
 
 
 class Polls:
-    """Workers that poll: each has a mailbox, behind which the same session runs as behind a WebSocket."""
+    """Sessions of workers that poll; each runs over its own `LongPollTransport`."""
 
     def __init__(self, serve: Serve, silence_s: float) -> None:
         self._serve, self._silence_s = serve, silence_s
         self._open: dict[str, Poll] = {}
 
     async def register(self, hello: session.Hello, key: Key) -> session.Welcome:
-        """Begins a session; raises `Conflict` with the reason if the worker is not wanted."""
+        """Start a session; raises `Conflict` with the reason if the worker is refused."""
         long_poll = LongPollTransport(self._silence_s)
         serving = asyncio.get_running_loop().create_task(self._serve(long_poll, hello.name, key))
-        frames = await long_poll.exchange(session.frame(hello), FIRST_WORD_S)
-        said = [message for frame in frames for message in session.read_by_worker(frame)]
-        welcome = next((each for each in said if isinstance(each, session.Welcome)), None)
+        frames = await long_poll.exchange(session.frame(hello), WELCOME_S)
+        messages = [message for frame in frames for message in session.read_by_worker(frame)]
+        welcome = next((each for each in messages if isinstance(each, session.Welcome)), None)
         if welcome is None:
             serving.cancel()
-            goodbye = next((each.reason for each in said if isinstance(each, session.Goodbye)), "no answer")
-            raise errors.Conflict(goodbye)
+            goodbyes = (each.reason for each in messages if isinstance(each, session.Goodbye))
+            raise errors.Conflict(next(goodbyes, "no answer"))
         poll = self._open[hello.name] = Poll(key, welcome.epoch, long_poll, serving)
         serving.add_done_callback(lambda _: self._forget(hello.name, poll))
         return welcome
 
-    async def heartbeat(self, name: str, key: Key, epoch: int, said: bytes, timeout_s: float) -> list[bytes]:
-        """Frames for the worker. Raises `Conflict` for who must register anew."""
+    async def heartbeat(self, name: str, key: Key, epoch: int, frame: bytes, timeout_s: float) -> list[bytes]:
+        """Return frames for the worker. Raises `Conflict` if the worker must register again."""
         poll = self._open.get(name)
         if poll is not None and poll.key.id != key.id:
             raise errors.Forbidden(f"worker {name} joined with another key; use that one")
         if poll is None or poll.epoch != epoch:
-            raise errors.Conflict(f"worker {name} has no session of epoch {epoch} here; register anew")
-        return await poll.long_poll.exchange(said, timeout_s)
+            raise errors.Conflict(f"worker {name} has no session of epoch {epoch} here; register again")
+        return await poll.long_poll.exchange(frame, timeout_s)
 
     def _forget(self, name: str, poll: Poll) -> None:
         if self._open.get(name) is poll:

@@ -1,6 +1,6 @@
--- Give queued tasks to workers, each only if task and worker are as the leader knew them; only the leader may.
+-- Assign queued tasks to workers, each only if task and worker have not changed since the leader decided. Leader only.
 -- Arguments: fence, assignments
--- Answers false for who does not lead, else per assignment {params, correlation id} or {why not}
+-- Answers false if the caller does not lead, else per assignment {params, correlation id} or {reason for the refusal}
 local fence, assignments = ARG[1], ARG[2]
 if not leads(fence) then return answer(fence, false) end
 

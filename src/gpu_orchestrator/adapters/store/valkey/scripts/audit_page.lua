@@ -1,5 +1,5 @@
--- A page of the audit log, newest first.
--- Arguments: number before which to look or 0, limit
+-- Read a page of the audit log, newest first.
+-- Arguments: read entries before this number or 0 for the newest, limit
 -- Answers {total, {{number, JSON}, ...}}
 local before, limit = ARG[1], ARG[2]
 local from = before == 0 and '+' or '(' .. text(before) .. '-0'

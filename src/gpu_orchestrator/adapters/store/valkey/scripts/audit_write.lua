@@ -1,5 +1,5 @@
--- Append to the audit log.
--- Arguments: how many a stream keeps, entries {stream, JSON}
+-- Append entries to the audit log.
+-- Arguments: number of entries that a stream keeps, entries {stream, JSON}
 -- Answers nothing
 local keep, entries = ARG[1], ARG[2]
 local number = redis.call('INCRBY', P .. 'audit:number', #entries) - #entries

@@ -1,6 +1,6 @@
--- Callbacks that are due. Who takes one has it for a while; if nothing is heard of it then, it is due again.
--- Arguments: most, for_ms
--- Answers {id, tries before, row {field, value, ...}} each
+-- Take callbacks that are due. Each is due again after `for_ms` unless its result is stored by then.
+-- Arguments: most callbacks, for_ms
+-- Answers {id, earlier tries, row {field, value, ...}} each
 local most, for_ms = ARG[1], ARG[2]
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'callbacks', '-inf', NOW, 'LIMIT', 0, most)) do

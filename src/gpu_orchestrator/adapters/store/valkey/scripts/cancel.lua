@@ -1,5 +1,5 @@
--- Cancel tasks: at once if queued, else the worker is asked, and who speaks first decides.
--- Arguments: fence, keep_ms, owner whose tasks may be touched or '' for all, ids
+-- Cancel tasks: at once if queued; else mark them, and the outcome that the worker reports first decides.
+-- Arguments: fence, keep_ms, owner whose tasks may be cancelled or '' for all, ids
 -- Answers per id {state before or '' if unknown, worker, attempt, the worker's api}
 local fence, keep_ms, owner, ids = ARG[1], ARG[2], ARG[3], ARG[4]
 local found, finals = {}, {}

@@ -1,6 +1,6 @@
--- What scripts have in common: each gets the first paragraph, and of the others those that it needs. A script takes
--- KEYS[1], the prefix of all keys with their one hash tag, and ARGV[1], its arguments as one msgpack value; it answers
--- one msgpack value. Times are the store's own, in ms.
+-- Code shared by the scripts: each script gets the first paragraph, and those of the others that it needs. A script
+-- takes KEYS[1], the prefix of all keys with their one hash tag, and ARGV[1], its arguments as one msgpack value; it
+-- answers one msgpack value. Times are from the store's own clock, in ms.
 --
 --   t:<id>       hash    one task            w:<name>    hash   one worker          leader  hash  owner, fence, until
 --   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
@@ -8,31 +8,32 @@
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
 --   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority
 --   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
---   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    who has such lists
+--   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    owners with such lists
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
---   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by when one is due
+--   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by due time
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
---   schema       the version of all this, in `version.py`
+--   schema       the version of all this data, see `migrations.py`
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NEWS = {}
 local LEVELS, USED, COUNTS = {}, {}, {}
-local DEAD_KEPT = 4 -- times as long as other ended tasks
+local DEAD_KEPT = 4 -- dead tasks stay this many times as long as other ended tasks
 local NEWS_MAX = 100000
 
 local function text(number) return string.format('%d', number) end
 
--- Counters are written once, by `answer`.
+-- Add to a counter in memory; `answer` writes all counters once.
 local function add(counts, name, by) counts[name] = (counts[name] or 0) + by end
 
 local function count(name, by) add(COUNTS, name, by or 1) end
 
 local function day() return text(math.floor(NOW / 86400000)) end
 
--- So many more wait at this level of priority; rows of older versions have none, and a new leader counts anew.
+-- Add to the number of tasks that wait at this priority level. Rows of older versions have no level; a new leader
+-- recounts.
 local function waits(level, by)
   if level then add(LEVELS, level, by) end
 end
@@ -52,7 +53,7 @@ local function write_counts()
   end
 end
 
--- What the leader must hear; it is in the answer, and in the list when the caller is not the leader.
+-- Queue news for the leader: it goes into the answer, and into the list `news` if the caller is not the leader.
 local function tell(item) NEWS[#NEWS + 1] = item end
 
 local function answer(fence, value)
@@ -68,16 +69,16 @@ local function answer(fence, value)
   return cmsgpack.pack({NEWS, value})
 end
 
--- Whoever waits for these at another process is told.
+-- Publish the ids of ended tasks, for callers that wait for them at another process.
 local function announce(finals)
   if #finals > 0 and redis.call('ZCARD', P .. 'apis') > 1 then
     redis.call('PUBLISH', P .. 'ended', cmsgpack.pack(finals))
   end
 end
 
--- What whoever watches is told, in the same step that makes it true. Ids count up by one inside a generation, so a
--- reader sees whether one is missing; a new generation begins with a new or restored store. `owner` is whose task it
--- is about, empty for what concerns all.
+-- Write an event to the stream, in the same step as the change that it reports. Ids increase by one inside a
+-- generation, so a reader notices a missing one; a new or restored store starts a new generation. `owner` owns the task
+-- that the event concerns, empty if it concerns everybody.
 local STREAM = {}
 local function emit(name, owner, data, at)
   if not STREAM.generation then
@@ -92,7 +93,7 @@ local function emit(name, owner, data, at)
     't', text(at or NOW), 'd', data)
 end
 
--- `more` is JSON that follows, beginning with a comma.
+-- Write an event about a task; `more` is JSON to append, starting with a comma.
 local function emit_task(name, id, owner, worker, attempt, more, at)
   emit(name, owner, '{"task_id":' .. cjson.encode(id) .. ',"worker_id":' .. cjson.encode(worker or '') ..
     ',"attempt":' .. (attempt or '0') .. (more or '') .. '}', at)
@@ -103,8 +104,8 @@ local function emit_worker(name, worker, status, why)
     ',"reason":' .. cjson.encode(why or '') .. '}')
 end
 
--- The alerts {device, kind, 1 if it raises one, value, message} that readings give cause for: each is told once when it
--- begins to stand and once when it is over. What does not raise an alert keeps up one that stands.
+-- Update the active alerts of a worker from {device, kind, 1 if it raises an alert, value, message}. Write one event
+-- when an alert is raised and one when it clears. An entry that does not raise an alert keeps an active one.
 local function set_alerts(worker, found)
   local key = P .. 'w:' .. worker
   local written = redis.call('HGET', key, 'alerts')
@@ -136,13 +137,13 @@ local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
 
--- In the list of all and in that of its owner.
+-- Add a task to the list of all tasks in this state, and to that of its owner.
 local function list(id, state, created, owner)
   redis.call('ZADD', P .. 's:' .. state, created, id)
   if owner and owner ~= '' then redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id) end
 end
 
--- A task that was in no list before.
+-- List a task that was in no list before.
 local function enlist(id, state, created, owner)
   list(id, state, created, owner)
   if owner and owner ~= '' then redis.call('SADD', P .. 'owners', owner) end
@@ -154,14 +155,14 @@ local function move(id, from, to, created, owner)
   list(id, to, created, owner)
 end
 
--- Whether somebody may see and touch a task: its owner, and who asks for everybody ('').
+-- Whether the caller may see and change a task: as its owner, or for all owners ('').
 local function may_touch(owner, tenant) return owner == '' or owner == tenant end
 
 local function tell_queued(id, spec, attempt, after, created, deaths)
   tell({'Queued', id, spec, attempt, after, created, deaths})
 end
 
--- A worker's row as it is now, with how its tasks went; empty if it was forgotten.
+-- Queue news with a worker's current row and its counts of done and failed tasks; empty if the worker was removed.
 local function tell_worker(name)
   local row = redis.call('HGETALL', P .. 'w:' .. name)
   local went = redis.call('HMGET', P .. 'd:' .. name, 'done', 'failed')
@@ -176,16 +177,16 @@ end
 
 local function active(state) return state == 'assigned' or state == 'running' end
 
--- The first columns of a task's row, as scripts read it that ask who holds the attempt.
+-- The first columns of a task's row, as read by scripts that check which worker holds the attempt.
 local STATE, ATTEMPT, WORKER, EPOCH = 1, 2, 3, 4
 
--- Only who holds the attempt may speak of it.
+-- Only the worker that holds the attempt may report on it.
 local function holds(task, attempt, worker, epoch)
   return active(task[STATE]) and task[ATTEMPT] == text(attempt) and task[WORKER] == worker
     and task[EPOCH] == text(epoch)
 end
 
--- The attempt has ended: what it held is free, and has counted for its owner since it was given.
+-- Release the devices of an ended attempt. Its owner is charged for GPU time since the assignment.
 local function release(id, worker, attempt, owner, milli, assigned)
   redis.call('SREM', P .. 'on:' .. worker, id)
   local ms = math.floor((NOW - tonumber(assigned or NOW)) * tonumber(milli or 0) / 1000)
@@ -195,7 +196,7 @@ end
 
 local ENDS = {completed = 'task_completed', failed = 'task_failed', dead = 'task_failed', cancelled = 'task_cancelled'}
 
--- How an end is told: how long it took, or what went wrong.
+-- Write the event for the end of a task, with its duration or its error.
 local function emit_end(id, to, tenant, worker, attempt, started, failure)
   local more = ',"status":"' .. to .. '"'
   if to == 'completed' then
@@ -206,8 +207,8 @@ local function emit_end(id, to, tenant, worker, attempt, started, failure)
   emit_task(ENDS[to], id, tenant, worker, attempt, more)
 end
 
--- `finish`, `requeue` and `died` answer the state the task is in now. `known`: what of the row its end needs, if the
--- caller has it.
+-- `finish`, `requeue` and `died` return the task's new state. `known` has the columns of the row that `finish` needs,
+-- if the caller has read them.
 local function finish(id, from, to, fields, keep_ms, known)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
@@ -222,7 +223,7 @@ local function finish(id, from, to, fields, keep_ms, known)
   return to
 end
 
--- Back into the queue, attempt and creation time kept: it goes before what was submitted later.
+-- Put a task back into the queue. It keeps its attempt and creation time, so it goes before tasks submitted later.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
   local spec, attempt, created, deaths, tenant, worker, level = unpack(
@@ -242,8 +243,8 @@ local function error_json(kind, message, retryable)
   return cjson.encode({type = kind, message = message, retryable = retryable})
 end
 
--- An attempt ended by the death of its runner (kind 'runner') or its worker (kind 'worker'). Only what ran is
--- blamed; two different workers dead, or no retries left, and it is a dead letter with the evidence.
+-- End an attempt because its runner (kind 'runner') or its worker (kind 'worker') died. Only a task that was running is
+-- blamed. After the death of two different workers, or without retries left, it is a dead letter with the evidence.
 local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local key = P .. 't:' .. id
   local state, attempt, tries, retries, earlier, cancel, tenant, milli, assigned = unpack(redis.call('HMGET', key,
@@ -273,7 +274,7 @@ local function died(id, worker, kind, evidence, delay_ms, keep_ms)
     'error', error_json(lost, evidence, true)})
 end
 
--- All that a worker had is somebody else's to run now.
+-- End all attempts of a lost worker, so that other workers can run the tasks.
 local function lose(worker, evidence, keep_ms)
   for _, id in ipairs(redis.call('SMEMBERS', P .. 'on:' .. worker)) do
     died(id, worker, 'worker', evidence, 0, keep_ms)
@@ -281,7 +282,7 @@ local function lose(worker, evidence, keep_ms)
   redis.call('DEL', P .. 'on:' .. worker)
 end
 
--- The epoch of a worker that may be given tasks, or 'none'.
+-- Return the epoch of a worker that can get tasks, or 'none'.
 local EPOCHS = {}
 local function epoch_of(worker)
   if not EPOCHS[worker] then
@@ -291,8 +292,8 @@ local function epoch_of(worker)
   return EPOCHS[worker]
 end
 
--- An assignment is {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU}. It is answered with
--- {params, correlation id}, or {why not}. These are the fields of a task's row that say that it was given.
+-- An assignment is {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU}. Its answer is
+-- {params, correlation id}, or {reason for the refusal}. Return the fields of the row of an assigned task.
 local function given_fields(each)
   local _, attempt, worker, epoch, place, milli = unpack(each, 1, 6)
   return {'state', 'assigned', 'attempt', text(attempt + 1), 'worker', worker, 'epoch', text(epoch), 'place', place,

@@ -1,4 +1,4 @@
--- How many tasks are in each state, what was counted so far, and who the workers are.
+-- Read the number of tasks in each state, the counters, the names of the workers and the leader.
 -- Arguments: none
 -- Answers {now, {state, count, ...}, {counter, value, ...}, worker names, {leader, fence, until}}
 local states = {}

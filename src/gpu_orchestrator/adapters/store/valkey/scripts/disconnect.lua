@@ -1,6 +1,6 @@
--- A worker's connection is lost: it is suspect, gets nothing new and has a short grace to come back.
--- Arguments: fence, grace_ms, {name, epoch or 0 if it ended before that was heard, connection}
--- Answers whether that was its present connection
+-- Mark a worker suspect because its connection is lost: it gets no new tasks and has a short grace to come back.
+-- Arguments: fence, grace_ms, {name, epoch or 0 if the session ended before it was known, connection}
+-- Answers whether that was its current connection
 local fence, grace_ms, each = ARG[1], ARG[2], ARG[3]
 local key = P .. 'w:' .. each[1]
 local row = redis.call('HMGET', key, 'epoch', 'connection', 'state')

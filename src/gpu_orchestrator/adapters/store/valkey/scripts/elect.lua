@@ -1,9 +1,9 @@
--- Lead, go on leading, or learn who does. A new fence for every new leader: nobody else's writes count after that.
--- A process that lost track may lead anew at once; others wait until its term is over. It may also not know that it
--- leads, so it steps down by its name alone.
+-- Acquire or renew leadership, or learn which process leads. Every new leader gets a new fence, which invalidates the
+-- writes of earlier leaders. A leader that lost its state may lead again at once; other processes wait until its term
+-- expires. A process may not know that it leads, so its name alone is enough to step down.
 -- Arguments: owner, fence held so far or 0, lease_ms, release (1: step down)
--- Answers {fence or 0, now, owner, workers with a lease, leases that are over {{name, epoch, 1 if suspect}, ...},
---   processes seen of late {owner, ...}}
+-- Answers {fence or 0, now, owner, workers with a lease, expired leases {{name, epoch, 1 if suspect}, ...},
+--   processes seen recently {owner, ...}}
 local owner, held, lease_ms, step_down = ARG[1], ARG[2], ARG[3], ARG[4]
 local key = P .. 'leader'
 local row = redis.call('HMGET', key, 'owner', 'fence', 'until')

@@ -1,4 +1,4 @@
--- Tell whoever watches of something that no other script does.
+-- Write an event that no other script writes.
 -- Arguments: name, owner or '', data JSON
 -- Answers nothing
 emit(ARG[1], ARG[2], ARG[3])

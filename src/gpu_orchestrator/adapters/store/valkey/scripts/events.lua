@@ -1,7 +1,7 @@
--- What happened after an event, oldest first; without one, the latest.
--- Arguments: after {generation, number}, {0, 0}: from the first that is kept, {}: the latest; most
--- Answers {1 if there were others between `after` and these that are gone, id to go on from, events {id, name, owner,
---   ms, data}}. Where `after` is of another store (emptied, restored) there are no events, and the id is the last one
+-- Read the events after a given one, oldest first, or the latest.
+-- Arguments: after {generation, number}, {0, 0}: from the first stored one, {}: the latest; most events
+-- Answers {1 if events between `after` and these are gone, id to continue from, events {id, name, owner, ms, data}}. If
+--   `after` belongs to another store (emptied, restored), there are no events and the id is that of the last one
 local after, most = ARG[1], ARG[2]
 local key = P .. 'events'
 local newest = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)

@@ -1,7 +1,7 @@
--- Rows of tasks and workers.
--- Arguments: task ids, worker names, 1 if the tasks' parameters are wanted too: they may be large, a thousand of them
---   would keep everybody waiting
--- Answers {now, tasks {field, value, ...} each, workers {lease, active, field, value, ...} each}; {} for what is not there
+-- Read rows of tasks and workers.
+-- Arguments: task ids, worker names, 1 to include the tasks' parameters: they may be large, and reading a thousand of
+--   them would block all other clients
+-- Answers {now, tasks {field, value, ...} each, workers {lease, active, field, value, ...} each}; {} for a missing row
 local tasks, workers = {}, {}
 local function without_params(key)
   local fields, row = {}, {}

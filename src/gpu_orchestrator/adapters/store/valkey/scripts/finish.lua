@@ -1,7 +1,7 @@
--- What workers say an attempt came to. Counts only from who holds the attempt; the rest is late and dropped.
+-- Store outcomes of attempts. An outcome counts only if its worker holds the attempt; else it is late and dropped.
 -- Arguments: fence, keep_ms, outcomes {id, attempt, worker, epoch, kind, payload JSON or text, retryable, delay_ms,
 --   duration ms, wanted}; kind is done | failed | died | refused | cancelled
--- Answers per outcome {1 counted | 0 late, state of the task now, what is shown of it if it is final and wanted}
+-- Answers per outcome {1 counted | 0 late, the task's new state, columns of its row if it is final and wanted}
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 -- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
 local TRIES, RETRIES, CANCEL, STARTED, TENANT, MILLI, ASSIGNED, CREATED, LEVEL, SPEC = 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
@@ -16,7 +16,7 @@ local function counted(worker, kind, ms)
   add(counts, 'ms', ms)
 end
 
--- A runner that died had begun, though nobody had written that down yet.
+-- A runner that died had started, though the start may not be stored yet.
 local function begin(id, task)
   if task[STATE] == 'assigned' then
     local key = P .. 't:' .. id
@@ -26,7 +26,7 @@ local function begin(id, task)
   end
 end
 
--- A short attempt ends before its beginning was written down: both are told, in order. Answers when it began.
+-- A short attempt ends before its start was stored: write both events, in order. Returns when it started.
 local function begun(id, task, kind, ms)
   if task[STARTED] and task[STARTED] ~= '0' then return task[STARTED] end
   local at = NOW - ms
@@ -52,7 +52,7 @@ local function failed(id, task, payload, retryable, delay_ms, started)
   return finish(id, task[STATE], retryable and 'dead' or 'failed', fields, keep_ms)
 end
 
--- What an attempt that still counts came to: the state of its task now.
+-- Apply the outcome of an attempt that counts; return the task's new state.
 local function settle(id, task, each)
   local _, attempt, worker, _, kind, payload, retryable, delay_ms, ms = unpack(each, 1, 9)
   if kind == 'died' then
@@ -76,7 +76,7 @@ local function settle(id, task, each)
   return requeue(id, task[STATE], delay_ms, {'reason', payload, 'started', started})
 end
 
--- What is shown of a task that has ended; its parameters may be large.
+-- Read the row of an ended task without its parameters, which may be large.
 local SHOWN = {'spec', 'state', 'attempt', 'worker', 'created', 'started', 'finished', 'progress', 'result', 'error',
   'reason', 'deaths', 'correlation', 'callback'}
 

@@ -1,6 +1,6 @@
--- Whether idempotency keys belong to tasks with another content, before a batch is taken.
--- Arguments: wishes {idempotency key, spec, params}
--- Answers per wish the id of such a task, else ''
+-- Check, before a batch is accepted, whether idempotency keys belong to tasks with different content.
+-- Arguments: tasks {idempotency key, spec, params}
+-- Answers per task the id of such a task, else ''
 local others = {}
 for number, wish in ipairs(ARG[1]) do
   local id = redis.call('GET', P .. 'idem:' .. wish[1])

@@ -1,6 +1,6 @@
--- A key may not be used any more, from now on.
+-- Revoke a key from now on.
 -- Arguments: id
--- Answers whether there is such a key
+-- Answers whether the key exists
 local key = P .. 'k:' .. ARG[1]
 local revoked = redis.call('HGET', key, 'revoked')
 if not revoked then return cmsgpack.pack({{}, false}) end

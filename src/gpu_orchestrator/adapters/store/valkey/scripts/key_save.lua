@@ -1,4 +1,4 @@
--- A new key. What has been over for long is forgotten on the way.
+-- Store a new key. Also delete keys that expired or were revoked long ago.
 -- Arguments: keep_ms, most keys, {id, digest, name, owner, scopes, -, expires ms or 0, -, -, by, limits JSON}
 -- Answers 'saved' or 'full'
 local keep_ms, most, row = ARG[1], ARG[2], ARG[3]

@@ -1,6 +1,6 @@
--- All keys, if they changed since the caller looked; and when some were used last.
+-- Read all keys if they changed since the caller read them; store when some were last used.
 -- Arguments: version the caller knows, used {{id, ms}, ...}
--- Answers {version, false if it is the known one, else rows as of `key_save`, oldest first}
+-- Answers {version, false if the caller knows it, else rows as in `key_save`, oldest first}
 for _, each in ipairs(ARG[2]) do
   local key = P .. 'k:' .. each[1]
   if redis.call('EXISTS', key) == 1 and tonumber(redis.call('HGET', key, 'used') or 0) < each[2] then

@@ -1,4 +1,4 @@
--- A page of tasks, newest first.
+-- Read a page of tasks, newest first.
 -- Arguments: states (empty: all), worker or '', owner or '' for all, offset, limit
 -- Answers {total, ids}
 local states, worker, owner, offset, limit = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]
@@ -9,15 +9,15 @@ local wanted = {}
 for _, state in ipairs(#states > 0 and states or all) do wanted[state] = true end
 local found, total = {}, 0
 
--- How many of the wanted were created after a moment.
+-- Count the wanted tasks that were created after a moment.
 local function after(moment)
   local newer = 0
   for state in pairs(wanted) do newer = newer + redis.call('ZCOUNT', P .. place .. state, '(' .. moment, '+inf') end
   return newer
 end
 
--- The latest moment after which no more were created than are to be left out. A page far back is found by halving: to
--- read and sort all before it would keep everybody waiting for seconds.
+-- Find, by bisection, the moment from which a page far back can be read: no more tasks were created after it than the
+-- page skips. Reading and sorting all tasks before the page would block all other clients for seconds.
 local function moment_of(leave_out)
   if leave_out <= NEAR then return '+inf' end
   local from, to = NOW, 0

@@ -1,6 +1,6 @@
--- From version 1 to 2: tasks are listed by owner, and owners have names where tasks had the id of their key.
--- Arguments: cursor of a scan, how many about, {id of a key before, owner, ...}
--- Answers {next cursor, tasks}. May be done twice
+-- Migrate tasks from version 1 to 2: list them by owner, and replace the id of their key with the name of its owner.
+-- Arguments: cursor of a scan, about how many keys to scan, {id of a key in version 1, owner, ...}
+-- Answers {next cursor, number of tasks}. Safe to repeat
 local owners, tasks = {}, 0
 for at = 1, #ARG[3], 2 do owners[ARG[3][at]] = ARG[3][at + 1] end
 local found = redis.call('SCAN', ARG[1], 'MATCH', P .. '*', 'COUNT', ARG[2])
@@ -12,7 +12,7 @@ for _, key in ipairs(found[2]) do
     local row = redis.call('HMGET', key, 'state', 'created', 'tenant', 'spec')
     local owner = owners[row[3]] or row[3]
     if owner ~= row[3] then
-      -- In the spec too: a repeated submission is compared with it.
+      -- In the spec too, because a repeated submission is compared with it.
       local spec = string.gsub(row[4], '"tenant":"' .. row[3] .. '"', function() return '"tenant":"' .. owner .. '"' end)
       redis.call('HSET', key, 'tenant', owner, 'spec', spec)
     end

@@ -1,5 +1,5 @@
--- Attempts that began, and their latest line of progress.
--- Arguments: notes {id, attempt, worker, epoch, began ms before now or -1, line or ''}
+-- Store the start of attempts, and their latest line of progress.
+-- Arguments: notes {id, attempt, worker, epoch, started this many ms ago or -1, line or ''}
 -- Answers nothing
 local CREATED, TENANT = 5, 6 -- columns of a task's row here, after STATE, ATTEMPT, WORKER and EPOCH
 for _, note in ipairs(ARG[1]) do

@@ -1,4 +1,4 @@
--- Requests that a process has let in since it said so last, and how many all processes have.
+-- Add the requests that a process admitted since its last call; read how many all processes admitted.
 -- Arguments: windows {name, ms of one slot, slots, {slot, count, ...}}
 -- Answers per window {slot, count, ...} of the slots that still count
 local told = {}

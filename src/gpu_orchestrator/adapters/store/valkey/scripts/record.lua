@@ -1,6 +1,6 @@
--- Write down how the cluster is, for its history: a ring of buckets per resolution, so it never grows.
+-- Add a sample to the cluster's history: a ring of buckets per resolution, so it never grows.
 -- Arguments: fence, rings {name, bucket ms, buckets}, measured {name, value, ...} by the leader
--- Answers whether it was written: only the leader may
+-- Answers whether it was written: only the leader may write
 --   h:<ring>  hash  slot -> {bucket, samples, sums {name -> sum}, greatest {name -> value}, counters {name -> value}}
 local fence, rings, measured = ARG[1], ARG[2], ARG[3]
 if not leads(fence) then return answer(fence, false) end

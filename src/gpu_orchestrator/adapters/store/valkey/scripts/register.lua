@@ -1,4 +1,4 @@
--- A worker says hello: it resumes its epoch, or gets a new one and what it had before is lost to it.
+-- Register a worker: it resumes its epoch, or gets a new one and loses the attempts that it had before.
 -- Arguments: fence, lease_ms, keep_ms, most workers, {name, instance, spec JSON, api, connection, resume epoch}
 -- Answers {'resumed' | 'new' | 'taken' | 'full', epoch}
 local fence, lease_ms, keep_ms, most, hello = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]

@@ -1,6 +1,6 @@
--- Workers that are gone: their lease is over (checked here again) or they said so; what they ran is queued anew.
--- Arguments: fence, keep_ms, checked (1: only if the lease is over and the caller leads), workers {name, epoch, why}
--- Answers per worker whether it was taken off
+-- Remove workers whose lease expired (checked again here) or that left; their attempts go back to the queue.
+-- Arguments: fence, keep_ms, checked (1: only if the lease expired and the caller leads), workers {name, epoch, why}
+-- Answers per worker whether it was removed
 local fence, keep_ms, checked = ARG[1], ARG[2], ARG[3]
 local gone = {}
 if checked == 1 and not leads(fence) then return answer(fence, gone) end

@@ -1,4 +1,4 @@
--- Prolong the leases of workers that are still who we think they are.
+-- Extend the leases of workers whose epoch and connection are unchanged.
 -- Arguments: lease_ms, renewals {name, epoch, connection}
 -- Answers per renewal false, or its active attempts {{id, attempt, 1 if to be cancelled}, ...}
 local lease_ms = ARG[1]

@@ -1,5 +1,5 @@
--- What workers read on their devices.
--- Arguments: fence, reports {name, epoch, report JSON, alerts as of `set_alerts`}
+-- Store what workers measured on their devices.
+-- Arguments: fence, reports {name, epoch, report JSON, alerts as in `set_alerts`}
 -- Answers nothing
 for _, each in ipairs(ARG[2]) do
   local key = P .. 'w:' .. each[1]

@@ -1,7 +1,7 @@
--- Put restored tasks into the lists they belong into. A task's row is the truth about it; lists were written down a
--- moment earlier or later, and are made anew.
+-- Rebuild the lists of restored tasks from their rows. A task's row is authoritative; lists copied a moment earlier
+-- or later could disagree with it.
 -- Arguments: ids
--- Answers how many there are
+-- Answers how many of them exist
 local tasks = 0
 for _, id in ipairs(ARG[1]) do
   local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level')

@@ -1,7 +1,7 @@
--- Queue tasks anew that ended without a result, with all their retries, where there is room for them.
--- Arguments: fence, owner whose tasks may be touched or '' for all, ids, unit as of `submit`
--- Answers per id {state before or '' if unknown, 0 | -2 | -3 | -4 as of `submit` where it is not queued for that, ms until
---   the next day}; only failed, dead and cancelled ones are queued
+-- Queue tasks again that ended without a result, with all their retries, if there is room for them.
+-- Arguments: fence, owner whose tasks may be retried or '' for all, ids, unit as in `submit`
+-- Answers per id {state before or '' if unknown, 0, or the code -2 | -3 | -4 of `submit` if it was not queued, ms until
+--   the next day}; only failed, dead and cancelled tasks are queued
 local fence, owner, ids, unit = ARG[1], ARG[2], ARG[3], ARG[4]
 
 local function verdict(tenant, level)

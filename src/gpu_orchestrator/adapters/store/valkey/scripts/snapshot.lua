@@ -1,7 +1,7 @@
--- Everything a new leader must know, in one look; news starts anew from here. Leases get one more term: while
--- nobody led nobody could judge them.
+-- Read everything that a new leader must know in one step, and clear the list of news. Leases are extended once,
+-- because no process could expire them while there was no leader.
 -- Arguments: fence, lease_ms
--- Answers false for who does not lead, else {now, worker names, tasks {id, spec, attempt, after, created, deaths,
+-- Answers false if the caller does not lead, else {now, worker names, tasks {id, spec, attempt, after, created, deaths,
 --   state, worker, placement}}
 local fence, lease_ms = ARG[1], ARG[2]
 if not leads(fence) then return answer(fence, false) end
@@ -12,7 +12,7 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', NOW + l
   end
 end
 
--- Of rows that were written before there were levels.
+-- For rows that were stored before levels existed.
 local function level_of(priority)
   priority = priority or 50
   return priority >= 90 and '3' or priority >= 75 and '2' or priority >= 50 and '1' or '0'

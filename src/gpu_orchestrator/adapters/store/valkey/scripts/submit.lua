@@ -1,14 +1,14 @@
--- Take new tasks into the queue; for those whose idempotency key is known, the task of that key. A leader that has
--- decided already where some of them go says so, and they are queued and given in one write.
--- Arguments: fence, remember_ms, known (1: the leader's dispatcher asks and has these tasks),
+-- Queue new tasks; for a known idempotency key, answer with the task of that key. A leader that has placed some of the
+-- tasks already passes their assignments, so that they are queued and assigned in one write.
+-- Arguments: fence, remember_ms, known (1: the leader's dispatcher calls and knows these tasks),
 --   tasks {id, spec, params, retries, idempotency key or '', correlation id, tenant, level of priority},
 --   assignments of some of these tasks,
---   units {owner, most that may wait of it, most that may wait at each level, its GPU ms of a day, {tasks by level}}: what
---   one request asks for, taken whole or not, each most 0 for any number; those already taken have no most,
+--   units {owner, most that may wait of it, most that may wait at each level, its GPU ms of a day, {tasks by level}}:
+--   one request, accepted whole or not at all; a limit of 0 means unlimited; further parts of it have no limits,
 --   per task the number of its unit, or 0
--- Answers {per task {id, created, 1 new | 0 known | -1 the key belongs to a task with another content | of a unit that
---   is not taken: -2 too many wait of this owner | -3 too many wait at this level | -4 its day is used up, in which case
---   created is ms until the next}, per assignment {params, correlation id} or {why not}}
+-- Answers {per task {id, created, 1 new | 0 known | -1 the key belongs to a task with different content | for a
+--   refused unit: -2 too many wait of this owner | -3 too many wait at this level | -4 its GPU time of the day is used
+--   up, and created is ms until the next day}, per assignment {params, correlation id} or {reason for the refusal}}
 local fence, remember_ms, tasks, assignments, units, unit_of = ARG[1], ARG[2], ARG[4], ARG[5], ARG[6], ARG[7]
 -- Columns of a task, and of a unit.
 local ID, SPEC, PARAMS, IDEMPOTENCY, LEVEL = 1, 2, 3, 5, 8
@@ -16,7 +16,7 @@ local OWNER, MOST_WAITING, MOST_AT_LEVEL, MOST_GPU_MS, WANTED = 1, 2, 3, 4, 5
 local led = leads(fence)
 local known_to_leader = led and ARG[3] == 1
 
--- Tasks that are known already need no room.
+-- Tasks that are already known need no room.
 local rows, known = {}, {}
 for number, task in ipairs(tasks) do
   local found = task[IDEMPOTENCY] ~= '' and redis.call('GET', P .. 'idem:' .. task[IDEMPOTENCY])
@@ -31,7 +31,7 @@ for number, task in ipairs(tasks) do
   end
 end
 
--- By owner and by level what waits, and what was promised room just now.
+-- By owner and by level: the tasks that wait, and those that this call has accepted.
 local waiting, promised = {}, {}
 local function full(name, count, most, key, field)
   if count == 0 or most == 0 then return false end
@@ -60,14 +60,14 @@ end
 local verdicts = {}
 for number, unit in ipairs(units) do verdicts[number] = verdict(unit) end
 
--- The number of the assignment of each task, and what became of it.
+-- By task: the number of its assignment. By assignment: its answer.
 local goes, given = {}, {}
 for number, each in ipairs(led and assignments or {}) do
   goes[each[ID]] = number
   given[number] = {'task moved on'}
 end
 
--- A new task's row; given to a worker at once if that is as the leader knew it.
+-- Write a new task's row; assign it to its worker at once if the worker has not changed since the leader decided.
 local function take(task)
   local id, spec, params, retries, _, correlation, tenant, level = unpack(task, 1, 8)
   local number = goes[id]

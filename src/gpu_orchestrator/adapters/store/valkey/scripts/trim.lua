@@ -1,6 +1,6 @@
--- Forget what ended long ago: the rows went by their own expiry, here go their places in the lists.
--- Arguments: keep_ms, most of each list that may stay per worker
--- Answers how many; no more than a thousand of each list at once, so that nobody waits long
+-- Delete list entries of tasks that ended long ago; the rows themselves have expired.
+-- Arguments: keep_ms, most entries that stay in a worker's list
+-- Answers how many; at most a thousand of each list per call, so that other clients do not wait long
 local function forget(place)
   local gone = 0
   for state, kept in pairs({completed = 1, failed = 1, cancelled = 1, dead = DEAD_KEPT}) do
@@ -10,7 +10,7 @@ local function forget(place)
       if redis.call('EXISTS', key) == 0 then
         gone = gone + redis.call('ZREM', place .. state, id)
       elseif state == 'dead' then
-        redis.call('PEXPIRE', key, ARG[1] * kept, 'NX') -- older versions kept these for ever
+        redis.call('PEXPIRE', key, ARG[1] * kept, 'NX') -- older versions kept these forever
       end
     end
   end

@@ -1,4 +1,4 @@
--- What owners use of what they may.
+-- Read what owners use: GPU time of the day, and the tasks of one owner.
 -- Arguments: owner or ''
 -- Answers {ms until the day ends, {owner, GPU ms of today, ...}, tasks of that owner that wait, and that are active}
 local owner = ARG[1]

@@ -1,12 +1,12 @@
--- What an operator says of a worker: fields of its row (cordoned, draining, devices), or that it be forgotten.
+-- Set an operator's flags of a worker (fields cordoned, draining, devices), or remove its row.
 -- Arguments: fence, name, fields {name, value, ...}, forget (1: remove the row, if the worker is offline; else nothing),
---   status as it is told to those who watch, empty: tell nobody, device {index, 1 to cordon it | 0 to let it be} or {}
+--   status for the event or '' for no event, device {index, 1 to cordon it | 0 to uncordon it} or {}
 -- Answers {state or '' if unknown, api}
 local fence, name, fields, forget, status, device = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5], ARG[6]
 local key = P .. 'w:' .. name
 local row = redis.call('HMGET', key, 'state', 'api')
 
--- Here and not by who asks: several may speak of devices of one worker at the same time.
+-- Done in the script and not by the caller, because several callers may change devices of one worker at a time.
 local function cordon(index, cordoned)
   local chosen = {}
   for _, each in ipairs(cjson.decode(redis.call('HGET', key, 'cordoned_devices') or '[]')) do

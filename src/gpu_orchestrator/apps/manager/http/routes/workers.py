@@ -143,7 +143,7 @@ async def remove(request: Request, worker_id: str, drain: bool = True) -> Respon
         return await _control(request, worker_id, {"leaving": "1"}, "draining", session.Drain(leave=True))
     epoch, goodbye = int(row["epoch"]), session.Goodbye("removed", fenced=True, retry=False)
     await manager.store.workers.leave([Departure(worker_id, epoch, f"worker {worker_id} was removed")])
-    manager.sessions.to(worker_id, row.get("api", ""), goodbye, epoch)
+    manager.sessions.send(worker_id, row.get("api", ""), goodbye, epoch)
     known = await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
     if known.state not in ("", "offline"):
         raise errors.Conflict(f"worker {worker_id} has joined again; repeat the request to remove it")
@@ -160,7 +160,7 @@ async def _control(
     manager = manager_of(request)
     known = await manager.store.workers.control(worker_id, fields, status=status)
     if command is not None and known.state:
-        manager.sessions.to(worker_id, known.api, command)
+        manager.sessions.send(worker_id, known.api, command)
     return _changed(worker_id, known.state, status)
 
 
