@@ -30,5 +30,6 @@ back the same way until the manager acknowledges it. Read the modules in this or
   settings                  the settings of one worker, checked at its start
   main                      the process: signals and the agent
 
-Imports go down: main › agent › session › attempts › runners › handlers › task.
+Imports go down: main › agent › session › attempts › runner_pool › runner_handle, runner › handlers › task ›
+frames. The values in attempts/attempt are used from runner_pool up.
 """
