@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpu_orchestrator.adapters.clock import elapsed_s
-from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
 
 T = TypeVar("T", bound=frames.Frame)

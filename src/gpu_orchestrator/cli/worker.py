@@ -71,7 +71,7 @@ def run(
     from gpu_orchestrator.adapters.gpus.find import find
     from gpu_orchestrator.adapters.settings import read_secret
     from gpu_orchestrator.apps.worker import main
-    from gpu_orchestrator.apps.worker.runners.frames import Options
+    from gpu_orchestrator.apps.worker.frames import Options
     from gpu_orchestrator.apps.worker.session.connection import NotWanted
     from gpu_orchestrator.apps.worker.settings import Settings
 

@@ -40,8 +40,8 @@ class RequestRemoved:
 
 @dataclass(frozen=True, slots=True)
 class PlacementObserved:
-    """What a key holds in reality, placed by us or by others. If the `request` is given, the placement counts against
-    its flow."""
+    """What a key holds in reality, placed by us or by others. If the `request` is given, the placement counts
+    against its flow."""
 
     placement: Placement
     request: Request | None = None

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker import frames
 
 runs = st.builds(
     frames.Run,

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from gpu_orchestrator.adapters.gpus import simulated
 from gpu_orchestrator.adapters.gpus.simulated import Simulated
+from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.frames import Options
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.runners import frames
-from gpu_orchestrator.apps.worker.runners.frames import Options
 from tests.support.runners import running
 
 pytestmark = pytest.mark.real

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 import uvloop
 
-from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpu_orchestrator.adapters.settings import BadSettings
-from gpu_orchestrator.apps.worker.runners.frames import Options
+from gpu_orchestrator.apps.worker.frames import Options
 from gpu_orchestrator.apps.worker.settings import Settings
 
 GOOD: dict[str, Any] = {"server": "http://manager:8000", "token": "secret", "name": "w-1"}

@@ -10,15 +10,15 @@ back the same way until the manager acknowledges it. Read the modules in this or
   session/report            memory, temperature and faults of the devices now
   session/system            CPU, memory and operating system of this machine
   attempts/attempts         every attempt from Assign to the acknowledged outcome: waiting, running, ended
-  attempts/attempt          one attempt
   attempts/deadlines        ends a running attempt: soft limit, hard limit, cancellation
   attempts/outcome          how an attempt ended, as a message to the manager and as a log line
   runners/runner_pool       the runners by their set of devices: starts, reuses and ends them
   runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
-  runners/frames            the messages between agent and runner
   runners/keeper            parent of each runner: ends it and all its children when the agent dies or the
                             lease expires
   runners/runner            the process in which handlers run, one task after another, on one set of devices
+  attempt                   one attempt: its task, its devices, its times
+  frames                    the messages between agent and runner
   handlers/find             the handler of each task type
   handlers/echo             task type `echo`: returns its parameters
   handlers/sleep            task type `sleep`: waits
@@ -30,6 +30,5 @@ back the same way until the manager acknowledges it. Read the modules in this or
   settings                  the settings of one worker, checked at its start
   main                      the process: signals and the agent
 
-Imports go down: main › agent › session › attempts › runner_pool › runner_handle, runner › handlers › task ›
-frames. The values in attempts/attempt are used from runner_pool up.
+Imports go down: main › agent › session | attempts › runners › attempt › handlers › settings | task › frames.
 """

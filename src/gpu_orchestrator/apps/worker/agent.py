@@ -18,7 +18,7 @@ from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
+from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool

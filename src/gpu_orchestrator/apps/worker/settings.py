@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gpu_orchestrator.adapters.settings import BadSettings
-from gpu_orchestrator.apps.worker.runners.frames import Options
+from gpu_orchestrator.apps.worker.frames import Options
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 

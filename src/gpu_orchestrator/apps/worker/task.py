@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpu_orchestrator.apps.worker.runners.frames import Options, Run
+from gpu_orchestrator.apps.worker.frames import Options, Run
 
 T = TypeVar("T")
 

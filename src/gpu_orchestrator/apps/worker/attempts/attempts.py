@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import structlog
 
 from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.attempt import Attempt, Devices, Key
 from gpu_orchestrator.apps.worker.attempts import deadlines, outcome
-from gpu_orchestrator.apps.worker.attempts.attempt import Attempt, Devices, Key
-from gpu_orchestrator.apps.worker.runners import frames
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerCallbacks, RunnerPool
 

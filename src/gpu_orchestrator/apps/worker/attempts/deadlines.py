@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
-from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 
 START_S = 60.0

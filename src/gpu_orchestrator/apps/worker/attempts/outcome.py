@@ -1,8 +1,8 @@
 """How an attempt ended, as a message to the manager and as a reason for the log."""
 
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
-from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.attempt import Attempt
 
 
 def of(frame: frames.Ended | frames.Erred | frames.Stopped) -> session.Outcome:

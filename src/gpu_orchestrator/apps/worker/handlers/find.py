@@ -5,7 +5,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from gpu_orchestrator.apps.worker.runners.frames import Options
+from gpu_orchestrator.apps.worker.frames import Options
 from gpu_orchestrator.apps.worker.task import Task
 
 GROUP = "gpu_orchestrator.handlers"

@@ -21,8 +21,9 @@ import msgspec
 
 from gpu_orchestrator.adapters.gpus.gpu import OutOfMemory
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
+from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.runners import frames, keeper
+from gpu_orchestrator.apps.worker.runners import keeper
 from gpu_orchestrator.apps.worker.task import BadParameters, Cancelled, SoftLimitReached, Task, Temporary
 
 LARGEST_RESULT = 8 << 20

@@ -14,11 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.runners import frames, keeper
+from gpu_orchestrator.apps.worker.runners import keeper
 
 if TYPE_CHECKING:
-    from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
+    from gpu_orchestrator.apps.worker.attempt import Attempt
 
 LAST_LINES = 20
 LONGEST_EVIDENCE = 8192

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
-from gpu_orchestrator.apps.worker.attempts.attempt import Attempt, Devices
-from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.attempt import Attempt, Devices
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
 
 AHEAD = 32

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from gpu_orchestrator.adapters.gpus.gpu import Gpus, Reading
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.worker.attempts.attempt import Attempt
+from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
 from gpu_orchestrator.apps.worker.session import system

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.worker.runners import frames
+from gpu_orchestrator.apps.worker import frames
 
 LINES_PER_S = 50
 LONGEST_LINE = 4096
