@@ -22,49 +22,49 @@ def reading(index: int, *, gib: int = 24, others_gib: int = 0, **rest: Any) -> s
     return session.Reading(index, used, gib * 1024 - used, used, **rest)
 
 
-class Hand:
+class ScriptedWorker:
     """One worker's connection. Messages of the manager are kept until the test takes them by kind."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
         self.socket, self.name = socket, name
-        self.heard: list[session.ToWorker] = []
+        self.received: list[session.ToWorker] = []
         self._more = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
-    async def say(self, *messages: session.Message) -> None:
+    async def send(self, *messages: session.Message) -> None:
         await self.socket.send_bytes(session.frame(*messages))
 
-    async def hear(self, kind: type[M], within_s: float = 30.0) -> M:
+    async def receive(self, kind: type[M], within_s: float = 30.0) -> M:
         """Take the next message of this kind."""
         async with asyncio.timeout(within_s):
             while True:
-                for message in self.heard:
+                for message in self.received:
                     if isinstance(message, kind):
-                        self.heard.remove(message)
+                        self.received.remove(message)
                         return message
                 self._more.clear()
                 await self._more.wait()
 
     async def take(self) -> session.Assign:
         """Take the next assignment, and send `Started` for it."""
-        assign = await self.hear(session.Assign)
-        await self.say(session.Started(assign.task, assign.attempt))
+        assign = await self.receive(session.Assign)
+        await self.send(session.Started(assign.task, assign.attempt))
         return assign
 
     async def finish(self, assign: session.Assign, result: Any = None) -> bool:
-        await self.say(session.Done(assign.task, assign.attempt, msgspec.Raw(msgspec.json.encode(result))))
+        await self.send(session.Done(assign.task, assign.attempt, msgspec.Raw(msgspec.json.encode(result))))
         return await self.acked(assign)
 
     async def acked(self, assign: session.Assign) -> bool:
-        while (ack := await self.hear(session.Ack)).task != assign.task or ack.attempt != assign.attempt:
+        while (ack := await self.receive(session.Ack)).task != assign.task or ack.attempt != assign.attempt:
             pass
         return ack.accepted
 
     async def work(self) -> None:
         """Complete every assignment with its parameters as the result, forever."""
         while True:
-            assign = await self.hear(session.Assign, within_s=3600)
-            await self.say(session.Done(assign.task, assign.attempt, assign.parameters))
+            assign = await self.receive(session.Assign, within_s=3600)
+            await self.send(session.Done(assign.task, assign.attempt, assign.parameters))
 
     async def vanish(self) -> None:
         """Abort the connection without a close message."""
@@ -79,7 +79,7 @@ class Hand:
 
     async def _read(self) -> None:
         async for message in self.socket:
-            self.heard.extend(session.read_by_worker(message.data))
+            self.received.extend(session.read_by_worker(message.data))
             self._more.set()
 
 
@@ -95,15 +95,15 @@ def hello(name: str, **rest: Any) -> session.Hello:
 
 
 @asynccontextmanager
-async def joined(url: str, token: str, greeting: session.Hello) -> AsyncIterator[Hand]:
+async def joined(url: str, token: str, greeting: session.Hello) -> AsyncIterator[ScriptedWorker]:
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         aiohttp.ClientSession(headers=headers) as http,
         http.ws_connect(f"{url}/workers/{greeting.name}/session") as socket,
     ):
-        hand = Hand(socket, greeting.name)
-        await hand.say(greeting)
+        worker = ScriptedWorker(socket, greeting.name)
+        await worker.send(greeting)
         try:
-            yield hand
+            yield worker
         finally:
-            await hand.close()
+            await worker.close()

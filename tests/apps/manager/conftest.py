@@ -15,7 +15,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager import server
 from gpu_orchestrator.apps.manager.access.keys import Keys, key_of
 from tests.support import scripted_worker
-from tests.support.scripted_worker import Hand
+from tests.support.scripted_worker import ScriptedWorker
 
 KEY, TOKEN = "k" * 64, "t" * 64
 PATIENT = {"worker_lease": 60}
@@ -51,13 +51,13 @@ class Site:
     async def wait(self, name: str, timeout_s: float = 30.0) -> Any:
         return (await self.call("GET", f"/tasks/{name}/wait?timeout={timeout_s}"))[1]
 
-    async def join(self, name: str = "w", **rest: Any) -> Hand:
+    async def join(self, name: str = "w", **rest: Any) -> ScriptedWorker:
         """Return a worker that has joined and received its `Welcome`."""
         greeting = scripted_worker.hello(name, **rest)
         worker = await self.stack.enter_async_context(
             scripted_worker.joined(self.running.url, TOKEN, greeting)
         )
-        await worker.hear(session.Welcome)
+        await worker.receive(session.Welcome)
         return worker
 
 

@@ -9,7 +9,7 @@ from gpu_orchestrator.apps.manager.fleet import alerts
 from gpu_orchestrator.apps.manager.fleet.alerts import Thresholds
 from tests.apps.manager.conftest import Site
 from tests.support import scripted_worker
-from tests.support.scripted_worker import Hand
+from tests.support.scripted_worker import ScriptedWorker
 
 LIMITS = Thresholds(temperature_c=85, memory_part=0.9)
 
@@ -42,11 +42,11 @@ async def alert_events(site: Site) -> list[tuple[Any, ...]]:
     return [(each["device"], each["kind"], each["state"]) for each in found]
 
 
-async def report(worker: Hand, *readings: session.Reading) -> None:
+async def report(worker: ScriptedWorker, *readings: session.Reading) -> None:
     """Send a report and wait until it is stored: the server answers the renewal after it."""
-    await worker.say(session.Report(readings))
-    await worker.say(session.Renew(1))
-    await worker.hear(session.Renewed)
+    await worker.send(session.Report(readings))
+    await worker.send(session.Renew(1))
+    await worker.receive(session.Renewed)
 
 
 @pytest.mark.real

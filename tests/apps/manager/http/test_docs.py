@@ -44,7 +44,7 @@ def test_every_event_is_documented() -> None:
 @pytest.mark.real
 async def test_documented_metrics_are_the_exported_ones(site: Site) -> None:
     worker = await site.join()
-    await worker.say(session.Report((scripted_worker.reading(0, ecc_errors=1), scripted_worker.reading(1))))
+    await worker.send(session.Report((scripted_worker.reading(0, ecc_errors=1), scripted_worker.reading(1))))
     await site.submit()
     await worker.finish(await worker.take())
     async with site.http.get("/metrics") as answer:

@@ -49,9 +49,9 @@ async def test_pickle_is_refused_on_every_route_and_never_loaded(
             assert answer.status in (400, 422), (path, await answer.text())
             assert "error" in await answer.json()
     async with scripted_worker.joined(site.running.url, TOKEN, scripted_worker.hello("w")) as joined:
-        await joined.hear(session.Welcome)
+        await joined.receive(session.Welcome)
         await joined.socket.send_bytes(bomb)
-        assert "not understood" in (await joined.hear(session.Goodbye)).reason
+        assert "not understood" in (await joined.receive(session.Goodbye)).reason
     assert not (tmp_path / "exploded").exists()
     assert (await site.call("GET", "/tasks"))[1]["total"] == 0
 

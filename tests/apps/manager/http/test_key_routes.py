@@ -120,9 +120,9 @@ async def test_revocation_works_without_the_published_message(
 async def test_revoked_token_disconnects_its_worker(site: Site) -> None:
     made = await make(site, "gpu-box", scopes=["worker"])
     async with scripted_worker.joined(site.running.url, made["key"], scripted_worker.hello("w")) as worker:
-        await worker.hear(session.Welcome)
+        await worker.receive(session.Welcome)
         await site.call("DELETE", f"/keys/{made['key_id']}")
-        goodbye = await worker.hear(session.Goodbye)
+        goodbye = await worker.receive(session.Goodbye)
     assert (goodbye.fenced, goodbye.retry) == (True, False)
     with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
         async with scripted_worker.joined(site.running.url, made["key"], scripted_worker.hello("w")):

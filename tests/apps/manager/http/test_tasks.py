@@ -30,7 +30,7 @@ async def test_task_runs_and_returns_its_result(site: Site) -> None:
     assert (bytes(assign.parameters), assign.memory_mib, assign.exclusive) == (b'{"n": 1.5}', 10_240, False)
     assert assign.correlation_id == "c-1"
     assert assign.devices[0].uuid == f"GPU-{assign.devices[0].index}"
-    await worker.say(session.Progress(assign.task, 1, "half way"))
+    await worker.send(session.Progress(assign.task, 1, "half way"))
     waiting = asyncio.create_task(site.wait(assign.task))
     assert await worker.finish(assign, {"good": True})
     ended = await waiting
@@ -98,9 +98,9 @@ async def test_cancel_ends_a_queued_task_and_asks_the_worker_of_a_running_one(si
     assign = await worker.take()
     assert (await site.call("DELETE", f"/tasks/{queued}"))[1]["status"] == "cancelled"
     assert (await site.call("DELETE", f"/tasks/{running}"))[1]["status"] == "cancelling"
-    cancel = await worker.hear(session.Cancel)
+    cancel = await worker.receive(session.Cancel)
     assert (cancel.task, cancel.attempt) == (running, 1)
-    await worker.say(session.Cancelled(running, 1))
+    await worker.send(session.Cancelled(running, 1))
     assert await worker.acked(assign)
     assert (await site.task(running))["status"] == "cancelled"
     status, answer = await site.call("DELETE", f"/tasks/{running}")
@@ -112,10 +112,10 @@ async def test_retryable_error_is_retried_and_a_final_one_is_not(site: Site) -> 
     worker = await site.join()
     name = await site.submit(max_retries=1)
     first = await worker.take()
-    await worker.say(session.Failed(name, 1, session.TaskError("OutOfMemory", "no room", retryable=True)))
+    await worker.send(session.Failed(name, 1, session.TaskError("OutOfMemory", "no room", retryable=True)))
     second = await worker.take()
     assert second.attempt == first.attempt + 1
-    await worker.say(session.Failed(name, 2, session.TaskError("ValueError", "no such thing")))
+    await worker.send(session.Failed(name, 2, session.TaskError("ValueError", "no such thing")))
     ended = await site.wait(name)
     assert (ended["status"], ended["attempt"], ended["error"]["type"]) == ("failed", 2, "ValueError")
     assert (await site.call("POST", f"/tasks/{name}/retry"))[0] == 202
@@ -130,7 +130,7 @@ async def test_dead_task_shows_the_evidence(site: Site) -> None:
     worker = await site.join()
     name = await site.submit(max_retries=0)
     await worker.take()
-    await worker.say(session.RunnerDied(name, 1, "signal 9, last line: Killed"))
+    await worker.send(session.RunnerDied(name, 1, "signal 9, last line: Killed"))
     assert (await site.wait(name))["status"] == "dead"
     _, page = await site.call("GET", "/tasks/dead")
     (dead,) = page["tasks"]
@@ -164,7 +164,7 @@ async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:
             scripted_worker.device(3, 48),
         )
     )
-    await worker.say(
+    await worker.send(
         session.Report(
             (
                 scripted_worker.reading(0, others_gib=20),
@@ -175,7 +175,7 @@ async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:
         ),
         session.Renew(1),
     )
-    await worker.hear(session.Renewed)
+    await worker.receive(session.Renewed)
     holder = await site.submit(resources={"gpus": 1, "gpu_memory": "30GB"})
     assert (await worker.take()).devices[0].index == 3
     await site.call("POST", "/workers/w/devices/2/cordon")
@@ -198,15 +198,15 @@ async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:
 async def test_memory_used_by_others_is_not_assigned(site: Site) -> None:
     """24 GiB at 80 % are 19.2. Others use 10, so 9.2 are left, and two of three tasks of 4 GiB fit."""
     worker = await site.join(devices=(scripted_worker.device(0),))
-    await worker.say(session.Report((scripted_worker.reading(0, others_gib=10),)), session.Renew(1))
-    await worker.hear(session.Renewed)
+    await worker.send(session.Report((scripted_worker.reading(0, others_gib=10),)), session.Renew(1))
+    await worker.receive(session.Renewed)
     for _ in range(3):
         await site.submit(resources={"gpu_memory": "4GiB"})
     first, second = await worker.take(), await worker.take()
     with contextlib.suppress(TimeoutError):
-        extra = await worker.hear(session.Assign, within_s=0.5)
+        extra = await worker.receive(session.Assign, within_s=0.5)
         pytest.fail(f"oversubscribed by {extra}")
-    await worker.say(session.Report((scripted_worker.reading(0, others_gib=0),)))
+    await worker.send(session.Report((scripted_worker.reading(0, others_gib=0),)))
     third = await worker.take()
     assert len({first.task, second.task, third.task}) == 3
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real
 
 async def test_worker_is_shown_with_its_devices_and_history(site: Site) -> None:
     worker = await site.join(labels={"rack": "a"})
-    await worker.say(
+    await worker.send(
         session.Report(
             (scripted_worker.reading(0, others_gib=6, temperature_c=61), scripted_worker.reading(1)), 1024
         )
@@ -44,9 +44,9 @@ async def test_reconnect_repeats_a_missed_assignment(site: Site) -> None:
     again = await site.stack.enter_async_context(
         scripted_worker.joined(site.running.url, TOKEN, scripted_worker.hello("w", resume_epoch=1))
     )
-    welcome = await again.hear(session.Welcome)
+    welcome = await again.receive(session.Welcome)
     assert (welcome.resumed, welcome.epoch) == (True, 1)
-    repeated = await again.hear(session.Assign)
+    repeated = await again.receive(session.Assign)
     assert repeated == assign
     assert await again.finish(repeated)
 
@@ -62,11 +62,11 @@ async def test_reconnect_does_not_repeat_a_running_assignment(site: Site) -> Non
             site.running.url, TOKEN, scripted_worker.hello("w", resume_epoch=1, running=running)
         )
     )
-    await again.hear(session.Welcome)
-    await again.say(session.Renew(1))
-    await again.hear(session.Renewed)
-    assert not [each for each in again.heard if isinstance(each, session.Assign)]
-    await again.say(session.Done(name, 1))
+    await again.receive(session.Welcome)
+    await again.send(session.Renew(1))
+    await again.receive(session.Renewed)
+    assert not [each for each in again.received if isinstance(each, session.Assign)]
+    await again.send(session.Done(name, 1))
     assert (await site.wait(name))["status"] == "completed"
 
 
@@ -87,7 +87,7 @@ async def test_leaving_workers_do_not_end_the_leader_term(site: Site) -> None:
     terms = await _metric(site, "leader_terms_total")
     for number in range(5):
         worker = await site.join(f"w{number}")
-        await worker.say(session.Leaving())
+        await worker.send(session.Leaving())
         await worker.socket.close()
         await _until_missed(site, f"w{number}")
     assert await _metric(site, "leader_terms_total") == terms
@@ -138,13 +138,13 @@ async def test_silent_worker_loses_its_lease_and_its_late_result(new_site: NewSi
     keeping = asyncio.create_task(_renew(other))
     again = await other.take()
     assert (again.task, again.attempt) == (name, 2)
-    await silent.say(session.Done(name, 1))
-    ack = await silent.hear(session.Ack)
+    await silent.send(session.Done(name, 1))
+    ack = await silent.receive(session.Ack)
     assert (ack.task, ack.accepted) == (assign.task, False)
     assert await other.finish(again, "good")
     assert (await site.task(name))["result"] == "good"
-    await silent.say(session.Renew(1))
-    goodbye = await silent.hear(session.Goodbye)
+    await silent.send(session.Renew(1))
+    goodbye = await silent.receive(session.Goodbye)
     assert goodbye.fenced
     keeping.cancel()
 
@@ -180,7 +180,7 @@ async def test_second_worker_with_the_same_name_is_refused(site: Site) -> None:
     async with scripted_worker.joined(
         site.running.url, TOKEN, scripted_worker.hello("w", instance="other")
     ) as second:
-        goodbye = await second.hear(session.Goodbye)
+        goodbye = await second.receive(session.Goodbye)
     assert "another --name" in goodbye.reason
     assert goodbye.retry
 
@@ -189,7 +189,7 @@ async def test_worker_above_max_workers_is_refused(new_site: NewSite) -> None:
     site = await new_site(max_workers=1)
     await site.join("a")
     async with scripted_worker.joined(site.running.url, TOKEN, scripted_worker.hello("b")) as second:
-        assert "MAX_WORKERS" in (await second.hear(session.Goodbye)).reason
+        assert "MAX_WORKERS" in (await second.receive(session.Goodbye)).reason
 
 
 async def test_cordoned_worker_gets_no_task_until_uncordoned(site: Site) -> None:
@@ -224,7 +224,7 @@ async def test_tasks_of_a_removed_worker_run_elsewhere_at_once(site: Site) -> No
     other = await site.join("b")
     status, answer = await site.call("DELETE", "/workers/a?drain=false")
     assert (status, answer["status"]) == (200, "removed")
-    assert (await worker.hear(session.Goodbye)).fenced
+    assert (await worker.receive(session.Goodbye)).fenced
     assert (await other.take()).task == name
 
 
@@ -232,7 +232,7 @@ async def test_worker_that_rejoins_during_its_removal_stays(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.join()
-    workers, again = site.running.manager.store.workers, list[scripted_worker.Hand]()
+    workers, again = site.running.manager.store.workers, list[scripted_worker.ScriptedWorker]()
     leave = workers.leave
 
     async def too_late(departures: Sequence[Departure]) -> tuple[bool, ...]:
@@ -243,17 +243,17 @@ async def test_worker_that_rejoins_during_its_removal_stays(
     status, answer = await site.call("DELETE", "/workers/w?drain=false")
     assert (status, "joined again" in answer["error"]["message"]) == (409, True)
     assert (await site.call("GET", "/workers/w"))[1]["status"] == "online"
-    await again[0].say(session.Renew(1))
-    await again[0].hear(session.Renewed)
-    assert not [each for each in again[0].heard if isinstance(each, session.Goodbye)]
+    await again[0].send(session.Renew(1))
+    await again[0].receive(session.Renewed)
+    assert not [each for each in again[0].received if isinstance(each, session.Goodbye)]
 
 
 async def test_drain_and_restart_reach_the_worker(site: Site) -> None:
     worker = await site.join()
     await site.call("POST", "/workers/w/drain")
-    assert not (await worker.hear(session.Drain)).leave
+    assert not (await worker.receive(session.Drain)).leave
     await site.call("POST", "/workers/w/restart")
-    assert (await worker.hear(session.Drain)).leave
+    assert (await worker.receive(session.Drain)).leave
 
 
 @pytest.mark.parametrize(("key", "status"), [("", 401), ("x" * 64, 401), (TOKEN, 403)])
@@ -307,7 +307,7 @@ async def test_worker_with_a_wrong_token_cannot_join(site: Site) -> None:
         async with scripted_worker.joined(site.running.url, "guess", scripted_worker.hello("w")):
             pass
     async with scripted_worker.joined(site.running.url, KEY, scripted_worker.hello("w")) as worker:
-        assert (await worker.hear(session.Welcome)).worker_id == "w"
+        assert (await worker.receive(session.Welcome)).worker_id == "w"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ async def test_worker_with_invalid_devices_is_refused_with_the_reason(
     async with scripted_worker.joined(
         site.running.url, TOKEN, scripted_worker.hello("odd", devices=devices)
     ) as odd:
-        goodbye = await odd.hear(session.Goodbye)
+        goodbye = await odd.receive(session.Goodbye)
     assert text in goodbye.reason
     assert not goodbye.retry
     good = await site.join()
@@ -343,7 +343,7 @@ async def test_worker_with_invalid_devices_is_refused_with_the_reason(
 async def test_worker_that_sends_an_unknown_message_is_disconnected(site: Site) -> None:
     worker = await site.join()
     await worker.socket.send_bytes(b'[{"type": "Sing"}]')
-    assert "not understood" in (await worker.hear(session.Goodbye)).reason
+    assert "not understood" in (await worker.receive(session.Goodbye)).reason
     await _until_missed(site, "w")
 
 
@@ -361,10 +361,10 @@ async def _worker_of(site: Site, name: str) -> str:
     return str(shown["assigned_worker"])
 
 
-async def _renew(worker: scripted_worker.Hand) -> None:
+async def _renew(worker: scripted_worker.ScriptedWorker) -> None:
     for number in range(1, 1000):
-        await worker.say(session.Renew(number))
-        await worker.hear(session.Renewed)
+        await worker.send(session.Renew(number))
+        await worker.receive(session.Renewed)
         await asyncio.sleep(0.3)
 
 
