@@ -15,6 +15,18 @@ ARGS    ?=
 # Compiled files make every process start in half the time, and tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
+# With PYTHON=python3.12, a pyenv shim may name a Python that is installed but not switched on: take the interpreter
+# itself. An environment of another Python than the one asked for is made again.
+minor = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(origin PYTHON),file)
+ifeq ($(call minor,$(PYTHON)),)
+  override PYTHON := $(or $(shell python3 scripts/pythons.py $(PYTHON)),$(PYTHON))
+endif
+ifneq ($(call minor,$(PYTHON)),$(call minor,$(BIN)/python))
+  .PHONY: $(VENV)/ready
+endif
+endif
+
 ##@ Use it
 .PHONY: run demo cluster
 run: $(VENV)/ready ## The cluster manager on this machine, with simulated GPUs, at work (Ctrl-C ends it) [ARGS="--port 9000"]
@@ -108,14 +120,6 @@ clean: ## Remove what `make` made in this folder (the cache of built binaries st
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	  /^[a-z%-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-
-# An environment of another Python than the one asked for with PYTHON=... is made again.
-minor = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
-ifneq ($(origin PYTHON),file)
-ifneq ($(call minor,$(PYTHON)),$(call minor,$(BIN)/python))
-  .PHONY: $(VENV)/ready
-endif
-endif
 
 # The virtual environment, made again whenever the locks or the package's own list change.
 $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml

@@ -2,6 +2,8 @@
 
 It finds interpreters on PATH and among those of pyenv, gives each a virtual environment of its own
 (`.venv-3.12`), runs one after the other, and reports missing ones. It needs only the standard library.
+
+`pythons.py python3.12` prints where that Python is; nothing if it is not found.
 """
 
 # ruff: noqa: T201, TID251 - a script, outside the pure packages
@@ -39,7 +41,11 @@ class Outcome(NamedTuple):
         return f"  {self.version}  {verdict} in {self.took_s:.0f} s, {self.python}"
 
 
-def main() -> int:
+def main(*names: str) -> int:
+    if names:
+        for found in filter(None, (find(name.removeprefix("python"), os.environ) for name in names)):
+            print(found)
+        return 0
     outcomes = [run(version, find(version, os.environ)) for version in (*PROMISED, *TRIED)]
     print(report(outcomes))
     return exit_code(outcomes)
@@ -102,4 +108,4 @@ def _is_usable(path: Path, version: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -214,3 +214,15 @@ def test_broken_venv_is_rebuilt(venv: Path, tmp_path: Path) -> None:
     (venv / "bin" / "python").unlink()
     other = interpreter(tmp_path, "3.12")
     assert f"{other} -m venv --clear {venv}" in venv_plan(venv, f"PYTHON={other}")
+
+
+def test_python_behind_a_disabled_pyenv_shim_is_found(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim = interpreter(tmp_path / "shims", "3.97")
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.with_name("python3").symlink_to(sys.executable)  # pyenv's own would look into the fake root, too
+    real = interpreter(tmp_path / "pyenv/versions/3.97.1/bin", "3.97")
+    monkeypatch.setenv("PATH", f"{shim.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert f"{real} -m venv --clear {venv}" in venv_plan(venv, "PYTHON=python3.97")
