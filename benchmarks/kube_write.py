@@ -25,14 +25,14 @@ from gpu_orchestrator.adapters.kube import pods
 from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.transport.base import HttpTransport
-from gpu_orchestrator.adapters.kube.transport.codec import metadata_only
+from gpu_orchestrator.adapters.kube.transport.codec import ignore_answer
 from gpu_orchestrator.adapters.kube.transport.pooled import PooledTransport
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import Json
 
 NAMESPACE = "default"
 ACCOUNT = "writer"
-BLIND_PODS = metadata_only(PODS)
+BLIND_PODS = ignore_answer(PODS)
 
 
 @dataclass(frozen=True, slots=True)

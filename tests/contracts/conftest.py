@@ -44,5 +44,5 @@ async def store(new_store: NewStore) -> Store:
 @pytest.fixture
 def news(store: Store) -> list[NewsItem]:
     items: list[NewsItem] = []
-    store.fenced.attach(items.extend)
+    store.fenced.attach(items.extend, lambda: None)
     return items

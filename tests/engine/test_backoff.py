@@ -1,4 +1,4 @@
-"""The curves of all who retry: delays without jitter, and what jitter takes away."""
+"""The curve of every retry: delays without jitter, and what jitter takes away."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""In which order the engine tries requests, and how long they rest."""
+"""In which order the engine tries requests."""
 
 import pytest
 

@@ -20,10 +20,11 @@ class BackgroundTasks:
         task.add_done_callback(self._running.discard)
 
     async def finish(self) -> None:
-        """Wait for all tasks, including those that start meanwhile. Cancel them if the wait is cancelled."""
+        """Wait for all tasks, including those that start meanwhile. If the wait is cancelled, cancel them and
+        wait for their end. What they raise is dropped: the work itself reports its failures."""
         try:
             while self._running:
-                await asyncio.wait(set(self._running))
+                await asyncio.gather(*self._running, return_exceptions=True)
         finally:
             self.cancel()
 

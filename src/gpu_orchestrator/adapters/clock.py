@@ -6,7 +6,8 @@ import time
 def elapsed_s() -> float:
     """Return the seconds since an arbitrary start, including time while the machine was suspended.
 
-    A lease runs on while its holder's machine sleeps, but `time.monotonic` does not count that time.
+    All processes of a machine share that start, so a deadline may be sent from one to another. A lease
+    runs on while its holder's machine sleeps, but `time.monotonic` does not count that time.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)

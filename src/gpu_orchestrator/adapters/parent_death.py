@@ -12,8 +12,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with_parent(parent: int, number: Signals) -> None:
-    """Have the kernel send `number` to this process when its parent ends. If `parent` has ended already, the
-    signal would never come: exit at once."""
-    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent:
+    """Have the kernel send `number` to this process when its parent ends. If the kernel refuses, or
+    `parent` has ended already, the signal would never come: exit at once."""
+    if _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) or os.getppid() != parent:
         os._exit(1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 from urllib.parse import quote
 
 import msgspec
@@ -19,8 +19,10 @@ from msgspec import Meta, inspect
 from gpu_orchestrator.api.rates import by_route
 
 SHORTEST_KEY = 32
-FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-"""Words that people write for true and false, besides those that msgspec knows."""
+FLAGS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
 
 File = Annotated[str, Meta(description="a file that can be read")]
 Folder = Annotated[str, Meta(description="a folder that can be written")]
@@ -68,9 +70,7 @@ class Settings:
     redis_password: str = _secret()
     redis_password_file: File = ""
     durability: Literal["normal", "strict"] = "normal"
-    data_dir: Annotated[str, Meta(description="a folder that can be written")] = (
-        "~/.local/share/gpu-orchestrator"
-    )
+    data_dir: Folder = str(Path("~/.local/share/gpu-orchestrator").expanduser())
     max_workers: Annotated[int, Meta(ge=1, le=10_000)] = 10
     task_timeout: Annotated[float, Meta(ge=1, le=604_800)] = 300
     task_soft_time_limit: UpToAWeek = 270
@@ -110,9 +110,6 @@ class Settings:
     log_file: Annotated[str, Meta(description="a file that can be written")] = ""
     log_file_mb: Annotated[float, Meta(ge=0.001, le=100_000)] = 50
     log_files_kept: Annotated[int, Meta(ge=0, le=1000)] = 5
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "data_dir", str(Path(self.data_dir).expanduser()))
 
     @property
     def external_store(self) -> str:
@@ -155,15 +152,23 @@ CHECKS: dict[str, Callable[[str], object]] = {
 def _converted(name: str, text: str) -> Any:
     if name in CHECKS:
         CHECKS[name](text)
-    kind, value = TYPES[name], text
-    if kind is Origins:
-        return msgspec.convert([each.strip() for each in text.split(",") if each.strip()], kind)
-    if kind is bool:
-        value = FLAGS.get(text.strip().lower(), text)
-    try:
-        return msgspec.convert(value, kind)  # a text, as it was written
-    except msgspec.ValidationError:
-        return msgspec.convert(value.strip(), kind, strict=False)
+    if name == "data_dir":
+        return str(Path(text).expanduser())
+    return msgspec.convert(_value(inspect.type_info(TYPES[name]), text), TYPES[name])
+
+
+def _value(kind: inspect.Type, text: str) -> Any:
+    """Return the text as a value; msgspec then checks its range or choice."""
+    match kind:
+        case inspect.IntType():
+            return int(text)
+        case inspect.FloatType():
+            return float(text)
+        case inspect.BoolType():
+            return FLAGS.get(text.lower())
+        case inspect.Metadata(type=inspect.VarTupleType()):
+            return tuple(each.strip() for each in text.split(",") if each.strip())
+    return text
 
 
 def _allowed(kind: Any) -> str:
@@ -174,8 +179,8 @@ def _allowed(kind: Any) -> str:
             return f"a number from {least:g} to {most:g}"
         case inspect.BoolType():
             return "true or false"
-        case inspect.LiteralType(values=values):
-            return " or ".join(str(each) for each in values)
+        case inspect.LiteralType():
+            return " or ".join(get_args(kind))
         case inspect.Metadata(extra_json_schema={"description": text}):
             return str(text)
     return "any text"

@@ -143,8 +143,8 @@ def holders(lease: Lease) -> tuple[Holder, ...]:
 
 
 def fits(known: Iterable[Holder], new: Holder, memory_mib: int) -> bool:
-    """Return True if one more holder can share the device. If its size is not known, memory is not
-    checked."""
+    """Return True if one more holder can share the device. Memory is checked only if the new
+    holder asks for some; on a device of unknown size, such a holder is refused."""
     all_of = [*known, new]
     share, memory = sum(each.share for each in all_of), sum(each.memory_mib for each in all_of)
     return share <= WHOLE and (memory <= memory_mib or not new.memory_mib)

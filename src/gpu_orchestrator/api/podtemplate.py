@@ -52,7 +52,7 @@ class TemplateMeta(Wire, frozen=True, gc=False):
 
 class PodTemplate(Wire, frozen=True, gc=False):
     """What runs: image, command, env, volumes and so on, beneath the fields that we set ourselves. Without a
-    template a placeholder runs that prints the devices it got."""
+    template a placeholder runs that prints its model, GPU count and host."""
 
     metadata: Annotated[TemplateMeta, about(TemplateMeta.__doc__ or "", preserve_unknown_fields=True)] = (
         TemplateMeta()

@@ -88,9 +88,8 @@ def counted_node(seen: WireNode) -> Node:
 def _devices(seen: WireNode) -> dict[str, Any]:
     resource, labels = gpu_resource(seen), seen.metadata.labels
     count, entry = _count(seen, resource), device_entry(seen)
-    if (
-        entry is None or not entry.can_be_counted
-    ):  # the count is known, so only model, memory and links are not
+    # Without an entry the count is known all the same; model, memory and links are not.
+    if entry is None or not entry.can_be_counted:
         entry = DeviceEntry()
     island_of = entry.island_of
     devices = [

@@ -191,8 +191,8 @@ def _begin(scope: keys.Scope, configured: str, remembered: str, kept: Mapping[st
 
 
 def _client(chosen: Settings, url: str, secrets: Secrets) -> dict[str, str]:
-    """Return what clients on this machine need. They trust the server's own certificate, and any
-    signer of it."""
+    """Return what clients on this machine need. They trust exactly the server's own certificate
+    file, no matter which CA signed it."""
     ca = str(Path(chosen.ssl_cert_path).absolute()) if chosen.ssl_cert_path else ""
     return {"url": url, "key": secrets.api_key, "ca": ca}
 

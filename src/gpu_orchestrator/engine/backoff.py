@@ -13,7 +13,7 @@ MOST_DOUBLINGS = 64
 
 
 def delay_s(doublings: int, *, base_s: float, cap_s: float) -> float:
-    """Double `base_s` so often, up to `cap_s`. A negative number of doublings counts as 0."""
+    """Double `base_s` this many times, up to `cap_s`. A negative number of doublings counts as 0."""
     return min(base_s * float(2 ** min(max(doublings, 0), MOST_DOUBLINGS)), cap_s)
 
 

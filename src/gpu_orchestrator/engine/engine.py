@@ -95,9 +95,8 @@ class Engine:
         for event in batch:
             try:
                 self._take_in(event, now, actions)
-            except (
-                Exception
-            ) as error:  # `policy_of` may be a plugin: what it raises concerns this request alone
+            # `policy_of` may be a plugin: what it raises concerns this request alone.
+            except Exception as error:
                 if isinstance(event, RequestAdded):
                     actions.append(Refuse(event.request, self._broken(error)))
                 else:

@@ -1,8 +1,8 @@
 """What each flow has had, what it holds now, and how much it may hold at once.
 
 Start-time fair queueing: the more a flow was given, the later its next turn, on one scale for all flows.
-Starting costs a little and holding costs as time passes, so flows share devices rather than starts; both
-count only while other flows wait, because devices that no other flow wants are free. Kept by the engine;
+Starting costs a little and holding costs as time passes, so flows share devices rather than starts. Holding
+counts only while other flows wait, because devices that no other flow wants are free. Kept by the engine;
 queues ask it which flow is next.
 """
 

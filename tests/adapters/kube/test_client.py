@@ -10,7 +10,7 @@ from gpu_orchestrator.adapters.kube import errors, pods
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import LostAnswer, Unreachable
 from gpu_orchestrator.adapters.kube.transport.base import Answer, Request
-from gpu_orchestrator.adapters.kube.transport.codec import MetadataOnly, metadata_only
+from gpu_orchestrator.adapters.kube.transport.codec import MetadataOnly, ignore_answer
 from tests.support.kube_objects import CONFIG_MAPS, config_map
 from tests.support.scripted_transport import Line, Scripted, answer, refusal
 
@@ -214,9 +214,9 @@ async def test_unsafe_object_name_is_refused(name: str) -> None:
     assert not transport.requests
 
 
-async def test_metadata_only_answers_are_not_decoded() -> None:
+async def test_ignore_answer_answers_are_not_decoded() -> None:
     speaker, _ = client(Answer(200, b"not json"))
-    assert await speaker.create(metadata_only(CONFIG_MAPS), config_map()) == MetadataOnly()
+    assert await speaker.create(ignore_answer(CONFIG_MAPS), config_map()) == MetadataOnly()
 
 
 async def test_answer_that_does_not_fit_its_type_raises() -> None:

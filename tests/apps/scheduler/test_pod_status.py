@@ -85,3 +85,14 @@ async def test_refused_write_does_not_change_the_known_version() -> None:
     with pytest.raises(Conflict):
         await scene.writer.bump_version(scene.pod, "does not fit")
     assert await scene.version() == known
+
+
+async def test_answer_for_a_pod_that_is_gone_is_not_kept() -> None:
+    """Its deletion was shown before the answer came, so nothing would ever drop it."""
+    scene = Scene()
+    writing = asyncio.create_task(scene.writer.bump_version(scene.pod, "does not fit"))
+    await asyncio.sleep(0.5)
+    for change in scene.known.drop("default/p"):
+        scene.written.observe(*change)
+    await writing
+    assert scene.written.get("default/p") is None

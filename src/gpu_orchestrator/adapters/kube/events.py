@@ -23,7 +23,7 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
-from gpu_orchestrator.adapters.kube.transport.codec import metadata_only
+from gpu_orchestrator.adapters.kube.transport.codec import ignore_answer
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import EVENTS
 from gpu_orchestrator.api.wire import Json, Object, Resource
@@ -40,7 +40,7 @@ FORGET_S = 600.0
 WRITERS = 8
 MAX_NOTE = 1024
 
-_EVENTS = metadata_only(EVENTS)
+_EVENTS = ignore_answer(EVENTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Accepted(Item, frozen=True):
 
     id: str
     created_ms: int
-    fresh: int = 1
+    fresh: int
 
 
 class KeyConflict(Item, frozen=True):

@@ -61,7 +61,7 @@ class Workers:
         return await self._fenced.write(_REMOVE_WORKERS, self.keep_ms, 1, departures)
 
     async def leave(self, departures: Sequence[Departure]) -> tuple[bool, ...]:
-        """Remove workers that left on their own; their attempts go back to the queue at once."""
+        """Remove workers that left or were removed; their attempts go back to the queue at once."""
         return await self._fenced.write(_REMOVE_WORKERS, self.keep_ms, 0, departures)
 
     async def control(

@@ -37,9 +37,9 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/batching            collects items while a call to the store is in flight
 
   dispatch/leader           leader election; the leader has a dispatcher and expires dead workers
-  dispatch/dispatcher       feeds the engine, and assigns tasks to workers in batches
+  dispatch/dispatcher       feeds the engine, and stores its assignments in batches
   dispatch/task_table       the tasks that the leader tracks: all that have not ended
-  dispatch/assignment       stores an assignment and sends it to the worker
+  dispatch/assignment       what to store for an assignment, and what to send to the worker
   dispatch/reaper           whose lease has expired, and whether to believe it
   dispatch/maintenance      the leader's chores: delete old tasks, record the history
 

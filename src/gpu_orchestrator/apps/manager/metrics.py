@@ -43,7 +43,9 @@ class Metrics:
             "stale_results", "Results dropped: the attempt was no longer current", registry=self.registry
         )
         self.redelivered = Counter(
-            "redeliveries", "Tasks queued again after a failed attempt", registry=self.registry
+            "redeliveries",
+            "Tasks queued again after an attempt that did not finish them",
+            registry=self.registry,
         )
         self.expired = Counter(
             "lease_expirations",

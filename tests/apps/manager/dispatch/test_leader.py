@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.adapters.store.records import ElectionResult, Gone, NewsItem, Registration
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey.database import Database
@@ -53,6 +54,29 @@ async def test_unreachable_store_is_polled_with_pauses(monkeypatch: pytest.Monke
         async with asyncio.timeout(10 * STORE_PAUSE_S):
             await leader_of(store).run()
     assert 5 <= calls <= 11
+
+
+async def test_lost_answer_to_a_leaders_write_ends_its_term(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The write may have been made, and its news is lost: what the leader knows may be wrong."""
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="one") as store:
+        leader = leader_of(store)
+        running = asyncio.ensure_future(leader.run())
+        while not leader.leads:  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(0.01)
+
+        async def lost(*_: object) -> None:
+            raise Unreachable("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.database, "call", lost)
+            with pytest.raises(Unreachable):
+                await store.tasks.finish([])
+            assert store.fenced.fence == 0
+            assert leader.dispatcher is None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_invalidation_while_reading_news_is_not_an_error(

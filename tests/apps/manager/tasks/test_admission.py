@@ -27,7 +27,7 @@ class Counter:
         await asyncio.sleep(0)
         await self.may_answer.wait()
         return [
-            FULL if full[number - 1] else Accepted(task.id, 1)
+            FULL if full[number - 1] else Accepted(task.id, 1, 1)
             for task, number in zip(tasks, unit_of, strict=True)
         ]
 
@@ -39,7 +39,7 @@ def tasks(owner: str, count: int, level: int = 1) -> list[NewTask]:
 async def test_large_request_goes_in_parts_and_is_judged_once() -> None:
     store = Counter(room=2000)
     taken = await Admission(store).put(tasks("ann", 1200), Unit("ann", 5000, 9, 7))
-    assert taken == [Accepted(f"ann{number}", 1) for number in range(1200)]
+    assert taken == [Accepted(f"ann{number}", 1, 1) for number in range(1200)]
     (first, (one,)), (second, (two,)), (third, (three,)) = store.calls
     assert [len(first), len(second), len(third)] == [500, 500, 200]
     assert one == Unit("ann", 5000, 9, 7, (0, 1200, 0, 0))
@@ -63,7 +63,7 @@ async def test_single_task_does_not_wait_for_thousands_of_another_owner() -> Non
     one = asyncio.ensure_future(admission.put(tasks("bob", 1, level=3), Unit("bob", 0, 0, 0)))
     await asyncio.sleep(0)  # bob's request arrives while the store still works on ann's first part
     store.may_answer.set()
-    assert await asyncio.wait_for(one, 5.0) == [Accepted("bob0", 1)]
+    assert await asyncio.wait_for(one, 5.0) == [Accepted("bob0", 1, 1)]
     assert not many.done()
     assert "bob0" in store.calls[1][0]
     assert len(await many) == 3000
@@ -83,4 +83,5 @@ async def test_refusal_is_repeated_for_a_moment_without_calling_the_store() -> N
     assert len(store.calls) == 5, "another owner, and a key without a limit"
     clock[0] += 1.0
     store.room = 9
-    assert await admission.put(tasks("ann", 3), may) == [Accepted(f"ann{number}", 1) for number in range(3)]
+    taken = await admission.put(tasks("ann", 3), may)
+    assert taken == [Accepted(f"ann{number}", 1, 1) for number in range(3)]

@@ -1,4 +1,4 @@
-"""Let equal strings of different objects share one string: a store of pods needs a third of the memory.
+"""Let equal strings of different objects share one string: a store of pods shrinks by a third or more.
 
 The decoder makes a new string for each `"Running"` and `"node.kubernetes.io/not-ready"`. `Watch` calls
 `intern_strings` on each object before it stores it. Name, UID and version are left out: they differ anyway.

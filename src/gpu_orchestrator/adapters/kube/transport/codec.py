@@ -17,13 +17,14 @@ Body = msgspec.Struct | Mapping[str, Any]
 
 
 class MetadataOnly(Wire, frozen=True, gc=False):
-    """An object of which only the metadata is decoded; see `metadata_only` and `metadata`."""
+    """An object of which only the metadata is decoded (`metadata`), or nothing at all (`ignore_answer`)."""
 
     metadata: ObjectMeta = ObjectMeta()
 
 
-def metadata_only(resource: Resource[Any]) -> Resource[MetadataOnly]:
-    """Return the resource with its answers left undecoded, for frequent writes that ignore the answer."""
+def ignore_answer(resource: Resource[Any]) -> Resource[MetadataOnly]:
+    """Return the resource with its answers left undecoded and empty, for frequent writes that ignore them.
+    Such an answer has no name: do not keep it."""
     return replace(resource, type=MetadataOnly)
 
 

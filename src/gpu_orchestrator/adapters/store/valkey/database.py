@@ -150,8 +150,8 @@ class Database:
             await client.close()
 
     async def room(self, wanted: int = 0) -> Room:
-        """Return used and usable memory. `wanted` bytes, if set, lower the limit; the server's own maxmemory
-        always applies."""
+        """Return used and usable memory. `wanted` bytes, if set, are the limit, but never above our share of
+        the server's maxmemory."""
         info = _info(await self._execute("INFO", "memory"))
         limit, machine = int(info.get("maxmemory", 0)), int(info.get("total_system_memory", 0))
         most = int(limit * SHARE_OF_LIMIT) or wanted or int(machine * SHARE_OF_MACHINE)

@@ -30,7 +30,7 @@ class FencedDatabase:
         self._on_lost_answer: Callable[[], None] = _nothing
 
     def attach(
-        self, on_news: Callable[[tuple[NewsItem, ...]], None], on_lost_answer: Callable[[], None] = _nothing
+        self, on_news: Callable[[tuple[NewsItem, ...]], None], on_lost_answer: Callable[[], None]
     ) -> None:
         """While this process leads, call `on_news` with the news of its writes, and `on_lost_answer` when an
         answer, and perhaps news with it, was lost."""

@@ -117,7 +117,8 @@ class Leader:
             self._wake.clear()
 
     async def _back_off(self) -> None:
-        """Invalidate the term, then back off uninterruptibly so a store outage cannot become a busy loop."""
+        """Invalidate the term, then back off. `wake` does not end that pause, so a store outage cannot
+        become a busy loop."""
         self._invalidate()
         await asyncio.sleep(STORE_PAUSE_S)
 
@@ -129,9 +130,8 @@ class Leader:
         if not leading.fence:
             return self._drop_dispatcher()
         if self.dispatcher is None or leading.fence != fence:
-            await self._begin_term(
-                leading
-            )  # extends leases, so those in `leading` no longer count as expired
+            # This extends leases, so those in `leading` no longer count as expired.
+            await self._begin_term(leading)
         else:
             await self._read_news()
             await self._reap(leading)

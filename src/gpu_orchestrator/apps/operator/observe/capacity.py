@@ -88,15 +88,14 @@ class Capacity:
             self._asker[chosen.key] = asker
             self._feed(RequestAdded(chosen, since), asking=asker)
         else:
-            self._feed(
-                Tick(), asking=asker
-            )  # it may back off after its policy raised, and only a tick ends that
+            # It may back off after its policy raised, and no timer is set for that here.
+            self._feed(Tick(), asking=asker)
         if mine.given:
             return self._given(mine.given)
         return self.engine.why(chosen.key) or self._unanswered()
 
     def _unanswered(self) -> Refusal:
-        """Refuse without reasons: the engine still holds something under this key, or the policy raised."""
+        """Refuse with one reason: the engine still holds something under this key, or the policy raised."""
         nodes = len(self.engine.cluster)
         return Refusal(nodes, (("were not asked: its former place is still held", nodes),))
 

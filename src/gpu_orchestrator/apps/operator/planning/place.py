@@ -49,7 +49,7 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
 def _no_gangs(workload: GPUWorkload) -> str:
     asked = workload.spec.replicas
     return (
-        f"spec.replicas is {asked}, but gangs are not supported yet; "
+        f"spec.replicas is {asked}: that starts whole or not at all, and such gangs are not supported yet; "
         f"create {asked} workloads with replicas 1 if each may start by itself"
     )
 

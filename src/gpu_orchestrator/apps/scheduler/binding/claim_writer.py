@@ -14,13 +14,13 @@ from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, NotFound
-from gpu_orchestrator.adapters.kube.transport.codec import metadata_only
+from gpu_orchestrator.adapters.kube.transport.codec import ignore_answer
 from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import Json, Resource
 
-_CLAIMS: Resource[Any] = metadata_only(GPU_CLAIMS)
+_CLAIMS: Resource[Any] = ignore_answer(GPU_CLAIMS)
 
 
 @dataclass(frozen=True, slots=True)

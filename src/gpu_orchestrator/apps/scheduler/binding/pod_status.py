@@ -13,7 +13,7 @@ from gpu_orchestrator.adapters.kube.client import Client, Patch
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import PODS, Pod
-from gpu_orchestrator.api.wire import Json
+from gpu_orchestrator.api.wire import Json, key
 
 SCHEDULED = "PodScheduled"
 UNSCHEDULABLE = "Unschedulable"
@@ -48,7 +48,9 @@ class PodStatusWriter:
         finally:
             if self._writing.get(meta.uid) is writing:
                 del self._writing[meta.uid]
-        self._written.keep(written)
+        seen = self._written.get(key(pod))
+        if seen is not None and seen.metadata.uid == meta.uid:  # else it is gone, and nothing would drop it
+            self._written.keep(written)
         return written
 
     async def latest(self, pod: Pod) -> Pod:

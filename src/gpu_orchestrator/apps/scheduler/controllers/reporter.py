@@ -1,8 +1,8 @@
 """Write events and the PodScheduled condition. A claim's status is written by `controllers/claims`.
 
-The executor reports here. A few writers send the reports later, so that no bind waits for a report about
-another pod. A reason is written again only if it has changed: ten thousand pods that do not fit cost ten
-thousand writes, not ten thousand a second.
+The executor and the sweep report here. A few writers send the reports later, so that no bind waits for a
+report about another pod. A reason is written again only if it has changed: ten thousand pods that do not fit
+cost ten thousand writes, not ten thousand a second.
 """
 
 from collections.abc import Callable
