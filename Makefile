@@ -16,13 +16,13 @@ ARGS    ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 # With PYTHON=python3.12, a pyenv shim may name a Python that is installed but not switched on: take the interpreter
-# itself. An environment of another Python than the one asked for is made again.
+# itself. An environment of another Python than the one asked for is made again; if none is found, its recipe fails.
 minor = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 ifneq ($(origin PYTHON),file)
 ifeq ($(call minor,$(PYTHON)),)
   override PYTHON := $(or $(shell python3 scripts/pythons.py $(PYTHON)),$(PYTHON))
 endif
-ifneq ($(call minor,$(PYTHON)),$(call minor,$(BIN)/python))
+ifneq ($(or $(call minor,$(PYTHON)),not found),$(call minor,$(BIN)/python))
   .PHONY: $(VENV)/ready
 endif
 endif

@@ -1,7 +1,7 @@
 """What every test may use: a real control plane, the scale of a scenario, and which tier a test belongs to.
 
-A test that asks for a fixture backed by real servers is marked `real` by itself, so `make test-fast`
-leaves it out and nobody has to remember the mark.
+A test that uses a fixture of the control plane (`REAL_FIXTURES`) is marked `real` by itself, so that
+`make test-fast` leaves it out. A test that starts other servers or processes needs the mark in its file.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("accept", deadline=None, print_blob=True)
     settings.load_profile(config.getoption("--scale"))
     if folder := config.getoption("--ledger"):
-        config.pluginmanager.register(Ledger(folder, config.rootpath), "ledger")
+        config.pluginmanager.register(Ledger(folder, config), "ledger")
     config.pluginmanager.register(Summary(), "summary")
     if worker := side_by_side.worker():
         share_ports(worker.number, worker.of)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.cluster import free_port
 from tests.cli.test_server import lines_until
 from tests.support.paths import ROOT
 
@@ -21,10 +22,19 @@ BLOCKS = re.findall(
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
+def port() -> int:
+    """A port of the test's own: the default one may be taken by a `make run` in another terminal."""
+    return free_port()
+
+
+@pytest.fixture
+def home(tmp_path: Path, port: int) -> Iterator[Path]:
     """Run the command of `make run` in its own home folder, and return the folder."""
     target = (ROOT / "Makefile").read_text().split("\nrun:")[1].split("\n")[1]
-    words = target.strip().removeprefix("@").replace("$(BIN)/", "").replace("$(ARGS)", "").split()
+    assert "$(ARGS)" in target
+    words = (
+        target.strip().removeprefix("@").replace("$(BIN)/", "").replace("$(ARGS)", f"--port {port}").split()
+    )
     command = [str(Path(sys.executable).parent / words[0]), *words[1:]]
     with subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -42,9 +52,9 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, "HOME": str(home)}
 
 
-def test_every_marked_block_works_as_written(home: Path) -> None:
+def test_every_marked_block_works_as_written(home: Path, port: int) -> None:
     assert len(BLOCKS) == 3
-    script = "set -euo pipefail\n" + "\necho; echo ==next==\n".join(BLOCKS)
+    script = "set -euo pipefail\n" + "\necho; echo ==next==\n".join(BLOCKS).replace(":8000/", f":{port}/")
     done = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, env=environment(home), capture_output=True, text=True, timeout=120
     )

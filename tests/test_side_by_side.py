@@ -73,6 +73,18 @@ def test_a_lost_worker_costs_only_the_test_it_ran(finished: int) -> None:
     assert sorted([*lost.ran, crashed, *other.ran]) == sorted(LIGHT)
 
 
+def test_a_worker_is_lost_while_another_one_collects() -> None:
+    lost, late = Node(), Node()
+    groups = start([lost], LIGHT)
+    groups.add_node(late)
+    crashed = LIGHT[lost.given[0]]
+    assert groups.remove_node(lost) == crashed
+    groups.add_node_collection(late, LIGHT)
+    groups.schedule()
+    run(groups, LIGHT, late)
+    assert sorted([crashed, *late.ran]) == sorted(LIGHT)
+
+
 def test_heavy_files_and_the_folder_of_scenarios_exist(pytestconfig: pytest.Config) -> None:
     for path in (*HEAVY, side_by_side.FIRST):
         assert (pytestconfig.rootpath / path).exists(), path

@@ -21,12 +21,15 @@ PYTHON = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.
 
 FILE = re.compile(r"`([\w./-]+\.(?:py|lua))`")
 NAME = re.compile(r"`([a-z_][a-z0-9_]*)`")
+MAPPED = re.compile(r"^  ([\w/]+)  +\S", re.MULTILINE)
+LUA_COMMENT = re.compile(r"""(?:[^'"-]|'[^']*'|"[^"]*"|-(?!-))*--\s*(.*)""")
+MAKE_COMMENT = re.compile(r"(?:|[a-z%-]+:.*#)#@?\s*(.*)")
 
 ODD = {
     r"\b[Ww]hoever\b": "name the actor: the caller, the worker, the pod",
     r"\banew\b": "say 'again'",
     r"\b[Ss]o (many|long|much) (of|as|must|may|wait|are|is)\b": "say 'at most', 'how long'",
-    r"\b(is|are|was) no (?!longer|more|matter|need|way|such)[a-z]": "say 'is not a …'",
+    r"(?<!here )\b(is|are|was) no (?!longer|more|matter|need|way|such)[a-z]": "say 'is not a …'",
     r"\bfor ever\b": "say 'forever'",
     r"\b(parted? from|parts from|parting from)\b": "say 'disconnect'",
     r"(?<![\w.])(he|his|him|himself)\b": "say 'they', or name the client",
@@ -54,7 +57,16 @@ class Text:
 def texts() -> tuple[Text, ...]:
     """Return every page, docstring and comment, but those of this file, which quotes what is odd."""
     pages = [Text(path, 1, path.read_text()) for path in DOCS]
-    return (*pages, *(each for path in PYTHON if path != Path(__file__) for each in _in_code(path)))
+    code = [each for path in PYTHON if path != Path(__file__) for each in _in_code(path)]
+    lua = [each for path in SRC.rglob("*.lua") for each in _in_lines(path, LUA_COMMENT)]
+    return (*pages, *code, *lua, *_in_lines(ROOT / "Makefile", MAKE_COMMENT))
+
+
+def _in_lines(path: Path, comment: re.Pattern[str]) -> Iterator[Text]:
+    """Return the comment of each line that has one."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if found := comment.match(line):
+            yield Text(path, number, found.group(1))
 
 
 def _in_code(path: Path) -> Iterator[Text]:
@@ -85,11 +97,11 @@ def known_words() -> frozenset[str]:
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda path: path.name)
-def test_map_of_an_app_lists_all_its_modules(app: Path) -> None:
-    listed = ast.get_docstring(ast.parse((app / "__init__.py").read_text())) or ""
-    modules = {path.stem for path in app.rglob("*.py") if path.stem != "__init__"}
-    missing = modules - set(re.findall(r"\w+", listed))
-    assert not missing, f"add these modules to the map in {app.name}/__init__.py"
+def test_map_of_an_app_lists_exactly_its_modules(app: Path) -> None:
+    text = ast.get_docstring(ast.parse((app / "__init__.py").read_text())) or ""
+    paths = (path.relative_to(app).with_suffix("") for path in app.rglob("*.py"))
+    modules = {str(path) for path in paths if path.name != "__init__"}
+    assert set(MAPPED.findall(text)) == modules, f"bring the map in {app.name}/__init__.py up to date"
 
 
 def test_files_named_in_text_exist() -> None:

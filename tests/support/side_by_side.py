@@ -59,7 +59,8 @@ class Groups(LoadScopeScheduling):
         work[group][lost] = True
         self.workqueue.update({group: tests for group, tests in work.items() if not all(tests.values())})
         for other in self.assigned_work:
-            self._reschedule(other)
+            if other in self.registered_collections:  # else it still collects, and gets work afterwards
+                self._reschedule(other)
         return lost
 
 
