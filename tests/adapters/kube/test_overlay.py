@@ -75,19 +75,6 @@ def test_write_older_than_the_watch_is_not_kept() -> None:
     assert found.metadata.resource_version == "9"
 
 
-def test_newest_prefers_our_write_only_while_it_is_newer() -> None:
-    watched = Watched()
-    watched.overlay.keep(at("8"))
-    assert watched.overlay.newest(at("5")) == at("8")
-    assert watched.overlay.newest(at("9")) == at("9")
-
-
-def test_newest_ignores_our_write_to_another_object_of_the_same_name() -> None:
-    watched = Watched()
-    watched.overlay.keep(at("8"))
-    assert watched.overlay.newest(at("6", uid="later")) == at("6", uid="later")
-
-
 def test_forgotten_write_is_not_returned() -> None:
     watched = Watched()
     watched.show(at("5"))

@@ -8,12 +8,10 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict
-from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.transport.base import Answer, Request, Stream
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
-from tests.support.scheduler_harness import Shown
 from tests.support.scheduler_objects import pod
 
 pytestmark = pytest.mark.looptime
@@ -46,8 +44,7 @@ class Scene:
         self.pod, self.known = pod("p", gpus=1), Store[Pod]()
         self.known.put(self.pod)
         self.server = PodServer(self.pod.metadata.resource_version)
-        self.written = Overlay(Shown(self.known))
-        self.writer = PodStatusWriter(Client(self.server), self.written)
+        self.writer = PodStatusWriter(Client(self.server), self.known)
 
     async def version(self) -> str:
         return (await self.writer.latest(self.pod)).metadata.resource_version
@@ -56,7 +53,7 @@ class Scene:
         """Let the watch show the pod at this version."""
         seen = pod("p", gpus=1, meta={"resourceVersion": version})
         for change in self.known.put(seen):
-            self.written.observe(*change)
+            self.writer.on_pod(*change)
         self.pod = seen
 
 
@@ -87,12 +84,37 @@ async def test_refused_write_does_not_change_the_known_version() -> None:
     assert await scene.version() == known
 
 
-async def test_answer_for_a_pod_that_is_gone_is_not_kept() -> None:
-    """Its deletion was shown before the answer came, so nothing would ever drop it."""
+async def test_bind_decided_before_our_write_succeeds_after_the_watch_showed_it() -> None:
+    """The watch may be faster than the answer; the bind still has the pod of before."""
     scene = Scene()
+    decided_for = scene.pod
     writing = asyncio.create_task(scene.writer.bump_version(scene.pod, "does not fit"))
     await asyncio.sleep(0.5)
-    for change in scene.known.drop("default/p"):
-        scene.written.observe(*change)
+    scene.show(str(int(scene.server.version) + 10_000))
     await writing
-    assert scene.written.get("default/p") is None
+    latest = await scene.writer.latest(decided_for)
+    assert latest.metadata.resource_version == scene.server.version
+    assert latest.metadata.uid == decided_for.metadata.uid
+
+
+async def test_write_of_others_is_not_taken_for_ours() -> None:
+    """Such as that of a new leader, which moves the version so that our late bind fails."""
+    scene = Scene()
+    decided_for = scene.pod
+    scene.show("7")
+    scene.server.version = "7"
+    await scene.writer.bump_version(scene.pod, "does not fit")
+    assert await scene.writer.latest(decided_for) == decided_for
+
+
+@pytest.mark.parametrize("end", ["gone before the answer", "gone after it", "bound"])
+async def test_writes_to_a_pod_that_is_bound_or_gone_are_forgotten(end: str) -> None:
+    scene = Scene()
+    writing = asyncio.create_task(scene.writer.bump_version(scene.pod, "does not fit"))
+    await asyncio.sleep(0.5 if end == "gone before the answer" else 2)
+    bound = pod("p", node="n", gpus=1, meta={"resourceVersion": "99999"})
+    changes = scene.known.put(bound) if end == "bound" else scene.known.drop("default/p")
+    for change in changes:
+        scene.writer.on_pod(*change)
+    await writing
+    assert scene.writer._moved == {}

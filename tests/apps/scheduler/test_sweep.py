@@ -53,7 +53,7 @@ class Swept:
         writer = ClaimWriter(client)
         claim_controller = ClaimController(writer, coordinator, releaser, pacer=pacer, now=lambda: "now")
         reporter = Reporter(
-            PodStatusWriter(client, Overlay(Shown(world.pods))),
+            PodStatusWriter(client, world.pods),
             Recorder(client, "test"),
             pacer,
             lambda _: None,

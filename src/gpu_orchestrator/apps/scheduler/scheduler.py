@@ -58,10 +58,10 @@ class Scheduler:
         self._settings, self._watches, self._stopped = settings, watches, asyncio.Event()
         clock, stores = asyncio.get_running_loop().time, watches.stores
         uses_leases = settings.lock == "lease"
-        self._written_pods, self._written_leases = Overlay(watches.pods), Overlay(watches.leases)
+        self._written_leases = Overlay(watches.leases)
         leases = DeviceLeases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
         used_leases = leases if uses_leases else None
-        self._pod_status = PodStatusWriter(client, self._written_pods)
+        self._pod_status = PodStatusWriter(client, stores.pods)
         claim_writer = ClaimWriter(client)
         binder = Binder(
             client,
@@ -148,7 +148,7 @@ class Scheduler:
         watches.leases.on_change(self._written_leases.observe)
         watches.leases.on_change(self._agent_liveness.on_lease)
         watches.leases.on_change(self.coordinator.lease_index.on_lease)
-        watches.pods.on_change(self._written_pods.observe)
+        watches.pods.on_change(self._pod_status.on_pod)
         watches.pods.on_change(self.coordinator.on_pod)
         watches.volumes.on_change(self.coordinator.on_volume)
         watches.volume_claims.on_change(self.coordinator.on_volume_claim)

@@ -47,13 +47,6 @@ class Overlay(Generic[T]):
         seen = {name: self._over(name, found.get(name)) for name in (*found, *names)}
         return [each for each in seen.values() if each is not None]
 
-    def newest(self, obj: T) -> T:
-        """Return our write to this object (same uid) if it is newer, else the object itself."""
-        kept = self._kept.get(key(obj))
-        if kept is None or kept.metadata.uid != obj.metadata.uid or not is_newer_object(kept, obj):
-            return obj
-        return kept
-
     def observe(self, old: T | None, new: T | None) -> None:
         """Drop our write if the watch has caught up with it. Register this with `Watch.on_change` if an
         object may never be read again after its deletion, or our write would stay."""

@@ -9,8 +9,10 @@ that our own write does not make our own bind fail.
 import asyncio
 from datetime import UTC, datetime
 
+from msgspec import structs
+
 from gpu_orchestrator.adapters.kube.client import Client, Patch
-from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
+from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import Json, key
@@ -21,11 +23,13 @@ SCHEDULER_ERROR = "SchedulerError"
 
 
 class PodStatusWriter:
-    """`written` keeps our writes until the pod watch shows them."""
+    """`shown` is the pod watch's live copy."""
 
-    def __init__(self, client: Client, written: Overlay[Pod]) -> None:
-        self._client, self._written = client, written
+    def __init__(self, client: Client, shown: Store[Pod]) -> None:
+        self._client, self._shown = client, shown
         self._writing: dict[str, asyncio.Task[Pod]] = {}
+        self._moved: dict[str, tuple[str, str]] = {}
+        """By UID: the version that our last write replaced, and the version that it left."""
 
     async def bump_version(self, pod: Pod, why: str) -> Pod:
         """Move the pod's version. Raise Conflict if the pod has changed since we read it, e.g. was bound."""
@@ -48,16 +52,26 @@ class PodStatusWriter:
         finally:
             if self._writing.get(meta.uid) is writing:
                 del self._writing[meta.uid]
-        seen = self._written.get(key(pod))
-        if seen is not None and seen.metadata.uid == meta.uid:  # else it is gone, and nothing would drop it
-            self._written.keep(written)
+        shown = self._shown.get(key(pod))
+        if shown is not None and shown.metadata.uid == meta.uid:  # else `on_pod` would never forget it
+            self._moved[meta.uid] = (meta.resource_version, written.metadata.resource_version)
         return written
 
     async def latest(self, pod: Pod) -> Pod:
-        """Return the pod as our last write left it, if the watch has not shown that yet."""
-        if writing := self._writing.get(pod.metadata.uid):
+        """Return the pod at the version that our last write left, if that write replaced this very version:
+        then no other write can be in between. It does not matter whether the watch has shown it by now."""
+        meta = pod.metadata
+        if writing := self._writing.get(meta.uid):
             await asyncio.wait({writing})
-        return self._written.newest(pod)
+        replaced, left = self._moved.get(meta.uid, ("", ""))
+        if replaced != meta.resource_version:
+            return pod
+        return structs.replace(pod, metadata=structs.replace(meta, resource_version=left))
+
+    def on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        """Forget our writes to a pod that is bound or gone."""
+        if (pod := new or old) is not None and (new is None or new.spec.node_name):
+            self._moved.pop(pod.metadata.uid, None)
 
 
 def condition(reason: str, message: str) -> Json:
