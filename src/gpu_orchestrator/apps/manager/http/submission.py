@@ -50,10 +50,10 @@ async def accept(
         await _check_idempotency_keys(manager, requests, new)
     may = manager.quotas.of_key(key)
     answers = await _submit(manager, new, key, may)
-    for answer in answers:  # the store takes a request whole or not at all
-        if isinstance(answer, NoRoom):
-            raise _no_room(manager, answer, len(answers), key, may)
-    return [_taken(request, answer) for request, answer in zip(requests, answers, strict=True)]
+    taken = [each for each in answers if isinstance(each, Accepted)]
+    if len(taken) < len(answers):
+        raise _refusal(manager, requests, answers, key, may)
+    return taken
 
 
 def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[schema.TaskAccepted]:
@@ -114,14 +114,23 @@ def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
     return Unit(key.owner, may.queued, settings.max_queued_tasks, may.gpu_seconds * 1000)
 
 
-def _taken(request: schema.TaskRequest, answer: Submitted) -> Accepted:
-    match answer:
-        case Accepted():
-            return answer
-        case KeyConflict(id=name):
-            raise _key_conflict(request, name)
-        case NoRoom():
-            raise AssertionError("`accept` has already refused a request without room")
+def _refusal(
+    manager: Manager,
+    requests: Sequence[schema.TaskRequest],
+    answers: Sequence[Submitted],
+    key: Key,
+    may: Allowance,
+) -> errors.ApiError:
+    """Return the error for a request that was not taken; the store takes it whole or not at all."""
+    for answer in answers:
+        if isinstance(answer, NoRoom):
+            return _no_room(manager, answer, len(answers), key, may)
+    request, conflict = next(
+        (request, answer)
+        for request, answer in zip(requests, answers, strict=True)
+        if isinstance(answer, KeyConflict)
+    )
+    return _key_conflict(request, conflict.id)
 
 
 def _no_room(
