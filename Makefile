@@ -61,7 +61,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-store bench-tasks bench-vram bench-watchers load
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-store bench-tasks bench-turns bench-vram bench-watchers load
 bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease,plain"]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
@@ -82,6 +82,9 @@ bench-store: $(VENV)/bench/ready ## Script calls on the store: our client beside
 
 bench-tasks: $(VENV)/bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
 	@$(BIN)/python -m benchmarks.tasks $(ARGS)
+
+bench-turns: $(VENV)/ready ## The cluster manager of another checkout beside this one, in turn [ARGS="--before ../old/src"]
+	@$(BIN)/python -m benchmarks.turns $(ARGS)
 
 bench-vram: $(VENV)/ready ## Check that reported GPU memory is right on this machine [ARGS="--simulate 1xH200:141GiB"]
 	@$(BIN)/python -m benchmarks.vram $(ARGS)

@@ -210,7 +210,7 @@ class Ours:
 async def ours(
     folder: Path, store_port: int, *, database: int = 0, command: tuple[str, ...] = COMMAND
 ) -> AsyncIterator[Ours]:
-    """Start a server with `command`, and the usual workers."""
+    """Start a server and the usual workers with `command`."""
     port, data = free_port(), folder / "data"
     address, url = f"redis://127.0.0.1:{store_port}/{database}", f"http://127.0.0.1:{port}"
     words = ("server", "--port", str(port), "--data", str(data))
@@ -219,7 +219,7 @@ async def ours(
         await _answers(f"{url}/health/ready")
         key = json.loads(await asyncio.to_thread((data / "client.json").read_text))["key"]
         for name, slots in WORKERS.items():
-            processes.append(_worker(name, slots, url, folder))
+            processes.append(_worker(command, name, slots, url, folder))
         async with (
             aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as http,
             Store(Database(address), owner="bench") as store,
@@ -237,11 +237,13 @@ async def ours(
             await asyncio.to_thread(process.wait, 20)
 
 
-def _worker(name: str, slots: int, url: str, folder: Path) -> "subprocess.Popen[bytes]":
+def _worker(
+    command: tuple[str, ...], name: str, slots: int, url: str, folder: Path
+) -> "subprocess.Popen[bytes]":
     token, gpus = folder / "data" / "worker-token", folder / f"gpus-{name}"
     what = ("--server", url, "--token-file", str(token), "--name", name)
     return _start(
-        *COMMAND, "worker", *what, "--simulate", "1", "--simulation", str(gpus),
+        *command, "worker", *what, "--simulate", "1", "--simulation", str(gpus),
         "--max-concurrent", str(slots), "--processes", "1",
     )  # fmt: skip
 

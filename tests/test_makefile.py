@@ -43,6 +43,7 @@ REAL = {
     "bench-kube-write": Toy("--pods 20 --rounds 1 --in-flight 4", {"creates_per_s", "binds_per_s"}),
     "bench-operator": Toy("--nodes 2 --workloads 4", {"scheduled_p99_s", "failover_s", "decided_anew"}),
     "bench-store": Toy("--rounds 1 --calls 20 --posts 20 --libraries ours,valkey-py", {"valkey-py"}),
+    "bench-turns": Toy("--rounds 1 --trips 3 --posts 50", {"ratio_p99", "ratio_cpu"}),
     "bench-tasks": Toy("--rounds 1 --seconds 0.1 --trips 3 --peers taskiq", {"ratio_taskiq", "p99_ms"}),
     "bench-vram": Toy("--simulate 1xH200:141GiB --seconds 0.2", {"agrees", "storm_held", "ok"}),
     "bench-watchers": Toy("--clients 3 --seconds 0.2 --tasks 3", {"kib_per_client", "lag_ms_p99"}),
