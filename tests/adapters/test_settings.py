@@ -45,8 +45,8 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"SSL_KEY_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
         ({"CORS_ORIGINS": "dashboard.example"}, "give origins such as https://dashboard.example"),
         ({"CORS_ORIGINS": "https://a.example/app"}, "give origins such as https://dashboard.example"),
-        ({"WORKER_TOKEN_FILE": "/dev/null"}, "WORKER_TOKEN_FILE=/dev/null is not allowed: it is empty"),
-        ({"API_KEY_FILE": "/nowhere"}, "API_KEY_FILE=/nowhere is not allowed: No such file"),
+        ({"WORKER_TOKEN_FILE": "/dev/null"}, "WORKER_TOKEN_FILE=/dev/null cannot be used: it is empty"),
+        ({"API_KEY_FILE": "/nowhere"}, "API_KEY_FILE=/nowhere cannot be read: no such file"),
     ],
 )
 def test_bad_value_error_names_variable_value_and_what_is_allowed(
