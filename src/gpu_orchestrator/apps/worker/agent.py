@@ -23,7 +23,7 @@ from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attem
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
 from gpu_orchestrator.apps.worker.session import system
-from gpu_orchestrator.apps.worker.session.connection import Connection, NotWanted
+from gpu_orchestrator.apps.worker.session.connection import Connection, NotWanted, TokenRefused
 from gpu_orchestrator.apps.worker.session.lease import Lease
 from gpu_orchestrator.apps.worker.session.report import Reporter
 from gpu_orchestrator.apps.worker.settings import Settings
@@ -32,6 +32,9 @@ from gpu_orchestrator.engine import backoff
 TICK_S = 0.25
 SHORTEST_WAIT_S, LONGEST_WAIT_S, WAIT_JITTER = 0.1, 2.0, 0.5
 LAST_OUTCOMES_S = 5.0
+REFUSED_S = 15.0
+"""How long to try while the manager refuses this worker. Longer than a usual lease: the name may still be
+held by a worker that has just died with its manager."""
 
 log = structlog.get_logger()
 
@@ -58,7 +61,8 @@ class Agent:
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
         self._leaving = asyncio.Event()
-        self._rejection = ""
+        self._rejection = self._refusal = ""
+        self._refused_at: float | None = None
 
     async def run(self) -> None:
         """Run until asked to leave. Raise `NotWanted` if the manager rejects this worker."""
@@ -93,24 +97,42 @@ class Agent:
     async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
         failed = 0
         while True:
+            self._refusal = ""
             try:
                 await self._connection.run(http, self._hello)
-                why = "the server closed the connection"
+                why = self._refusal or "the server closed the connection"
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
-                why = f"{type(error).__name__}: {error}"
+                why = _words(error)
             except NotWanted as error:
                 if self._welcome is None:
                     raise
                 why = str(error)
+                self._refusal = why if isinstance(error, TokenRefused) else ""
             if self._rejection:
                 raise NotWanted(self._rejection)
+            self._give_up_if_refused()
             if self._is_joined:
                 failed = 0
             wait_s = backoff.delay_s(failed, base_s=SHORTEST_WAIT_S, cap_s=LONGEST_WAIT_S)
-            log.info("not joined, trying again", why=why, wait_s=wait_s)
+            log.info(
+                "connection lost, connecting again" if self._is_joined else "not connected yet, trying again",
+                why=why,
+                wait_s=wait_s,
+            )
             self._is_joined = False
             await asyncio.sleep(backoff.jittered(wait_s, WAIT_JITTER, random))
             failed += 1
+
+    def _give_up_if_refused(self) -> None:
+        """Raise once the manager has refused this worker for `REFUSED_S` without a break."""
+        if not self._refusal:
+            self._refused_at = None
+            return
+        if self._refused_at is None:
+            self._refused_at = elapsed_s()
+            log.warning("the server refuses this worker", reason=self._refusal, tried_for_s=REFUSED_S)
+        if elapsed_s() - self._refused_at > REFUSED_S:
+            raise NotWanted(self._refusal)
 
     def _hello(self) -> session.Hello:
         self._hello_at = elapsed_s()
@@ -165,7 +187,10 @@ class Agent:
             self._connection.send(session.Leaving())
 
     def _goodbye_received(self, goodbye: session.Goodbye) -> None:
-        log.warning("the server says goodbye", reason=goodbye.reason, fenced=goodbye.fenced)
+        if goodbye.refused:
+            self._refusal = goodbye.reason
+        else:
+            log.warning("the server ended the session", reason=goodbye.reason, fenced=goodbye.fenced)
         if goodbye.fenced:
             self._attempts.stop()
             self._attempts.forget_outcomes()
@@ -203,7 +228,7 @@ class Agent:
         if time >= self._renew_at:
             self._renew_at = time + every_s
             if self._lease.unanswered_s(time) >= every_s * 0.9:
-                log.warning("a renewal was not answered, connecting anew")
+                log.warning("a renewal was not answered, connecting again")
                 self._connection.close()
             else:
                 self._connection.send(session.Renew(self._lease.renewal_sent(time)))
@@ -245,3 +270,10 @@ class Agent:
         self._gpus.close()
         if first is not None:
             first.result()
+
+
+def _words(error: Exception) -> str:
+    """Return an error of the connection as one would say it."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no answer from {error.host}:{error.port} ({error.os_error.strerror or error.os_error})"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
