@@ -137,11 +137,14 @@ class OwnWorker:
 
 def words(line: str) -> str:
     """Return a line of a log for people: a JSON line becomes its message and its reason."""
-    with suppress(ValueError, TypeError):
+    try:
         entry = json.loads(line)
-        why = next((str(entry[name]) for name in ("error", "why", "reason") if entry.get(name)), "")
-        return f"{entry['message']}: {why}" if why else str(entry["message"])
-    return line.strip().removeprefix("gpu-orchestrator worker: ")
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or "message" not in entry:
+        return line.strip().removeprefix("gpu-orchestrator worker: ")
+    why = next((str(entry[name]) for name in ("error", "why", "reason") if entry.get(name)), "")
+    return f"{entry['message']}: {why}" if why else str(entry["message"])
 
 
 def _problem(status: int, last: str, wait_s: float, log: Path) -> str:
