@@ -136,7 +136,8 @@ def _local(time: str) -> str:
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return repr(text) if not text or any(letter.isspace() or letter in "'\"=" for letter in text) else text
+    is_plain = text.isprintable() and text and not any(letter in " '\"=" for letter in text)
+    return text if is_plain or not isinstance(value, str) else repr(text)
 
 
 ORDINARY = ("info", "debug")

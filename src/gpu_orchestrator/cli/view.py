@@ -145,20 +145,23 @@ class View:
             await tasks.page(states=states, offset=0, limit=most) for states in (ACTIVE, ("queued",), ENDED)
         ]
         ids = shared([page.ids for page in pages], most)
-        found = zip(ids, await tasks.fetch(ids), strict=True)
-        return [await self._line(name, row, now_ms) for name, row in found if row]
+        found = [(name, row) for name, row in zip(ids, await tasks.fetch(ids), strict=True) if row]
+        owners = {row.get("tenant", "") for _, row in found if row["state"] == "queued"}
+        held_back = {owner: await self._manager.held_back(owner) for owner in owners}
+        return [self._line(name, row, now_ms, held_back) for name, row in found]
 
-    async def _line(self, name: str, row: Row, now_ms: int) -> Line:
+    def _line(self, name: str, row: Row, now_ms: int, held_back: Mapping[str, str]) -> Line:
         status = views.task_status(name, row)
         took_s = status.duration_seconds
         if took_s is None and status.status in ACTIVE and row.get("started"):
             took_s = max(now_ms - int(row["started"]), 0) / 1000
-        detail = await self._why_waiting(name, row) if status.status == "queued" else _detail(row, status)
+        if status.status == "queued":
+            detail = held_back.get(row.get("tenant", "")) or self._why_waiting(name, row)
+        else:
+            detail = _detail(row, status)
         return Line(name, status.status, "" if took_s is None else clock(took_s), status.task_type, detail)
 
-    async def _why_waiting(self, name: str, row: Row) -> str:
-        if held_back := await self._manager.held_back(row.get("tenant", "")):
-            return held_back
+    def _why_waiting(self, name: str, row: Row) -> str:
         dispatcher = self._manager.leader.dispatcher
         refusal = dispatcher.engine.why(name) if dispatcher else None
         # Without `0/1 nodes fit:`, which needs the room that the reason should have.

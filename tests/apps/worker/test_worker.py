@@ -413,3 +413,29 @@ async def test_unknown_token_ends_the_worker(peer: Peer, tmp_path: Path) -> None
     worker = Worker(peer.url, tmp_path / "log", token="wrong")
     assert await asyncio.to_thread(worker.process.wait, 30) == 1
     assert f"the token was refused by {peer.url};" in worker.log.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("style", "first"), [("text", "20"), ("auto", "{"), ("json", "{")])
+async def test_log_has_the_configured_format(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str, first: str
+) -> None:
+    monkeypatch.setenv("LOG_FORMAT", style)
+    worker = Worker(peer.url, tmp_path / "log")
+    await peer.receive(session.Report)
+    worker.close()
+    logged = worker.log.read_text()
+    assert logged.startswith(first)
+    assert ("worker starts  name=w devices=0" in logged) == (style == "text")
+
+
+async def test_module_in_the_current_folder_runs_and_replaces_none_of_python(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')\n")
+    (tmp_path / "mine.py").write_text("import random\ndef train(): return random.randint(7, 7)\n")
+    monkeypatch.chdir(tmp_path)
+    worker = Worker(peer.url, tmp_path / "log", "--function", "train=mine:train")
+    await peer.receive(session.Hello)
+    await peer.assign("t", "python", {"function": "train"})
+    assert msgspec.json.decode((await peer.receive(session.Done, "t")).result) == 7
+    worker.close()

@@ -1,5 +1,5 @@
-"""The disk of the data directory is full in the middle of work: people are told, nothing that was acknowledged
-is lost, and work goes on by itself when there is room."""
+"""The disk of the data directory is full in the middle of work: people are told, nothing that was
+acknowledged is lost, and work goes on by itself when there is room."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cli.test_server import COMMAND
+from tests.cli.test_server import COMMAND, only_line, start
 from tests.support.fleet import Fleet, eventually, fleet
 from tests.support.nemesis import children_of, name_of
 from tests.support.workers import compiled
@@ -171,19 +171,9 @@ def store_of(running: Fleet) -> int:
     return found
 
 
-async def test_start_on_a_full_disk_is_refused_in_one_line(small_disk: Path, tmp_path: Path) -> None:
+def test_start_on_a_full_disk_is_refused_in_one_line(small_disk: Path, tmp_path: Path) -> None:
     fill(small_disk, 4096)
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [COMMAND, "up", "--port", "0", "--data", str(small_disk)],
-        cwd=tmp_path,
-        env=compiled(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    line = only_line(start(tmp_path, "up", "--port", "0", "--data", str(small_disk)))
     assert f"the disk of {small_disk} is full: 4,096 bytes left" in line
     assert "or choose another folder with --data" in line
     assert [each.name for each in small_disk.iterdir()] == ["filler"]

@@ -70,6 +70,8 @@ class Agent:
         log.info(
             "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
         )
+        if not devices:
+            log.warning("no GPU found; only tasks that need none run here (--simulate 4 describes some)")
         async with aiohttp.ClientSession(connector=self._connector()) as http:
             joining = asyncio.create_task(self._stay_joined(http))
             ticking = asyncio.create_task(self._tick())

@@ -50,6 +50,7 @@ class Embedded:
         self.socket = _socket(folder)
         self.disk = Disk(folder)
         self.trouble = ""
+        self._is_low = False
         self.process: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
@@ -70,8 +71,19 @@ class Embedded:
         """Restart the server whenever it dies, until cancelled. Acknowledged writes are in its file."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
+            self._log_disk()
             if self.process is not None and self.process.poll() is not None and not self._stopping:
                 await self._start_again(self.process.returncode)
+
+    def _log_disk(self) -> None:
+        """Log when the disk begins or ceases to be short of room."""
+        left = self.disk.left()
+        if left.is_low != self._is_low:
+            self._is_low = left.is_low
+            if left.is_low:
+                log.warning("the disk is nearly full", folder=str(left.folder), free_bytes=left.free)
+            else:
+                log.info("the disk has room again", folder=str(left.folder), free_bytes=left.free)
 
     async def _start_again(self, status: int) -> None:
         self.trouble = f"the embedded store ended: {self._last_log_line()}"

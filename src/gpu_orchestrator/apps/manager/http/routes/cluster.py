@@ -95,7 +95,8 @@ async def _health(manager: Manager) -> schema.Health:
     store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
     disk = manager.disk_shortage()
     status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
-    return _body(status, {"store": store, "leader": manager.leader.leader or "none", "disk": disk or "ok"})
+    parts = {"store": store, "leader": manager.leader.leader or "none"}
+    return _body(status, parts | ({"disk": disk or "ok"} if manager.embedded else {}))
 
 
 def _body(status: str, dependencies: dict[str, str]) -> schema.Health:
