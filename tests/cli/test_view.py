@@ -1,4 +1,4 @@
-"""The live view of `up`, as a table of lines: readable at every width, and nothing that was written is cut."""
+"""The live view of `up`, as a table of lines: readable at every width, and no id is cut."""
 
 from typing import Any
 

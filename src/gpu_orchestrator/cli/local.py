@@ -38,6 +38,8 @@ async def up(given: Mapping[str, Any], asked: Asked) -> int:
             async with _kept(worker):
                 greeting.show(console, host, gpus=gpus)
                 ending.is_up()
+                if not asked.quiet:
+                    await samples(host.server.manager, has_gpu=gpus > 0)
                 await _watch(host, worker, ending, quiet=asked.quiet)
                 await _end(host, worker, ending)
         console.print("stopped")
@@ -92,10 +94,7 @@ async def _kept(worker: OwnWorker) -> AsyncIterator[None]:
 
 async def _watch(host: hosting.Host, worker: OwnWorker, ending: hosting.Ending, *, quiet: bool) -> None:
     """Show what happens until asked to end."""
-    manager = host.server.manager
-    if not quiet:
-        await samples(manager)
-    view = View(manager, console, lambda: [*worker.problems(), *_disk_problems(host)], shows_tasks=not quiet)
+    view = View(host.server.manager, console, lambda: [*worker.problems(), *_disk_problems(host)], not quiet)
     showing = asyncio.get_running_loop().create_task(view.run())
     asked = asyncio.get_running_loop().create_task(ending.asked.wait())
     await asyncio.wait([asked, showing], return_when=asyncio.FIRST_COMPLETED)

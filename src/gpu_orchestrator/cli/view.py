@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len
@@ -48,14 +48,20 @@ SAMPLES: tuple[tuple[TaskSpec, Mapping[str, object]], ...] = (
 )
 
 
-async def samples(manager: Manager) -> None:
-    """Submit a few tasks to a new store, so that there is something to see."""
+async def samples(manager: Manager, *, has_gpu: bool = True) -> None:
+    """Submit a few tasks to a new store, so that there is something to see: without a GPU, tasks that need
+    none."""
     with contextlib.suppress(StoreError):
         counts = await manager.store.tasks.counts()
         if any(counts.states.values()) or any(counts.stats.values()):
             return
         new = [
-            NewTask(f"sample-{number}", task.encode(spec), json.dumps(parameters), tenant="samples")
+            NewTask(
+                f"sample-{number}",
+                task.encode(spec if has_gpu else replace(spec, gpus=0, memory_mib=0)),
+                json.dumps(parameters),
+                tenant="samples",
+            )
             for number, (spec, parameters) in enumerate(SAMPLES, 1)
         ]
         await manager.admission.put(new, ANY_NUMBER)
@@ -80,7 +86,6 @@ class View:
         manager: Manager,
         console: Console,
         problems: Callable[[], Sequence[str]],
-        *,
         shows_tasks: bool = True,
     ) -> None:
         self._manager, self._console, self._problems = manager, console, problems

@@ -4,6 +4,7 @@ Started by `main`. It never imports CUDA: only its runners use the devices.
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +33,7 @@ from gpu_orchestrator.engine import backoff
 TICK_S = 0.25
 SHORTEST_WAIT_S, LONGEST_WAIT_S, WAIT_JITTER = 0.1, 2.0, 0.5
 LAST_OUTCOMES_S = 5.0
+SAY_EVERY_S = 30.0
 REFUSED_S = 15.0
 """How long to try while the manager refuses this worker. Longer than a usual lease: the name may still be
 held by a worker that has just died with its manager."""
@@ -61,7 +63,8 @@ class Agent:
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
         self._leaving = asyncio.Event()
-        self._rejection = self._refusal = ""
+        self._rejection = self._refusal = self._goodbye = ""
+        self._said, self._said_at = "", 0.0
         self._refused_at: float | None = None
 
     async def run(self) -> None:
@@ -99,10 +102,10 @@ class Agent:
     async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
         failed = 0
         while True:
-            self._refusal = ""
+            self._refusal = self._goodbye = ""
             try:
                 await self._connection.run(http, self._hello)
-                why = self._refusal or "the server closed the connection"
+                why = self._goodbye or "the server closed the connection"
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 why = _words(error)
             except NotWanted as error:
@@ -116,14 +119,21 @@ class Agent:
             if self._is_joined:
                 failed = 0
             wait_s = backoff.delay_s(failed, base_s=SHORTEST_WAIT_S, cap_s=LONGEST_WAIT_S)
-            log.info(
-                "connection lost, connecting again" if self._is_joined else "not connected yet, trying again",
-                why=why,
-                wait_s=wait_s,
-            )
+            self._say_disconnected(why)
             self._is_joined = False
             await asyncio.sleep(backoff.jittered(wait_s, WAIT_JITTER, random))
             failed += 1
+
+    def _say_disconnected(self, why: str) -> None:
+        """Log why there is no session: at once, and then every `SAY_EVERY_S` while it stays the same."""
+        time = elapsed_s()
+        if self._is_joined:
+            log.info("connection lost, connecting again", why=why)
+        elif why != self._said or time - self._said_at > SAY_EVERY_S:
+            log.info("not connected, trying again", why=why)
+        else:
+            return
+        self._said, self._said_at = why, time
 
     def _give_up_if_refused(self) -> None:
         """Raise once the manager has refused this worker for `REFUSED_S` without a break."""
@@ -189,11 +199,11 @@ class Agent:
             self._connection.send(session.Leaving())
 
     def _goodbye_received(self, goodbye: session.Goodbye) -> None:
+        self._goodbye = goodbye.reason
         if goodbye.refused:
             self._refusal = goodbye.reason
-        else:
-            log.warning("the server ended the session", reason=goodbye.reason, fenced=goodbye.fenced)
         if goodbye.fenced:
+            log.warning("the server took this worker's tasks back", reason=goodbye.reason)
             self._attempts.stop()
             self._attempts.forget_outcomes()
             self._welcome = None
@@ -277,5 +287,7 @@ class Agent:
 def _words(error: Exception) -> str:
     """Return an error of the connection as one would say it."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no answer from {error.host}:{error.port} ({error.os_error.strerror or error.os_error})"
+        number = error.os_error.errno or 0
+        why = os.strerror(number) if number > 0 else error.os_error.strerror or error.os_error
+        return f"no answer from {error.host}:{error.port} ({why})"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
