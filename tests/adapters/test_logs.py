@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,3 +99,69 @@ def test_unwritable_file_does_not_stop_the_process(tmp_path: Path) -> None:
         file.write("line")
     file.close()
     assert path.read_text() == "line\n" * 3, "rather too large than lost"
+
+
+@pytest.mark.parametrize(
+    ("style", "is_terminal", "is_text"),
+    [("auto", True, True), ("auto", False, False), ("json", True, False), ("text", False, True)],
+)
+def test_text_is_for_terminals_unless_configured(
+    style: logs.Format, is_terminal: bool, is_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    logs.configure(stream=stream, style=style)
+    structlog.get_logger().info("joined", epoch=7)
+    assert stream.getvalue().startswith("{") is not is_text
+
+
+@pytest.mark.parametrize(
+    ("level", "fields", "line"),
+    [
+        ("info", {"worker_id": "a", "epoch": 7}, "joined  worker_id=a epoch=7"),
+        ("warning", {"why": "it is late"}, "warning: joined  why='it is late'"),
+        ("info", {"what": "\x1b[2J"}, "joined  what='\\x1b[2J'"),
+    ],
+)
+def test_message_comes_first_in_text(level: str, fields: dict[str, object], line: str) -> None:
+    stream = io.StringIO()
+    logs.configure(stream=stream, style="text")
+    getattr(structlog.get_logger(), level)("joined", **fields)
+    date, time, rest = stream.getvalue().rstrip("\n").split(" ", 2)
+    assert (len(date), len(time), rest) == (10, 8, line)
+
+
+class Full(io.StringIO):
+    """A stream on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_full_disk_under_stderr_does_not_stop_the_process() -> None:
+    logs.configure(stream=Full())
+    structlog.get_logger().info("said")
+
+
+def test_full_disk_under_the_file_loses_whole_lines_only(tmp_path: Path) -> None:
+    """The kernel refuses to let the file grow, in a process of its own, whose limit ends with it."""
+    script = """
+import resource, signal, sys
+from pathlib import Path
+from gpu_orchestrator.adapters.logs import LogFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+file = LogFile(Path(sys.argv[1]))
+for number in range(20):
+    file.write(f'{{"number": {number}, "text": "{"x" * 20}"}}')
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+file.write('{"number": 99}')
+file.close()
+"""
+    path = tmp_path / "m.log"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line["number"] for line in lines(path)] == [0, 1, 99]

@@ -62,11 +62,11 @@ def test_private_key_is_made_and_kept_without_a_setting(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "short", "0" * 63, f"{OLD}\nshort"])
 def test_bad_key_file_is_reported(tmp_path: Path, text: str) -> None:
-    with pytest.raises(BadSettings, match=r"SECRETS_KEY_FILE=.* is not allowed: it does not hold keys of 64"):
+    with pytest.raises(BadSettings, match=r"SECRETS_KEY_FILE=.* cannot be used: it does not hold keys of 64"):
         Seal.of(chosen(tmp_path, text))
 
 
 def test_missing_key_file_is_reported(tmp_path: Path) -> None:
     missing = settings.load({"SECRETS_KEY_FILE": str(tmp_path / "x")}, tmp_path / "none")
-    with pytest.raises(BadSettings, match="is not allowed: No such file"):
+    with pytest.raises(BadSettings, match="cannot be read: no such file"):
         Seal.of(missing)

@@ -45,8 +45,8 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"SSL_KEY_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
         ({"CORS_ORIGINS": "dashboard.example"}, "give origins such as https://dashboard.example"),
         ({"CORS_ORIGINS": "https://a.example/app"}, "give origins such as https://dashboard.example"),
-        ({"WORKER_TOKEN_FILE": "/dev/null"}, "WORKER_TOKEN_FILE=/dev/null is not allowed: it is empty"),
-        ({"API_KEY_FILE": "/nowhere"}, "API_KEY_FILE=/nowhere is not allowed: No such file"),
+        ({"WORKER_TOKEN_FILE": "/dev/null"}, "WORKER_TOKEN_FILE=/dev/null cannot be used: it is empty"),
+        ({"API_KEY_FILE": "/nowhere"}, "API_KEY_FILE=/nowhere cannot be read: no such file"),
     ],
 )
 def test_bad_value_error_names_variable_value_and_what_is_allowed(
@@ -112,3 +112,41 @@ def test_env_example_shows_every_setting_with_its_default() -> None:
     shown = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert sorted(shown) == sorted(each.name.upper() for each in fields(Settings))
     assert settings.load(shown, Path("/nowhere")) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("in_file", "around", "said"),
+    [
+        pytest.param({"API_PROT": "1"}, {}, ["API_PROT is not a setting; did you mean API_PORT?"], id="file"),
+        pytest.param(
+            {}, {"API_PROT": "1"}, ["API_PROT is not a setting; did you mean API_PORT?"], id="around"
+        ),
+        pytest.param({"MAX_RETRY": "1"}, {"MAX_RETRY": "1"}, ["did you mean MAX_RETRIES?"], id="both"),
+        pytest.param({}, {"GPU_ORCHESTRATOR_ULR": ""}, ["did you mean GPU_ORCHESTRATOR_URL?"], id="client"),
+        pytest.param({"API_PORT": "1"}, {"MAX_CONCURRENT_TASKS": "2"}, [], id="known"),
+        pytest.param(
+            {"EDITOR": "vi", "POSTGRES_PORT": "1"},
+            {"PATH": "", "REDIS_SERVICE_PORT": "1", "LOGNAME": "ann", "DATABASE_URL": "x"},
+            [],
+            id="of other programs",
+        ),
+    ],
+)
+def test_misspelt_names_are_found(
+    in_file: dict[str, str], around: dict[str, str], said: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text("".join(f"{name}={value}\n" for name, value in in_file.items()))
+    found = settings.slips(around, file)
+    assert len(found) == len(said)
+    assert all(words in line for words, line in zip(said, found, strict=True))
+
+
+def test_bad_setting_does_not_fail_those_that_need_others() -> None:
+    chosen = settings.load({"TASK_TIMEOUT": "abc", "DATA_DIR": "/x"}, Path("/nowhere"), only=("data_dir",))
+    assert chosen.data_dir == "/x"
+
+
+def test_bad_option_is_named_as_it_was_given() -> None:
+    with pytest.raises(BadSettings, match="--port 99999 is not allowed: give a whole number from 0 to 65535"):
+        settings.load({}, Path("/nowhere"), api_port=99999)

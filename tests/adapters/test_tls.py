@@ -34,9 +34,9 @@ def test_good_files_serve_tls_1_2_or_newer(files: Files) -> None:
 
 
 def test_missing_file_is_named(files: Files) -> None:
-    with pytest.raises(tls.BadCertificate, match=r"SSL_CERT_PATH=/nowhere is not allowed: No such file"):
+    with pytest.raises(tls.BadCertificate, match=r"SSL_CERT_PATH=/nowhere cannot be read: no such file"):
         tls.server("/nowhere", files.key)
-    with pytest.raises(tls.BadCertificate, match=r"SSL_KEY_PATH=/nowhere is not allowed: No such file"):
+    with pytest.raises(tls.BadCertificate, match=r"SSL_KEY_PATH=/nowhere cannot be read: no such file"):
         tls.server(files.cert, "/nowhere")
 
 
@@ -66,7 +66,7 @@ def test_bad_ca_file_is_reported(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "ca.pem"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(tls.BadCertificate, match=f"--ca {path} cannot be used"):
+    with pytest.raises(tls.BadCertificate, match=f"--ca {path} cannot be (used|read): "):
         tls.client(str(path))
 
 

@@ -203,7 +203,7 @@ def test_certificate_for_another_address_is_reported_at_once(tmp_path: Path) -> 
             ("key", "create", "ann", "--limit", "many"),
             "--limit many is not a limit; write for example running_tasks=4",
         ),
-        (("--ca", "/nowhere", "key", "list"), "--ca /nowhere cannot be used: No such file"),
+        (("--ca", "/nowhere", "key", "list"), "--ca /nowhere cannot be read: no such file"),
     ],
 )
 def test_bad_options_are_reported(tmp_path: Path, words: tuple[str, ...], message: str) -> None:

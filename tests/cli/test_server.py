@@ -1,5 +1,6 @@
 """Start the manager from the command line: an error is one line, and nothing is left half-started."""
 
+import json
 import os
 import signal
 import socket
@@ -46,6 +47,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         pytest.param({"API_PORT": "http"}, "API_PORT=http is not allowed", id="bad setting"),
         pytest.param({"REDIS_URL": "redis://127.0.0.1:1"}, "does not answer", id="store gone"),
         pytest.param({"PLACEMENT_POLICY": "best"}, "unknown strategy 'best'", id="unknown policy"),
+        pytest.param({"LOG_FILE": "/dev/null/x"}, "LOG_FILE=/dev/null/x cannot be written: ", id="log file"),
     ],
 )
 def test_error_is_one_line(tmp_path: Path, environ: dict[str, str], message: str) -> None:
@@ -54,14 +56,23 @@ def test_error_is_one_line(tmp_path: Path, environ: dict[str, str], message: str
     assert not (tmp_path / "data" / "client.json").exists(), "half started"
 
 
-def test_port_in_use_is_reported_before_anything_starts(tmp_path: Path) -> None:
+@contextmanager
+def taken_port() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        line = only_line(start(tmp_path, "server", "--port", port, "--data", str(tmp_path / "data")))
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
-    assert not (tmp_path / "data" / "store").exists()
+        yield str(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", ["server", "up"])
+def test_port_in_use_is_reported_before_anything_is_written(tmp_path: Path, command: str) -> None:
+    with taken_port() as port:
+        line = only_line(start(tmp_path, command, "--port", port, "--data", str(tmp_path / "data")))
+    assert (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port with --port" in line
+    )
+    assert 'ARGS="--port 9000"' in line
+    assert not (tmp_path / "data").exists()
 
 
 def test_unwritable_data_directory_is_reported(tmp_path: Path) -> None:
@@ -110,7 +121,9 @@ def test_up_shows_running_tasks_ends_cleanly_and_keeps_them(tmp_path: Path) -> N
     with up(tmp_path, "--port", port) as first:
         greeting = "".join(lines_until(first, "sample-7 completed"))
         assert f"is up at http://127.0.0.1:{port}" in greeting
-        assert "API key (shown once)" in greeting
+        assert "API key (shown once" in greeting
+        key = json.loads((tmp_path / "data" / "client.json").read_text())["key"]
+        assert f"  {key}\n" in greeting, "on a line of its own"
         second = start(tmp_path, "up", "--data", str(tmp_path / "data"), "--port", "0")
         assert f"is in use: process {first.pid} listens on http://127.0.0.1:{port}" in only_line(second)
         here = {"DATA_DIR": str(tmp_path / "data")}
@@ -122,11 +135,13 @@ def test_up_shows_running_tasks_ends_cleanly_and_keeps_them(tmp_path: Path) -> N
         assert "2 ×" in listed.stdout
         below = [first.pid, *all_below(first.pid)]
         first.send_signal(signal.SIGINT)
+        assert lines_until(first, "stopped")[-1] == "stopped\n"
         assert first.wait(30) == 0
     until(lambda: not [pid for pid in below if os.path.exists(f"/proc/{pid}")], "all of it has ended", 10)
     with up(tmp_path, "--port", port) as again:
         later = "".join(lines_until(again, "sample-7 completed"))
-        assert "API key" not in later
+        assert key not in later
+        assert "API key: `gpu-orchestrator key show` prints it" in later
         again.send_signal(signal.SIGINT)
         assert again.wait(30) == 0
 

@@ -5,36 +5,66 @@ The command line calls `configure` once, before anything else runs.
 """
 
 import logging
+import os
 import sys
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol, TextIO, cast
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor
 
-Format = Literal["json", "text"]
+Format = Literal["auto", "json", "text"]
+"""`auto` is text on a terminal and JSON elsewhere."""
+
+
+class Stream(Protocol):
+    def write(self, text: str, /) -> Any: ...
+
+    def flush(self) -> None: ...
+
+
+class Unbreakable:
+    """A stream whose errors are dropped: a full disk or a closed terminal costs lines, not the process."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 class LogFile:
-    """Writes to `path` and rotates it to `path.1` (the newest) up to `path.<kept>`. A disk error loses lines,
-    but does not end the process."""
+    """Writes to `path` and rotates it to `path.1` (the newest) up to `path.<kept>`. A disk error loses whole
+    lines, but does not end the process. Nothing is buffered, so a full disk fails no later than here."""
 
     def __init__(self, path: Path, *, most_bytes: int = 50_000_000, kept: int = 5) -> None:
         self._path, self._most, self._kept = path, most_bytes, kept
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a")
+        self._file = path.open("ab", buffering=0)
 
     def write(self, line: str) -> None:
+        data = f"{line}\n".encode(errors="backslashreplace")
         with suppress(OSError, ValueError):  # ValueError: it was closed
-            if self._file.tell() + len(line) > self._most:
+            if self._size() + len(data) > self._most:
                 self._rotate()
-            self._file.write(line + "\n")
-            self._file.flush()
+            size = self._size()
+            if self._file.write(data) != len(data):
+                os.ftruncate(self._file.fileno(), size)
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
+
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
 
     def _rotate(self) -> None:
         with suppress(OSError):
@@ -42,7 +72,7 @@ class LogFile:
                 older = self._numbered(number - 1)
                 if older.exists():
                     older.replace(self._numbered(number))
-        fresh = self._path.open("a" if self._kept else "w")
+        fresh = self._path.open("ab" if self._kept else "wb", buffering=0)
         self._file.close()
         self._file = fresh
 
@@ -54,12 +84,14 @@ def configure(
     verbosity: int = 0,
     *,
     stream: TextIO | None = None,
-    style: Format = "json",
+    style: Format = "auto",
     file: LogFile | None = None,
     only_file: bool = False,
 ) -> None:
     """Configure all loggers. `verbosity` as in `--v`: 0 logs what happens, 1 and more also why."""
     level = logging.DEBUG if verbosity > 0 else logging.INFO
+    shown = stream or sys.stderr
+    is_terminal = shown.isatty()
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -68,9 +100,9 @@ def configure(
     if file is not None:
         processors.append(_into(file, last=only_file))
     structlog.configure(
-        processors=[*processors, *_JSON] if style == "json" else [*processors, _text()],
+        processors=[*processors, *(_TEXT if style == "text" or (style == "auto" and is_terminal) else _JSON)],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(stream or sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, Unbreakable(shown))),
         cache_logger_on_first_use=True,
     )
 
@@ -83,10 +115,33 @@ _JSON: tuple[Processor, ...] = (
 )
 
 
-def _text() -> Processor:
-    return structlog.dev.ConsoleRenderer(
-        colors=False, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
+def _as_text(_logger: Any, _name: str, event: EventDict) -> str:
+    """Return `16:20:01 joined  worker_id=gpu-box epoch=7`: what happened first, a level only if it is worth
+    a look, and the time as the clock on the wall shows it."""
+    time, level = event.pop("time", ""), event.pop("level", "info")
+    message, traceback = event.pop("event", ""), event.pop("exception", "")
+    fields = "".join(f" {name}={_shown(value)}" for name, value in event.items())
+    line = (
+        f"{_local(time)} {'' if level in ORDINARY else f'{level}: '}{message}{f' {fields}' if fields else ''}"
     )
+    return f"{line}\n{traceback}" if traceback else line
+
+
+def _local(time: str) -> str:
+    try:
+        return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return time
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    is_plain = text.isprintable() and text and not any(letter in " '\"=" for letter in text)
+    return text if is_plain or not isinstance(value, str) else repr(text)
+
+
+ORDINARY = ("info", "debug")
+_TEXT: tuple[Processor, ...] = (structlog.processors.format_exc_info, _as_text)
 
 
 def _into(file: LogFile, *, last: bool) -> Processor:

@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_bytes, token_hex
 from typing import TYPE_CHECKING
 
-from gpu_orchestrator.adapters.settings import BadSettings, Settings
+from gpu_orchestrator.adapters.settings import BadSettings, Settings, why_unreadable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -75,12 +75,12 @@ def _read(setting: str, path: Path) -> list[bytes]:
     try:
         keys = [bytes.fromhex(line) for line in path.read_text().split()]
     except OSError as error:
-        raise BadSettings(f"{setting}{path} is not allowed: {error.strerror}; give a file to read") from error
+        raise BadSettings(f"{setting}{path} {why_unreadable(error)}; give a file to read") from error
     except ValueError:
         keys = []
     if not keys or any(len(key) != 32 for key in keys):
         raise BadSettings(
-            f"{setting}{path} is not allowed: it does not hold keys of 64 hexadecimal digits, one a line; "
+            f"{setting}{path} cannot be used: it does not hold keys of 64 hexadecimal digits, one a line; "
             "make one with `openssl rand -hex 32`"
         )
     return keys

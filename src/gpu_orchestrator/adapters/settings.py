@@ -6,8 +6,9 @@ is an error that names the variable, the value and what is allowed; one error li
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -19,6 +20,18 @@ from msgspec import Meta, inspect
 from gpu_orchestrator.api.rates import by_route
 
 SHORTEST_KEY = 32
+OPTIONS = {"api_host": "--host", "api_port": "--port", "data_dir": "--data"}
+"""Settings that the command line can give, and how."""
+OF_OTHER_PROCESSES = (
+    "GPU_ORCHESTRATOR_CA",
+    "GPU_ORCHESTRATOR_SERVER",
+    "GPU_ORCHESTRATOR_TOKEN",
+    "GPU_ORCHESTRATOR_URL",
+    "MAX_CONCURRENT_TASKS",
+)
+"""Variables that the worker and the client commands read."""
+NEAR_IN_FILE, NEAR_IN_ENVIRONMENT = 0.8, 0.86
+"""How alike an unknown name must be to count as a slip. The environment has names of many other programs."""
 FLAGS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
@@ -106,7 +119,7 @@ class Settings:
     events_kept: Annotated[int, Meta(ge=100, le=10_000_000)] = 50_000
     max_watchers: Annotated[int, Meta(ge=0, le=100_000)] = 1000
     log_level: Literal["INFO", "DEBUG"] = "INFO"
-    log_format: Literal["json", "text"] = "json"
+    log_format: Literal["auto", "json", "text"] = "auto"
     log_file: Annotated[str, Meta(description="a file that can be written")] = ""
     log_file_mb: Annotated[float, Meta(ge=0.001, le=100_000)] = 50
     log_files_kept: Annotated[int, Meta(ge=0, le=1000)] = 5
@@ -122,22 +135,48 @@ class Settings:
         return f"redis://{secret}{self.redis_host}:{self.redis_port}/{self.redis_db}"
 
 
-def load(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env"), **given: Any) -> Settings:
-    """Read the settings. `given` (the command line) wins over the environment, which wins over the file."""
+def load(
+    environ: Mapping[str, str] | None = None,
+    env_file: Path = Path(".env"),
+    *,
+    only: Collection[str] = (),
+    **given: Any,
+) -> Settings:
+    """Read the settings. `given` (the command line) wins over the environment, which wins over the file.
+
+    With `only`, read just these and leave the rest at their defaults: a command that needs two settings
+    should not fail because of a third."""
     values = {**_read_file(env_file), **(os.environ if environ is None else environ)}
     wrong: list[str] = []
-    found = {name: value for name, value in given.items() if value is not None}
+    found: dict[str, Any] = {}
     for each in fields(Settings):
-        name = each.name.upper()
-        if each.name not in found and values.get(name, "") != "":
-            try:
+        if only and each.name not in only:
+            continue
+        name, value = each.name.upper(), given.get(each.name)
+        shown = f"{name}={values.get(name)}" if value is None else f"{OPTIONS.get(each.name, name)} {value}"
+        try:
+            if value is not None:
+                found[each.name] = msgspec.convert(value, TYPES[each.name])
+            elif values.get(name, "") != "":
                 found[each.name] = _converted(each.name, values[name])
-            except (ValueError, msgspec.ValidationError):
-                wrong.append(f"{name}={values[name]} is not allowed: give {_allowed(TYPES[each.name])}")
+        except (ValueError, msgspec.ValidationError):
+            wrong.append(f"{shown} is not allowed: give {_allowed(TYPES[each.name])}")
     wrong += _secrets(found)
     if wrong:
         raise BadSettings("\n".join(wrong))
     return _checked(Settings(**found))
+
+
+def slips(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> list[str]:
+    """Return a line for each name in the file or the environment that is probably a misspelt setting."""
+    known = [*(each.name.upper() for each in fields(Settings)), *OF_OTHER_PROCESSES]
+    in_file, around = _read_file(env_file), os.environ if environ is None else environ
+    found: dict[str, str] = {}
+    for names, likeness in ((in_file, NEAR_IN_FILE), (around, NEAR_IN_ENVIRONMENT)):
+        for name in names:
+            if name not in known and (close := get_close_matches(name, known, 1, likeness)):
+                found[name] = f"{name} is not a setting; did you mean {close[0]}?"
+    return list(found.values())
 
 
 TYPES = get_type_hints(Settings, include_extras=True)
@@ -210,9 +249,15 @@ def _secrets(found: dict[str, Any]) -> list[str]:
             try:
                 found[name] = read_secret(Path(path))
             except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or error
-                wrong.append(f"{name.upper()}_FILE={path} is not allowed: {why}; give a file to read")
+                wrong.append(f"{name.upper()}_FILE={path} {why_unreadable(error)}; give a file to read")
     return wrong
+
+
+def why_unreadable(error: OSError | ValueError) -> str:
+    """Return what is wrong with a file, to follow its name: `cannot be read: no such file or directory`."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return f"cannot be used: {error}"
 
 
 def read_secret(path: Path) -> str:

@@ -4,6 +4,8 @@ import contextlib
 import ssl
 from pathlib import Path
 
+from gpu_orchestrator.adapters.settings import why_unreadable
+
 
 class BadCertificate(ValueError):
     """The files cannot be used; the message is for the operator."""
@@ -23,9 +25,7 @@ def load(context: ssl.SSLContext, cert: str, key: str) -> None:
         try:
             Path(path).read_bytes()
         except OSError as error:
-            raise BadCertificate(
-                f"{name}={path} is not allowed: {error.strerror}; give a PEM file"
-            ) from error
+            raise BadCertificate(f"{name}={path} {why_unreadable(error)}; give a PEM file") from error
     try:
         context.load_cert_chain(cert, key, password=_no_passphrase)
     except (ssl.SSLError, ValueError) as error:
@@ -38,8 +38,9 @@ def client(ca: str = "") -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca or None)
     except (OSError, ssl.SSLError) as error:
-        why = error.strerror if isinstance(error, FileNotFoundError) else "it holds no certificate"
-        raise BadCertificate(f"--ca {ca} cannot be used: {why}; give a PEM file") from error
+        is_read = isinstance(error, ssl.SSLError)
+        why = "cannot be used: it holds no certificate" if is_read else why_unreadable(error)
+        raise BadCertificate(f"--ca {ca} {why}; give a PEM file") from error
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 

@@ -247,11 +247,13 @@ class Drain(Message, frozen=True):
 
 class Goodbye(Message, frozen=True):
     """The server closes the connection. `fenced`: stop all runners and send a new `Hello` without
-    resuming."""
+    resuming. `refused`: the worker cannot join as it is, because its name is taken or there are too many;
+    trying again helps only if that changes soon."""
 
     reason: str
     fenced: bool = False
     retry: bool = True
+    refused: bool = False
 
 
 Outcome = Done | Failed | RunnerDied | Refused | Cancelled

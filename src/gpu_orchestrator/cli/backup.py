@@ -68,7 +68,7 @@ async def _backup(file: Path, data: Path | None) -> str:
 
 
 async def _restore(file: Path, data: Path | None) -> str:
-    from gpu_orchestrator.adapters import settings
+    from gpu_orchestrator.adapters import private_files, settings
     from gpu_orchestrator.adapters.store.valkey import backup as keeping
     from gpu_orchestrator.adapters.store.valkey.database import Database
     from gpu_orchestrator.cli import host
@@ -81,7 +81,7 @@ async def _restore(file: Path, data: Path | None) -> str:
             await keeping.refuse_if_not_empty(database)
             for name in FILES:  # first: a restored store must not be left without its keys
                 if name in header.files:
-                    host.write_private(folder / name, header.files[name].decode())
+                    private_files.write(folder / name, header.files[name].decode())
             made = await keeping.load(database, file)
     return f"{made.tasks} tasks are restored; start the server with the keys and files it had"
 

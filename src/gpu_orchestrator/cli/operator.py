@@ -7,12 +7,12 @@ import structlog
 import uvloop
 from cyclopts import Parameter
 
-from gpu_orchestrator.adapters import logs
 from gpu_orchestrator.adapters.kube.election import Lost
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.adapters.serving import BadAddress
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.operator.run import Options, run
+from gpu_orchestrator.cli import log_setup
 
 
 def operator(
@@ -47,7 +47,7 @@ def operator(
     v
         0 logs what happens, 1 also why.
     """
-    logs.configure(v)
+    log_setup.configure(v)
     options = Options(
         kubeconfig=kubeconfig,
         namespace=namespace,

@@ -7,7 +7,6 @@ import structlog
 import uvloop
 from cyclopts import Parameter
 
-from gpu_orchestrator.adapters import logs
 from gpu_orchestrator.adapters.kube.election import Lost
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.adapters.serving import BadAddress
@@ -15,6 +14,7 @@ from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.scheduler import settings
 from gpu_orchestrator.apps.scheduler.run import run
 from gpu_orchestrator.apps.scheduler.settings import Lock
+from gpu_orchestrator.cli import log_setup
 from gpu_orchestrator.policies.registry import BadPlugin, UnknownPolicy
 
 
@@ -53,7 +53,7 @@ def scheduler(
     v
         0 logs what happens, 1 also why.
     """
-    logs.configure(v)
+    log_setup.configure(v)
     flags = {
         "kubeconfig": kubeconfig,
         "namespace": namespace,

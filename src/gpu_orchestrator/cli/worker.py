@@ -1,12 +1,15 @@
 """`gpu-orchestrator worker`: join a cluster manager and run its tasks on this machine."""
 
 import os
-import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from cyclopts import App, Parameter
+
+CANNOT_START = 2
+"""Exit code if the arguments are wrong: `up` does not start such a worker again."""
 
 app = App(name="worker", help="Run tasks of a cluster manager on this machine's GPUs.")
 
@@ -14,7 +17,7 @@ app = App(name="worker", help="Run tasks of a cluster manager on this machine's 
 @app.default
 def run(
     *,
-    server: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_SERVER")] = "http://127.0.0.1:8000",
+    server: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_SERVER")] = "",
     token: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_TOKEN", show_default=False)] = "",
     token_file: Path | None = None,
     ca: Annotated[Path | None, Parameter(env_var="GPU_ORCHESTRATOR_CA")] = None,
@@ -35,15 +38,15 @@ def run(
     Parameters
     ----------
     server
-        The address of the cluster manager.
+        The address of the cluster manager; by default the one that `up` or `server` started on this machine.
     token
         A worker token; better in a file or in the environment, where other users cannot read it.
     token_file
-        A file that holds the token.
+        A file that holds the token; by default that of this machine's own server.
     ca
         A file with the certificates to trust, for a server with TLS; by default those of the system.
     name
-        The name of this worker; by default that of the machine.
+        The name of this worker; by default that of the machine, with a number if that one is taken here.
     max_concurrent
         How many tasks may run at once.
     processes
@@ -51,7 +54,8 @@ def run(
     label
         `key=value`, for tasks that ask for it. May be repeated.
     function
-        `name=module:function`, a function that tasks of type `python` may call. May be repeated.
+        `name=module:function`, a function that tasks of type `python` may call. The module is installed, or
+        in the current folder. May be repeated.
     upstream
         `name=URL`, a server that tasks of type `http` may call. May be repeated.
     allow_command
@@ -67,32 +71,44 @@ def run(
     """
     import uvloop
 
-    from gpu_orchestrator.adapters import logs
     from gpu_orchestrator.adapters.gpus.find import find
-    from gpu_orchestrator.adapters.settings import read_secret
+    from gpu_orchestrator.adapters.tls import BadCertificate
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
+    from gpu_orchestrator.apps.worker.handlers import importable
     from gpu_orchestrator.apps.worker.session.connection import NotWanted
     from gpu_orchestrator.apps.worker.settings import Settings
+    from gpu_orchestrator.cli import joining, log_setup
 
-    logs.configure(v)
-    try:
-        settings = Settings(
-            server=server,
-            token=read_secret(token_file) if token_file else token,
-            ca=str(ca) if ca else "",
-            name=name or socket.gethostname(),
-            max_concurrent=max_concurrent,
-            processes=processes or min(max_concurrent, os.cpu_count() or 1),
-            labels=_pairs("label", label),
-            options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
-            drain_s=drain_s,
-        )
-        kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name
-        gpus = find(simulate, simulation or kept)
-        uvloop.run(main.run(settings, gpus))
-    except (ValueError, OSError, NotWanted) as error:
-        sys.exit(f"gpu-orchestrator worker: {error}")
+    log_setup.configure(v)
+    with ExitStack() as held:
+        try:
+            access = joining.access(server, token, token_file, str(ca) if ca else "")
+            settings = Settings(
+                server=access.server,
+                token=access.token,
+                ca=access.ca,
+                name=held.enter_context(joining.name(access.server, name)),
+                max_concurrent=max_concurrent,
+                processes=processes or min(max(max_concurrent, 1), os.cpu_count() or 1),
+                labels=_pairs("label", label),
+                options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
+                drain_s=drain_s,
+            )
+            importable.check(settings.options.functions)
+            kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name
+            gpus = find(simulate, simulation or kept)
+        except (ValueError, OSError) as error:
+            _exit(error, CANNOT_START)
+        try:
+            uvloop.run(main.run(settings, gpus))
+        except (BadCertificate, OSError, NotWanted) as error:
+            _exit(error, 1)
+
+
+def _exit(error: Exception, code: int) -> NoReturn:
+    print(f"gpu-orchestrator worker: {error}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:

@@ -27,7 +27,7 @@ async def test_server_without_answer_times_out(peer: Peer, monkeypatch: pytest.M
 
 async def test_unknown_token_is_not_retried(peer: Peer) -> None:
     async with aiohttp.ClientSession() as http:
-        with pytest.raises(NotWanted, match="answered 401"):
+        with pytest.raises(NotWanted, match="the token was refused by http://127"):
             await connected(peer, [], token="wrong").run(http, lambda: HELLO)
 
 

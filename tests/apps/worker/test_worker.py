@@ -377,16 +377,34 @@ async def test_agent_never_loads_cuda(peer: Peer, new_worker: NewWorker) -> None
     ("options", "message"),
     [
         pytest.param(["--server", "nowhere"], "server 'nowhere' is not an address", id="server"),
-        pytest.param(["--token-file", "/no/such"], "No such file", id="token file"),
+        pytest.param(
+            ["--token-file", "/no/such"],
+            "--token-file /no/such cannot be read: no such file",
+            id="token file",
+        ),
         pytest.param(["--label", "zone"], "--label zone is not a pair", id="label"),
         pytest.param(["--token", "t", "--simulate", "many"], "does not describe GPUs", id="simulate"),
-        pytest.param([], "no token; give --token", id="no token"),
+        pytest.param([], "no token for http://127.0.0.1:8000; give --token-file", id="no token"),
+        pytest.param(
+            ["--token", "t", "--function", "f=no_such_module:f"],
+            "--function f=no_such_module:f cannot be imported: ModuleNotFoundError: No module named",
+            id="no module",
+        ),
+        pytest.param(
+            ["--token", "t", "--function", "f=json:no_such_function"],
+            "has no no_such_function; install the module here, or start the worker in its folder",
+            id="no function",
+        ),
+        pytest.param(
+            ["--token", "t", "--max-concurrent", "0"], "--max-concurrent is 0", id="nothing at once"
+        ),
     ],
 )
-def test_bad_options_are_reported_in_one_line(options: list[str], message: str) -> None:
+def test_bad_options_are_reported_in_one_line(options: list[str], message: str, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("gpu-orchestrator")), "worker", *options]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    assert ran.returncode == 1
+    alone = {**os.environ, "HOME": str(tmp_path)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20, env=alone)
+    assert ran.returncode == 2
     assert message in ran.stderr
     assert ran.stderr.count("\n") == 1
 
@@ -394,4 +412,30 @@ def test_bad_options_are_reported_in_one_line(options: list[str], message: str) 
 async def test_unknown_token_ends_the_worker(peer: Peer, tmp_path: Path) -> None:
     worker = Worker(peer.url, tmp_path / "log", token="wrong")
     assert await asyncio.to_thread(worker.process.wait, 30) == 1
-    assert "answered 401" in worker.log.read_text().splitlines()[-1]
+    assert f"the token was refused by {peer.url};" in worker.log.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("style", "first"), [("text", "20"), ("auto", "{"), ("json", "{")])
+async def test_log_has_the_configured_format(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str, first: str
+) -> None:
+    monkeypatch.setenv("LOG_FORMAT", style)
+    worker = Worker(peer.url, tmp_path / "log")
+    await peer.receive(session.Report)
+    worker.close()
+    logged = worker.log.read_text()
+    assert logged.startswith(first)
+    assert ("worker starts  name=w devices=0" in logged) == (style == "text")
+
+
+async def test_module_in_the_current_folder_runs_and_replaces_none_of_python(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')\n")
+    (tmp_path / "mine.py").write_text("import random\ndef train(): return random.randint(7, 7)\n")
+    monkeypatch.chdir(tmp_path)
+    worker = Worker(peer.url, tmp_path / "log", "--function", "train=mine:train")
+    await peer.receive(session.Hello)
+    await peer.assign("t", "python", {"function": "train"})
+    assert msgspec.json.decode((await peer.receive(session.Done, "t")).result) == 7
+    worker.close()

@@ -16,7 +16,7 @@ from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.apps.manager import server
 from gpu_orchestrator.apps.manager.access.keys import Keys, key_of
-from gpu_orchestrator.cli import host
+from gpu_orchestrator.cli import own_keys
 from tests.apps.manager.conftest import KEY, TOKEN, Site
 from tests.support.paths import ROOT
 
@@ -70,8 +70,8 @@ async def test_upgrade_loses_nothing(before: Path) -> None:
 
 async def test_keys_survive_the_upgrade(before: Path) -> None:
     """Read them the way the command line does."""
-    known, _ = host._keys(settings.load({}, before / "none", data_dir=str(before)), before)
-    assert Keys(known).find(f"Bearer {KEY}").owner == "admin"
+    begun = own_keys.begin(settings.load({}, before / "none", data_dir=str(before)), before)
+    assert Keys(begun.known).find(f"Bearer {KEY}").owner == "admin"
 
 
 async def test_newer_data_is_refused_and_unchanged(before: Path) -> None:

@@ -61,6 +61,11 @@ class Simulated:
         """Keep the folder: it is the hardware."""
 
 
+def count(description: str) -> int:
+    """Return how many devices a description names, or raise `BadDescription`. Nothing is written."""
+    return len(list(_describe(Path(), description)))
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     path: Path

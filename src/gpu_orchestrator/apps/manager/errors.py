@@ -88,6 +88,6 @@ class QueueFull(Unavailable):
 
 
 class StoreFull(Unavailable):
-    """Tasks and results already use as much memory as they may."""
+    """Tasks and results already use as much memory or disk as they may."""
 
     code = "store_full"

@@ -20,6 +20,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.usage import Usage
 from gpu_orchestrator.adapters.store.valkey.database import Facts
+from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager.access.audit import Audit
 from gpu_orchestrator.apps.manager.access.key_sync import KeySync
@@ -51,19 +52,21 @@ RECHECK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ManagerDeps:
-    """Everything that a manager is built from."""
+    """Everything that a manager is built from. `embedded` is the store's process, if this process runs it."""
 
     settings: Settings
     store: Store
     facts: Facts
     keys: Keys
     seal: Seal
+    embedded: Embedded | None = None
 
 
 class Manager:
     def __init__(self, deps: ManagerDeps) -> None:
         settings, store = deps.settings, deps.store
         self.settings, self.store, self.facts, self.keys = settings, store, deps.facts, deps.keys
+        self.embedded = deps.embedded
         self.signing = Signing(store.database, deps.seal, settings.callback_secret)
         self.started = monotonic()
         self.metrics = Metrics()
@@ -178,8 +181,13 @@ class Manager:
         try:
             await self.store.database.ping()
         except StoreError:
-            return "the store does not answer"
+            return (self.embedded.trouble if self.embedded else "") or "the store does not answer"
         return "" if self.leader.leader else "no process leads yet"
+
+    def disk_shortage(self) -> str:
+        """Return what is wrong with the disk of the embedded store; empty if there is room, or another
+        store."""
+        return str(self.embedded.disk.left()) if self.embedded else ""
 
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from errno import EACCES, EADDRINUSE
 from pathlib import Path
 from uuid import uuid4
 
@@ -44,16 +45,20 @@ class Running:
     url: str
     manager: Manager
     embedded: Embedded | None
-    tls: ssl.SSLContext | None = None
+    in_clear: bool = False
+    """Whether other machines can connect without TLS."""
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> AsyncIterator[Running]:
+async def running(
+    settings: Settings, keys: Keys, *, insecure: bool = False, listening: socket.socket | None = None
+) -> AsyncIterator[Running]:
+    """Run a server, on the socket `listening` if the caller has opened it already."""
     async with contextlib.AsyncExitStack() as stack:
         context = (
             tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
         )
-        listening = stack.enter_context(listen(settings.api_host, settings.api_port))
+        listening = listening or stack.enter_context(listen(settings.api_host, settings.api_port))
         embedded = await _embedded(settings, stack)
         url = embedded.url if embedded else settings.external_store
         database = Database(url, strict=settings.durability == "strict")
@@ -64,11 +69,12 @@ async def running(settings: Settings, keys: Keys, *, insecure: bool = False) -> 
         store = Store(
             database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", timeouts=_timeouts(settings)
         )
-        manager = Manager(ManagerDeps(settings, store, facts, keys, Seal.of(settings)))
+        manager = Manager(ManagerDeps(settings, store, facts, keys, Seal.of(settings), embedded))
         await stack.enter_async_context(_serving(manager, listening, context))
-        if context is None and not _is_loopback(listening):
+        in_clear = context is None and not _is_loopback(listening)
+        if in_clear:
             log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
-        yield Running(_url(settings, listening), manager, embedded, context)
+        yield Running(_url(settings, listening), manager, embedded, in_clear)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -80,13 +86,20 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening.bind((host, port))
         listening.listen(1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listening.close()
-        raise CannotListen(
-            f"cannot listen on {host}:{port}: {error.strerror}; set API_HOST or API_PORT to another"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise CannotListen(f"cannot listen on {host}:{port}: {why}; {_advice(error)}") from error
     listening.setblocking(False)
     return listening
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == EADDRINUSE:
+        return 'choose another port with --port 9000 (with make: ARGS="--port 9000") or API_PORT'
+    if isinstance(error, OSError) and error.errno == EACCES:
+        return "choose a port above 1023 with --port or API_PORT"
+    return "choose an address of this machine with --host or API_HOST"
 
 
 def _is_loopback(listening: socket.socket) -> bool:
@@ -97,8 +110,8 @@ async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Emb
     if settings.external_store:
         return None
     server = Embedded(Path(settings.data_dir) / "store")
-    await server.start()
     stack.push_async_callback(server.stop)
+    await server.start()
     keeper = asyncio.get_running_loop().create_task(server.keep())
     stack.callback(keeper.cancel)
     return server
@@ -169,7 +182,11 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
     )
 
 
+def local_name(settings: Settings) -> str:
+    """Return the name by which clients on this machine reach the server."""
+    return "127.0.0.1" if settings.api_host in ("0.0.0.0", "::") else settings.api_host  # noqa: S104
+
+
 def _url(settings: Settings, listening: socket.socket) -> str:
-    scheme = "https" if settings.ssl_cert_path else "http"
-    host = "127.0.0.1" if settings.api_host in ("0.0.0.0", "::") else settings.api_host  # noqa: S104
+    scheme, host = "https" if settings.ssl_cert_path else "http", local_name(settings)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

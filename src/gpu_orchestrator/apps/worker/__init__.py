@@ -20,6 +20,7 @@ back the same way until the manager acknowledges it. Read the modules in this or
   attempt                   one attempt: its task, its devices, its times
   frames                    the messages between agent and runner
   handlers/find             the handler of each task type
+  handlers/importable       checks at start that registered functions can be imported
   handlers/echo             task type `echo`: returns its parameters
   handlers/sleep            task type `sleep`: waits
   handlers/vram             task type `vram`: allocates, fills, checks and frees device memory
@@ -27,8 +28,10 @@ back the same way until the manager acknowledges it. Read the modules in this or
   handlers/http             task type `http`: forwards the task to a server beside the worker
   handlers/command          task type `command`: runs a program; off by default
   task                      what a handler receives: the task, its progress and its cancellation
+  environment               what processes that run users' code start with: no secrets, a safe search path
   settings                  the settings of one worker, checked at its start
   main                      the process: signals and the agent
 
-Imports go down: main › agent › session | attempts › runners › attempt › handlers › settings | task › frames.
+Imports go down: main › agent › session | attempts › runners › attempt › handlers › settings | task ›
+frames | environment.
 """

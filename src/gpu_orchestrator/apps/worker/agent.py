@@ -4,6 +4,7 @@ Started by `main`. It never imports CUDA: only its runners use the devices.
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attem
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
 from gpu_orchestrator.apps.worker.session import system
-from gpu_orchestrator.apps.worker.session.connection import Connection, NotWanted
+from gpu_orchestrator.apps.worker.session.connection import Connection, NotWanted, TokenRefused
 from gpu_orchestrator.apps.worker.session.lease import Lease
 from gpu_orchestrator.apps.worker.session.report import Reporter
 from gpu_orchestrator.apps.worker.settings import Settings
@@ -32,6 +33,10 @@ from gpu_orchestrator.engine import backoff
 TICK_S = 0.25
 SHORTEST_WAIT_S, LONGEST_WAIT_S, WAIT_JITTER = 0.1, 2.0, 0.5
 LAST_OUTCOMES_S = 5.0
+SAY_EVERY_S = 30.0
+REFUSED_S = 15.0
+"""How long to try while the manager refuses this worker. Longer than a usual lease: the name may still be
+held by a worker that has just died with its manager."""
 
 log = structlog.get_logger()
 
@@ -58,7 +63,9 @@ class Agent:
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
         self._leaving = asyncio.Event()
-        self._rejection = ""
+        self._rejection = self._refusal = self._goodbye = ""
+        self._said, self._said_at = "", 0.0
+        self._refused_at: float | None = None
 
     async def run(self) -> None:
         """Run until asked to leave. Raise `NotWanted` if the manager rejects this worker."""
@@ -66,6 +73,8 @@ class Agent:
         log.info(
             "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
         )
+        if not devices:
+            log.warning("no GPU found; only tasks that need none run here (--simulate 4 describes some)")
         async with aiohttp.ClientSession(connector=self._connector()) as http:
             joining = asyncio.create_task(self._stay_joined(http))
             ticking = asyncio.create_task(self._tick())
@@ -93,24 +102,49 @@ class Agent:
     async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
         failed = 0
         while True:
+            self._refusal = self._goodbye = ""
             try:
                 await self._connection.run(http, self._hello)
-                why = "the server closed the connection"
+                why = self._goodbye or "the server closed the connection"
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
-                why = f"{type(error).__name__}: {error}"
+                why = _words(error)
             except NotWanted as error:
                 if self._welcome is None:
                     raise
                 why = str(error)
+                self._refusal = why if isinstance(error, TokenRefused) else ""
             if self._rejection:
                 raise NotWanted(self._rejection)
+            self._give_up_if_refused()
             if self._is_joined:
                 failed = 0
             wait_s = backoff.delay_s(failed, base_s=SHORTEST_WAIT_S, cap_s=LONGEST_WAIT_S)
-            log.info("not joined, trying again", why=why, wait_s=wait_s)
+            self._say_disconnected(why)
             self._is_joined = False
             await asyncio.sleep(backoff.jittered(wait_s, WAIT_JITTER, random))
             failed += 1
+
+    def _say_disconnected(self, why: str) -> None:
+        """Log why there is no session: at once, and then every `SAY_EVERY_S` while it stays the same."""
+        time = elapsed_s()
+        if self._is_joined:
+            log.info("connection lost, connecting again", why=why)
+        elif why != self._said or time - self._said_at > SAY_EVERY_S:
+            log.info("not connected, trying again", why=why)
+        else:
+            return
+        self._said, self._said_at = why, time
+
+    def _give_up_if_refused(self) -> None:
+        """Raise once the manager has refused this worker for `REFUSED_S` without a break."""
+        if not self._refusal:
+            self._refused_at = None
+            return
+        if self._refused_at is None:
+            self._refused_at = elapsed_s()
+            log.warning("the server refuses this worker", reason=self._refusal, tried_for_s=REFUSED_S)
+        if elapsed_s() - self._refused_at > REFUSED_S:
+            raise NotWanted(self._refusal)
 
     def _hello(self) -> session.Hello:
         self._hello_at = elapsed_s()
@@ -165,8 +199,11 @@ class Agent:
             self._connection.send(session.Leaving())
 
     def _goodbye_received(self, goodbye: session.Goodbye) -> None:
-        log.warning("the server says goodbye", reason=goodbye.reason, fenced=goodbye.fenced)
+        self._goodbye = goodbye.reason
+        if goodbye.refused:
+            self._refusal = goodbye.reason
         if goodbye.fenced:
+            log.warning("the server took this worker's tasks back", reason=goodbye.reason)
             self._attempts.stop()
             self._attempts.forget_outcomes()
             self._welcome = None
@@ -203,7 +240,7 @@ class Agent:
         if time >= self._renew_at:
             self._renew_at = time + every_s
             if self._lease.unanswered_s(time) >= every_s * 0.9:
-                log.warning("a renewal was not answered, connecting anew")
+                log.warning("a renewal was not answered, connecting again")
                 self._connection.close()
             else:
                 self._connection.send(session.Renew(self._lease.renewal_sent(time)))
@@ -245,3 +282,12 @@ class Agent:
         self._gpus.close()
         if first is not None:
             first.result()
+
+
+def _words(error: Exception) -> str:
+    """Return an error of the connection as one would say it."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        why = os.strerror(number) if number > 0 else error.os_error.strerror or error.os_error
+        return f"no answer from {error.host}:{error.port} ({why})"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

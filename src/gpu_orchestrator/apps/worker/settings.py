@@ -7,7 +7,14 @@ from urllib.parse import urlsplit
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.worker.frames import Options
 
+MOST_CONCURRENT = 10_000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+def name_of(host: str) -> str:
+    """Return the name of a worker on this host: the host's name, as far as a worker may be called so."""
+    allowed = re.sub(r"[^A-Za-z0-9._-]+", "-", host)[:63].strip("._-")
+    return allowed or "worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +40,19 @@ class Settings:
                 f"server '{self.server}' is not an address; write http://host:port or https://host"
             )
         if not self.token:
-            raise BadSettings("no token; give --token, --token-file or GPU_ORCHESTRATOR_TOKEN")
+            raise BadSettings(
+                f"no token for {self.server}; give --token-file FILE or GPU_ORCHESTRATOR_TOKEN. "
+                "`up` and `server` keep theirs in the file worker-token of their data directory"
+            )
         if not _NAME.fullmatch(self.name):
             raise BadSettings(
                 f"'{self.name}' is not a valid worker name; use up to 63 letters, digits, '.', '_' and '-'"
             )
-        if self.max_concurrent < 1 or self.processes < 1:
-            raise BadSettings("a worker runs 1 or more tasks at once, in 1 or more processes")
+        if not 1 <= self.max_concurrent <= MOST_CONCURRENT or self.processes < 1:
+            raise BadSettings(
+                f"a worker runs 1 or more tasks at once (at most {MOST_CONCURRENT}), in 1 or more processes; "
+                f"--max-concurrent is {self.max_concurrent}, --processes {self.processes}"
+            )
         for name, target in self.options.functions.items():
             module, _, function = target.partition(":")
             if not module or not function:

@@ -3,6 +3,9 @@ directory, has every write on disk before it acknowledges it, and listens only o
 
 The server ends with its owner, however the owner dies: the kernel sends it SIGTERM (parent-death signal). The
 server itself holds a lock on its folder, so a restart waits until the previous server has released the file.
+
+A server that cannot write its file (the disk is full) ends without having acknowledged the write. It is
+started again once there is room; `trouble` says what it waits for.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
 import signal
 import subprocess
 import tempfile
@@ -21,23 +25,32 @@ from pathlib import Path
 
 import structlog
 
+from gpu_orchestrator.adapters.disk import Disk
 from gpu_orchestrator.adapters.parent_death import end_with_parent
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit, Unreachable
-from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
+from gpu_orchestrator.adapters.store.valkey.database import Database
 
 log = structlog.get_logger()
 
 LONGEST_SOCKET = 100
 START_S = 30.0
 KEEP_EVERY_S = 0.1
+LOOK_EVERY_S = 0.02
+RETRY_S, ROOM_EVERY_S = 1.0, 0.25
+_PREFIX = re.compile(r"^\d+:\w \d+ \w+ \d+ [\d:.]+ . ")
+"""What the server writes before each line of its log: process, time and level."""
 
 
 class Embedded:
-    """A running server. `kill` exists for tests of a crash."""
+    """A running server. `trouble` says why it does not run now; empty while it does. `kill` exists for tests
+    of a crash."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.socket = _socket(folder)
+        self.disk = Disk(folder)
+        self.trouble = ""
+        self._is_low = False
         self.process: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
@@ -58,10 +71,39 @@ class Embedded:
         """Restart the server whenever it dies, until cancelled. Acknowledged writes are in its file."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
+            self._log_disk()
             if self.process is not None and self.process.poll() is not None and not self._stopping:
-                log.error("the embedded store died and is started anew", status=self.process.returncode)
-                with contextlib.suppress(StoreError):
-                    await self.start()
+                await self._start_again(self.process.returncode)
+
+    def _log_disk(self) -> None:
+        """Log when the disk begins or ceases to be short of room."""
+        left = self.disk.left()
+        if left.is_low != self._is_low:
+            self._is_low = left.is_low
+            if left.is_low:
+                log.warning("the disk is nearly full", folder=str(left.folder), free_bytes=left.free)
+            else:
+                log.info("the disk has room again", folder=str(left.folder), free_bytes=left.free)
+
+    async def _start_again(self, status: int) -> None:
+        self.trouble = f"the embedded store ended: {self._last_log_line()}"
+        log.error("the embedded store ended and is started again", status=status, why=self.trouble)
+        while True:
+            await self._wait_for_room()
+            try:
+                await self.start()
+            except (StoreError, OSError) as error:
+                self.trouble = str(error)
+                log.error("the embedded store does not start", error=self.trouble)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.trouble = ""
+                return
+
+    async def _wait_for_room(self) -> None:
+        while (left := self.disk.left()).is_full:
+            self.trouble = str(left)
+            await asyncio.sleep(ROOM_EVERY_S)
 
     def kill(self) -> None:
         """End the server as a crash would."""
@@ -78,18 +120,23 @@ class Embedded:
             self.socket.unlink()
 
     async def _wait_until_up(self) -> None:
-        database = Database(self.url)
-        try:
-            await wait_until_up(database, START_S)
-        except Unreachable as error:
-            raise Unreachable(f"the embedded store did not start: {self._last_log_line()}") from error
-        finally:
-            await database.close()
+        """Wait until the server answers. It may still be reading its file, or have ended."""
+        deadline = asyncio.get_running_loop().time() + START_S
+        async with Database(self.url) as database:
+            while True:
+                try:
+                    return await database.ping()
+                except Unreachable as error:
+                    is_late = asyncio.get_running_loop().time() > deadline
+                    if is_late or self.process is None or self.process.poll() is not None:
+                        why = str(self.disk.left()) or self._last_log_line()
+                        raise Unreachable(f"the embedded store did not start: {why}") from error
+                await asyncio.sleep(LOOK_EVERY_S)
 
     def _last_log_line(self) -> str:
         log = self.folder / "valkey.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return lines[-1] if lines else f"nothing in {log}"
+        return _PREFIX.sub("", lines[-1]) if lines else f"nothing in {log}"
 
 
 @contextlib.asynccontextmanager

@@ -117,7 +117,7 @@ class Sessions:
         self._on_registered()
         if registered.kind in REFUSALS:
             log.warning("a worker was refused", worker_id=connected.name, reason=registered.kind)
-            return await self._close(connected, session.Goodbye(REFUSALS[registered.kind]))
+            return await self._close(connected, session.Goodbye(REFUSALS[registered.kind], refused=True))
         before = self._open.get(connected.name)
         self._open[connected.name] = connected
         if before is not None:

@@ -21,7 +21,7 @@ import msgspec
 
 from gpu_orchestrator.adapters.gpus.gpu import OutOfMemory
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
-from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners import keeper
 from gpu_orchestrator.apps.worker.task import BadParameters, Cancelled, SoftLimitReached, Task, Temporary
@@ -41,6 +41,7 @@ class ResultTooDeep(ValueError):
 def main(channel: int, bell: int) -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    environment.add_current_folder()
     with socket.socket(fileno=channel) as connection:
         Runner(connection, bell).serve()
 

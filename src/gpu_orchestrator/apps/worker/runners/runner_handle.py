@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners import keeper
 
@@ -25,8 +25,6 @@ LAST_LINES = 20
 LONGEST_EVIDENCE = 8192
 REAP_S = 0.5
 RING = b"!"
-SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
-"""Prefixes of environment variables that the agent needs and that tasks must not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +84,14 @@ class RunnerHandle:
         process, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Output(self),
             sys.executable,
+            environment.SAFE_PATH,
             "-m",
             keeper.__name__,
             *map(str, (lifeline, far.fileno(), bell)),
             stdin=None,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=_environment(self._plan.environment),
+            env=environment.without_secrets() | dict(self._plan.environment),
             pass_fds=(lifeline, far.fileno(), bell),
             start_new_session=True,
         )
@@ -223,8 +222,3 @@ def describe_exit(code: int | None) -> str:
         with suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
-    return kept | dict(extra)

@@ -12,12 +12,15 @@ GOOD_FRAME = 4 << 20
 CONNECT_S = ANSWER_S = 5.0
 STARTED_DELAY_S = 0.02
 """A `Started` waits this long for the outcome, so that both share a frame: most short tasks cost one."""
-PERMANENT_STATUSES = (401, 403, 404)
 DATA_TYPES = (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT)
 
 
 class NotWanted(Exception):
     """The manager rejects this worker, and a retry would not help."""
+
+
+class TokenRefused(NotWanted):
+    """The manager does not accept the token."""
 
 
 class Connection:
@@ -73,12 +76,11 @@ class Connection:
                     self._url, headers=self._headers, max_msg_size=LARGEST_FRAME, timeout=closing
                 )
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in PERMANENT_STATUSES:
-                raise NotWanted(f"{self._url} answered {error.status} {error.message}") from error
-            raise
+            raise _meaning(error, self._url) from error
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise NotWanted(
-                f"the certificate of {self._url} is not trusted ({error}); name its CA with --ca FILE"
+                f"the certificate of {_server(self._url)} is not trusted ({error}); "
+                "name its CA with --ca FILE"
             ) from error
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -98,6 +100,28 @@ class Connection:
             messages, self._outbox = _without_superseded(self._outbox), []
             for frame in _frames(messages):
                 await socket.send_bytes(frame)
+
+
+def _meaning(error: aiohttp.WSServerHandshakeError, url: str) -> Exception:
+    """Return what a refused handshake means for the worker's operator."""
+    server = _server(url)
+    if error.status == 401:
+        return TokenRefused(
+            f"the token was refused by {server}; give the one in worker-token of its data directory, "
+            "or make one with `gpu-orchestrator key create NAME --scope worker`"
+        )
+    if error.status == 403:
+        return TokenRefused(
+            f"the token was refused by {server}: it is a key, but not for workers; "
+            "make one with `gpu-orchestrator key create NAME --scope worker`"
+        )
+    if error.status == 404:
+        return NotWanted(f"{server} is not a cluster manager (it answered 404); check --server")
+    return error
+
+
+def _server(url: str) -> str:
+    return url.partition("/workers/")[0]
 
 
 def _without_superseded(messages: list[session.Message]) -> list[session.Message]:

@@ -93,8 +93,10 @@ async def _health(manager: Manager) -> schema.Health:
     missing = await manager.ready()
     weak = manager.facts.durable and not manager.store.database.strict
     store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
-    status = "unhealthy" if missing else "degraded" if weak else "healthy"
-    return _body(status, {"store": store, "leader": manager.leader.leader or "none"})
+    disk = manager.disk_shortage()
+    status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
+    parts = {"store": store, "leader": manager.leader.leader or "none"}
+    return _body(status, parts | ({"disk": disk or "ok"} if manager.embedded else {}))
 
 
 def _body(status: str, dependencies: dict[str, str]) -> schema.Health:

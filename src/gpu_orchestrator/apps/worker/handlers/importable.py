@@ -1,0 +1,90 @@
+"""Check at start that registered functions can be imported, in a process of its own: the agent must never
+load a user's module, which may take devices. `gpu-orchestrator worker` calls `check`.
+
+    python -P -m gpu_orchestrator.apps.worker.handlers.importable module:function …
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+import structlog
+
+from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.apps.worker import environment
+
+LONGEST_S = 120.0
+NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "GPU_ORCHESTRATOR_VISIBLE_GPUS": ""}
+log = structlog.get_logger()
+
+
+def check(functions: Mapping[str, str]) -> None:
+    """Raise `BadSettings` for functions that do not exist. A module that fails otherwise, such as one that
+    needs a device to be imported, is only warned of."""
+    if not functions:
+        return
+    found = _look(list(functions.values()))
+    wrong = []
+    for name, target in functions.items():
+        kind, why = found.get(target, ("unsure", "it was not imported within two minutes"))
+        if kind == "missing":
+            wrong.append(f"--function {name}={target} cannot be imported: {why}")
+        elif kind == "unsure":
+            log.warning("a function could not be checked", function=name, target=target, why=why)
+    if wrong:
+        advice = "install the module here, or start the worker in its folder"
+        raise BadSettings("\n".join(f"{line}; {advice}" for line in wrong))
+
+
+def _look(targets: list[str]) -> dict[str, tuple[str, str]]:
+    """Return `ok`, `missing` or `unsure` for each target, and the reason."""
+    try:
+        done = subprocess.run(
+            [sys.executable, environment.SAFE_PATH, "-m", __name__, *targets],
+            env=environment.without_secrets() | NO_DEVICES,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {}
+    for line in reversed(done.stdout.splitlines()):
+        with suppress(ValueError, AttributeError, TypeError):
+            return {target: (kind, why) for target, (kind, why) in json.loads(line).items()}
+    why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return dict.fromkeys(targets, ("unsure", why))
+
+
+def verdict(target: str) -> tuple[str, str]:
+    """Import a target here, and return what came of it."""
+    module, _, function = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, SyntaxError) as error:
+        return "missing", f"{type(error).__name__}: {error}"
+    except AttributeError as error:
+        loaded = sys.modules.get(module)
+        if loaded is None:
+            return "unsure", f"{type(error).__name__}: {error}"
+        return "missing", f"{getattr(loaded, '__file__', module)} has no {function}"
+    except BaseException as error:  # anything may happen in a user's module, also an exit
+        return "unsure", f"{type(error).__name__}: {error}"
+    return ("ok", "") if callable(found) else ("missing", f"{module}.{function} is not a function")
+
+
+def main() -> None:
+    environment.add_current_folder()
+    found = {target: verdict(target) for target in sys.argv[1:]}
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads that a module started must not keep this process
+
+
+if __name__ == "__main__":
+    main()

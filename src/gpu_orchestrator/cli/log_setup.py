@@ -1,0 +1,15 @@
+"""Configure the logs of a worker, an operator or a scheduler: text on a terminal, JSON elsewhere, or as
+LOG_FORMAT says."""
+
+import sys
+
+from gpu_orchestrator.adapters import logs
+from gpu_orchestrator.adapters.settings import BadSettings, load
+
+
+def configure(verbosity: int) -> None:
+    try:
+        style = load(only=("log_format",)).log_format
+    except BadSettings as error:
+        sys.exit(f"gpu-orchestrator: {error}")
+    logs.configure(verbosity, style=style)

@@ -1,0 +1,75 @@
+"""Functions are checked at start, in another process: what is missing is an error, what is odd a warning."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.apps.worker import environment
+from gpu_orchestrator.apps.worker.handlers import importable
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("print('imported')\nnumber = 1\ndef train(): ...\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", ["json:dumps", "mine:train"])
+def test_function_installed_or_in_the_current_folder_is_found(folder: Path, target: str) -> None:
+    importable.check({"f": target})
+    assert "mine" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("nomod:x", "--function f=nomod:x cannot be imported: ModuleNotFoundError: No module named 'nomod'"),
+        ("mine:test", "mine.py has no test"),
+        ("mine:number", "mine.number is not a function"),
+        ("broken:x", "SyntaxError"),
+    ],
+)
+def test_function_that_does_not_exist_is_an_error(folder: Path, target: str, why: str) -> None:
+    (folder / "broken.py").write_text("def x(:\n")
+    with pytest.raises(BadSettings) as caught:
+        importable.check({"ok": "json:dumps", "f": target})
+    assert why in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["raise RuntimeError('no GPU')", "import os; os._exit(3)", "raise SystemExit"]
+)
+def test_module_that_fails_without_a_device_is_only_warned_of(folder: Path, line: str) -> None:
+    (folder / "needs.py").write_text(line)
+    with structlog.testing.capture_logs() as logged:
+        importable.check({"f": "needs:x"})
+    assert [each["event"] for each in logged] == ["a function could not be checked"]
+
+
+def test_folder_does_not_replace_modules_of_python(folder: Path) -> None:
+    for name in ("random", "json"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    importable.check({"f": "random:random", "g": "json:dumps", "h": "mine:train"})
+
+
+def test_check_sees_no_secret_and_no_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ORCHESTRATOR_TOKEN", "secret")
+    (folder / "nosy.py").write_text(
+        "import os\nassert not os.environ['CUDA_VISIBLE_DEVICES']\n"
+        "if 'GPU_ORCHESTRATOR_TOKEN' in os.environ: raise ImportError('a secret')\ndef x(): ...\n"
+    )
+    importable.check({"f": "nosy:x"})
+
+
+def test_current_folder_is_searched_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["/somewhere"])
+    environment.add_current_folder()
+    environment.add_current_folder()
+    assert sys.path == ["/somewhere", str(folder)]
