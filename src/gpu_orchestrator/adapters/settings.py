@@ -225,6 +225,11 @@ def _allowed(kind: Any) -> str:
     return "any text"
 
 
+def env_file_values(path: Path) -> dict[str, str]:
+    """Return what a `.env` file says, unchecked: a client does not judge the settings of a server."""
+    return _read_file(path)
+
+
 def _read_file(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()

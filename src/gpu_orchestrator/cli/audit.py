@@ -1,35 +1,59 @@
 """`gpu-orchestrator audit`: who changed what, newest first."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from cyclopts import Parameter
 
-AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-COLUMNS = {
-    "NUMBER": "number",
-    "TIME": "time",
-    "KEY": "key_id",
-    "OWNER": "owner",
-    "ACTION": "action",
-    "OBJECT": "object",
-    "STATUS": "status",
-    "SOURCE": "source",
-}
+from gpu_orchestrator.cli import client, output, times
+from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Server
+from gpu_orchestrator.cli.tables import Column
+
+COLUMNS = (
+    Column("TIME"),
+    Column("OWNER", 2),
+    Column("ACTION", free=True),
+    Column("OBJECT", 3),
+    Column("STATUS", 1, paint=lambda word: "red" if word >= "400" else "green"),
+    Column("KEY", 4),
+    Column("SOURCE", 5),
+    Column("NUMBER", 6),
+)
 
 
-def audit(*, limit: int = 50, before: int = 0, json_: AsJson = False) -> None:
-    """Show the audit log.
+def audit(
+    *,
+    limit: Limit = 50,
+    before: Annotated[int, Parameter(metavar="NUMBER")] = 0,
+    json_: AsJson = False,
+    utc: InUtc = False,
+    server: Server = HERE,
+) -> None:
+    """Show who changed what, newest first; also what was refused.
 
     Parameters
     ----------
-    limit
-        How many entries to show.
     before
         Begin below this number, to go further back.
-    json_
-        Print JSON.
     """
-    from gpu_orchestrator.cli.client import ask, show
-
-    answer = ask("GET", "/audit", limit=limit, before=before)
-    show(answer, as_json=json_, columns=COLUMNS, rows=answer["entries"])
+    answer = client.ask(server, "GET", "/audit", query={"limit": limit, "before": before or None})
+    if json_:
+        return output.show_json(answer)
+    now, zone = datetime.now(UTC), UTC if utc else None
+    rows = [
+        [
+            times.clock(times.parse(each["time"]), now, zone),
+            each["owner"],
+            each["action"],
+            each["object"],
+            each["status"],
+            each["key_id"],
+            each["source"],
+            each["number"],
+        ]
+        for each in answer["entries"]
+    ]
+    output.show_table(COLUMNS, rows)
+    if answer.get("next"):
+        output.note(f"{len(rows)} of {answer['total']} (--limit, --before {answer['next']})")
+    return None

@@ -2,15 +2,21 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gpu_orchestrator.cli import output
 
 FILES = ("keys.json",)
 """Kept beside the store in the data directory; hashes only. Plaintext secrets are not backed up."""
+SECRETS = ("client.json", "worker-token", "callback-secret", "secrets-key")
+Data = Annotated[Path | None, Parameter(metavar="FOLDER")]
 
 
-def backup(file: Path, *, data: Path | None = None) -> None:
+def backup(file: Path, /, *, data: Data = None) -> None:
     """Write all tasks, results and keys (as hashes) into a file. The server may be running.
 
     The secrets in the data directory (client.json, worker-token, secrets-key, callback-secret) are not in it:
@@ -23,10 +29,10 @@ def backup(file: Path, *, data: Path | None = None) -> None:
     data
         The data directory of the server, if it is not the configured one.
     """
-    _run(lambda: _backup(file, data))
+    _run(lambda: _backup(file, data.absolute() if data else None))
 
 
-def restore(file: Path, *, data: Path | None = None) -> None:
+def restore(file: Path, /, *, data: Data = None) -> None:
     """Restore a backup into an empty store. The server must not be running.
 
     Parameters
@@ -36,7 +42,7 @@ def restore(file: Path, *, data: Path | None = None) -> None:
     data
         The data directory to restore into, if it is not the configured one.
     """
-    _run(lambda: _restore(file, data))
+    _run(lambda: _restore(file, data.absolute() if data else None))
 
 
 def _run(work: Callable[[], Awaitable[str]]) -> None:
@@ -49,9 +55,11 @@ def _run(work: Callable[[], Awaitable[str]]) -> None:
         return await work()
 
     try:
-        print(uvloop.run(done()))
-    except (BadSettings, StoreError, OSError) as error:
-        sys.exit(f"gpu-orchestrator: {error}")
+        output.say(uvloop.run(done()))
+    except OSError as error:
+        output.fail(f"{error.filename or 'a file'} cannot be used: {(error.strerror or str(error)).lower()}")
+    except (BadSettings, StoreError) as error:
+        output.fail(error)
 
 
 async def _backup(file: Path, data: Path | None) -> str:
@@ -59,12 +67,15 @@ async def _backup(file: Path, data: Path | None) -> str:
     from gpu_orchestrator.adapters.store.valkey import backup as keeping
     from gpu_orchestrator.adapters.store.valkey.database import Database
 
+    _refuse_bad_target(file)
     chosen = settings.load(data_dir=str(data) if data else None)
     folder = Path(chosen.data_dir)
+    if not chosen.external_store and not (folder / "store").exists():
+        output.fail(f"{folder} is not the data directory of a server: it has no store; name it with --data")
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
     async with _address(chosen.external_store, folder) as url, Database(url) as database:
         made = await keeping.save(database, file, files)
-    return f"{file}: {made.tasks} tasks, {made.keys} keys of the store in all"
+    return f"{file}: {tasks(made.tasks)}, results, keys (as hashes), workers, events and the audit log"
 
 
 async def _restore(file: Path, data: Path | None) -> str:
@@ -83,7 +94,20 @@ async def _restore(file: Path, data: Path | None) -> str:
                 if name in header.files:
                     private_files.write(folder / name, header.files[name].decode())
             made = await keeping.load(database, file)
-    return f"{made.tasks} tasks are restored; start the server with the keys and files it had"
+    missing = [name for name in SECRETS if not (folder / name).exists()]
+    put = f"put {', '.join(missing)} back into {folder} if you kept them, then " if missing else ""
+    return f"{tasks(made.tasks)} restored; {put}start the server"
+
+
+def tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
+
+
+def _refuse_bad_target(file: Path) -> None:
+    if file.is_dir():
+        output.fail(f"{file} is a folder; give a file to write, such as {file / 'tasks.backup'}")
+    if not file.absolute().parent.is_dir():
+        output.fail(f"{file} cannot be written: there is no folder {file.absolute().parent}; create it first")
 
 
 @contextlib.asynccontextmanager

@@ -1,99 +1,229 @@
-"""Shared by the client commands: where the server is, one request at a time, tables or JSON."""
+"""One request to the server at a time, or a stream of its events. Shared by the client commands.
 
-import asyncio
+It uses the standard library: the usual command is one short request, and should start as fast as it answers.
+"""
+
+import http.client
 import json
-import os
-import sys
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
-import aiohttp
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from gpu_orchestrator.cli import output, where
+from gpu_orchestrator.cli.options import Server
+from gpu_orchestrator.cli.refusals import in_words
+from gpu_orchestrator.cli.where import BadPlace, Place
 
-from gpu_orchestrator.adapters import settings, tls
-from gpu_orchestrator.cli.plain import plain
+PREFIX = "/api/v1"
+CONNECT_S = 5.0
+ANSWER_S = 60.0
+SILENCE_S = 60.0
+"""The server sends a sign of life on streams more often than this."""
+AGAIN_S = 1.0
 
-console = Console()
-CA = "GPU_ORCHESTRATOR_CA"
+Query = Mapping[str, object] | Sequence[tuple[str, object]]
 
 
 class CannotAsk(Exception):
     """The server does not answer, or refused the request; the message is for the user."""
 
 
+class Refused(CannotAsk):
+    """The server refused the request. `retry_after_s` is 0 unless it may be repeated."""
+
+    def __init__(self, message: str, status: int, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.retry_after_s = status, retry_after_s
+
+
+class Unreachable(CannotAsk):
+    """Nothing answers, or not as a cluster manager does."""
+
+
 @dataclass(frozen=True, slots=True)
-class Where:
-    """`ca` is a file with the certificates to trust; if empty, those of the system."""
+class Event:
+    """One server-sent event."""
 
-    url: str
-    key: str
-    ca: str = ""
-
-
-def where() -> Where:
-    """Return GPU_ORCHESTRATOR_URL, API_KEY or API_KEY_FILE, and --ca; or what `up` left for its own machine.
-    That key is for that server only: no other server receives it."""
-    chosen = settings.load()
-    url, key, ca = os.environ.get("GPU_ORCHESTRATOR_URL", ""), chosen.api_key, os.environ.get(CA, "")
-    kept = Path(chosen.data_dir) / "client.json"
-    found = json.loads(kept.read_text()) if not (url and key) and kept.exists() else {}
-    if found and url.rstrip("/") in ("", found["url"]):
-        ca = ca or found.get("ca", "")
-        url, key = found["url"], key or found["key"]
-    return Where(url or "http://127.0.0.1:8000", key, ca)
+    id: str
+    name: str
+    data: Any
 
 
-def ask(method: str, path: str, *, body: Any = None, **query: Any) -> Any:
-    """Send one request; return the decoded answer, or exit with a line that says what is wrong."""
+def ask(
+    server: Server,
+    method: str,
+    path: str,
+    *,
+    body: Any = None,
+    query: Query = (),
+    answer_s: float = ANSWER_S,
+) -> Any:
+    """Send one request; return the decoded answer, or end the command with a line that says what is wrong."""
     try:
-        return asyncio.run(_ask(where(), method, path, body, query))
-    except (CannotAsk, settings.BadSettings, tls.BadCertificate) as error:
-        sys.exit(f"gpu-orchestrator: {error}")
+        return request(where.find(server), method, path, body=body, query=query, answer_s=answer_s)
+    except (CannotAsk, BadPlace) as error:
+        output.fail(error)
 
 
-async def _ask(place: Where, method: str, path: str, body: Any, query: dict[str, Any]) -> Any:
-    asked = {name: str(value) for name, value in query.items() if value not in (None, "")}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
-    trust = tls.client(place.ca) if place.url.startswith("https:") else True
+def request(
+    place: Place,
+    method: str,
+    path: str,
+    *,
+    body: Any = None,
+    query: Query = (),
+    answer_s: float = ANSWER_S,
+) -> Any:
+    """Send one request and return the decoded answer; raise `CannotAsk`."""
+    with _answer(place, method, _target(path, query), body=body, answer_s=answer_s) as answer:
+        content = answer.read()
+        retry_after = answer.headers.get("Retry-After", "")
+    decoded = _decoded(content, place)
+    if answer.status >= 400:
+        message = decoded["error"]["message"] if _is_error(decoded) else str(decoded)
+        wait_s = float(retry_after) if retry_after.isdigit() else 0.0
+        raise Refused(in_words(answer.status, message, place), answer.status, wait_s)
+    return decoded
+
+
+def follow(place: Place, path: str, *, query: Query = (), after: str = "") -> Iterator[Event]:
+    """Yield the events of a stream, and go on after a lost connection where it ended; raise `CannotAsk` if
+    the server refuses. The caller ends it."""
+    while True:
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
+        try:
+            with _answer(place, "GET", _target(path, query), headers=headers, answer_s=SILENCE_S) as answer:
+                if answer.status >= 400:
+                    decoded = _decoded(answer.read(), place)
+                    message = decoded["error"]["message"] if _is_error(decoded) else str(decoded)
+                    raise Refused(in_words(answer.status, message, place), answer.status)
+                for event in _events(answer):
+                    after = event.id or after
+                    yield event
+        except Unreachable:
+            if not after:
+                raise
+        time.sleep(AGAIN_S)
+
+
+def part(name: str) -> str:
+    """Return a name as one part of a path."""
+    if name in ("", ".", ".."):
+        output.fail(f"'{name}' cannot be an id or a name; give the one that a list shows")
+    return quote(name, safe="", errors="surrogateescape")
+
+
+def _target(path: str, query: Query) -> str:
+    pairs = query.items() if isinstance(query, Mapping) else query
+    asked = [(name, str(value)) for name, value in pairs if value not in (None, "")]
+    words = urlencode(asked, errors="surrogateescape")
+    return f"{PREFIX}{path}{'?' if words else ''}{words}"
+
+
+@contextmanager
+def _answer(
+    place: Place,
+    method: str,
+    target: str,
+    *,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    answer_s: float = ANSWER_S,
+) -> Iterator[http.client.HTTPResponse]:
+    """Send a request and yield the answer, whatever its status; raise `Unreachable`."""
+    connection = _connection(place)
+    sent = {**(headers or {}), **({"Authorization": f"Bearer {place.key}"} if place.key else {})}
+    content = None if body is None else json.dumps(body).encode()
+    if content is not None:
+        sent["Content-Type"] = "application/json"
     try:
-        async with (
-            aiohttp.ClientSession(place.url, headers=headers, timeout=timeout) as session,
-            session.request(method, f"/api/v1{path}", json=body, params=asked, ssl=trust) as response,
-        ):
-            answer = json.loads(await response.read() or b"null")
-    except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
-        raise CannotAsk(
-            f"the certificate of {place.url} is not trusted ({error}); "
+        connection.connect()
+        connection.sock.settimeout(answer_s)
+        connection.request(method, urlsplit(place.url).path + target, body=content, headers=sent)
+        yield connection.getresponse()
+    except ssl.SSLCertVerificationError as error:
+        raise Unreachable(
+            f"the certificate of {place.url} is not trusted ({error.verify_message}); "
             "give the certificate of its issuer with --ca FILE"
         ) from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise CannotAsk(
-            f"no cluster manager answers at {place.url} ({error}); start one with `gpu-orchestrator up`, "
-            "or set GPU_ORCHESTRATOR_URL and API_KEY"
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
+        raise Unreachable(_silence(error, place, answer_s)) from error
+    finally:
+        connection.close()
+
+
+def _connection(place: Place) -> http.client.HTTPConnection:
+    parts = urlsplit(place.url)
+    host = parts.hostname or ""
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(host, parts.port or 80, timeout=CONNECT_S)
+    from gpu_orchestrator.adapters import tls
+
+    try:
+        trust = tls.client(place.ca)
+    except tls.BadCertificate as error:
+        raise CannotAsk(str(error)) from error
+    return http.client.HTTPSConnection(host, parts.port or 443, timeout=CONNECT_S, context=trust)
+
+
+def _silence(error: Exception, place: Place, answer_s: float) -> str:
+    match error:
+        case socket.gaierror():
+            why = f"the name {urlsplit(place.url).hostname} is not known"
+        case TimeoutError():
+            why = f"no answer within {answer_s:g} s"
+        case ssl.SSLError():
+            why = "it does not speak TLS; is it http://?"
+        case http.client.HTTPException() | UnicodeError():
+            why = "what answers there is something else; is it https://?"
+        case OSError():
+            why = (error.strerror or str(error) or type(error).__name__).lower()
+        case _:
+            why = str(error)
+    start = "start one with `gpu-orchestrator up`, or " if place.found != "--url" else ""
+    return (
+        f"no cluster manager answers at {place.url} ({why}); {start}name another with --url or "
+        "`gpu-orchestrator login URL`"
+    )
+
+
+def _decoded(content: bytes, place: Place) -> Any:
+    try:
+        return json.loads(content or b"null")
+    except (ValueError, RecursionError) as error:
+        raise Unreachable(
+            f"what answers at {place.url} is not a cluster manager; check the address"
         ) from error
-    if response.status >= 400:
-        raise CannotAsk(answer["error"]["message"] if isinstance(answer, dict) else str(answer))
-    return answer
 
 
-def show(answer: Any, *, as_json: bool, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:
-    """Print a table or JSON. `columns` are headings and the fields under them."""
-    if as_json:
-        print(json.dumps(answer, indent=2))
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in columns:
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(*(_cell(row.get(field)) for field in columns.values()))
-    console.print(table)
+def _is_error(answer: Any) -> bool:
+    return (
+        isinstance(answer, dict)
+        and isinstance(answer.get("error"), dict)
+        and isinstance(answer["error"].get("message"), str)
+    )
 
 
-def _cell(value: Any) -> Text:
-    if value is None or value == "":
-        return plain("-")
-    return plain(value if isinstance(value, str) else json.dumps(value))
+def _events(answer: http.client.HTTPResponse) -> Iterator[Event]:
+    """Yield the events of one connection until it ends."""
+    name, data, number = "", "", ""
+    while line := answer.readline():
+        field, _, value = line.decode(errors="replace").rstrip("\r\n").partition(":")
+        value = value.removeprefix(" ")
+        if field == "id":
+            number = value
+        elif field == "event":
+            name = value
+        elif field == "data":
+            data += value
+        elif not field and not value and line.strip() == b"":
+            if data or name:
+                yield Event(number, name, json.loads(data or "null"))
+            elif number:
+                yield Event(number, "", None)  # where the stream begins
+            name, data = "", ""

@@ -1,23 +1,36 @@
-"""`gpu-orchestrator key create|list|revoke|limits`: who may use a cluster manager, and how much."""
+"""`gpu-orchestrator key create|list|revoke|limits|show`: who may use a cluster manager, and how much."""
 
 import re
-import sys
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from gpu_orchestrator.cli import client, output, times, where
+from gpu_orchestrator.cli.mistakes import unknown
+from gpu_orchestrator.cli.options import HERE, AsJson, Limit, Offset, Server
+from gpu_orchestrator.cli.tables import Column, state_colour
+
 app = App(name="key", help="Create, list and revoke keys.")
-AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-COLUMNS = {
-    "KEY": "key_id",
-    "NAME": "name",
-    "OWNER": "owner",
-    "SCOPES": "scopes",
-    "STATUS": "status",
-    "EXPIRES": "expires_at",
-    "LAST USED": "last_used_at",
+Scope = Literal["read", "submit", "admin", "worker"]
+LIMITS = {
+    "requests_per_minute": "requests a minute",
+    "requests_per_hour": "requests an hour",
+    "queued_tasks": "waiting tasks",
+    "running_tasks": "running tasks",
+    "gpu_seconds_per_day": "GPU seconds a day",
+    "weight": "weight",
 }
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+COLUMNS = (
+    Column("KEY"),
+    Column("NAME", 1),
+    Column("OWNER", 4),
+    Column("SCOPES", 2),
+    Column("STATUS", 3, paint=state_colour),
+    Column("EXPIRES", 5),
+    Column("LAST USED", 6),
+    Column("LIMITS", 7, free=True),
+)
 
 
 @app.command
@@ -25,11 +38,12 @@ def create(
     name: str,
     /,
     *,
-    scope: tuple[str, ...] = ("submit",),
+    scope: tuple[Scope, ...] = ("submit",),
     owner: str = "",
-    expires: str = "",
-    limit: tuple[str, ...] = (),
+    expires: Annotated[str, Parameter(metavar="TIME")] = "",
+    limit: Annotated[tuple[str, ...], Parameter(metavar="NAME=NUMBER")] = (),
     json_: AsJson = False,
+    server: Server = HERE,
 ) -> None:
     """Create a key and show it, only this once.
 
@@ -42,15 +56,11 @@ def create(
     owner
         Whose it is: keys of one owner share their tasks. The name if not given.
     expires
-        How long it is valid, such as 12h or 90d; for good if not given.
+        How long it is valid, such as 12h or 90d; until it is revoked if not given.
     limit
-        `name=number` such as requests_per_minute=600, queued_tasks=1000, running_tasks=4,
-        gpu_seconds_per_day=3600 or weight=2; 0 for no limit. May be repeated.
-    json_
-        Print JSON.
+        requests_per_minute, requests_per_hour, queued_tasks, running_tasks, gpu_seconds_per_day or weight;
+        0 for no limit. May be repeated.
     """
-    from gpu_orchestrator.cli.client import ask
-
     body: dict[str, Any] = {"name": name, "scopes": list(scope)}
     if owner:
         body["owner"] = owner
@@ -58,68 +68,143 @@ def create(
         body["expires_in"] = _seconds(expires)
     if limit:
         body["limits"] = _limits(limit)
-    answer = ask("POST", "/keys", body=body)
-    _show(answer, [answer], as_json=json_)
-    if not json_:
-        print(f"\n{answer['key']}\n\nIt is not shown again: only its hash is kept.")
+    answer = client.ask(server, "POST", "/keys", body=body)
+    if json_:
+        return output.show_json(answer)
+    output.show_card(_card(answer, datetime.now(UTC)))
+    return output.say("", answer["key"], "", *_what_to_do(answer, where.find(server).url))
 
 
 @app.command(name="list")
-def list_(*, owner: str = "", limit: int = 100, offset: int = 0, json_: AsJson = False) -> None:
-    """List keys, without their secrets."""
-    from gpu_orchestrator.cli.client import ask
+def list_(
+    *,
+    owner: str = "",
+    limit: Limit = 100,
+    offset: Offset = 0,
+    json_: AsJson = False,
+    server: Server = HERE,
+) -> None:
+    """List keys, without their secrets.
 
-    answer = ask("GET", "/keys", owner=owner, limit=limit, offset=offset)
-    _show(answer, answer["keys"], as_json=json_)
+    Parameters
+    ----------
+    owner
+        Only keys of this owner.
+    """
+    answer = client.ask(server, "GET", "/keys", query={"owner": owner, "limit": limit, "offset": offset})
+    if json_:
+        return output.show_json(answer)
+    now = datetime.now(UTC)
+    rows = [row(each, now) for each in answer["keys"]]
+    output.show_table(COLUMNS, rows)
+    if rows and offset + len(rows) < answer.get("total", 0):
+        output.note(f"{len(rows)} of {answer['total']} (--limit, --offset)")
+    return None
 
 
 @app.command
-def revoke(key_id: str, /, *, json_: AsJson = False) -> None:
-    """Revoke a key for good; every server refuses it within a second."""
-    from gpu_orchestrator.cli.client import ask
-
-    answer = ask("DELETE", f"/keys/{key_id}")
-    _show(answer, [answer], as_json=json_)
+def revoke(
+    key_id: Annotated[str, Parameter(help="The key's id, as `key list` shows it.")],
+    /,
+    *,
+    json_: AsJson = False,
+    server: Server = HERE,
+) -> None:
+    """Revoke a key permanently; every server refuses it within a second."""
+    answer = client.ask(server, "DELETE", f"/keys/{client.part(key_id)}")
+    if json_:
+        return output.show_json(answer)
+    return output.show_card(_card(answer, datetime.now(UTC)))
 
 
 @app.command
-def limits(*, json_: AsJson = False) -> None:
+def limits(*, json_: AsJson = False, server: Server = HERE) -> None:
     """Show the limits of your own key, and how much of them is used now."""
-    from gpu_orchestrator.cli.client import ask, show
-
-    answer = ask("GET", "/limits")
+    answer = client.ask(server, "GET", "/limits")
+    if json_:
+        return output.show_json(answer)
     rows = [
-        {
-            "what": name,
-            "used": f"{each['used']:g}",
-            "most": f"{each['most']}" if each["most"] else "any number",
-        }
+        [LIMITS.get(name, name), f"{each['used']:g}", f"{each['most']}" if each["most"] else "no limit"]
         for name, each in answer.items()
         if isinstance(each, dict)
     ]
-    show(answer, as_json=json_, columns={"WHAT": "what", "USED": "used", "MOST": "most"}, rows=rows)
-    if answer["held_back"] and not json_:
-        print(answer["held_back"])
+    output.show_table([Column("LIMIT"), Column("USED"), Column("AT MOST")], rows)
+    if answer["held_back"]:
+        output.note(answer["held_back"])
+    return None
 
 
-def _show(answer: Any, rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    from gpu_orchestrator.cli.client import show
+@app.command
+def show(*, server: Server = HERE) -> None:
+    """Print the key that the commands on this machine use, alone on one line: for scripts."""
+    try:
+        place = where.find(server)
+    except where.BadPlace as error:
+        output.fail(error)
+    if not place.key:
+        output.fail(
+            f"this machine has no key for {place.url}; "
+            f"run `{output.PROGRAM} login {place.url}`, or set API_KEY"
+        )
+    output.say(place.key)
 
-    rows = [{**row, "scopes": ",".join(row["scopes"])} for row in rows]
-    show(answer, as_json=as_json, columns=COLUMNS, rows=rows)
+
+def row(key: dict[str, Any], now: datetime) -> list[object]:
+    """Return a key as cells. The server does not record the use of its own keys."""
+    is_own = key.get("configured")
+    used = times.parse(key.get("last_used_at"))
+    return [
+        key["key_id"],
+        key["name"],
+        key["owner"],
+        ",".join(key["scopes"]),
+        key["status"],
+        times.ago(times.parse(key.get("expires_at")), now) or "never",
+        "not recorded" if is_own else times.ago(used, now) or "never",
+        "no limits" if is_own else limits_in_words(key.get("limits") or {}) or "the server's",
+    ]
+
+
+def limits_in_words(given: dict[str, Any]) -> str:
+    parts = []
+    for name, value in given.items():
+        words = LIMITS.get(name, name)
+        if value is None or (name == "weight" and value == 1):
+            continue
+        parts.append(f"{words} {value:g}" if name == "weight" else f"{value or 'any number of'} {words}")
+    return ", ".join(parts)
+
+
+def _card(key: dict[str, Any], now: datetime) -> list[tuple[str, object]]:
+    names = ("key", "name", "owner", "scopes", "status", "expires", "last used", "limits")
+    return list(zip(names, row(key, now), strict=True))
+
+
+def _what_to_do(key: dict[str, Any], url: str) -> list[str]:
+    kept = "It is not shown again: only its hash is kept."
+    if key["scopes"] == ["worker"]:
+        return [
+            kept,
+            f"Put it into a file there, then: {output.PROGRAM} worker --server {url} --token-file FILE",
+        ]
+    return [kept, f"Give it to {key['owner']}, for: {output.PROGRAM} login {url}"]
 
 
 def _limits(given: tuple[str, ...]) -> dict[str, float]:
-    pairs = [re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)", each) for each in given]
-    for each, pair in zip(given, pairs, strict=True):
+    numbers: dict[str, float] = {}
+    for each in given:
+        pair = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)", each)
         if not pair:
-            sys.exit(f"gpu-orchestrator: --limit {each} is not a limit; write for example running_tasks=4")
-    numbers = {pair[1]: float(pair[2]) for pair in pairs if pair}
-    return {name: int(number) if number.is_integer() else number for name, number in numbers.items()}
+            output.fail(f"--limit {each} is not a limit; write for example running_tasks=4")
+        if pair[1] not in LIMITS:
+            output.fail(unknown("limit", pair[1], LIMITS))
+        number = float(pair[2])
+        numbers[pair[1]] = int(number) if number.is_integer() else number
+    return numbers
 
 
 def _seconds(given: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", given)
-    if not found:
-        sys.exit(f"gpu-orchestrator: --expires {given} is not a duration; write for example 30m, 12h or 90d")
-    return float(found[1]) * UNITS[found[2]]
+    try:
+        return times.seconds(given)
+    except ValueError as error:
+        output.fail(f"--expires {error}")

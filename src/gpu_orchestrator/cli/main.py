@@ -1,49 +1,120 @@
-"""The entry point: build the command line and run the command."""
+"""The entry point: build the command line and run the command.
 
-import os
-from pathlib import Path
-from typing import Annotated
+Exit codes: 0 done, 1 the command could not do it, 2 it was not understood, 130 Ctrl-C.
+"""
 
-from cyclopts import App, Parameter
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from gpu_orchestrator import __version__
+from gpu_orchestrator.cli import output
+from gpu_orchestrator.cli.help_pages import Pages
 
-app = App(
-    name="gpu-orchestrator", help="Get every GPU workload onto exactly the right GPUs.", version=__version__
+USE = Group("Use it", sort_key=1)
+OPERATE = Group("Operate it", sort_key=2)
+KUBERNETES = Group("On Kubernetes", sort_key=3)
+OF_THE_CLIENT = ("--url", "--key-file", "--ca")
+"""Options that may also stand before the command."""
+
+
+class Command(NamedTuple):
+    """`place` is named, not imported: a command's modules are loaded only when it runs, so that the others
+    start quickly."""
+
+    name: str
+    place: str
+    group: Group
+    line: str
+
+
+COMMANDS = (
+    Command("up", "up:up", USE, "Start everything on this machine: store, cluster manager and a worker."),
+    Command("status", "workers:status", USE, "Show the state of the cluster."),
+    Command("task", "task:app", USE, "Submit tasks and follow them."),
+    Command("events", "events:events", USE, "Show what happened, or follow what happens."),
+    Command("login", "login:login", USE, "Store the address of a server and your key for it."),
+    Command("logout", "login:logout", USE, "Forget what `login` stored."),
+    Command(
+        "completion", "completion:completion", USE, "Print a script that completes commands in your shell."
+    ),
+    Command(
+        "server", "server:server", OPERATE, "Run the cluster manager alone; workers join from elsewhere."
+    ),
+    Command(
+        "worker",
+        "workers:app",
+        OPERATE,
+        "Run a worker on this machine; list, show, cordon and remove workers.",
+    ),
+    Command("key", "key:app", OPERATE, "Create, list and revoke keys."),
+    Command("audit", "audit:audit", OPERATE, "Show who changed what."),
+    Command(
+        "doctor", "doctor:doctor", OPERATE, "Check that everything is as it should be, and say what is not."
+    ),
+    Command("backup", "backup:backup", OPERATE, "Write all tasks, results and keys into a file."),
+    Command("restore", "backup:restore", OPERATE, "Restore a backup into an empty store."),
+    Command(
+        "operator", "operator:operator", KUBERNETES, "Run GPUWorkloads as Jobs on the nodes found for them."
+    ),
+    Command("scheduler", "scheduler:scheduler", KUBERNETES, "Bind pods that claim GPUs to exact devices."),
 )
-# Named, not imported: a command's modules are loaded only when it runs, so that the others start quickly.
-for name, where in {
-    "up": "up:up",
-    "server": "server:server",
-    "worker": "workers:app",
-    "task": "task:app",
-    "key": "key:app",
-    "audit": "audit:audit",
-    "status": "workers:status",
-    "backup": "backup:backup",
-    "restore": "backup:restore",
-    "operator": "operator:operator",
-    "scheduler": "scheduler:scheduler",
-    "doctor": "doctor:doctor",
-}.items():
-    app.command(f"gpu_orchestrator.cli.{where}", name=name)
 
 
-@app.meta.default
-def launch(
-    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)], ca: Path | None = None
-) -> None:
-    """Get every GPU workload onto exactly the right GPUs.
+def application(words: Sequence[str] = ()) -> App:
+    """Return the command line. The lines above are for the list of commands; the page of one command has its
+    own text."""
+    chosen = words[0] if words else ""
+    app = App(
+        name=output.PROGRAM,
+        help="Get every GPU workload onto exactly the right GPUs.",
+        version=__version__,
+        version_format="plaintext",
+        help_format="plaintext",
+        help_formatter=Pages(),
+        default_parameter=Parameter(negative=()),
+        group_commands=Group("Commands", sort_key=9),
+    )
+    for at, each in enumerate(COMMANDS):
+        app.command(
+            f"gpu_orchestrator.cli.{each.place}",
+            name=each.name,
+            group=each.group,
+            sort_key=at,
+            help=None if each.name == chosen else each.line,
+        )
+    return app
 
-    Parameters
-    ----------
-    ca
-        A file with the certificates to trust, for a server with TLS; by default those of the system.
-    """
-    if ca is not None:
-        os.environ["GPU_ORCHESTRATOR_CA"] = str(ca)
-    app(words)
+
+def in_place(words: Sequence[str]) -> list[str]:
+    """Move options of the client that stand before the command behind it: `--url U task list`."""
+    leading: list[str] = []
+    rest = list(words)
+    while rest and rest[0].partition("=")[0] in OF_THE_CLIENT:
+        count = 1 if "=" in rest[0] else 2
+        leading, rest = [*leading, *rest[:count]], rest[count:]
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*rest[:end], *leading, *rest[end:]]
+
+
+def run(words: list[str]) -> None:
+    """Run a command line; ends with SystemExit if it fails."""
+    words = in_place([*words[1:], "--help"] if words[:1] == ["help"] else words)
+    if words[:2] == ["task", "submit"]:  # a lone `-` would be taken for an option
+        words = ["@-" if each == "-" else each for each in words]
+    try:
+        application(words)(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        from gpu_orchestrator.cli import mistakes
+
+        output.fail(mistakes.words(error), code=2)
 
 
 def main() -> None:
-    app.meta()
+    output.prepare()
+    try:
+        run(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -20,7 +20,7 @@ def operator(
     kubeconfig: str = "",
     namespace: str = "",
     default_path: Literal["plain", "claimed"] = "plain",
-    leader_elect: bool = True,
+    leader_elect: Annotated[bool, Parameter(negative="--no-leader-elect")] = True,
     leader_election_namespace: str = names.NAMESPACE,
     metrics_bind_address: str = "127.0.0.1:8080",
     health_probe_bind_address: str = "127.0.0.1:8081",

@@ -25,7 +25,7 @@ def scheduler(
     namespace: str | None = None,
     scheduler_name: str | None = None,
     lock: Lock | None = None,
-    leader_elect: bool | None = None,
+    leader_elect: Annotated[bool | None, Parameter(negative="--no-leader-elect")] = None,
     metrics_bind_address: str | None = None,
     health_probe_bind_address: str | None = None,
     v: Annotated[int, Parameter(name="--v")] = 0,

@@ -1,40 +1,60 @@
 """`gpu-orchestrator task …`: submit tasks to a cluster manager and follow them."""
 
-import json
 import sys
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from gpu_orchestrator.cli import client, output, task_rows, waiting, where
+from gpu_orchestrator.cli.filters import ALL, Filter, labels
+from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId
+from gpu_orchestrator.cli.plain import lines
+from gpu_orchestrator.cli.tables import Column, Page, table
+
 app = App(name="task", help="Submit tasks and follow them.")
-AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-COLUMNS = {
-    "TASK": "task_id",
-    "STATUS": "status",
-    "TYPE": "task_type",
-    "WORKER": "assigned_worker",
-    "ATTEMPT": "attempt",
-    "DURATION": "duration",
-    "REASON": "reason",
-}
+ORDER = ("submit", "list", "get", "watch", "logs", "wait", "explain", "cancel", "retry")
+"""Of the help page: as one needs them."""
+for name, place, line in (
+    (
+        "watch",
+        "watch:watch",
+        "Follow the states of tasks, or of one task, as they change. Ctrl-C ends the view.",
+    ),
+    ("logs", "task_logs:logs", "Show what a task has printed."),
+    (
+        "cancel",
+        "task_changes:cancel",
+        "Cancel tasks, by id or all that match: waiting ones at once, others through their worker.",
+    ),
+    (
+        "retry",
+        "task_changes:retry",
+        "Queue tasks again that ended without a result, by id or all that match.",
+    ),
+):
+    app.command(f"gpu_orchestrator.cli.{place}", name=name, help=line, sort_key=ORDER.index(name))
 
 
-@app.command
+@app.command(sort_key=ORDER.index("submit"))
 def submit(
     task_type: str,
-    parameters: str = "{}",
     /,
-    *,
-    memory: str = "",
-    gpus: int = 1,
+    *parameters: str,
+    memory: Annotated[str, Parameter(metavar="AMOUNT")] = "",
+    gpus: Annotated[int, Parameter(metavar="N")] = 1,
     vendor: str = "",
     priority: str = "normal",
-    timeout: float | None = None,
-    retries: int | None = None,
+    timeout: Annotated[str, Parameter(metavar="TIME")] = "",
+    retries: Annotated[int | None, Parameter(metavar="N")] = None,
     model: str = "",
-    idempotency_key: str = "",
-    wait: Annotated[bool, Parameter(negative="")] = False,
+    label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
+    callback_url: Annotated[str, Parameter(metavar="URL")] = "",
+    idempotency_key: Annotated[str, Parameter(metavar="KEY")] = "",
+    wait: bool = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
     json_: AsJson = False,
+    server: Server = HERE,
 ) -> None:
     """Submit a task.
 
@@ -43,7 +63,7 @@ def submit(
     task_type
         Which handler runs it, such as echo or sleep.
     parameters
-        JSON for the handler.
+        For the handler: JSON, `key=value` pairs, `@FILE` with JSON, or `-` for JSON on stdin.
     memory
         GPU memory to reserve on each device, such as 10GB; whole devices if not given.
     gpus
@@ -53,133 +73,182 @@ def submit(
     priority
         low, normal, high, critical, or 0 to 100.
     timeout
-        Seconds after which it is stopped.
+        Stop it after this time: seconds, or such as 30m.
     retries
         How often it is retried.
     model
         The model it needs.
+    label
+        A label for lists and filters. May be repeated.
+    callback_url
+        Where the server sends the task when it has ended.
     idempotency_key
         Submitting the same key again returns the same task.
     wait
-        Wait until it has ended.
-    json_
-        Print JSON.
+        Wait until it has ended, and exit with 1 if it did not complete.
+    quiet
+        Print the id alone; with --wait the result alone.
     """
-    from gpu_orchestrator.cli.client import ask
+    from gpu_orchestrator.cli.parameters import read, seconds
 
     body: dict[str, Any] = {
         "task_type": task_type,
-        "parameters": _json(parameters),
-        "priority": int(priority) if priority.isdigit() else priority,
+        "parameters": read(parameters),
+        "priority": int(priority) if priority.isdecimal() and priority.isascii() else priority,
         "resources": {"gpus": gpus, "gpu_memory": memory, "vendor": vendor},
         "model_name": model,
         "idempotency_key": idempotency_key,
+        "labels": labels(label),
+        "callback_url": callback_url,
     }
-    if timeout is not None:
-        body["timeout"] = timeout
+    if timeout:
+        body["timeout"] = seconds(timeout, "--timeout")
     if retries is not None:
         body["max_retries"] = retries
-    answer = ask("POST", "/tasks", body=body)
+    answer = client.ask(server, "POST", "/tasks", body=body)
     if wait:
-        _wait(answer["task_id"], as_json=json_)
+        with waiting.interruptible(answer["task_id"]):
+            if not quiet:
+                output.note(f"task {answer['task_id']}")
+            _wait(server, answer["task_id"], as_json=json_, result_alone=quiet)
+    elif json_:
+        output.show_json(answer)
+    elif quiet:
+        output.say(answer["task_id"])
     else:
-        _show(answer, [answer], as_json=json_)
+        _show_accepted(answer)
 
 
-@app.command
-def get(task_id: str, /, *, json_: AsJson = False) -> None:
-    """Show a task."""
-    from gpu_orchestrator.cli.client import ask
-
-    _show_one(ask("GET", f"/tasks/{task_id}"), as_json=json_)
+@app.command(sort_key=ORDER.index("get"))
+def get(task_id: TaskId, /, *, json_: AsJson = False, utc: InUtc = False, server: Server = HERE) -> None:
+    """Show a task: what it needs, where it runs, how far it is, and its result or error."""
+    _show_one(client.ask(server, "GET", f"/tasks/{client.part(task_id)}"), as_json=json_, utc=utc)
 
 
-@app.command
-def wait(task_id: str, /, *, timeout: float = 600.0, json_: AsJson = False) -> None:
-    """Wait until a task has ended and show it; exit with 1 if it did not complete."""
-    _wait(task_id, as_json=json_, timeout_s=timeout)
-
-
-@app.command(name="list")
-def list_(
-    *, status: str = "", worker: str = "", limit: int = 50, offset: int = 0, json_: AsJson = False
+@app.command(sort_key=ORDER.index("wait"))
+def wait(
+    task_id: TaskId,
+    /,
+    *,
+    timeout: Annotated[str, Parameter(metavar="TIME")] = "10m",
+    json_: AsJson = False,
+    utc: InUtc = False,
+    server: Server = HERE,
 ) -> None:
-    """List tasks, newest first."""
-    from gpu_orchestrator.cli.client import ask
+    """Wait until a task has ended and show it; exit with 1 if it did not complete.
 
-    answer = ask("GET", "/tasks", status=status, worker_id=worker, limit=limit, offset=offset)
-    _show(answer, answer["tasks"], as_json=json_)
+    Parameters
+    ----------
+    timeout
+        Give up after this time: seconds, or such as 30m. The task itself goes on.
+    """
+    from gpu_orchestrator.cli.parameters import seconds
 
-
-@app.command
-def cancel(task_id: str, /, *, json_: AsJson = False) -> None:
-    """Cancel a task: at once if it waits; otherwise its worker is asked to stop it."""
-    from gpu_orchestrator.cli.client import ask
-
-    answer = ask("DELETE", f"/tasks/{task_id}")
-    _show(answer, [answer], as_json=json_)
+    with waiting.interruptible(task_id):
+        _wait(server, task_id, as_json=json_, utc=utc, timeout_s=seconds(timeout, "--timeout"))
 
 
-@app.command
-def retry(task_id: str, /, *, json_: AsJson = False) -> None:
-    """Queue a task again that ended without a result."""
-    from gpu_orchestrator.cli.client import ask
+@app.command(name="list", sort_key=ORDER.index("list"))
+def list_(
+    *,
+    which: Filter = ALL,
+    since: Annotated[str, Parameter(metavar="TIME")] = "",
+    wide: Annotated[bool, Parameter(name=("--wide", "-w"))] = False,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    json_: AsJson = False,
+    server: Server = HERE,
+) -> None:
+    """List tasks, newest first.
 
-    answer = ask("POST", f"/tasks/{task_id}/retry")
-    _show(answer, [answer], as_json=json_)
+    Parameters
+    ----------
+    since
+        Only those submitted within this time (30m, 2h, 7d), or since a date such as 2026-01-31.
+    wide
+        Also show devices, memory, attempt, priority, owner and labels.
+    """
+    query = [*which.query(), ("since", since), ("limit", limit), ("offset", offset)]
+    answer = client.ask(server, "GET", "/tasks", query=query)
+    if json_:
+        return output.show_json(answer)
+    columns, rows = task_rows.table(answer["tasks"], datetime.now(UTC), wide=wide)
+    page = output.page()
+    output.say(*table(columns, rows, Page(None, page.colour) if wide else page))
+    shown, total = offset + len(rows), answer.get("total", 0)
+    if shown < total and rows:
+        output.note(f"{len(rows)} of {total} (--limit, --offset)")
+    if not answer.get("complete", True):
+        output.note("only the latest tasks were searched; narrow the search with --since or --status")
+    return None
 
 
-@app.command
-def explain(task_id: str, /, *, json_: AsJson = False) -> None:
+@app.command(sort_key=ORDER.index("explain"))
+def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE) -> None:
     """Show why a task waits: every device, and why it cannot be used."""
-    from gpu_orchestrator.cli.client import ask, show
-    from gpu_orchestrator.cli.plain import lines
-
-    answer = ask("GET", f"/tasks/{task_id}/explain")
+    answer = client.ask(server, "GET", f"/tasks/{client.part(task_id)}/explain")
+    if json_:
+        return output.show_json(answer)
     rows = [
-        {**device, "worker": worker["worker_id"], "why": device["why"] or "; ".join(worker["why"]) or "fits"}
+        [
+            worker["worker_id"],
+            device["index"],
+            device["model"],
+            device["memory_free"],
+            device["why"] or "; ".join(worker["why"]) or "fits",
+        ]
         for worker in answer["workers"]
         for device in worker["devices"]
     ]
-    if not json_:
-        print(lines(f"{answer['status']}: {answer['reason'] or 'goes to ' + str(answer['would_go_to'])}"))
-    columns = {"WORKER": "worker", "DEVICE": "index", "MODEL": "model", "FREE": "memory_free", "WHY": "why"}
-    show(answer, as_json=json_, columns=columns, rows=rows)
+    goes_to = answer.get("would_go_to")
+    words = answer["reason"] or (f"goes to {goes_to}" if goes_to else "")
+    output.say(lines(f"{answer['status']}: {words}" if words else answer["status"]))
+    columns = [
+        Column("WORKER"),
+        Column("DEVICE"),
+        Column("MODEL", 2),
+        Column("FREE", 1),
+        Column("WHY", free=True),
+    ]
+    return output.show_table(columns, rows) if rows and answer["status"] not in task_rows.FINAL else None
 
 
-def _wait(task_id: str, *, as_json: bool, timeout_s: float = 600.0) -> None:
-    from gpu_orchestrator.cli.client import ask
-
-    answer = ask("GET", f"/tasks/{task_id}/wait", timeout=timeout_s)
-    _show_one(answer, as_json=as_json)
+def _wait(
+    server: Server,
+    task_id: str,
+    *,
+    as_json: bool,
+    utc: bool = False,
+    timeout_s: float | None = None,
+    result_alone: bool = False,
+) -> None:
+    try:
+        answer = waiting.on_terminal(where.find(server), task_id, timeout_s=timeout_s)
+    except (client.CannotAsk, where.BadPlace) as error:
+        output.fail(error)
+    if result_alone and not as_json:
+        _show_result(answer)
+    else:
+        _show_one(answer, as_json=as_json, utc=utc)
+    if answer["status"] not in task_rows.FINAL:
+        task_id = answer["task_id"]
+        output.note(f"it has not ended yet; wait again with: {output.PROGRAM} task wait {task_id}")
     if answer["status"] != "completed":
         sys.exit(1)
 
 
-def _show_one(answer: dict[str, Any], *, as_json: bool) -> None:
-    from gpu_orchestrator.cli.plain import lines
-
-    _show(answer, [answer], as_json=as_json)
-    if not as_json and answer["result"] is not None:
-        print(json.dumps(answer["result"], indent=2))
-    if not as_json and answer["error"]:
-        print(lines(f"{answer['error']['type']}: {answer['error']['message']}"))
+def _show_accepted(answer: dict[str, Any]) -> None:
+    row = [answer["task_id"], answer["status"], answer.get("estimated_wait_time")]
+    output.show_table([task_rows.TASK, task_rows.STATUS, Column("EXPECTED WAIT", 1)], [row])
 
 
-def _show(answer: Any, rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    from gpu_orchestrator.cli.client import show
-
-    columns = {
-        name: field for name, field in COLUMNS.items() if any(field in row for row in rows) or not rows
-    }
-    show(answer, as_json=as_json, columns=columns, rows=rows)
+def _show_one(answer: dict[str, Any], *, as_json: bool, utc: bool = False) -> None:
+    if as_json:
+        return output.show_json(answer)
+    return output.show_card(task_rows.card(answer, datetime.now(UTC), UTC if utc else None))
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        sys.exit(
-            f"gpu-orchestrator: the parameters are not valid JSON: {error}; "
-            "write for example '{\"seconds\": 1}'"
-        )
+def _show_result(answer: dict[str, Any]) -> None:
+    if answer["status"] == "completed":
+        return output.show_json(answer.get("result"))
+    return output.note(f"task {answer['task_id']} {answer['status']}: {task_rows.reason(answer)}")

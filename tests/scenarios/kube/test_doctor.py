@@ -1,15 +1,18 @@
 """`gpu-orchestrator doctor` as users run it: each problem is one line with advice, and exit code 1."""
 
-import os
+import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from controlplane import kubeconfig
 from controlplane.cluster import Cluster, free_port
+from gpu_orchestrator.api import names, timestamps
 from tests.conftest import NewCluster
+from tests.support.command_line import User
 from tests.support.paths import ROOT
 
 COMMAND = Path(sys.executable).with_name("gpu-orchestrator")
@@ -132,18 +135,43 @@ def test_kubeconfig_with_invalid_values_is_reported(
     assert message in bad[0]
 
 
-def test_missing_configuration_is_reported(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
-    done = subprocess.run(
-        [str(COMMAND), "doctor"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**env, "HOME": str(tmp_path)},
-    )
+def test_kubernetes_that_is_not_configured_is_no_failure(tmp_path: Path) -> None:
+    done = User(tmp_path).run("doctor", GPU_ORCHESTRATOR_URL=f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1
-    assert done.stderr.endswith("pass --kubeconfig or set KUBECONFIG\n")
-    assert len(done.stderr.splitlines()) == 1
+    assert "-       Kubernetes: no cluster is configured; pass --kubeconfig" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("failed  server: no cluster manager answers at")
+
+
+def test_leader_is_looked_for_where_one_is_deployed(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cluster.kubectl("apply", "-k", str(CRDS))
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    code, good, bad = doctor(cluster.kubeconfig)
+    assert (code, bad) == (0, [])
+    assert "-       operator: not installed here, or never started" in good
+    cluster.kubectl("apply", "-k", str(ROOT / "config" / "manager"))
+    code, _, (line,) = doctor(cluster.kubeconfig)
+    assert code == 1
+    assert "exists, but none has ever led, so GPUWorkloads wait" in line
+    for renewed, code in ((datetime.now(UTC), 0), (datetime.now(UTC) - timedelta(minutes=9), 1)):
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": names.OPERATOR_LEASE, "namespace": names.NAMESPACE},
+            "spec": {
+                "holderIdentity": "pod-1",
+                "leaseDurationSeconds": 15,
+                "renewTime": timestamps.micro_time(renewed),
+            },
+        }
+        path = cluster.folder / "lease.json"
+        path.write_text(json.dumps(lease))
+        cluster.kubectl("apply", "-f", str(path))
+        found, good, bad = doctor(cluster.kubeconfig)
+        assert found == code, bad
+    assert "ok      operator: pod-1 leads" not in good
+    assert "operator: pod-1 leads no more, its Lease was last renewed 9m ago" in bad[0]
 
 
 def test_unreachable_server_is_reported(tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ async def refuse_if_not_empty(database: Database) -> None:
     await migrations.refuse_partial_restore(database)
     if await database.exists("fence", "stats", "workers", "keys"):
         raise BadBackup(
-            "the store is not empty; use an empty one (another --data, or FLUSHDB on your own server)"
+            "the store is not empty; restore into an empty one: name another data directory with --data, or "
+            "an empty database of your own server with REDIS_URL"
         )
 
 
@@ -161,8 +162,16 @@ def _records(path: Path) -> Iterator[tuple[Header, BackupEntry | None]]:
             if entry != count or file.read(1):  # reading to the end also checks the checksum
                 raise BadBackup(f"{path} is incomplete: it has {count} of {entry} keys")
             yield header, None
-    except (OSError, EOFError, ValueError, zlib.error, msgspec.MsgspecError) as error:
-        raise BadBackup(f"{path} cannot be read as a backup: {error}") from error
+    except gzip.BadGzipFile as error:
+        raise BadBackup(
+            f"{path} is not a backup, or it is damaged; give a file that `backup` wrote"
+        ) from error
+    except OSError as error:
+        raise BadBackup(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except EOFError as error:
+        raise BadBackup(f"{path} is incomplete: it ends too early; use another backup") from error
+    except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+        raise BadBackup(f"{path} is damaged ({error}); use another backup") from error
 
 
 def _read(file: BinaryIO) -> bytes:

@@ -1,0 +1,100 @@
+"""Mistakes on the command line as one plain line: what was typed, what was meant, where to read more."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, get_args, get_origin
+
+from cyclopts import App, CycloptsError
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from gpu_orchestrator.cli.output import PROGRAM
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def words(error: CycloptsError) -> str:
+    """Return the line for this mistake."""
+    match error:
+        case UnknownCommandError(unused_tokens=[token, *_]):
+            return _unknown(token, error)
+        case UnusedCliTokensError(unused_tokens=[token, *_]):
+            if error.app is not None and _commands(error.app):
+                return _unknown(token, error)
+            return f"{token} is too much here; {_help(error)} shows what the command takes"
+        case UnknownOptionError():
+            token = error.token.keyword or error.token.value
+            options = [name for each in error.argument_collection if each.parse for name in each.names]
+            return f"unknown option {token}{meant(token, options) or '; ' + _help(error) + ' lists them'}"
+        case CoercionError():
+            return _wrong_kind(error)
+        case MissingArgumentError():
+            return _missing(error)
+        case RepeatArgumentError():
+            return f"{error.token.keyword} is given twice; give it once"
+    text = str(error).strip().rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}; see {_help(error)}"
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """Return `; did you mean …?`, or nothing if no known word is near."""
+    close = difflib.get_close_matches(given, list(known), 1, 0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> str:
+    """`unknown status quened; did you mean queued? known: …`."""
+    words = list(known)
+    return f"unknown {kind} {given}{meant(given, words) or ';'} known: {', '.join(words)}"
+
+
+def _unknown(token: str, error: CycloptsError) -> str:
+    if token.startswith("-"):
+        return f"unknown option {token}; {_help(error)} lists them"
+    known = _commands(error.app) if error.app is not None else []
+    return f"unknown command {token}{meant(token, known) or '; known: ' + ', '.join(known)}"
+
+
+def _commands(app: App) -> list[str]:
+    return [name for name in app if not name.startswith("-")]
+
+
+def _wrong_kind(error: CoercionError) -> str:
+    token, kind = error.token, error.target_type
+    name = (token.keyword if token else "") or _name(error)
+    value = token.value if token else ""
+    if error.argument is not None and (choices := _choices(kind)):
+        return f"{name} {value} is not one of {', '.join(choices)}{meant(value, choices)}"
+    if kind in KINDS:
+        return f"{name} {value} is not {KINDS[kind]}"
+    return f"{name} cannot be {value or 'that'}; see {_help(error)}"
+
+
+def _choices(kind: Any) -> list[str]:
+    from typing import Literal
+
+    return [str(each) for each in get_args(kind)] if get_origin(kind) is Literal else []
+
+
+def _missing(error: MissingArgumentError) -> str:
+    name = error.keyword or _name(error)
+    if name.startswith("-"):
+        return f"{name} needs a value; see {_help(error)}"
+    return f"{name} is missing; see {_help(error)}"
+
+
+def _name(error: CycloptsError) -> str:
+    """Return an option's name, or that of a value without one in capitals."""
+    name = error.argument.name if error.argument is not None else "a value"
+    is_typed = error.argument is not None and error.argument.field_info.is_keyword
+    return name if is_typed and name.startswith("--") else name.lstrip("-").upper()
+
+
+def _help(error: CycloptsError) -> str:
+    return f"`{' '.join([PROGRAM, *(error.command_chain or ())])} --help`"

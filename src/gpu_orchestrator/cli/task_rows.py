@@ -1,0 +1,169 @@
+"""Tasks as rows of a table, as a card, and as one line. Pure: the server's answers and the moment come in.
+
+A field that an older server does not send is left out.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from gpu_orchestrator.cli import times
+from gpu_orchestrator.cli.tables import Column, state_colour
+
+Task = Mapping[str, Any]
+Field = Callable[[Task], object]
+FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
+TASK = Column("TASK")
+STATUS = Column("STATUS", paint=state_colour)
+
+
+def table(
+    tasks: Sequence[Task], now: datetime, *, wide: bool = False
+) -> tuple[list[Column], list[list[object]]]:
+    """Return columns and rows. Position and progress are columns only where a task has one."""
+    columns: list[tuple[Column, Field]] = [
+        (TASK, lambda each: each["task_id"]),
+        (STATUS, lambda each: each["status"]),
+        (Column("TYPE", 2), lambda each: each.get("task_type")),
+        (Column("WORKER", 4), lambda each: each.get("assigned_worker")),
+        (Column("GPUS", 6), gpus),
+        (Column("AGE", 1), lambda each: times.age(times.parse(each.get("created_at")), now)),
+        (Column("DURATION", 5), lambda each: duration(each, now)),
+    ]
+    if any(each.get("queue_position") for each in tasks):
+        columns.append((Column("POSITION", 7), lambda each: each.get("queue_position")))
+    if wide:
+        columns += [
+            (Column("DEVICES", 8), devices),
+            (Column("MEMORY", 8), memory),
+            (Column("ATTEMPT", 8), lambda each: each.get("attempt")),
+            (Column("PRIORITY", 8), lambda each: each.get("priority")),
+            (Column("OWNER", 8), lambda each: each.get("owner")),
+            (Column("LABELS", 8), lambda each: labels(each.get("labels") or {})),
+        ]
+    if any(each.get("progress") and each["status"] not in FINAL for each in tasks):
+        columns.append((Column("PROGRESS", 3, free=True), _progress))
+    columns.append((Column("REASON", 3, free=True), reason))
+    return [column for column, _ in columns], [[field(each) for _, field in columns] for each in tasks]
+
+
+def card(task: Task, now: datetime, zone: tzinfo | None = None) -> list[tuple[str, object]]:
+    """Return what is known of one task, field by field."""
+    error = task.get("error") or {}
+    position = task.get("queue_position")
+    return [
+        ("task", task["task_id"]),
+        ("status", task["status"]),
+        ("reason", task.get("reason")),
+        ("position", f"{position} in the queue" if position else ""),
+        ("type", task.get("task_type")),
+        ("model", task.get("model_name")),
+        ("parameters", _json(task.get("parameters"))),
+        ("worker", task.get("assigned_worker")),
+        ("devices", _each_device(task)),
+        (
+            "gpus",
+            f"{task['gpus']}, {memory(task)}" if task.get("gpus") and memory(task) else task.get("gpus"),
+        ),
+        ("attempt", task.get("attempt")),
+        ("priority", task.get("priority")),
+        ("owner", task.get("owner")),
+        ("labels", labels(task.get("labels") or {})),
+        ("created", _moment(task.get("created_at"), now, zone)),
+        ("started", _moment(task.get("started_at"), now, zone)),
+        ("ended", _moment(task.get("completed_at"), now, zone)),
+        ("duration", duration(task, now)),
+        ("progress", task.get("progress")),
+        ("callback", task.get("callback")),
+        ("correlation", task.get("correlation_id")),
+        ("deaths", "\n".join(_death(each, now, zone) for each in task.get("deaths") or [])),
+        ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
+        ("result", _json(task.get("result"))),
+    ]
+
+
+def line(task: Task, now: datetime) -> str:
+    """Return the state of a task in one line: `running on vm, GPU 0 (L4), 12s: epoch 3`."""
+    words = str(task["status"])
+    if task["status"] == "queued":
+        position = task.get("queue_position")
+        why = task.get("reason")
+        return words + (f", {position} in the queue" if position else "") + (f": {why}" if why else "")
+    if task.get("assigned_worker"):
+        words += f" on {task['assigned_worker']}"
+    if found := task.get("devices"):
+        names = " and ".join(f"GPU {each.get('index')} ({each.get('model')})" for each in found)
+        words += f", {names}"
+    if taken := duration(task, now):
+        words += f", {taken}"
+    return words + (f": {task['progress']}" if task.get("progress") and task["status"] not in FINAL else "")
+
+
+def gpus(task: Task) -> object:
+    """Return the devices by number once it has some (`#0 #1`), else how many it asks for."""
+    if found := task.get("devices"):
+        return " ".join(f"#{each.get('index')}" for each in found)
+    return task.get("gpus")
+
+
+def devices(task: Task) -> str:
+    return ", ".join(
+        f"{each.get('index')} {each.get('model')} {each.get('uuid')}" for each in task.get("devices") or []
+    )
+
+
+def memory(task: Task) -> str:
+    """Return what it has reserved on each device."""
+    if task.get("memory_reserved"):
+        return (
+            f"{task['memory_reserved']} each" if (task.get("gpus") or 1) > 1 else str(task["memory_reserved"])
+        )
+    return "whole" if task.get("exclusive") else ""
+
+
+def duration(task: Task, now: datetime) -> str:
+    """Return how long it took, or has run so far."""
+    if task.get("duration_seconds") is not None:
+        return times.duration(float(task["duration_seconds"]))
+    started = times.parse(task.get("started_at"))
+    if task["status"] == "running" and started:
+        return times.duration((now - started).total_seconds())
+    return ""
+
+
+def reason(task: Task) -> str:
+    """Return why it waits or how it failed."""
+    error = task.get("error") or {}
+    if error.get("message") and task["status"] in FINAL:
+        return f"{error.get('type')}: {error['message']}".partition("\n")[0]
+    return str(task.get("reason") or "")
+
+
+def labels(given: Mapping[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in sorted(given.items()))
+
+
+def _progress(task: Task) -> object:
+    return "" if task["status"] in FINAL else task.get("progress")
+
+
+def _each_device(task: Task) -> str:
+    return "\n".join(
+        f"{each.get('index')}  {each.get('model')}  {each.get('uuid')}" for each in task.get("devices") or []
+    )
+
+
+def _moment(text: object, now: datetime, zone: tzinfo | None) -> str:
+    found = times.parse(text)
+    return f"{times.clock(found, now, zone)} ({times.ago(found, now)})" if found else ""
+
+
+def _death(death: Mapping[str, Any], now: datetime, zone: tzinfo | None) -> str:
+    moment = datetime.fromtimestamp(float(death.get("at", 0)) / 1000, UTC)
+    when = times.clock(moment, now, zone)
+    return f"{when} attempt {death.get('attempt')} on {death.get('worker')}: {death.get('evidence')}"
+
+
+def _json(value: Any) -> str:
+    return "" if value is None or value == {} else json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,0 +1,251 @@
+"""Tasks, workers, keys and events as rows, cards and lines, also with the fields of an older server."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpu_orchestrator.cli import events, key, task_rows, worker_rows
+from gpu_orchestrator.cli.tables import Page, card, table
+from gpu_orchestrator.cli.watch import picture
+
+NOW = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
+ID = "3f2a" * 8
+
+
+def task(status: str = "running", **more: Any) -> dict[str, Any]:
+    return {
+        "task_id": ID,
+        "status": status,
+        "task_type": "sleep",
+        "assigned_worker": "vm",
+        "created_at": "2026-11-16T11:57:00.000Z",
+        "started_at": "2026-11-16T11:59:18.000Z",
+        "completed_at": None,
+        "duration_seconds": None,
+        "progress": None,
+        **more,
+    }
+
+
+DEVICES = [{"index": 0, "uuid": "GPU-a", "model": "L4"}, {"index": 3, "uuid": "GPU-b", "model": "L4"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "row"),
+    [
+        pytest.param(task(), f"{ID} running sleep vm - 3m 42s -", id="running shows elapsed time"),
+        pytest.param(
+            task("completed", duration_seconds=1052.9), f"{ID} completed sleep vm - 3m 17m 33s -", id="done"
+        ),
+        pytest.param(task(gpus=2), f"{ID} running sleep vm 2 3m 42s -", id="asked for two"),
+        pytest.param(task(gpus=2, devices=DEVICES), f"{ID} running sleep vm #0 #3 3m 42s -", id="got two"),
+        pytest.param(
+            task("queued", assigned_worker=None, started_at=None, queue_position=4, reason="no room"),
+            f"{ID} queued sleep - - 3m - 4 no room",
+            id="queued shows position and reason",
+        ),
+        pytest.param(
+            task(
+                "failed", error={"type": "ValueError", "message": "bad\ntrace"}, reason="failed; not retried"
+            ),
+            f"{ID} failed sleep vm - 3m - ValueError: bad",
+            id="failed shows the error",
+        ),
+        pytest.param(task(progress="epoch 3"), f"{ID} running sleep vm - 3m 42s epoch 3 -", id="progress"),
+        pytest.param(
+            {"task_id": ID, "status": "queued"}, f"{ID} queued - - - - - -", id="hardly anything known"
+        ),
+    ],
+)
+def test_row_of_a_task(given: dict[str, Any], row: str) -> None:
+    columns, rows = task_rows.table([given], NOW)
+    assert table(columns, rows)[1].split() == row.split()
+
+
+def test_wide_row_has_devices_by_uuid_and_labels() -> None:
+    given = task(
+        devices=DEVICES[:1], memory_reserved="4GB", gpus=1, owner="ann", labels={"team": "x"}, priority=75
+    )
+    columns, rows = task_rows.table([given], NOW, wide=True)
+    head, row = table(columns, rows)
+    assert head.split()[7:] == ["DEVICES", "MEMORY", "ATTEMPT", "PRIORITY", "OWNER", "LABELS", "REASON"]
+    assert "0 L4 GPU-a" in row
+    assert "4GB" in row
+    assert "team=x" in row
+
+
+def test_card_of_a_task() -> None:
+    given = task(
+        "failed",
+        devices=DEVICES[:1],
+        gpus=1,
+        memory_reserved="4GB",
+        error={"type": "ValueError", "message": "bad"},
+        deaths=[
+            {"worker": "w", "attempt": 1, "kind": "runner", "evidence": "killed", "at": 1_794_830_400_000}
+        ],
+        result=None,
+    )
+    lines = card(task_rows.card(given, NOW, UTC))
+    assert "started  11:59:18 (42s ago)" in lines
+    assert "devices  0  L4  GPU-a" in lines
+    assert "gpus     1, 4GB" in lines
+    assert "error    ValueError: bad" in lines
+    assert any(line.endswith("attempt 1 on w: killed") for line in lines)
+    assert not any(line.startswith(("result", "labels", "ended")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (task(devices=DEVICES[:1], progress="epoch 3"), "running on vm, GPU 0 (L4), 42s: epoch 3"),
+        (task("queued", queue_position=2, reason="no room"), "queued, 2 in the queue: no room"),
+        (task("completed", duration_seconds=3.0), "completed on vm, 3s"),
+        ({"task_id": ID, "status": "queued"}, "queued"),
+    ],
+)
+def test_line_of_a_task(given: dict[str, Any], line: str) -> None:
+    assert task_rows.line(given, NOW) == line
+
+
+def test_watched_list_says_how_many_there_are() -> None:
+    lines = picture([task()], 105, "", NOW, Page(80))
+    assert lines[-1] == "1 of 105 tasks; Ctrl-C ends this view, not the tasks"
+    assert picture([task()], 1, "no answer", NOW, Page(80))[-1] == "no answer"
+
+
+def gpu(index: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "model": "L4",
+        "memory_total_bytes": 24 * 2**30,
+        "memory_used_bytes": 2**29,
+        "memory_reserved_bytes": 4 * 2**30,
+        "temperature": 61.0,
+        "utilization": 0.5,
+        "cordoned": False,
+        "problem": "",
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([], "none"),
+        ([gpu(0), gpu(1)], "2 × L4"),
+        ([gpu(0, cordoned=True), gpu(1)], "2 × L4 (1 cordoned)"),
+        ([gpu(0, problem="fell off the bus"), gpu(1, model="H200")], "1 × H200, 1 × L4 (1 faulty)"),
+    ],
+)
+def test_gpus_in_words(found: list[dict[str, Any]], words: str) -> None:
+    assert worker_rows.gpus(found) == words
+
+
+def test_devices_of_a_worker_show_cordon_temperature_and_alert() -> None:
+    alert = {"kind": "temperature", "message": "91 °C", "value": 91, "since": ""}
+    columns, rows = worker_rows.devices([gpu(0, cordoned=True), gpu(1, alerts=[alert])])
+    _, first, second = table(columns, rows)
+    assert first.split() == ["0", "cordoned", "L4", "24GB", "4GB", "512MB", "61", "°C", "50%", "GPU-0", "-"]
+    assert second.endswith("91 °C")
+    assert "alert" in second
+
+
+def test_status_explains_memory_that_cannot_be_reserved() -> None:
+    answer = {
+        "status": "healthy",
+        "active_workers": 1,
+        "total_workers": 1,
+        "queued_tasks": 0,
+        "running_tasks": 2,
+        "tasks": {"completed": 3, "failed": 1},
+        "total_memory_bytes": 96 * 2**30,
+        "available_memory_bytes": int(76.8 * 2**30),
+        "gpu_utilization": 0.25,
+        "uptime_seconds": 331.0,
+    }
+    lines = card(worker_rows.status(answer))
+    why = "(GPU_MEMORY_THRESHOLD keeps a part of each device back)"
+    assert f"GPU memory  96GB; 76.8GB can still be reserved {why}" in lines
+    assert "tasks       0 queued, 2 running, 3 completed, 1 failed" in lines
+    assert "up for      5m 31s" in lines
+    exact = card(worker_rows.status({**answer, "memory_threshold": 0.8}))
+    assert any("(GPU_MEMORY_THRESHOLD keeps 20% of each device back)" in line for line in exact)
+    none = {**answer, "total_memory_bytes": 0, "available_memory_bytes": 0}
+    assert "GPU memory  none: no worker that is online has a GPU" in card(worker_rows.status(none))
+
+
+def test_key_shows_its_limits_and_when_it_expires() -> None:
+    given = {
+        "key_id": "284ea33bee196abe",
+        "name": "ann",
+        "owner": "ann",
+        "scopes": ["submit"],
+        "status": "active",
+        "limits": {"running_tasks": 4, "queued_tasks": 0, "weight": 2.0},
+        "configured": False,
+        "expires_at": "2027-02-14T12:00:00Z",
+        "last_used_at": None,
+    }
+    limits = "4 running tasks, any number of waiting tasks, weight 2"
+    assert key.row(given, NOW)[5:] == ["in 90d", "never", limits]
+    assert key.row({**given, "configured": True, "expires_at": None}, NOW)[5:] == [
+        "never",
+        "not recorded",
+        "no limits",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "row"),
+    [
+        pytest.param(
+            "task_completed",
+            {
+                "task_id": "a",
+                "worker_id": "vm",
+                "attempt": 1,
+                "status": "completed",
+                "duration_seconds": 40.2,
+            },
+            ["a", "on vm; 40s"],
+            id="completed",
+        ),
+        pytest.param(
+            "task_failed",
+            {"task_id": "a", "worker_id": "vm", "attempt": 2, "error": {"type": "E", "message": "m"}},
+            ["a", "E: m; on vm; attempt 2"],
+            id="error first",
+        ),
+        pytest.param(
+            "task_started",
+            {"task_id": "a", "worker_id": "vm", "attempt": 1, "devices": [{"index": 1, "model": "L4"}]},
+            ["a", "on vm; GPU 1 (L4)"],
+            id="devices",
+        ),
+        pytest.param(
+            "worker_status_changed",
+            {"worker_id": "vm", "status": "draining", "reason": ""},
+            ["vm", "draining"],
+            id="worker",
+        ),
+    ],
+)
+def test_row_of_an_event(name: str, data: dict[str, Any], row: list[str]) -> None:
+    event = {"event": name, "timestamp": "2026-11-16T08:05:30Z", "data": data}
+    assert events.row(event, NOW, utc=True) == ["08:05:30", name, *row]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "is_wanted"),
+    [
+        ("task_failed", (), True),
+        ("task_failed", ("task_failed",), True),
+        ("task_failed", ("task_",), True),
+        ("task_failed", ("gpu_alert", "worker_"), False),
+    ],
+)
+def test_events_are_chosen_by_type(name: str, wanted: tuple[str, ...], is_wanted: bool) -> None:
+    assert events.is_wanted(name, wanted) is is_wanted
