@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpu_orchestrator.adapters import settings
+from gpu_orchestrator.adapters.private_files import CLIENT
+from gpu_orchestrator.adapters.private_files import TOKEN as WORKER_TOKEN
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.cli import own_keys
@@ -81,24 +83,24 @@ def test_configured_key_is_dropped_with_its_setting(tmp_path: Path) -> None:
 def test_client_without_a_working_key_gets_a_new_one(tmp_path: Path, client: str | None) -> None:
     _, made = begin(tmp_path)
     if client is None:
-        (tmp_path / own_keys.CLIENT).unlink()
+        (tmp_path / CLIENT).unlink()
     else:
-        (tmp_path / own_keys.CLIENT).write_text(client)
+        (tmp_path / CLIENT).write_text(client)
     keys, secrets = begin(tmp_path)
     assert (secrets.fresh, secrets.further) == (True, True)
     assert admits(keys, secrets.api_key)
-    assert json.loads((tmp_path / own_keys.CLIENT).read_text())["key"] == secrets.api_key
+    assert json.loads((tmp_path / CLIENT).read_text())["key"] == secrets.api_key
     assert admits(keys, made.api_key), "clients elsewhere may have it"
     assert begin(tmp_path)[1].api_key == secrets.api_key, "and from then on it is kept"
 
 
 def test_lost_token_file_does_not_lock_out_the_local_worker(tmp_path: Path) -> None:
     _, made = begin(tmp_path)
-    (tmp_path / own_keys.TOKEN).unlink()
+    (tmp_path / WORKER_TOKEN).unlink()
     keys, secrets = begin(tmp_path)
     assert admits(keys, made.worker_token), "workers elsewhere still have it"
     assert admits(keys, secrets.worker_token)
-    assert (tmp_path / own_keys.TOKEN).read_text() == secrets.worker_token
+    assert (tmp_path / WORKER_TOKEN).read_text() == secrets.worker_token
 
 
 def test_no_key_is_generated_if_both_are_configured(tmp_path: Path) -> None:

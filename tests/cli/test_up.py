@@ -90,6 +90,8 @@ def test_end_of_the_worker_is_told_with_what_happens_next(tmp_path: Path) -> Non
         assert "it starts again in 1 s" in told
         assert str(tmp_path / "data" / "worker.log") in told
         lines_until(running, "all is well again")
+        os.kill(worker_of(running.pid), signal.SIGKILL)
+        assert "it starts again in 2 s" in lines_until(running, "the worker ended")[-1], "it backs off"
 
 
 def test_worker_that_cannot_start_is_told_once(tmp_path: Path) -> None:

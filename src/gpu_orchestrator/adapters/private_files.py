@@ -5,6 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+CLIENT = "client.json"
+"""In the data directory: what clients on the machine of a server need, `url`, `key` and `ca`."""
+TOKEN = "worker-token"  # noqa: S105 - a file name
+"""In the data directory: the token with which workers join."""
+
 
 def read(path: Path) -> str:
     """Return the text without surrounding whitespace; empty if there is no such file."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from gpu_orchestrator.adapters import private_files, settings
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.worker.settings import name_of
-from gpu_orchestrator.cli import own_keys
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 LONGEST_NAME = 63
@@ -40,7 +39,7 @@ def access(server: str = "", token: str = "", token_file: Path | None = None, ca
         token = _read(token_file, folder)
     if is_here and not token:
         with contextlib.suppress(OSError):  # it belongs to another user, who must give it
-            token = chosen.worker_token or private_files.read(folder / own_keys.TOKEN)
+            token = chosen.worker_token or private_files.read(folder / private_files.TOKEN)
     return Access(server, token, ca or (str(here.get("ca", "")) if is_here else ""))
 
 
@@ -75,7 +74,7 @@ def _hold(holder: socket.socket, server: str, name: str) -> bool:
 
 def _of_this_machine(folder: Path) -> dict[str, object]:
     try:
-        return private_files.read_object(folder / own_keys.CLIENT)
+        return private_files.read_object(folder / private_files.CLIENT)
     except OSError:
         return {}
 
@@ -84,7 +83,7 @@ def _read(path: Path, folder: Path) -> str:
     try:
         return settings.read_secret(path)
     except (OSError, ValueError) as error:
-        own = folder / own_keys.TOKEN
+        own = folder / private_files.TOKEN
         advice = (
             f"leave it out to use the token of this machine's server, {own}"
             if own.exists()

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_orchestrator.adapters import private_files
+from gpu_orchestrator.adapters.private_files import CLIENT, TOKEN
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.apps.manager.access import keys
 
-CLIENT = "client.json"
 HASHES = "keys.json"
-TOKEN = "worker-token"  # noqa: S105 - a file name
 Hashes = list[tuple[str, str]]
 """Hash and scope of each key that was made here, oldest first."""
 
