@@ -122,6 +122,15 @@ def test_events_of_one_type_are_followed(user: User) -> None:
         assert failing.wait(30) == 130
 
 
+def test_rare_events_are_found_among_many(user: User) -> None:
+    bad = submitted(user, "sleep", "seconds=minus", "--gpus", "0", "--retries", "0")
+    assert user.run("task", "wait", bad).returncode == 1
+    for _ in range(3):
+        user.says("task", "submit", "echo", "--gpus", "0", "--wait", "-q")
+    found = user.json("events", "--type", "task_failed", "--limit", "1")["events"]
+    assert [each["data"]["task_id"] for each in found] == [bad]
+
+
 def test_changes_of_all_tasks_are_lines_in_a_pipe(user: User) -> None:
     """The stream begins when it connects: submit tasks until one is shown."""
     with user.start("task", "watch") as watching:

@@ -28,7 +28,7 @@ def start(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProc
     return subprocess.run(
         [COMMAND, *words],
         cwd=folder,
-        env={**compiled(), **environ},
+        env={**compiled(), "XDG_CONFIG_HOME": str(folder / "config"), **environ},
         capture_output=True,
         text=True,
         timeout=60,

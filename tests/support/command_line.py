@@ -1,6 +1,7 @@
 """The command line as a user has it: a home of their own, and one real server with simulated GPUs."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,10 @@ class User:
         return line
 
     def start(self, *words: str, **environ: str) -> "subprocess.Popen[str]":
+        """Start a command that Ctrl-C may end, also if these tests run in the background of a shell, where
+        Ctrl-C is ignored and children inherit that."""
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return subprocess.Popen(
             [COMMAND, *words],
             cwd=self.folder,

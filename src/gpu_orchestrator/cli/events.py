@@ -1,6 +1,7 @@
 """`gpu-orchestrator events`: what happened in the cluster, or what happens now."""
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -35,6 +36,8 @@ COLUMNS = (
     Column("DETAILS", 2, free=True),
 )
 FIRST = ("error", "message", "reason", "status", "state", "worker_id", "devices")
+MOST = 1000
+"""How many events one request may ask for."""
 NAMES = ("task_id", "worker_id")
 """Fields that say what an event is about, most exact first."""
 
@@ -69,7 +72,7 @@ def events(
         place = where.find(server)
         if follow:
             return _follow(place, wanted, after, as_json=json_, utc=utc)
-        answer = client.request(place, "GET", "/cluster/events", query={"after": after, "limit": limit})
+        answer = _chosen(place, wanted, limit) if wanted and not after else _page(place, after, limit)
     except (client.CannotAsk, where.BadPlace) as error:
         output.fail(error)
     found = [each for each in answer["events"] if is_wanted(each["event"], wanted)]
@@ -137,6 +140,22 @@ def _wanted(given: tuple[str, ...]) -> tuple[str, ...]:
         if each not in TYPES and not each.endswith("_"):
             output.fail(unknown("type", each, TYPES), code=2)
     return found
+
+
+def _page(place: where.Place, after: str, limit: int) -> Any:
+    return client.request(place, "GET", "/cluster/events", query={"after": after, "limit": limit})
+
+
+def _chosen(place: where.Place, wanted: tuple[str, ...], limit: int) -> dict[str, Any]:
+    """Return the latest events of these types among all that are kept: rare ones are seldom among the last."""
+    found: deque[dict[str, Any]] = deque(maxlen=max(limit, 0))
+    at = "0"
+    while True:
+        answer = _page(place, at, MOST)
+        found += [each for each in answer["events"] if is_wanted(each["event"], wanted)]
+        if answer["next"] == at or not answer["next"]:
+            return {**answer, "events": list(found)}
+        at = answer["next"]
 
 
 def _follow(place: where.Place, wanted: tuple[str, ...], after: str, *, as_json: bool, utc: bool) -> None:
