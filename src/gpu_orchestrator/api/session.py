@@ -200,10 +200,12 @@ class Renewed(Message, frozen=True):
 
 
 class Given(Value, frozen=True):
-    """A device given to an attempt."""
+    """A device given to an attempt. `model` is its name at that time; empty in assignments of older
+    versions."""
 
     index: int
     uuid: str
+    model: str = ""
 
 
 class Assign(Message, frozen=True):

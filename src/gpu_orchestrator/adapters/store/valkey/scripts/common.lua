@@ -12,6 +12,7 @@
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by due time
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
+--   keys:used    hash    keys from settings -> last use
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
 local P = KEYS[1]
@@ -97,6 +98,17 @@ end
 local function emit_task(name, id, owner, worker, attempt, more, at)
   emit(name, owner, '{"task_id":' .. cjson.encode(id) .. ',"worker_id":' .. cjson.encode(worker or '') ..
     ',"attempt":' .. (attempt or '0') .. (more or '') .. '}', at)
+end
+
+-- Write the event for the start of an attempt, with the devices that it got.
+local function emit_start(id, owner, worker, attempt, place, at)
+  local devices = '[]'
+  if place and string.find(place, '"devices"', 1, true) then
+    local given = cjson.decode(place).devices
+    for _, each in ipairs(given) do each.model = each.model or '' end
+    if #given > 0 then devices = cjson.encode(given) end
+  end
+  emit_task('task_started', id, owner, worker, attempt, ',"devices":' .. devices, at)
 end
 
 local function emit_worker(name, worker, status, why)
