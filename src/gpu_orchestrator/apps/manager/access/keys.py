@@ -112,7 +112,7 @@ def _now_ms() -> int:
 
 
 class Keys:
-    """This process's copy of all keys. `used` holds the last use of stored keys until `KeySync` writes it."""
+    """This process's copy of all keys. `used` holds their last use until `KeySync` writes it."""
 
     def __init__(self, configured: Iterable[Key], now_ms: Callable[[], int] = _now_ms) -> None:
         self.configured = tuple(configured)
@@ -148,8 +148,7 @@ class Keys:
         if key.is_over(now_ms):
             how = "was revoked" if key.revoked_ms else "has expired"
             raise Unauthorized(f"this key ({key.id}) {how}; ask the operator for another")
-        if not key.configured:
-            self.used[key.id] = now_ms
+        self.used[key.id] = now_ms
         return key
 
     def is_good(self, key: Key) -> bool:
