@@ -207,6 +207,9 @@ class Given(Value, frozen=True):
     uuid: str
     model: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.index} {self.uuid} {self.model}".strip()
+
 
 class Assign(Message, frozen=True):
     """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task

@@ -6,7 +6,6 @@
 import asyncio
 import contextlib
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -56,8 +55,6 @@ RECHECK_S = 2.0
 
 ID_LENGTH, SHORTEST_START, MOST_CANDIDATES = 32, 4, 10
 """Characters of a task's id; how few of them may stand for it; how many tasks an ambiguous start names."""
-FULL_BYTES = 256 * 1024
-"""A disk with less room than this is full: the store cannot write."""
 _START = re.compile(r"[0-9A-Za-z_-]+")
 
 
@@ -170,9 +167,12 @@ class Manager:
         """
         (row,) = await self.store.tasks.fetch([name])
         if row is None or (owner and row.get("tenant") != owner):
-            kept = show_seconds(self.settings.task_retention)
-            raise NotFound(f"there is no task {name}; ended tasks are kept for {kept}")
+            raise self.no_task(name)
         return row
+
+    def no_task(self, name: str) -> NotFound:
+        kept = show_seconds(self.settings.task_retention)
+        return NotFound(f"there is no task {name}; ended tasks are kept for {kept}")
 
     async def wait(self, name: str, timeout_s: float) -> Row:
         """Return the task's row once the task has ended, or its current row after `timeout_s`."""
@@ -213,16 +213,8 @@ class Manager:
         try:
             await self.store.database.ping()
         except StoreError:
-            return "the store does not answer" + ("" if self.settings.external_store else self._disk())
+            return "the store does not answer"
         return "" if self.leader.leader else "no process leads yet"
-
-    def _disk(self) -> str:
-        """Return that the disk of the embedded store is full, to add to a sentence; empty if it is not."""
-        try:
-            is_full = shutil.disk_usage(self.settings.data_dir).free < FULL_BYTES
-        except OSError:
-            return ""
-        return ": the disk of the data directory is full; free some space" if is_full else ""
 
     async def _cluster(self) -> Cluster:
         """Return the cluster: the leader's own, or else one read from the store."""

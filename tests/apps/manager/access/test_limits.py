@@ -72,7 +72,10 @@ async def test_route_with_its_own_rate_counts_separately(new_site: NewSite) -> N
     for _ in range(5):
         assert (await ann.call("GET", "/workers"))[0] == 200
     assert (await ann.call("GET", "/api/v1/tasks/one"))[0] == 404
-    assert "on GET /tasks/{task_id}" in (await ann.refused("GET", "/tasks/two"))[2]
+    assert (
+        "may send 1 request a minute to GET /tasks/{task_id}; retry in"
+        in (await ann.refused("GET", "/tasks/two"))[2]
+    )
     assert [(await ann.call("GET", "/tasks"))[0] for _ in range(2)] == [200, 200], (
         "other routes count separately"
     )

@@ -88,7 +88,7 @@ class Assigner:
             "task_scheduled",
             task_id=plan.place.placement.key,
             worker_id=plan.place.placement.node,
-            devices=[f"{each.index} {each.uuid} {each.model}".strip() for each in plan.grant.devices],
+            devices=[str(each) for each in plan.grant.devices],
             estimated_duration=round(self.metrics.average_s, 3),
             correlation_id=correlation,
         )
