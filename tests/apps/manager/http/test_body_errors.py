@@ -87,3 +87,27 @@ def test_error_names_field_value_and_what_may_be_sent(kind: type, body: Any, sai
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(raw, type=kind)
     assert body_errors.plain(caught.value, raw, kind) == said
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param(b'{"task_type":' + b"[" * 5000, "task_type; give a text", id="too deep to read again"),
+        pytest.param(b'{"task_type": 1, ', "task_type; give a text", id="ends too early"),
+        pytest.param(b'{"task_type": [[1]]}', "task_type is […]; give a text", id="list"),
+        pytest.param(
+            b'{"task_type": "a", "resources": {"gpus": true}}',
+            "resources.gpus is true; give a whole number",
+            id="true",
+        ),
+        pytest.param(
+            b'{"task_type": "a", "resources": {"gpus": ' + b"9" * 5000 + b"}}",
+            "resources.gpus",
+            id="number of thousands of digits",
+        ),
+    ],
+)
+def test_body_that_cannot_be_read_again_still_gets_a_sentence(body: bytes, said: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(body, type=schema.TaskRequest)
+    assert body_errors.plain(caught.value, body, schema.TaskRequest).startswith(said)

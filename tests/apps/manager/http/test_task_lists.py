@@ -11,6 +11,7 @@ from gpu_orchestrator.adapters.store.valkey.resp import Client
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.tasks import waiting
+from gpu_orchestrator.core.decide import why_not
 from tests.apps.manager.conftest import NewSite, Site
 from tests.apps.manager.http.test_key_routes import bearing, make
 
@@ -35,7 +36,7 @@ async def test_task_names_its_devices_even_after_its_worker_has_gone(site: Site)
     name = await site.submit(resources={"gpu_memory": "4GB", "gpus": 2})
     devices = [{"index": index, "uuid": f"GPU-{index}", "model": "L4"} for index in (0, 1)]
     assign = await worker.take()
-    assert assign.devices == tuple(session.Given(**each) for each in devices)
+    assert assign.devices == tuple(session.Given(index, f"GPU-{index}", "L4") for index in (0, 1))
     await worker.finish(assign)
     ended = await site.wait(name)
     await worker.close()
@@ -126,11 +127,10 @@ async def test_thousands_of_shapes_are_judged_a_bounded_number_at_a_time(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[Any] = []
-    real = waiting.why_not
 
     def counting(*given: Any) -> Any:
         judged.append(given)
-        return real(*given)
+        return why_not(*given)
 
     monkeypatch.setattr(waiting, "why_not", counting)
     monkeypatch.setattr(waiting, "FRESH_S", 3600.0)

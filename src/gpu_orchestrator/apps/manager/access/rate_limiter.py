@@ -114,7 +114,8 @@ def _message(limits: tuple[Rate, ...], route: str, wait_s: float) -> str:
     first, *others = limits
     more = "".join(f" and {each.most} {EVERY[each.seconds]}" for each in others)
     where = f" to {route}" if route else ""
+    requests = "1 request" if first.most == 1 else f"{first.most} requests"
     return (
-        f"this key may send {first.most} request{'s' * (first.most != 1)} {EVERY[first.seconds]}{more}{where}; "
+        f"this key may send {requests} {EVERY[first.seconds]}{more}{where}; "
         f"retry in {show_seconds(ceil(wait_s))}, or send many tasks as one batch"
     )

@@ -41,10 +41,19 @@ def plain(error: msgspec.ValidationError, body: bytes, kind: type) -> str:
     found = _AT.fullmatch(str(error))
     assert found is not None  # noqa: S101 - matches any text
     steps = [name or index for name, index in _PART.findall(found["path"] or "")]
-    place = _Place(msgspec.json.decode(body), inspect.type_info(kind))
+    place = _place(body, inspect.type_info(kind))
     for step in steps:
         place = place.down(step)
     return _sentence(found["said"], place, is_key=bool(found["key"]))
+
+
+def _place(body: bytes, kind: inspect.Type) -> "_Place":
+    """Return the whole body. The first error may come before one that makes the rest unreadable: then the
+    value is not known."""
+    try:
+        return _Place(msgspec.json.decode(body), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Place(None, kind, known=False)
 
 
 class _Place:
@@ -68,7 +77,10 @@ class _Place:
             case list() if step.isdigit() and int(step) < len(self.value):
                 return _Place(self.value[int(step)], _item(self.kind), f"{self.path}[{step}]")
             case _:
-                return _Place(None, inspect.AnyType(), f"{self.path}.{step}", known=False)
+                path = (
+                    f"{self.path}[{step}]" if step.isdigit() or step == ANY_ENTRY else f"{self.path}.{step}"
+                )
+                return _Place(None, _field(self.kind, step), path.removeprefix("."), known=False)
 
 
 def _is_short_text(value: Any) -> bool:
@@ -106,8 +118,15 @@ def _wanted(said: str, place: _Place) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    """Return a value as it was sent; of lists and objects only what they are, because they may be large."""
+    match value:
+        case None | True | False:
+            return {None: "null", True: "true", False: "false"}[value]
+        case list() | dict():
+            return ("[…]" if isinstance(value, list) else "{…}") if value else str(value)
+        case _:
+            text = repr(value)
+            return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _branches(kind: inspect.Type) -> Iterator[inspect.Type]:
