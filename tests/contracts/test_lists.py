@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gpu_orchestrator.adapters.store import tasks
+from gpu_orchestrator.adapters.store import task_lists
 from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.tasks import Filter
+from gpu_orchestrator.adapters.store.task_lists import Filter
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 
@@ -65,16 +65,28 @@ async def test_since_leaves_out_older_tasks(store: Store) -> None:
 
 
 async def test_search_that_ends_early_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "MOST_SEARCHED", 40)
-    monkeypatch.setattr(tasks, "SEARCHED_AT_ONCE", 20)
-    await store.tasks.submit([new(f"t{number:02}", labels={"n": str(number % 2)}) for number in range(40)])
-    wanted = Filter(labels=(("n", "1"),))
+    monkeypatch.setattr(task_lists, "MOST_SEARCHED", 40)
+    monkeypatch.setattr(task_lists, "SEARCHED_AT_ONCE", 20)
+    names = [f"t{number:02}" for number in range(39)]
+    await store.tasks.submit([new(name, labels={"n": name[-1]}) for name in names])
+    wanted = Filter(labels=(("n",),))
     page = await store.tasks.search(wanted, offset=5, limit=10)
-    assert (page.total, len(page.ids), page.complete) == (20, 10, 1)
-    every = await store.tasks.search(Filter(), offset=10, limit=25)
-    assert (every.total, len(every.ids), every.complete) == (40, 25, 1), "lists alone are always complete"
-    await store.tasks.submit([new("one-more")])
+    assert (page.total, page.ids, page.complete) == (39, tuple(sorted(names, reverse=True)[5:15]), 1)
+    assert (await store.tasks.search(Filter(), offset=10, limit=10)).total == 39
+    await store.tasks.submit([new("one-more"), new("and-one-more")])
     assert (await store.tasks.search(wanted, offset=0, limit=10)).complete == 0
+    assert (await store.tasks.search(Filter(), offset=0, limit=10)).complete == 1, "lists are complete"
+
+
+async def test_search_follows_a_moment_with_more_tasks_than_one_call_reads(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_lists, "SEARCHED_AT_ONCE", 7)
+    names = {f"t{number:03}" for number in range(100)}
+    await store.tasks.submit([new(name, task_type="sleep") for name in sorted(names)])  # all in the same ms
+    await store.tasks.cancel(sorted(names)[:30])
+    page = await store.tasks.search(Filter(task_type="sleep"), offset=0, limit=1000)
+    assert (page.total, set(page.ids)) == (100, names)
 
 
 async def test_id_is_found_by_its_start_among_the_tasks_of_its_owner(store: Store) -> None:

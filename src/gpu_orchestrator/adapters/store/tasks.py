@@ -24,11 +24,11 @@ from gpu_orchestrator.adapters.store.records import (
     Submitted,
     Unit,
 )
+from gpu_orchestrator.adapters.store.task_lists import TaskLists
 from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 DAY_MS = 86_400_000
-MOST_SEARCHED, SEARCHED_AT_ONCE = 100_000, 1000
 Row = dict[str, str]
 
 
@@ -54,39 +54,6 @@ class Retried(Item, frozen=True):
     """`state` is the one before (empty if the task is unknown)."""
 
     state: str
-
-
-class Filter(msgspec.Struct, frozen=True):
-    """Which tasks to list. Without `states`, those in any. `since_ms` is when the oldest was created; if
-    negative, how long ago. A label without a value matches any value."""
-
-    states: tuple[str, ...] = ()
-    worker: str = ""
-    owner: str = ""
-    task_type: str = ""
-    labels: tuple[tuple[str, ...], ...] = ()
-    since_ms: int = 0
-
-    @property
-    def reads_rows(self) -> bool:
-        """Return True if lists alone cannot answer: nothing is listed by type or label."""
-        return bool(self.task_type or self.labels)
-
-
-class Page(Item, frozen=True):
-    """`complete` is 0 if there may be more tasks than `total`, which were not looked at."""
-
-    total: int
-    ids: tuple[str, ...]
-    complete: int = 1
-
-
-class Found(Item, frozen=True):
-    """Ids with the wanted start; `state` and `cursor` are where to go on, `state` is 0 at the end."""
-
-    ids: tuple[str, ...]
-    state: int = 1
-    cursor: str = "0"
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -119,18 +86,16 @@ _SNAPSHOT = Script[Snapshot | bool]("snapshot", Snapshot | bool)
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
 )
-_LIST = Script[Page]("list", Page)
-_FIND = Script[Found]("find", Found)
-_POSITIONS = Script[tuple[int, ...]]("positions", tuple[int, ...])
 _TRIM = Script[int]("trim", int)
 _COUNTS = Script[tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]](
     "counts", tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]
 )
 
 
-class Tasks:
+class Tasks(TaskLists):
     def __init__(self, fenced: FencedDatabase, *, keep_ms: int = 7 * DAY_MS) -> None:
-        self._fenced, self.keep_ms = fenced, keep_ms
+        super().__init__(fenced)
+        self.keep_ms = keep_ms
 
     async def submit(
         self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
@@ -189,55 +154,6 @@ class Tasks:
         """Return the stored rows, with `params` only if `parameters` is set; None for a missing task."""
         _, rows, _ = await self._fenced.read(_FETCH, ids, (), int(parameters))
         return [row_of(row) for row in rows]
-
-    async def page(
-        self, *, states: Sequence[str] = (), worker: str = "", owner: str = "", offset: int, limit: int
-    ) -> Page:
-        return await self._list(Filter(tuple(states), worker, owner), offset, limit)
-
-    async def search(self, wanted: Filter, *, offset: int, limit: int) -> Page:
-        """Return a page of the tasks that match, newest first. By type and label, the latest MOST_SEARCHED
-        tasks are searched, in many short calls: other clients of the store need not wait."""
-        if wanted.worker or (limit <= SEARCHED_AT_ONCE and not wanted.reads_rows):
-            return await self._list(wanted, offset, limit)
-        first, most = (0, MOST_SEARCHED) if wanted.reads_rows else (offset, limit)
-        found: dict[str, None] = {}
-        for start in range(first, first + most, SEARCHED_AT_ONCE):
-            part = await self._list(wanted, start, SEARCHED_AT_ONCE)
-            found.update(dict.fromkeys(part.ids))
-            if start + SEARCHED_AT_ONCE >= part.total:
-                break
-        if not wanted.reads_rows:
-            return Page(part.total, tuple(found)[:limit])
-        ids = tuple(found)[offset : offset + limit]
-        return Page(len(found), ids, complete=int(part.total <= MOST_SEARCHED))
-
-    async def find(self, start: str, *, owner: str = "", most: int) -> list[str]:
-        """Return up to `most` tasks of this owner, or of any without one, whose id begins like this."""
-        found: dict[str, None] = {}
-        at = Found(())
-        while at.state and len(found) < most:
-            at = await self._fenced.read(_FIND, owner, start, at.state, at.cursor, most)
-            found.update(dict.fromkeys(at.ids))
-        return list(found)[:most]
-
-    async def positions(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return for each waiting task its place in the queue, from 1: by priority and age, roughly."""
-        found = await self._fenced.read(_POSITIONS, ids)
-        return {name: at for name, at in zip(ids, found, strict=True) if at}
-
-    async def _list(self, wanted: Filter, offset: int, limit: int) -> Page:
-        return await self._fenced.read(
-            _LIST,
-            wanted.states,
-            wanted.worker,
-            wanted.owner,
-            offset,
-            limit,
-            wanted.since_ms,
-            wanted.task_type,
-            wanted.labels,
-        )
 
     async def trim(self, most_per_worker: int = 1000) -> int:
         return await self._fenced.read(_TRIM, self.keep_ms, most_per_worker)

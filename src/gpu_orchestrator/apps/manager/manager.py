@@ -98,8 +98,6 @@ class Manager:
         )
         self.admission = Admission(self.leader.submit)
         self.waiting = Waiting(store.tasks, self.registry, self._cluster, self.held_back)
-        self._finding = asyncio.Lock()
-        """One search by the start of an id at a time: each reads the ids of all tasks."""
         self._background: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -145,8 +143,7 @@ class Manager:
             return start
         found: list[str] = []
         if len(start) >= SHORTEST_START and _START.fullmatch(start):
-            async with self._finding:
-                found = await self.store.tasks.find(start, owner=owner, most=MOST_CANDIDATES + 1)
+            found = await self.store.tasks.find(start, owner=owner, most=MOST_CANDIDATES + 1)
         if len(found) > 1:
             shown = sorted(found)[:MOST_CANDIDATES]
             more = " and more" if len(found) > MOST_CANDIDATES else ""

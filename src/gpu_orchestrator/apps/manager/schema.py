@@ -133,8 +133,8 @@ class TaskStatus(Answer, frozen=True):
 
 class TaskPage(Answer, frozen=True):
     """`total` counts all tasks that match. With `complete` false there may be more: by `task_type` and
-    `label` the latest 100,000 tasks are searched, by `worker_id` the latest 1,000 of the worker. Narrow the
-    search with `since` or `status`."""
+    `label` 100,000 tasks are searched, those that have not ended first; by `worker_id` the latest 1,000 of
+    the worker. Narrow the search with `since` or `status`."""
 
     tasks: list[TaskStatus]
     total: int

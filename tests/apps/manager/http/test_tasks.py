@@ -267,7 +267,10 @@ async def test_bad_body_returns_one_clear_error(site: Site, body: bytes, status:
     ("path", "text"),
     [
         ("/tasks?status=lost", "unknown status 'lost'; known: queued"),
-        ("/tasks?limit=0", "limit=0"),
+        ("/tasks?limit=0", "limit=0: give at least 1"),
+        ("/tasks?limit=many", "limit=many: give a whole number"),
+        ("/cluster/metrics?timeframe=2h", "timeframe=2h: give '1h', '24h', '7d' or '30d'"),
+        (f"/tasks?owner={'x' * 201}", "give at most 200 characters"),
         ("/tasks/unknown", "there is no task unknown"),
         ("/nowhere", "Not Found"),
     ],

@@ -139,7 +139,10 @@ class Keys:
         """Return the key of an `Authorization` header; raise `Unauthorized` if it may not be used."""
         kind, _, secret = authorization.partition(" ")
         if kind.lower() != "bearer" or not secret:
-            raise Unauthorized("a key is needed; send the header Authorization: Bearer <key>")
+            raise Unauthorized(
+                "a key is needed; log in with `gpu-orchestrator login`, "
+                "or send the header Authorization: Bearer <key>"
+            )
         digest = digest_of(secret.strip())
         key = self._known.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):

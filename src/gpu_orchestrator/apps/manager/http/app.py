@@ -45,6 +45,20 @@ ROUTERS = (
 """The busiest first, because the framework tries them in order."""
 
 
+WANTED = {
+    "greater_than_equal": "give at least {ge:g}",
+    "less_than_equal": "give at most {le:g}",
+    "string_too_long": "give at most {max_length} characters",
+    "too_long": "give at most {max_length}",
+    "literal_error": "give {expected}",
+    "int_parsing": "give a whole number",
+    "int_type": "give a whole number",
+    "float_parsing": "give a number",
+    "bool_parsing": "give true or false",
+}
+"""What may be sent instead, by the kind of error that the framework finds in a query."""
+
+
 def build(manager: Manager) -> ASGIApp:
     app = application(manager)
     gated = gate.Gate(app, manager, _fast_path(route_auth.guarded_routes(app)))
@@ -99,4 +113,7 @@ async def _on_bad_query(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class only
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
-    return responses.error_response(errors.Unprocessable(f"{where}={first.get('input')}: {first['msg']}"))
+    if first["type"] == "missing":
+        return responses.error_response(errors.Unprocessable(f"the query parameter {where} is missing"))
+    rule = WANTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    return responses.error_response(errors.Unprocessable(f"{where}={first.get('input')}: {rule}"))

@@ -40,7 +40,7 @@ async def choose(
             "no task is chosen; give task_ids, a filter (status, task_type, labels, worker_id, owner), "
             "or all: true for every task"
         )
-    found = await manager.store.tasks.search(of_selection(key, wanted, states), offset=0, limit=MOST_CHANGED)
+    found = await manager.store.tasks.choose(of_selection(key, wanted, states), most=MOST_CHANGED)
     return list(found.ids), [], found.total - len(found.ids)
 
 

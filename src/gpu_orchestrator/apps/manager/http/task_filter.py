@@ -6,7 +6,7 @@ A key that sees only its owner's tasks can filter only those; the store gets its
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from gpu_orchestrator.adapters.store.tasks import Filter
+from gpu_orchestrator.adapters.store.task_lists import Filter
 from gpu_orchestrator.api import task, timestamps
 from gpu_orchestrator.api.units import BadAmount, span_s
 from gpu_orchestrator.apps.manager import errors, schema

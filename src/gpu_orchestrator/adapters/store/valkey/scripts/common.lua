@@ -187,6 +187,34 @@ local function tell_worker(name)
   tell({'Worker', name, row})
 end
 
+-- Return a function that tells whether a spec has this task type ('' for any) and these labels ({key, value}, or {key}
+-- for any value). It searches the text first, because decoding costs ten times more: for plain words, which JSON writes
+-- in one way.
+local function matcher(task_type, labels)
+  local needles = {}
+  local function look_for(word, behind)
+    if word and string.match(word, '^[%w_.-]+$') then needles[#needles + 1] = '"' .. word .. '"' .. behind end
+  end
+  if task_type ~= '' then look_for(task_type, '') end
+  for _, label in ipairs(labels) do
+    look_for(label[1], ':')
+    look_for(label[2], '')
+  end
+  return function(spec)
+    if task_type == '' and #labels == 0 then return true end
+    for _, needle in ipairs(needles) do
+      if not spec or not string.find(spec, needle, 1, true) then return false end
+    end
+    local read = spec and cjson.decode(spec) or {}
+    if task_type ~= '' and read.task_type ~= task_type then return false end
+    for _, label in ipairs(labels) do
+      local value = read.labels and read.labels[label[1]]
+      if value == nil or (label[2] and value ~= label[2]) then return false end
+    end
+    return true
+  end
+end
+
 local function active(state) return state == 'assigned' or state == 'running' end
 
 -- The first columns of a task's row, as read by scripts that check which worker holds the attempt.

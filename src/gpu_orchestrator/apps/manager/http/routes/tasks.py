@@ -7,7 +7,8 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from gpu_orchestrator.adapters.store.tasks import Filter, Row
+from gpu_orchestrator.adapters.store.task_lists import Filter
+from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager import errors, schema
 from gpu_orchestrator.apps.manager.access.keys import Key
