@@ -10,7 +10,8 @@ from gpu_orchestrator.apps.manager.manager import Manager
 
 def markdown() -> str:
     """Return the reference. It needs no server: the routes are enough."""
-    return reference.markdown(openapi.document(app.application(cast(Manager, None))))
+    document = openapi.document(app.application(cast(Manager, None)))
+    return reference.markdown(document, reference.NOTE)
 
 
 def main(path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.apps.manager.conftest import Site
         ("### `GET /tasks`", '<h3 id="get-tasks"><code>GET /tasks</code></h3>'),
         ("a <b> & `<c>`", "<p>a &lt;b&gt; &amp; <code>&lt;c&gt;</code></p>"),
         ("- [x](y)\n- z", '<ul><li><a href="y">x</a></li><li>z</li></ul>'),
+        ("*Needs* is a * b", "<p><em>Needs</em> is a * b</p>"),
         ("[the guide](../security.md)", "<p>the guide</p>"),
         ("    one <\n      two", "<pre><code>one &lt;\n  two</code></pre>"),
         (
@@ -66,6 +67,7 @@ async def test_pages_need_no_key_and_load_nothing(site: Site, prefix: str) -> No
     assert "gpu-orchestrator key show" in home
     assert "<code>POST /tasks/cancel</code>" in docs
     assert '<h3 id="taskstatus">' in docs
+    assert "make api-docs" not in docs, "that is for those who change the code"
 
 
 @pytest.mark.real

@@ -159,6 +159,8 @@ async def test_task_that_can_never_fit_is_refused_with_reasons(site: Site) -> No
         422,
         "unknown task_type 'ecko'; did you mean 'echo'? the workers know: echo, sleep",
     )
+    _, answer = await site.call("POST", "/tasks", {"task_type": "python"})
+    assert answer["error"]["message"].endswith("; a worker started with --function runs it")
 
 
 async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:

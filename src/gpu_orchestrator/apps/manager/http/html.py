@@ -31,6 +31,7 @@ HEADERS = {
 
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+_EMPHASIS = re.compile(r"\*(\w[^*]*)\*")
 _HEADING = re.compile(r"(#{1,3}) (.+)")
 _CELL = re.compile(r"(?<!\\)\|")
 _NOT_IN_IDS = re.compile(r"[^\w -]")
@@ -84,9 +85,13 @@ def _inline(text: str) -> str:
     """Return a line with its code and links. What is inside code stays as it is."""
     parts = _CODE.split(text.replace("\\|", "|"))
     return "".join(
-        f"<code>{escape(part)}</code>" if at % 2 else _LINK.sub(_link, escape(part))
+        f"<code>{escape(part)}</code>" if at % 2 else _EMPHASIS.sub(r"<em>\1</em>", _linked(part))
         for at, part in enumerate(parts)
     )
+
+
+def _linked(text: str) -> str:
+    return _LINK.sub(_link, escape(text))
 
 
 def _link(found: re.Match[str]) -> str:

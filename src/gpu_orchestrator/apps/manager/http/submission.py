@@ -243,7 +243,8 @@ def _threshold(manager: Manager, spec: TaskSpec, refusal: Refusal) -> str:
 def _unknown_type(name: str, known: set[str]) -> str:
     close = get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}"
+    how = f"; a worker started with {words.OPTIONS[name]} runs it" if name in words.OPTIONS else ""
+    return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}{how}"
 
 
 async def _check_idempotency_keys(
