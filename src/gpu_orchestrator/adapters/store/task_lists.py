@@ -109,7 +109,8 @@ class TaskLists:
         return 0 if at else left
 
     async def find(self, start: str, *, owner: str = "", most: int) -> list[str]:
-        """Return up to `most` tasks of this owner, or of any without one, whose id begins like this."""
+        """Return up to `most` tasks of this owner, or of any without one, whose id begins like this. `start`
+        has letters, digits, - and _ alone: other characters may be wildcards of the store."""
         found: dict[str, None] = {}
         at = Found(())
         async with self._searching:

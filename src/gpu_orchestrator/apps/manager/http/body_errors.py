@@ -28,9 +28,9 @@ _KINDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
-    "null": "null",
+    "array": "a list",
+    "object": "an object",
 }
-_MORE_KINDS = {"array": "a list", "object": "an object"}
 ANY_ENTRY = "..."
 MOST_LABEL = 1000
 """The only objects with free names are labels, whose values are texts of at most this length."""
@@ -112,8 +112,7 @@ def _wanted(said: str, place: _Place) -> str:
     if pattern := re.fullmatch(r"Expected `str` matching regex '?(.*?)'?", said, re.DOTALL):
         return _description(place.kind) or f"it must match {pattern[1]}"
     if kinds := re.match(r"Expected `([^`]+)`", said):
-        names = {**_KINDS, **_MORE_KINDS}
-        return "give " + " or ".join(names.get(each.strip(), each.strip()) for each in kinds[1].split("|"))
+        return "give " + " or ".join(_KINDS.get(each, each) for each in kinds[1].split(" | "))
     return said
 
 
