@@ -23,7 +23,7 @@ import yaml
 
 from gpu_orchestrator.adapters import settings as manager
 from gpu_orchestrator.api import names
-from gpu_orchestrator.apps.manager.http import app
+from gpu_orchestrator.apps.manager.http import app, openapi
 from gpu_orchestrator.apps.scheduler import settings as scheduler
 from gpu_orchestrator.apps.worker import settings as worker
 
@@ -43,7 +43,7 @@ def surface() -> dict[str, Any]:
     site = SimpleNamespace(settings=manager.Settings())
     return {
         "kinds": {path.name: _bare(yaml.safe_load(path.read_text())) for path in _crds()},
-        "http": _bare(app.openapi(app.application(site))),  # type: ignore[arg-type]  # reads settings only
+        "http": _bare(openapi.document(app.application(site))),  # type: ignore[arg-type]  # reads settings only
         "metrics": sorted(_metrics()),
         "log events": sorted(_log_events()),
         "settings": {module.__name__: sorted(_fields(module.Settings)) for module in _settings()},

@@ -65,4 +65,4 @@ def test_every_marked_block_works_as_written(home: Path, port: int) -> None:
     assert answers[0]["status"]
     assert answers[2]["task_id"]
     error = json.loads(refused)["error"]
-    assert error["message"].startswith("no worker can ever take this: 0/1 nodes fit"), error
+    assert error["message"].startswith("no worker can ever take this: 0/1 workers fit"), error

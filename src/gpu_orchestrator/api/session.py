@@ -200,10 +200,15 @@ class Renewed(Message, frozen=True):
 
 
 class Given(Value, frozen=True):
-    """A device given to an attempt."""
+    """A device given to an attempt. `model` is its name at that time; empty in assignments of older
+    versions."""
 
     index: int
     uuid: str
+    model: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.index} {self.uuid} {self.model}".strip()
 
 
 class Assign(Message, frozen=True):

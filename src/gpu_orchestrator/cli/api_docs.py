@@ -4,13 +4,14 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from gpu_orchestrator.apps.manager.http import app, reference
+from gpu_orchestrator.apps.manager.http import app, openapi, reference
 from gpu_orchestrator.apps.manager.manager import Manager
 
 
 def markdown() -> str:
     """Return the reference. It needs no server: the routes are enough."""
-    return reference.markdown(app.openapi(app.application(cast(Manager, None))))
+    document = openapi.document(app.application(cast(Manager, None)))
+    return reference.markdown(document, reference.NOTE)
 
 
 def main(path: Path) -> None:

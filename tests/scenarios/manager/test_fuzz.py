@@ -28,7 +28,7 @@ pytestmark = pytest.mark.real
 
 # Keys that change by themselves or record refusals: their contents are not compared.
 VOLATILE = re.compile(
-    rb":(leader|apis|fence|news|leases|stats|events|watch|audit.*|rate:.*|h:.*|[wd]:.*|used:.*)$"
+    rb":(leader|apis|fence|news|leases|stats|events|watch|audit.*|rate:.*|keys:used|h:.*|[wd]:.*|used:.*)$"
 )
 ENDLESS = "text/event-stream"
 TIMEOUTS = {"wait", "timeout"}
@@ -43,9 +43,19 @@ TASK = {
     "idempotency_key": "once",
     "labels": {"team": "a"},
 }
+SELECTION = {
+    "status": ["queued", "failed"],
+    "task_type": "echo",
+    "labels": {"team": "a"},
+    "worker_id": "w",
+    "owner": "admin",
+    "all": True,
+}
 GOOD: dict[str, dict[str, Any]] = {
     "/tasks": TASK,
     "/tasks/batch": {"tasks": [TASK, TASK]},
+    "/tasks/cancel": SELECTION,
+    "/tasks/retry": {"task_ids": ["0" * 32, "abcd"]},
     "/workers": {"type": "Hello", "name": "w"},
 }
 HOSTILE = (

@@ -113,18 +113,23 @@ async def test_correlation_id_is_in_all_logs(tmp_path: Path) -> None:
     async with Fleet(
         tmp_path, {"LOG_LEVEL": "DEBUG", "LOG_FORMAT": "text", "LOG_FILE": str(logged)}
     ) as running:
-        await running.worker("a", "--v", "1")
+        await running.worker("a", "--v", "1", "--simulate", "1xL4:24GiB")
         assert running._http is not None
-        body = {"task_type": "echo", "resources": {"gpus": 0}}
+        body = {"task_type": "echo"}
         async with running._http.post("/tasks", json=body, headers={"X-Request-ID": "order-66"}) as answer:
             name = (await answer.json())["task_id"]
-        assert (await running.wait(name))["correlation_id"] == "order-66"
+        ended = await running.wait(name)
+        assert ended["correlation_id"] == "order-66"
+        devices = [f"0 {each['uuid']} L4" for each in ended["devices"]]
+        assert len(devices) == 1
         scheduled = next(line for line in _objects(logged) if line["message"] == "task_scheduled")
         assert scheduled["correlation_id"] == "order-66"
         assert (scheduled["task_id"], scheduled["worker_id"]) == (name, "a")
+        assert scheduled["devices"] == devices
         assert scheduled["estimated_duration"] >= 0
         begun = next(line for line in _objects(tmp_path / "a.log") if line["message"] == "task begins")
         assert (begun["task_id"], begun["correlation_id"]) == (name, "order-66")
+        assert begun["devices"] == devices
     assert "task_scheduled" in (tmp_path / "server.log").read_text()
 
 

@@ -28,13 +28,16 @@ class KeyRow(Item, frozen=True):
 
 
 class KeyPage(Item, frozen=True):
-    """`rows` is None if the version is the one that the caller knows."""
+    """`rows` is None if the version is the one that the caller knows. `configured_used` alternates ids and
+    last uses in ms of keys that come from settings and have no row."""
 
     version: int
     rows: tuple[KeyRow, ...] | None
+    configured_used: tuple[str, ...] = ()
 
 
-_KEYS = Script[tuple[int, tuple[KeyRow, ...] | bool]]("keys", tuple[int, tuple[KeyRow, ...] | bool])
+_Answer = tuple[int, tuple[KeyRow, ...] | bool, tuple[str, ...]]
+_KEYS = Script[_Answer]("keys", _Answer)
 _SAVE = Script[Literal["saved", "full"]]("key_save", Literal["saved", "full"])
 _REVOKE = Script[bool]("key_revoke", bool)
 
@@ -49,8 +52,8 @@ class StoredKeys:
     async def look(self, known_version: int = -1, used: Sequence[tuple[str, int]] = ()) -> KeyPage:
         """Return all keys if they changed since `known_version`. Store the last-used times in `used`: `(id,
         ms)`."""
-        version, rows = await self._fenced.read(_KEYS, known_version, used)
-        return KeyPage(version, None if isinstance(rows, bool) else rows)
+        version, rows, configured = await self._fenced.read(_KEYS, known_version, used)
+        return KeyPage(version, None if isinstance(rows, bool) else rows, configured)
 
     async def save(self, row: KeyRow) -> Literal["saved", "full"]:
         return await self._fenced.read(_SAVE, self.keep_ms, self.most, row)

@@ -24,6 +24,7 @@ from gpu_orchestrator.adapters.store.records import (
     Submitted,
     Unit,
 )
+from gpu_orchestrator.adapters.store.task_lists import TaskLists
 from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
@@ -53,11 +54,6 @@ class Retried(Item, frozen=True):
     """`state` is the one before (empty if the task is unknown)."""
 
     state: str
-
-
-class Page(Item, frozen=True):
-    total: int
-    ids: tuple[str, ...]
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -90,16 +86,16 @@ _SNAPSHOT = Script[Snapshot | bool]("snapshot", Snapshot | bool)
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
 )
-_LIST = Script[Page]("list", Page)
 _TRIM = Script[int]("trim", int)
 _COUNTS = Script[tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]](
     "counts", tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]
 )
 
 
-class Tasks:
+class Tasks(TaskLists):
     def __init__(self, fenced: FencedDatabase, *, keep_ms: int = 7 * DAY_MS) -> None:
-        self._fenced, self.keep_ms = fenced, keep_ms
+        super().__init__(fenced)
+        self.keep_ms = keep_ms
 
     async def submit(
         self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
@@ -158,11 +154,6 @@ class Tasks:
         """Return the stored rows, with `params` only if `parameters` is set; None for a missing task."""
         _, rows, _ = await self._fenced.read(_FETCH, ids, (), int(parameters))
         return [row_of(row) for row in rows]
-
-    async def page(
-        self, *, states: Sequence[str] = (), worker: str = "", owner: str = "", offset: int, limit: int
-    ) -> Page:
-        return await self._fenced.read(_LIST, states, worker, owner, offset, limit)
 
     async def trim(self, most_per_worker: int = 1000) -> int:
         return await self._fenced.read(_TRIM, self.keep_ms, most_per_worker)

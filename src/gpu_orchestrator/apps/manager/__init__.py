@@ -10,8 +10,12 @@ session → outcomes → completion → response. Read the modules in this order
   http/uvicorn_tuning       wraps uvicorn's transport to save system calls
   http/gate                 every request passes it: correlation id, metrics, audit, error bodies
   http/route_auth           checks the key and the scope that a route needs
-  http/routes/tasks         submit, show, wait, explain, cancel, retry
+  http/routes/tasks         submit, list, show, wait, explain
+  http/task_filter          which tasks a list or a bulk change is about
+  http/routes/task_changes  cancel and retry, one task or many
+  http/task_changes         cancels and retries in parts, with an outcome for each task
   http/responses            reads bodies, makes JSON responses
+  http/body_errors          says plainly what is wrong with a body
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
   http/routes/events        events by page, as server-sent events, over a WebSocket
@@ -22,6 +26,8 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/callbacks     makes and deletes callback secrets
   http/openapi              describes routes for OpenAPI
   http/reference            the API reference as Markdown
+  http/routes/pages         the page at /, the API reference, the OpenAPI document
+  http/html                 renders these pages
 
   access/keys               keys, their scopes, and this process's copy of them
   access/key_sync           keeps that copy in step with the store
@@ -46,6 +52,7 @@ session → outcomes → completion → response. Read the modules in this order
   fleet/nodes               a worker as a node of the core, a task as a request
   fleet/rows                reads rows of the store into workers and a cluster
   fleet/strategies          the placement policies for tasks
+  fleet/words               refusals in the manager's words
   fleet/alerts              when the readings of a device raise an alert
 
   workers/sessions          the connected workers, and the way to those of other processes
@@ -57,6 +64,7 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/outcomes            writes the reports of workers to the store in batches
   tasks/completion          wakes the requests that wait for a task to end
   tasks/explain             why a task waits, for every worker and device
+  tasks/waiting             why queued tasks wait and their place in the queue, for lists
 
   events/event_feed         events for all watchers of this process
   events/callbacks          sends callbacks when tasks end

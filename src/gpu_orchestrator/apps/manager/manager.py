@@ -5,7 +5,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
@@ -22,6 +23,8 @@ from gpu_orchestrator.adapters.store.usage import Usage
 from gpu_orchestrator.adapters.store.valkey.database import Facts
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.api import task
+from gpu_orchestrator.api.units import show_seconds
+from gpu_orchestrator.apps.manager import schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
 from gpu_orchestrator.apps.manager.access.key_sync import KeySync
 from gpu_orchestrator.apps.manager.access.keys import Keys
@@ -30,7 +33,7 @@ from gpu_orchestrator.apps.manager.access.rate_limiter import RateLimiter
 from gpu_orchestrator.apps.manager.dispatch.dispatcher import DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.leader import Leader, StoreClock
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
-from gpu_orchestrator.apps.manager.errors import NotFound
+from gpu_orchestrator.apps.manager.errors import Conflict, NotFound
 from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
@@ -41,13 +44,19 @@ from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.overview import Overview
+from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
 from gpu_orchestrator.apps.manager.workers.listener import Listener
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
 from gpu_orchestrator.apps.manager.workers.transports import Polls
+from gpu_orchestrator.core.cluster import Cluster
 
 RECHECK_S = 2.0
 """A waiting request reads the task from the store this often, in case the message about its end is lost."""
+
+ID_LENGTH, SHORTEST_START, MOST_CANDIDATES = 32, 4, 10
+"""Characters of a task's id; how few of them may stand for it; how many tasks an ambiguous start names."""
+_START = re.compile(r"[0-9A-Za-z_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,7 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
+        self.waiting = Waiting(store.tasks, self.registry, self._cluster, self.held_back)
         self._background: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -130,6 +140,26 @@ class Manager:
         self.feed.disconnect(lambda _: True, "the server is shutting down; resume from the last id")
         await self.sessions.close()
 
+    async def full_id(self, start: str, owner: str = "") -> str:
+        """Return the id of the one task of this owner, or of any if none is given, that begins like this."""
+        if len(start) >= ID_LENGTH or (await self.store.tasks.fetch([start]))[0]:
+            return start
+        found: list[str] = []
+        if len(start) >= SHORTEST_START and _START.fullmatch(start):
+            found = await self.store.tasks.find(start, owner=owner, most=MOST_CANDIDATES + 1)
+        if len(found) > 1:
+            shown = sorted(found)[:MOST_CANDIDATES]
+            more = " and more" if len(found) > MOST_CANDIDATES else ""
+            raise Conflict(
+                f"{len(shown)} tasks{more} begin with {start}; give more characters of the id", task_ids=shown
+            )
+        return found[0] if found else start  # of an unknown task, the caller says so
+
+    async def statuses(self, rows: Mapping[str, Row]) -> list[schema.TaskStatus]:
+        """Return tasks as the API shows them, with reason and position of those that wait."""
+        waits = await self.waiting.of(rows)
+        return [views.task_status(name, row, waits.get(name, views.NO_WAIT)) for name, row in rows.items()]
+
     async def row(self, name: str, owner: str = "") -> Row:
         """Return the row of a task of this owner, or of any owner if none is given.
 
@@ -137,10 +167,12 @@ class Manager:
         """
         (row,) = await self.store.tasks.fetch([name])
         if row is None or (owner and row.get("tenant") != owner):
-            raise NotFound(
-                f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
-            )
+            raise self.no_task(name)
         return row
+
+    def no_task(self, name: str) -> NotFound:
+        kept = show_seconds(self.settings.task_retention)
+        return NotFound(f"there is no task {name}; ended tasks are kept for {kept}")
 
     async def wait(self, name: str, timeout_s: float) -> Row:
         """Return the task's row once the task has ended, or its current row after `timeout_s`."""
@@ -188,6 +220,12 @@ class Manager:
         """Return what is wrong with the disk of the embedded store; empty if there is room, or another
         store."""
         return str(self.embedded.disk.left()) if self.embedded else ""
+
+    async def _cluster(self) -> Cluster:
+        """Return the cluster: the leader's own, or else one read from the store."""
+        if self.leader.dispatcher is not None:
+            return self.leader.dispatcher.engine.cluster
+        return (await self.overview.cluster())[1]
 
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(

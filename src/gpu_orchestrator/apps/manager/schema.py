@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from gpu_orchestrator.api import task
+
 PREFIX = "/api/v1"
 """The server answers every path with and without this prefix."""
 
@@ -29,8 +31,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resources(Body, frozen=True):
-    """`gpu_memory`, such as "10GB", is reserved on each of `gpus` devices. Without it the task gets whole
-    devices. `gpus` 0 means that the task needs no GPU."""
+    """`gpu_memory`, such as "10GB" or "800MiB", is reserved on each of `gpus` devices. Without it the task
+    gets whole devices. `gpus` 0 means that the task needs no GPU. Memory is reserved, not enforced: no other
+    task gets it, but nothing stops a task that allocates more. What it takes beyond its reservation counts as
+    used, so less is placed beside it."""
 
     gpu_memory: Annotated[str, Meta(max_length=40)] | int = ""
     gpus: Annotated[int, Meta(ge=0, le=64)] = 1
@@ -82,7 +86,21 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     retryable: bool = False
 
 
+class TaskDevice(msgspec.Struct, frozen=True):
+    """A device of an attempt. `model` is empty for attempts that an older version started."""
+
+    index: int
+    uuid: str
+    model: str = ""
+
+
 class TaskStatus(Answer, frozen=True):
+    """`devices` are those of the current attempt, or else of the last one. `memory_reserved` is the memory
+    reserved on each of them; with `exclusive` the task has whole devices. While the task is queued, `reason`
+    says why it waits, and `queue_position` how far ahead it is: 1 is next, by priority and age. The position
+    is approximate, because owners take turns and some tasks fit earlier than others. Of a list's queued tasks
+    with more than 100 different requests, some have no reason; `explain` has it."""
+
     task_id: str
     status: str
     task_type: str
@@ -104,13 +122,25 @@ class TaskStatus(Answer, frozen=True):
     correlation_id: str = ""
     callback: str = ""
     """The state of the callback; empty if the task has none or has not ended yet."""
+    owner: str = ""
+    gpus: int = 0
+    devices: list[TaskDevice] = []
+    memory_reserved: str = ""
+    memory_reserved_bytes: int = 0
+    exclusive: bool = False
+    queue_position: int | None = None
 
 
 class TaskPage(Answer, frozen=True):
+    """`total` counts all tasks that match. With `complete` false there may be more: by `task_type` and
+    `label` 100,000 tasks are searched, those that have not ended first; by `worker_id` the latest 1,000 of
+    the worker. Narrow the search with `since` or `status`."""
+
     tasks: list[TaskStatus]
     total: int
     limit: int
     offset: int
+    complete: bool = True
 
 
 class TaskChanged(Answer, frozen=True):
@@ -118,6 +148,38 @@ class TaskChanged(Answer, frozen=True):
 
     task_id: str
     status: str
+
+
+class TaskSelection(Body, frozen=True):
+    """Tasks to cancel or to retry: `task_ids`, or all that match every other field that is given. Of ids, up
+    to 20 may be shortened to their first characters. `all` is needed if no other field is given. Without
+    `status`, the tasks are those that can be cancelled or retried."""
+
+    task_ids: Annotated[list[Name], Meta(max_length=1000)] = []
+    status: Annotated[list[task.State], Meta(max_length=7)] = []
+    task_type: Annotated[str, Meta(max_length=200)] = ""
+    labels: Labels = {}
+    worker_id: Annotated[str, Meta(max_length=200)] = ""
+    owner: Annotated[str, Meta(max_length=63)] = ""
+    all: bool = False
+
+
+class TaskOutcome(Answer, frozen=True):
+    """`status` is the task's status afterwards, empty if it is not known. `error` says why nothing was done;
+    empty if it was."""
+
+    task_id: str
+    status: str
+    error: str
+
+
+class TasksChanged(Answer, frozen=True):
+    """`total` counts the tasks listed here. `remaining` counts those that match and were left, because a call
+    changes at most 10,000; repeat it."""
+
+    tasks: list[TaskOutcome]
+    total: int
+    remaining: int = 0
 
 
 class DeviceVerdict(Answer, frozen=True):
@@ -238,6 +300,9 @@ class WorkerChanged(Answer, frozen=True):
 
 
 class ClusterStatus(Answer, frozen=True):
+    """`available_memory` is what can still be reserved: of each device at most the part `memory_threshold`
+    (GPU_MEMORY_THRESHOLD), so it is less than `total_memory` even if nothing runs."""
+
     cluster_id: str
     status: str
     total_workers: int
@@ -249,6 +314,7 @@ class ClusterStatus(Answer, frozen=True):
     total_memory_bytes: int
     available_memory: str
     available_memory_bytes: int
+    memory_threshold: float
     uptime: str
     uptime_seconds: float
     leader: str

@@ -1,5 +1,6 @@
 """Convert rows of the store to response bodies of the HTTP API. Routes and callbacks call it."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -28,9 +29,21 @@ def _second(number: int) -> str:
     return timestamps.seconds(datetime.fromtimestamp(number, UTC)).removesuffix("Z")
 
 
-def task_status(name: str, row: Row) -> schema.TaskStatus:
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a queued task waits, and its place in the queue."""
+
+    reason: str = ""
+    position: int | None = None
+
+
+NO_WAIT = Wait()
+
+
+def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> schema.TaskStatus:
     spec = task.decode(row["spec"])
     seconds = _seconds(row)
+    shared_mib = spec.memory_mib if spec.gpus else 0
     error, deaths = row.get("error"), row.get("deaths")
     return schema.TaskStatus(
         task_id=name,
@@ -48,12 +61,26 @@ def task_status(name: str, row: Row) -> schema.TaskStatus:
         progress=row.get("progress") or None,
         result=msgspec.Raw(row.get("result") or "null"),
         error=_error.decode(error) if error else None,
-        reason=row.get("reason", ""),
+        reason=wait.reason or row.get("reason", ""),
         deaths=_deaths.decode(deaths) if deaths else [],
         labels=spec.labels,
         correlation_id=row.get("correlation", ""),
         callback=row.get("callback", ""),
+        owner=row.get("tenant") or spec.tenant,
+        gpus=spec.gpus,
+        devices=_devices(row.get("place", "")),
+        memory_reserved=show_memory(shared_mib) if shared_mib else "",
+        memory_reserved_bytes=shared_mib * MIB,
+        exclusive=bool(spec.gpus) and not shared_mib,
+        queue_position=wait.position,
     )
+
+
+@lru_cache(maxsize=1024)
+def _devices(place: str) -> list[schema.TaskDevice]:
+    """Cached, because thousands of tasks run on the same devices. Nothing changes the list."""
+    grant = rows.read_grant(place) if place else None
+    return [schema.TaskDevice(each.index, each.uuid, each.model) for each in grant.devices] if grant else []
 
 
 def _seconds(row: Row) -> float | None:

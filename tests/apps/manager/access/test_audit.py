@@ -182,6 +182,23 @@ async def test_unauthenticated_requests_are_limited_in_the_log(site: Site) -> No
     assert int(dropped[1]) + len(found) == 500
 
 
+async def test_refusals_of_a_key_over_its_limit_are_audited_a_few_a_second(site: Site) -> None:
+    ann = await make(site, "ann", limits={"requests_per_minute": 1})
+    bob = await make(site, "bob", limits={"requests_per_minute": 1})
+    for key in (ann, bob):
+        assert (await site.call("POST", "/tasks", {"task_type": "echo"}, **bearing(key["key"])))[0] == 202
+    began = asyncio.get_running_loop().time()
+    refused = [site.call("POST", "/tasks", {}, **bearing(ann["key"])) for _ in range(50)]
+    assert {status for status, _ in await asyncio.gather(*refused)} == {429}
+    assert (await site.call("POST", "/tasks", {}, **bearing(bob["key"])))[0] == 429
+    seconds = int(asyncio.get_running_loop().time() - began) + 2
+    found = [each for each in await entries(site) if each["status"] == 429]
+    of_ann = [each for each in found if each["key_id"] == ann["key_id"]]
+    assert 5 <= len(of_ann) <= audit.LIMITED_PER_S * seconds
+    assert {(each["action"], each["outcome"]) for each in found} == {("POST /tasks", "refused")}
+    assert any(each["key_id"] == bob["key_id"] for each in found), "others are logged all the same"
+
+
 @pytest.mark.parametrize(
     "path", ["/audit?limit=0", "/audit?limit=1001", "/audit?before=-1", "/audit?before=x"]
 )

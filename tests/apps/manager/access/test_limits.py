@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_orchestrator.adapters import settings
-from gpu_orchestrator.api.units import MIB
+from gpu_orchestrator.api.units import MIB, show_seconds
 from gpu_orchestrator.apps.manager.access.keys import Key, Keys, Scope, key_of
 from gpu_orchestrator.apps.manager.access.limits import Limits
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
@@ -57,7 +57,7 @@ async def test_key_over_its_rate_gets_429_and_retry_after(site: Site) -> None:
     assert status == 429
     assert 1 <= wait_s <= 61
     assert message.startswith(
-        f"this key may send 3 requests in 60 s and 1000 requests in 3600 s; retry in {wait_s} s"
+        f"this key may send 3 requests a minute and 1000 an hour; retry in {show_seconds(wait_s)}"
     )
     assert (await ann.refused("POST", "/tasks", ECHO))[0] == 429
     assert (await bob.call("GET", "/tasks"))[0] == 200, "other keys are not affected"
@@ -72,7 +72,10 @@ async def test_route_with_its_own_rate_counts_separately(new_site: NewSite) -> N
     for _ in range(5):
         assert (await ann.call("GET", "/workers"))[0] == 200
     assert (await ann.call("GET", "/api/v1/tasks/one"))[0] == 404
-    assert "on GET /tasks/{task_id}" in (await ann.refused("GET", "/tasks/two"))[2]
+    assert (
+        "may send 1 request a minute to GET /tasks/{task_id}; retry in"
+        in (await ann.refused("GET", "/tasks/two"))[2]
+    )
     assert [(await ann.call("GET", "/tasks"))[0] for _ in range(2)] == [200, 200], (
         "other routes count separately"
     )
@@ -190,7 +193,7 @@ async def test_owner_at_its_running_limit_waits_without_blocking_others(site: Si
     assert (await worker.take()).task == bobs, "ann's tasks are older, but may not start"
     _, why = await ann.call("GET", f"/tasks/{names[2]}/explain")
     assert (why["reason"], why["would_go_to"]) == (
-        "2 tasks of ann are running, the most that may run at once",
+        "ann has 2 tasks running, the most that may run at once",
         None,
     )
     _, limits = await ann.call("GET", "/limits")

@@ -68,11 +68,9 @@ async def test_explain_hides_task_ids_of_other_owners(site: Site) -> None:
     _, waiting = await site.call("POST", "/tasks", whole, **bob)
     path = f"/tasks/{waiting['task_id']}/explain"
     why = (await site.call("GET", path, **bob))[1]["workers"][0]["devices"][0]["why"]
-    assert why == "the task requests the whole device, which is held by 1 task"
+    assert why == "in use by 1 task (this task wants the whole GPU)"
     why = (await site.call("GET", path))[1]["workers"][0]["devices"][0]["why"]
-    assert why == f"the task requests the whole device, which is held by {holder['task_id']}", (
-        "an admin sees all"
-    )
+    assert why == f"in use by {holder['task_id']} (this task wants the whole GPU)", "an admin sees all"
 
 
 async def test_keys_of_one_owner_share_tasks(site: Site) -> None:

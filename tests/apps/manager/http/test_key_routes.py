@@ -152,3 +152,25 @@ async def test_keys_survive_a_server_restart(new_site: NewSite) -> None:
     url = first.running.manager.store.database.url
     again: Site = await new_site("again", redis_url=url)
     assert (await again.call("GET", "/tasks", **bearing(made["key"])))[0] == 200
+
+
+async def test_list_shows_when_a_bootstrap_key_was_used_and_every_limit(new_site: NewSite) -> None:
+    first: Site = await new_site("one", rate_limit_per_minute=7)
+    await make(first, "ann", limits={"running_tasks": 2})
+    admin, worker, ann = (await first.call("GET", "/keys"))[1]["keys"]
+    assert admin["last_used_at"] is not None
+    assert worker["last_used_at"] is None, "no worker has joined"
+    assert ann["limits"] == {"running_tasks": 2}
+    assert ann["effective_limits"] == {
+        "requests_per_minute": 7,
+        "requests_per_hour": 1000,
+        "queued_tasks": 10_000,
+        "running_tasks": 2,
+        "gpu_seconds_per_day": 0,
+    }
+    assert set(admin["effective_limits"].values()) == {0}
+    await first.running.manager.key_sync.write_used()
+    second: Site = await new_site("two", redis_url=first.running.manager.store.database.url)
+    headers = bearing((await make(second, "more", scopes=["admin"]))["key"])
+    listed = (await second.call("GET", "/keys", **headers))[1]["keys"][0]
+    assert listed["last_used_at"] >= admin["last_used_at"], "every process tells the same"

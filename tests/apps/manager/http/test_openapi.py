@@ -14,6 +14,7 @@ pytestmark = pytest.mark.real
 BODIES: dict[str, Any] = {
     "TaskRequest": {"task_type": "echo"},
     "TaskBatch": {"tasks": [{"task_type": "echo"}]},
+    "TaskSelection": {"task_ids": ["unknown"]},
     "KeyRequest": {"name": "ann"},
     "Hello": {"type": "Hello", "name": "p", "instance": "i"},
 }

@@ -46,8 +46,9 @@ async def test_submit_with_wait_returns_the_ended_task(site: Site) -> None:
     assert (status, ended["status"], ended["result"]) == (200, "completed", "good")
     status, waits = await site.call("POST", "/api/v1/tasks?wait=2", {"task_type": "echo"})
     assert (status, waits["status"]) == (200, "assigned")
-    status, waits = await site.call("POST", f"/tasks?note={'x' * 100}&wait=0.1", {"task_type": "echo"})
-    assert (status, waits["status"]) == (200, "queued")
+    status, waits = await site.call("POST", f"/tasks?wait={'0' * 100}.1", {"task_type": "echo"})
+    assert (status, waits["status"], waits["queue_position"]) == (200, "queued", 1)
+    assert waits["reason"] == "0/1 workers fit: 1 is running as many tasks as it may"
     status, answer = await site.call("POST", "/tasks?wait=long", {"task_type": "echo"})
     assert (status, answer["error"]["message"]) == (422, "wait=long: give seconds from 0 to 600")
 
@@ -145,7 +146,12 @@ async def test_task_that_can_never_fit_is_refused_with_reasons(site: Site) -> No
         "POST", "/tasks", {"task_type": "echo", "resources": {"gpu_memory": "40GB"}}
     )
     assert status == 409
-    assert answer["error"]["details"]["reasons"] == ["1 have no GPU of 40960 MiB"]
+    assert answer["error"]["message"] == (
+        "no worker can ever take this: 0/1 workers fit: 1 has no GPU of 40GB; "
+        "80% of a GPU's memory can be reserved (GPU_MEMORY_THRESHOLD)"
+    )
+    assert answer["error"]["details"]["reasons"] == ["1 has no GPU of 40GB"]
+    assert answer["error"]["details"]["nearest"] == "w has no GPU of 40GB"
     status, answer = await site.call("POST", "/tasks", {"task_type": "echo", "resources": {"gpus": 2}})
     assert status == 409
     status, answer = await site.call("POST", "/tasks", {"task_type": "ecko"})
@@ -153,6 +159,8 @@ async def test_task_that_can_never_fit_is_refused_with_reasons(site: Site) -> No
         422,
         "unknown task_type 'ecko'; did you mean 'echo'? the workers know: echo, sleep",
     )
+    _, answer = await site.call("POST", "/tasks", {"task_type": "python"})
+    assert answer["error"]["message"].endswith("; a worker started with --function runs it")
 
 
 async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:
@@ -184,11 +192,14 @@ async def test_explain_gives_a_reason_for_every_device(site: Site) -> None:
     assert (status, answer["status"], answer["would_go_to"]) == (200, "queued", None)
     (verdict,) = answer["workers"]
     why = [each["why"] for each in verdict["devices"]]
-    assert "20480 MiB are used by others" in why[0]
+    assert (
+        why[0]
+        == "0MB of 24GB can be reserved; the task wants 15GB (0MB reserved by tasks, 20GB used by others)"
+    )
     assert why[1] == "it is not healthy: XID 79"
     assert why[2] == "it is cordoned"
-    assert "30720 MiB are reserved" in why[3]
-    assert "1 has no GPU with 15360 MiB free" in answer["reason"]
+    assert "the task wants 15GB (30GB reserved by tasks)" in why[3]
+    assert "1 has no GPU with 15GB free" in answer["reason"]
     await site.call("POST", "/workers/w/devices/2/uncordon")
     assert (await worker.take()).task == waiting
     _, answer = await site.call("GET", f"/tasks/{holder}/explain")
@@ -224,14 +235,19 @@ async def test_same_idempotency_key_is_one_task(site: Site) -> None:
     ("body", "status", "text"),
     [
         pytest.param(b"{", 400, "the body is not valid JSON", id="malformed"),
-        pytest.param(b"{}", 422, "missing required field `task_type`", id="no type"),
-        pytest.param(b'{"task_type":"echo","prio":1}', 422, "unknown field `prio`", id="unknown field"),
+        pytest.param(b"{}", 422, "task_type is missing", id="no type"),
+        pytest.param(
+            b'{"task_type":"echo","prio":1}', 422, "unknown field prio; known: task_type", id="unknown field"
+        ),
         pytest.param(b'{"task_type":"echo","priority":101}', 422, "priority", id="priority too high"),
         pytest.param(
             b'{"task_type":"echo","priority":"soon"}', 422, "low, normal, high", id="no such priority"
         ),
         pytest.param(
             b'{"task_type":"echo","resources":{"gpu_memory":"much"}}', 422, "such as 24GB", id="no amount"
+        ),
+        pytest.param(
+            b'{"task_type":"echo","resources":{"gpu_memory":"10"}}', 422, "write 10GB or 10MiB", id="no unit"
         ),
         pytest.param(
             b'{"task_type":"echo","parameters":"' + b"x" * 10_000_000 + b'"}',
@@ -253,7 +269,10 @@ async def test_bad_body_returns_one_clear_error(site: Site, body: bytes, status:
     ("path", "text"),
     [
         ("/tasks?status=lost", "unknown status 'lost'; known: queued"),
-        ("/tasks?limit=0", "limit=0"),
+        ("/tasks?limit=0", "limit=0: give at least 1"),
+        ("/tasks?limit=many", "limit=many: give a whole number"),
+        ("/cluster/metrics?timeframe=2h", "timeframe=2h: give '1h', '24h', '7d' or '30d'"),
+        (f"/tasks?owner={'x' * 201}", "give at most 200 characters"),
         ("/tasks/unknown", "there is no task unknown"),
         ("/nowhere", "Not Found"),
     ],

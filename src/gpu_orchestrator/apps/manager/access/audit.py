@@ -3,12 +3,14 @@
 The gate records the entries. Changes by admins are in the store before the admin gets the response. All other
 entries are buffered and written every FLUSH_EVERY_S, so that no task waits for the log: a crash of this
 process loses the buffer, a clean stop loses nothing. While the store is unreachable, up to MAX_BUFFERED
-entries wait here. Requests without a valid key add at most UNAUTHENTICATED_PER_S entries a second, so that
-they cannot fill the store's disk.
+entries wait here. Requests without a valid key add at most UNAUTHENTICATED_PER_S entries a second, and those
+of a key beyond its limits at most LIMITED_PER_S, so that floods cannot fill the store's disk, or push the
+rest out of the log.
 """
 
 import asyncio
 import contextlib
+from collections import Counter as Counted
 from collections import deque
 
 import msgspec
@@ -25,6 +27,8 @@ FLUSH_EVERY_S = 0.25
 MAX_BATCH = 500
 MAX_BUFFERED = 50_000
 UNAUTHENTICATED_PER_S = 10
+LIMITED_PER_S = 5
+TOO_MANY = 429
 _encode = msgspec.json.Encoder().encode
 
 
@@ -46,14 +50,16 @@ class Audit:
         self._stored, self._dropped = stored, dropped
         self._buffer: deque[tuple[Stream, Entry]] = deque()
         self._writing = asyncio.Lock()
-        self._unauthenticated: tuple[int, int] = (0, 0)
-        """The latest second with such requests, and how many it had."""
+        self._second, self._counts = 0, Counted[str]()
+        """The latest second with refused requests of these kinds, and how many it had by key."""
 
     async def record(self, stream: Stream, entry: Entry) -> None:
         """Buffer an entry. Entries of `changes` are written before this returns, if the store answers. If its
         answer is lost, they may be in the log twice."""
-        if not entry.key_id and not self._admits_unauthenticated(entry.at_ms // 1000):
+        if not entry.key_id and not self._admits("", entry.at_ms, UNAUTHENTICATED_PER_S):
             return self._dropped.labels("stranger").inc()
+        if entry.status == TOO_MANY and not self._admits(entry.key_id, entry.at_ms, LIMITED_PER_S):
+            return self._dropped.labels("over limit").inc()
         if len(self._buffer) >= MAX_BUFFERED:
             self._buffer.popleft()
             self._dropped.labels("store away").inc()
@@ -63,10 +69,12 @@ class Audit:
                 await self.flush()
         return None
 
-    def _admits_unauthenticated(self, second: int) -> bool:
-        before, count = self._unauthenticated
-        self._unauthenticated = (second, count + 1 if second == before else 1)
-        return self._unauthenticated[1] <= UNAUTHENTICATED_PER_S
+    def _admits(self, key_id: str, at_ms: int, most: int) -> bool:
+        """Return True if fewer than `most` such requests of this key were recorded in this second."""
+        if at_ms // 1000 != self._second:
+            self._second, self._counts = at_ms // 1000, Counted()
+        self._counts[key_id] += 1
+        return self._counts[key_id] <= most
 
     async def flush(self) -> None:
         async with self._writing:

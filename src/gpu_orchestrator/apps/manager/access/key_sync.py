@@ -8,6 +8,7 @@ the store to check its key.
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.store.errors import StoreError
@@ -42,7 +43,9 @@ class KeySync:
     async def all(self) -> list[Key]:
         """Read all keys from the store, with the time of their last use; the configured ones come first."""
         page = await self._look(-1)
-        return [*self._keys.configured, *(stored(row) for row in page.rows or ())]
+        used = dict(zip(page.configured_used[::2], map(int, page.configured_used[1::2]), strict=True))
+        configured = (replace(key, used_ms=used.get(key.id, 0)) for key in self._keys.configured)
+        return [*configured, *(stored(row) for row in page.rows or ())]
 
     async def run(self) -> None:
         """Refresh the keys and write their last use, forever."""

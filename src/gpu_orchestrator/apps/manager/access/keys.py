@@ -112,7 +112,7 @@ def _now_ms() -> int:
 
 
 class Keys:
-    """This process's copy of all keys. `used` holds the last use of stored keys until `KeySync` writes it."""
+    """This process's copy of all keys. `used` holds their last use until `KeySync` writes it."""
 
     def __init__(self, configured: Iterable[Key], now_ms: Callable[[], int] = _now_ms) -> None:
         self.configured = tuple(configured)
@@ -139,7 +139,10 @@ class Keys:
         """Return the key of an `Authorization` header; raise `Unauthorized` if it may not be used."""
         kind, _, secret = authorization.partition(" ")
         if kind.lower() != "bearer" or not secret:
-            raise Unauthorized("a key is needed; send the header Authorization: Bearer <key>")
+            raise Unauthorized(
+                "a key is needed; log in with `gpu-orchestrator login`, "
+                "or send the header Authorization: Bearer <key>"
+            )
         digest = digest_of(secret.strip())
         key = self._known.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
@@ -148,8 +151,7 @@ class Keys:
         if key.is_over(now_ms):
             how = "was revoked" if key.revoked_ms else "has expired"
             raise Unauthorized(f"this key ({key.id}) {how}; ask the operator for another")
-        if not key.configured:
-            self.used[key.id] = now_ms
+        self.used[key.id] = now_ms
         return key
 
     def is_good(self, key: Key) -> bool:

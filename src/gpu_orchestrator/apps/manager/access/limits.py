@@ -45,6 +45,11 @@ class Allowance:
 UNLIMITED = Allowance()
 
 
+def shown(may: Allowance) -> Limits:
+    """Return an allowance with the names of the API."""
+    return Limits(may.per_minute, may.per_hour, may.queued, may.running, may.gpu_seconds, may.weight)
+
+
 def allowance(limits: Limits, settings: Settings) -> Allowance:
     return Allowance(
         per_minute=_given(limits.requests_per_minute, settings.rate_limit_per_minute),

@@ -65,7 +65,8 @@ class Quotas:
         if most == 0:
             return f"{owner} has used the {may.gpu_seconds} GPU seconds that it may use today (UTC)"
         if most is not None and running >= most:
-            return f"{running} tasks of {owner} are running, the most that may run at once"
+            running_now = "1 task" if running == 1 else f"{running} tasks"
+            return f"{owner} has {running_now} running, the most that may run at once"
         return ""
 
     def _of(self, limits: Limits) -> Allowance:

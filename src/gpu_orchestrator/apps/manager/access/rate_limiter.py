@@ -15,6 +15,7 @@ from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.usage import Spent, UsageStore
 from gpu_orchestrator.api.rates import HOUR_S, MINUTE_S, Rate, by_route, rates
+from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import allowance
 from gpu_orchestrator.apps.manager.access.sliding_window import SLOTS, Meter, Window
@@ -25,6 +26,8 @@ from gpu_orchestrator.apps.manager.schema import PREFIX
 SYNC_S = 1.0
 SYNC_AFTER_USE_S = 60.0
 """A key's counts are exchanged for this long after its last use in this process."""
+
+EVERY = {MINUTE_S: "a minute", HOUR_S: "an hour"}
 
 LINGER_S, MAX_LINGERING = 0.2, 500
 
@@ -108,6 +111,11 @@ def _spent(name: str, window: Window) -> Spent:
 
 
 def _message(limits: tuple[Rate, ...], route: str, wait_s: float) -> str:
-    allowed = " and ".join(f"{each.most} requests in {each.seconds:g} s" for each in limits)
-    where = f" on {route}" if route else ""
-    return f"this key may send {allowed}{where}; retry in {ceil(wait_s)} s, or send many tasks as one batch"
+    first, *others = limits
+    more = "".join(f" and {each.most} {EVERY[each.seconds]}" for each in others)
+    where = f" to {route}" if route else ""
+    requests = "1 request" if first.most == 1 else f"{first.most} requests"
+    return (
+        f"this key may send {requests} {EVERY[first.seconds]}{more}{where}; "
+        f"retry in {show_seconds(ceil(wait_s))}, or send many tasks as one batch"
+    )

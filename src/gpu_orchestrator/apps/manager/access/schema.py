@@ -7,7 +7,13 @@ from msgspec import Meta
 from gpu_orchestrator.apps.manager.access.limits import DEFAULTS, Limits
 from gpu_orchestrator.apps.manager.schema import Answer, Body
 
-Handle = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$(?!\n)")]
+Handle = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$(?!\n)",
+        description="use letters, digits and . _ @ -, at most 63 characters, a letter or digit first",
+    ),
+]
 """A short name without spaces or separators, because other names contain it."""
 
 
@@ -25,7 +31,8 @@ class KeyRequest(Body, frozen=True):
 
 
 class KeyInfo(Answer, frozen=True):
-    """`limits` are those set on the key; the settings give the others. `configured` keys have no limits."""
+    """`limits` are those set on the key; the settings give the others. `effective_limits` are all of them,
+    where 0 means no limit. `configured` keys have no limits."""
 
     key_id: str
     name: str
@@ -33,6 +40,7 @@ class KeyInfo(Answer, frozen=True):
     scopes: list[str]
     status: Literal["active", "expired", "revoked"]
     limits: Limits
+    effective_limits: Limits
     configured: bool
     created_at: str | None
     expires_at: str | None

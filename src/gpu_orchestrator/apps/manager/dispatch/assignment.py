@@ -15,7 +15,6 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import TaskTable
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.nodes import DeviceGrant, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics
-from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, Place, Placed, PlaceFailed, RequestRemoved
 
 log = structlog.get_logger()
@@ -80,15 +79,16 @@ class Assigner:
         self.deliver(plan.worker, assign)
         yield Placed(key)
         waited_s = self.now() - known.created_s
-        asyncio.get_running_loop().call_soon(self._record, plan.place.placement, waited_s, answer.correlation)
+        asyncio.get_running_loop().call_soon(self._record, plan, waited_s, answer.correlation)
 
-    def _record(self, placement: Placement, waited_s: float, correlation: str) -> None:
+    def _record(self, plan: PlannedAssignment, waited_s: float, correlation: str) -> None:
         """Count and log an assignment, after it was sent."""
         self.metrics.dispatched(waited_s)
         log.debug(
             "task_scheduled",
-            task_id=placement.key,
-            worker_id=placement.node,
+            task_id=plan.place.placement.key,
+            worker_id=plan.place.placement.node,
+            devices=[str(each) for each in plan.grant.devices],
             estimated_duration=round(self.metrics.average_s, 3),
             correlation_id=correlation,
         )

@@ -77,10 +77,14 @@ def grant_of(place: Place, worker: WorkerState) -> DeviceGrant:
     placement, shape = place.placement, place.request.shape
     if not placement.devices:
         return DeviceGrant((), placement.memory_mib, exclusive=False)
-    uuids = {each.index: each.uuid for each in worker.hello.devices}
-    given = tuple(session.Given(index, uuids.get(index, "")) for index in placement.devices)
+    known = {each.index: each for each in worker.hello.devices}
+    given = tuple(_given(index, known.get(index)) for index in placement.devices)
     exclusive = bool(shape.gpus) and shape.exclusive
     return DeviceGrant(given, 0 if exclusive else placement.memory_mib, exclusive)
+
+
+def _given(index: int, device: session.Device | None) -> session.Given:
+    return session.Given(index, device.uuid, device.model) if device else session.Given(index, "")
 
 
 def read_grant(text: str) -> DeviceGrant:

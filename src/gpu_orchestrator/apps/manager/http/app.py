@@ -1,14 +1,12 @@
-"""Build the ASGI application: routes under `/` and `/api/v1`, the gate in front, the OpenAPI document.
+"""Build the ASGI application: routes under `/` and `/api/v1`, and the gate in front.
 
-`server` calls `build`; `cli/api_docs.py` calls `openapi`.
+`server` calls `build`; `cli/api_docs.py` calls `application`.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -19,21 +17,46 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.http import gate, responses, route_auth
-from gpu_orchestrator.apps.manager.http.openapi import components
-from gpu_orchestrator.apps.manager.http.routes import audit, callbacks, cluster, events, keys, tasks, workers
+from gpu_orchestrator.apps.manager.http.routes import (
+    audit,
+    callbacks,
+    cluster,
+    events,
+    keys,
+    pages,
+    task_changes,
+    tasks,
+    workers,
+)
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.schema import PREFIX
 
 ROUTERS = (
     tasks.router,
+    task_changes.router,
     workers.router,
     cluster.router,
     events.router,
     keys.router,
     audit.router,
     callbacks.router,
+    pages.router,
 )
 """The busiest first, because the framework tries them in order."""
+
+
+WANTED = {
+    "greater_than_equal": "give at least {ge:g}",
+    "less_than_equal": "give at most {le:g}",
+    "string_too_long": "give at most {max_length} characters",
+    "too_long": "give at most {max_length}",
+    "literal_error": "give {expected}",
+    "int_parsing": "give a whole number",
+    "int_type": "give a whole number",
+    "float_parsing": "give a number",
+    "bool_parsing": "give true or false",
+}
+"""What may be sent instead, by the kind of error that the framework finds in a query."""
 
 
 def build(manager: Manager) -> ASGIApp:
@@ -64,9 +87,6 @@ def application(manager: Manager) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
         app.include_router(router, include_in_schema=False)
-    app.add_api_route(
-        "/openapi.json", _document, include_in_schema=False, dependencies=route_auth.needs("read")
-    )
     app.add_exception_handler(errors.ApiError, gate.on_api_error)
     app.add_exception_handler(StoreError, gate.on_store_error)
     app.add_exception_handler(HTTPException, gate.on_http_error)
@@ -77,37 +97,23 @@ def application(manager: Manager) -> FastAPI:
 
 def _fast_path(
     routes: Iterable[route_auth.GuardedRoute],
-) -> dict[tuple[str, str], tuple[gate.Endpoint, route_auth.RouteGuard]]:
+) -> dict[tuple[str, str], gate.FastRoute]:
     """Return the routes that the gate calls directly.
 
     This iterates over all routes, so a route that does not declare what it needs raises here.
     """
     return {
-        (each.method, each.path): (tasks.FAST_PATH[bare], each.route_guard)
+        (each.method, each.path): gate.FastRoute(tasks.FAST_PATH[bare], each.route_guard, each.query)
         for each in routes
         if each.method == "POST" and (bare := each.path.removeprefix(PREFIX)) in tasks.FAST_PATH
     }
-
-
-async def _document(request: Request) -> Response:
-    return responses.json_response(openapi(request.app))
-
-
-def openapi(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    for path in document["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)  # `default` documents the one shape of our errors
-    document["components"] = {
-        "schemas": components(),
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-    }
-    document["security"] = [{"key": []}]
-    return document
 
 
 async def _on_bad_query(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class only
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
-    return responses.error_response(errors.Unprocessable(f"{where}={first.get('input')}: {first['msg']}"))
+    if first["type"] == "missing":
+        return responses.error_response(errors.Unprocessable(f"the query parameter {where} is missing"))
+    rule = WANTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    return responses.error_response(errors.Unprocessable(f"{where}={first.get('input')}: {rule}"))

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from os import urandom
 from time import perf_counter
 
@@ -17,16 +18,26 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access import audit
 from gpu_orchestrator.apps.manager.http.responses import error_response
-from gpu_orchestrator.apps.manager.http.route_auth import RouteGuard, header, manager_of
+from gpu_orchestrator.apps.manager.http.route_auth import RouteGuard, check_query, header, manager_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.schema import PREFIX
 
 log = structlog.get_logger()
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+
+@dataclass(frozen=True, slots=True)
+class FastRoute:
+    """A route that the gate calls itself; `query` are the parameters that it takes."""
+
+    endpoint: Endpoint
+    route_guard: RouteGuard
+    query: frozenset[str]
+
+
 MAX_CORRELATION_CHARS = 100
-RETRY_LATER = (429, 503)
-"""Nothing was done. These are counted but not audited, or a flood would push the rest out of the log."""
+RETRY_LATER = 503
+"""Nothing was done, for a reason that is not the caller's: counted, but not audited."""
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -41,7 +52,7 @@ class Gate:
         self,
         app: Starlette,
         manager: Manager,
-        fast_path: Mapping[tuple[str, str], tuple[Endpoint, RouteGuard]],
+        fast_path: Mapping[tuple[str, str], FastRoute],
     ) -> None:
         self._app, self._manager, self._fast_path = app, manager, fast_path
 
@@ -63,7 +74,7 @@ class Gate:
                 status = message["status"]
                 correlation = scope["state"]["correlation"].encode("latin-1")
                 message["headers"] = [*message["headers"], (b"x-correlation-id", correlation)]
-                if scope["method"] not in READ_METHODS and status not in RETRY_LATER:
+                if scope["method"] not in READ_METHODS and status != RETRY_LATER:
                     await self._audit(scope, _route(scope, fast_path), status)
             await send(message)
 
@@ -71,7 +82,7 @@ class Gate:
             if fast_path is None:
                 await self._app(scope, receive, answer)
             else:
-                await self._call(*fast_path, scope, receive, answer)
+                await self._call(fast_path, scope, receive, answer)
         except errors.ApiError as error:
             await (await refusal(self._manager, error))(scope, receive, answer)
         except StoreError as error:
@@ -101,14 +112,14 @@ class Gate:
         entry = audit.entry_of(scope, action=action, status=status, at_ms=self._manager.keys.now_ms())
         await self._manager.audit.record(audit.stream_of(route_guard.needs, scope["state"].get("key")), entry)
 
-    async def _call(
-        self, endpoint: Endpoint, route_guard: RouteGuard, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _call(self, route: FastRoute, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
-        route_guard.enter(scope, self._manager)
+        route.route_guard.enter(scope, self._manager)
+        if scope["query_string"]:
+            check_query(scope["query_string"], route.query)
         request = Request(scope, receive)
         try:
-            response = await endpoint(request)
+            response = await route.endpoint(request)
         except (errors.ApiError, StoreError):
             raise
         except Exception as error:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from gpu_orchestrator.apps.manager import errors
+from gpu_orchestrator.apps.manager.http import body_errors
 from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of
 from gpu_orchestrator.apps.manager.schema import ErrorBody, Problem
 
@@ -22,7 +23,8 @@ class JsonResponse(Response):
     """A response with only the headers it needs; skips the base class's search for headers already set."""
 
     def __init__(self, value: Any, status: int, headers: Mapping[str, str]) -> None:
-        self.status_code, self.background, self.body = status, None, _encode(value)
+        # With a line break at the end: after curl, the prompt of a shell would stick to the body.
+        self.status_code, self.background, self.body = status, None, _encode(value) + b"\n"
         self.raw_headers = [
             (b"content-length", b"%d" % len(self.body)),
             (b"content-type", b"application/json"),
@@ -45,7 +47,7 @@ async def read(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise errors.Unprocessable(f"the body does not match the schema: {error}") from error
+        raise errors.Unprocessable(body_errors.plain(error, body, kind)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.BadRequest(f"the body is not valid JSON: {error}") from error
 

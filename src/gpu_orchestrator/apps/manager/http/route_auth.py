@@ -7,7 +7,9 @@ gate reads them. `guarded_routes` raises for a route without a guard when the ap
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, params
 from fastapi.routing import iter_route_contexts
@@ -15,6 +17,7 @@ from starlette import types as asgi
 from starlette.requests import HTTPConnection
 
 from gpu_orchestrator.apps.manager.access.keys import Scope
+from gpu_orchestrator.apps.manager.errors import Unprocessable
 from gpu_orchestrator.apps.manager.manager import Manager
 
 Needs = Scope | Literal["nothing", "metrics"]
@@ -22,6 +25,9 @@ Needs = Scope | Literal["nothing", "metrics"]
 
 CHANGES: frozenset[Needs] = frozenset({"submit", "admin", "worker"})
 """What a route may need that changes something; a route that needs `read` changes nothing."""
+
+
+SHORT_QUERY = 40
 
 
 class UnguardedRoute(Exception):
@@ -42,6 +48,8 @@ class RouteGuard:
 
     async def __call__(self, connection: HTTPConnection) -> None:
         self.enter(connection.scope, manager_of(connection))
+        if connection.scope["query_string"]:
+            check_query(connection.scope["query_string"], query_names(connection.scope["route"]))
 
     def enter(self, connection: asgi.Scope, manager: Manager) -> None:
         """Check the key and store it in the connection's state; raise the `ApiError` for the client."""
@@ -59,6 +67,34 @@ class RouteGuard:
         if self.needs == "metrics":
             return "read" if manager.settings.metrics_auth else None
         return self.needs
+
+
+def query_names(route: Any) -> frozenset[str]:
+    """Return the query parameters that a route takes: those of its function, and those it parses itself."""
+    parsed = (getattr(route, "openapi_extra", None) or {}).get("parameters", ())
+    return frozenset(
+        [*(each.alias for each in route.dependant.query_params), *(each["name"] for each in parsed)]
+    )
+
+
+def check_query(query: bytes, known: frozenset[str]) -> None:
+    """Raise `Unprocessable` for a query parameter that the route does not take. Ignored, it would look as if
+    it had been heeded: a misspelt filter returns everything."""
+    unknown = _unknown_short(query, known) if len(query) <= SHORT_QUERY else _unknown(query, known)
+    if unknown is not None:
+        takes = f"known: {', '.join(sorted(known))}" if known else "this route takes none"
+        raise Unprocessable(f"unknown query parameter {unknown!r}; {takes}")
+
+
+def _unknown(query: bytes, known: frozenset[str]) -> str | None:
+    given = (name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    return next((name for name in given if name not in known), None)
+
+
+@lru_cache(maxsize=256)
+def _unknown_short(query: bytes, known: frozenset[str]) -> str | None:
+    """Cached, because most clients send the same query again."""
+    return _unknown(query, known)
 
 
 def manager_of(connection: HTTPConnection) -> Manager:
@@ -91,11 +127,13 @@ def guard_of(dependencies: Sequence[params.Depends]) -> RouteGuard | None:
 
 @dataclass(frozen=True, slots=True)
 class GuardedRoute:
-    """One method and path of the application. `method` is WS for a WebSocket."""
+    """One method and path of the application. `method` is WS for a WebSocket; `query` are the parameters that
+    it takes."""
 
     method: str
     path: str
     route_guard: RouteGuard
+    query: frozenset[str] = frozenset()
 
 
 def guarded_routes(app: FastAPI) -> Iterator[GuardedRoute]:
@@ -107,4 +145,4 @@ def guarded_routes(app: FastAPI) -> Iterator[GuardedRoute]:
                 f"{route.path} does not declare what it needs; pass needs= to described(...)"
             )
         for method in sorted(getattr(route, "methods", None) or ["WS"]):
-            yield GuardedRoute(method, str(route.path), route_guard)
+            yield GuardedRoute(method, str(route.path), route_guard, query_names(route))

@@ -20,6 +20,7 @@ from gpu_orchestrator.adapters.store.records import (
     Submitted,
     Unit,
 )
+from gpu_orchestrator.adapters.store.tasks import Retried
 from gpu_orchestrator.api import task, units
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
@@ -27,11 +28,16 @@ from gpu_orchestrator.api.units import MIB, show_seconds
 from gpu_orchestrator.apps.manager import errors, schema, views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
+from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.manager import Manager
+from gpu_orchestrator.core.answer import Refusal
 
 MAX_RETRY_AFTER_S = 60.0
 """The longest `Retry-After` for a full queue: there may be room sooner than estimated."""
+
+TASKS_PER_REQUEST = 100
+"""As many tasks count as one request in batches and bulk changes."""
 
 CONFLICTS_PER_CALL = 500
 ROW_BYTES = 1000
@@ -52,7 +58,7 @@ async def accept(
     answers = await _submit(manager, new, key, may)
     taken = [each for each in answers if isinstance(each, Accepted)]
     if len(taken) < len(answers):
-        raise _refusal(manager, requests, answers, key, may)
+        raise _refusal(manager, requests, answers, key)
     return taken
 
 
@@ -71,18 +77,14 @@ def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[schema.TaskAcc
     ]
 
 
-async def accept_again(manager: Manager, name: str, key: Key) -> str:
-    """Queue an ended task again and return its state before; the state shows whether it could be queued.
+async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[Retried | NoRoom]:
+    """Queue ended tasks again; the state before shows whether one could be queued.
 
     A retry needs room like any other task. An admin, who may retry the tasks of every owner, is not held to
     the limits of the admin's own key.
     """
-    may = manager.quotas.of_key(key)
-    room = _unit(key, may if key.sees else UNLIMITED, manager.settings)
-    (retried,) = await manager.store.tasks.retry([name], owner=key.sees, may=room)
-    if isinstance(retried, NoRoom):
-        raise _no_room(manager, retried, 1, key, may)
-    return retried.state
+    room = _unit(key, manager.quotas.of_key(key) if key.sees else UNLIMITED, manager.settings)
+    return await manager.store.tasks.retry(names, owner=key.sees, may=room)
 
 
 async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allowance) -> Sequence[Submitted]:
@@ -122,12 +124,11 @@ def _refusal(
     requests: Sequence[schema.TaskRequest],
     answers: Sequence[Submitted],
     key: Key,
-    may: Allowance,
 ) -> errors.ApiError:
     """Return the error for a request that was not taken; the store takes it whole or not at all."""
     for answer in answers:
         if isinstance(answer, NoRoom):
-            return _no_room(manager, answer, len(answers), key, may)
+            return no_room(manager, answer, len(answers), key)
     request, conflict = next(
         (request, answer)
         for request, answer in zip(requests, answers, strict=True)
@@ -136,10 +137,11 @@ def _refusal(
     return _key_conflict(request, conflict.id)
 
 
-def _no_room(
-    manager: Manager, refused: NoRoom, count: int, key: Key, may: Allowance
+def no_room(
+    manager: Manager, refused: NoRoom, count: int, key: Key
 ) -> errors.TooManyRequests | errors.QueueFull:
     """Count the refusal and return the error for a request of `count` tasks without room."""
+    may = manager.quotas.of_key(key)
     is_budget, is_own = refused.limit is Limit.DAY_BUDGET, refused.limit is Limit.OWNER_QUEUE
     manager.metrics.refused(key.owner, "budget" if is_budget else "queue")
     if is_budget:
@@ -222,17 +224,30 @@ async def _check(manager: Manager, number: int, spec: TaskSpec) -> None:
     if spec.task_type not in types:
         raise errors.Unprocessable(_unknown_type(spec.task_type, types), task=number)
     raise errors.Conflict(
-        f"no worker can ever take this: {refusal.message}",
+        f"no worker can ever take this: {words.message(refusal)}{_threshold(manager, spec, refusal)}",
         task=number,
-        reasons=[f"{count} {text}" for text, count in refusal.reasons],
-        nearest=str(refusal.nearest) if refusal.nearest else "",
+        reasons=words.reasons(refusal),
+        nearest=words.nearest(refusal),
+    )
+
+
+def _threshold(manager: Manager, spec: TaskSpec, refusal: Refusal) -> str:
+    """Return that a part of each device stays free, if a task was refused for its memory; else it would look
+    as if a device of the requested size were too small."""
+    is_short = spec.memory_mib and any(f"{spec.memory_mib} MiB" in text for text, _ in refusal.reasons)
+    part = manager.memory.threshold
+    return (
+        f"; {part:.0%} of a GPU's memory can be reserved (GPU_MEMORY_THRESHOLD)"
+        if is_short and part < 1
+        else ""
     )
 
 
 def _unknown_type(name: str, known: set[str]) -> str:
     close = get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}"
+    how = f"; a worker started with {words.OPTIONS[name]} runs it" if name in words.OPTIONS else ""
+    return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}{how}"
 
 
 async def _check_idempotency_keys(

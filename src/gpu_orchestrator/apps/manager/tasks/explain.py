@@ -7,6 +7,7 @@ import numpy as np
 from gpu_orchestrator.api import session
 from gpu_orchestrator.api.units import MIB, show_memory
 from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
@@ -23,11 +24,11 @@ def worker_verdict(
     """Return whether the worker fits and why not. `named` lists blocking tasks of any owner by id."""
     row = cluster.row(worker.hello.name)
     only = np.array([row])
-    why = [
+    why = words.lacks(
         each.lack(cluster, row)
         for each in compile_filters(shape, cluster.inventory)
         if not each.passes(cluster, only)[0]
-    ]
+    )
     devices = [_device(shape, cluster, worker, at, named=named) for at in range(len(worker.hello.devices))]
     return schema.WorkerVerdict(worker_id=worker.hello.name, fits=not why, why=why, devices=devices)
 
@@ -74,13 +75,24 @@ def _why(shape: Shape, cluster: Cluster, worker: WorkerState, device: session.De
     if shape.vendor and device.vendor != shape.vendor:
         return f"its vendor is {device.vendor}; the task requests {shape.vendor}"
     if shape.exclusive and held:
-        return f"the task requests the whole device, which is held by {_holders(held, named=named)}"
+        return f"in use by {_holders(held, named=named)} (this task wants the whole GPU)"
     if any(placement.exclusive for placement in held):
-        return f"it is held exclusively by {_holders(held, named=named)}"
-    others = f", {reading.others_mib} MiB are used by others" if reading and reading.others_mib else ""
-    reserved = sum(placement.memory_mib for placement in held)
-    sizes = f"{free} of {device.memory_mib} MiB are free"
-    return f"{sizes}; the task requests {shape.memory_mib} MiB, {reserved} MiB are reserved{others}"
+        return f"in use by {_holders(held, named=named)}, which has the whole GPU"
+    return _sizes(shape, device, free, sum(placement.memory_mib for placement in held), reading)
+
+
+def _sizes(
+    shape: Shape, device: session.Device, free: int, reserved: int, reading: session.Reading | None
+) -> str:
+    """Say what is free and what is missing; in MiB where rounded sizes would look equal."""
+    wanted, left = show_memory(shape.memory_mib), show_memory(free)
+    if wanted == left:
+        wanted, left = f"{shape.memory_mib} MiB", f"{free} MiB"
+    others = f", {show_memory(reading.others_mib)} used by others" if reading and reading.others_mib else ""
+    return (
+        f"{left} of {show_memory(device.memory_mib)} can be reserved; the task wants {wanted} "
+        f"({show_memory(reserved)} reserved by tasks{others})"
+    )
 
 
 def _holders(held: list[Placement], *, named: bool) -> str:

@@ -159,7 +159,10 @@ class Attempts:
             attempt = runner.queue[0]
             attempt.begun_at = self._now()
             self._send(session.Started(*attempt.key))
-            log.debug("task begins", **attempt.log_fields(), task_type=attempt.assign.task_type)
+            devices = [str(each) for each in attempt.assign.devices]
+            log.debug(
+                "task begins", **attempt.log_fields(), task_type=attempt.assign.task_type, devices=devices
+            )
             deadlines.begin(attempt, runner)
 
     def _unstick_later(self, runner: RunnerHandle) -> None:

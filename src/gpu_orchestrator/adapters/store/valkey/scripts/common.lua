@@ -12,6 +12,7 @@
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by due time
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
+--   keys:used    hash    keys from settings -> last use
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
 local P = KEYS[1]
@@ -99,6 +100,17 @@ local function emit_task(name, id, owner, worker, attempt, more, at)
     ',"attempt":' .. (attempt or '0') .. (more or '') .. '}', at)
 end
 
+-- Write the event for the start of an attempt, with the devices that it got.
+local function emit_start(id, owner, worker, attempt, place, at)
+  local devices = '[]'
+  if place and string.find(place, '"devices"', 1, true) then
+    local given = cjson.decode(place).devices
+    for _, each in ipairs(given) do each.model = each.model or '' end
+    if #given > 0 then devices = cjson.encode(given) end
+  end
+  emit_task('task_started', id, owner, worker, attempt, ',"devices":' .. devices, at)
+end
+
 local function emit_worker(name, worker, status, why)
   emit(name, '', '{"worker_id":' .. cjson.encode(worker) .. ',"status":' .. cjson.encode(status) ..
     ',"reason":' .. cjson.encode(why or '') .. '}')
@@ -173,6 +185,34 @@ local function tell_worker(name)
     end
   end
   tell({'Worker', name, row})
+end
+
+-- Return a function that tells whether a spec has this task type ('' for any) and these labels ({key, value}, or {key}
+-- for any value). It searches the text first, because decoding costs ten times more: for plain words, which JSON writes
+-- in one way.
+local function matcher(task_type, labels)
+  local needles = {}
+  local function look_for(word, behind)
+    if word and string.match(word, '^[%w_.-]+$') then needles[#needles + 1] = '"' .. word .. '"' .. behind end
+  end
+  if task_type ~= '' then look_for(task_type, '') end
+  for _, label in ipairs(labels) do
+    look_for(label[1], ':')
+    look_for(label[2], '')
+  end
+  return function(spec)
+    if task_type == '' and #labels == 0 then return true end
+    for _, needle in ipairs(needles) do
+      if not spec or not string.find(spec, needle, 1, true) then return false end
+    end
+    local read = spec and cjson.decode(spec) or {}
+    if task_type ~= '' and read.task_type ~= task_type then return false end
+    for _, label in ipairs(labels) do
+      local value = read.labels and read.labels[label[1]]
+      if value == nil or (label[2] and value ~= label[2]) then return false end
+    end
+    return true
+  end
 end
 
 local function active(state) return state == 'assigned' or state == 'running' end

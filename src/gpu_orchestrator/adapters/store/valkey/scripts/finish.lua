@@ -5,6 +5,7 @@
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 -- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
 local TRIES, RETRIES, CANCEL, STARTED, TENANT, MILLI, ASSIGNED, CREATED, LEVEL, SPEC = 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
+local PLACE = 15
 local day = text(math.floor(NOW / 86400000))
 local told, finals, went = {}, {}, {}
 
@@ -22,7 +23,7 @@ local function begin(id, task)
     local key = P .. 't:' .. id
     redis.call('HSET', key, 'state', 'running', 'started', text(NOW))
     move(id, 'assigned', 'running', redis.call('HGET', key, 'created'), task[TENANT])
-    emit_task('task_started', id, task[TENANT], task[WORKER], task[ATTEMPT])
+    emit_start(id, task[TENANT], task[WORKER], task[ATTEMPT], task[PLACE])
   end
 end
 
@@ -31,7 +32,7 @@ local function begun(id, task, kind, ms)
   if task[STARTED] and task[STARTED] ~= '0' then return task[STARTED] end
   local at = NOW - ms
   if kind == 'done' or kind == 'failed' then
-    emit_task('task_started', id, task[TENANT], task[WORKER], task[ATTEMPT], '', at)
+    emit_start(id, task[TENANT], task[WORKER], task[ATTEMPT], task[PLACE], at)
   end
   return text(at)
 end
@@ -48,7 +49,7 @@ local function failed(id, task, payload, retryable, delay_ms, started)
     fields[#fields + 1] = 'waits for a retry'
     return requeue(id, task[STATE], delay_ms, fields)
   end
-  fields[#fields + 1] = retryable and 'no retries left' or 'the error is final'
+  fields[#fields + 1] = retryable and 'no retries left' or 'failed; not retried'
   return finish(id, task[STATE], retryable and 'dead' or 'failed', fields, keep_ms)
 end
 
@@ -78,7 +79,7 @@ end
 
 -- Read the row of an ended task without its parameters, which may be large.
 local SHOWN = {'spec', 'state', 'attempt', 'worker', 'created', 'started', 'finished', 'progress', 'result', 'error',
-  'reason', 'deaths', 'correlation', 'callback'}
+  'reason', 'deaths', 'correlation', 'callback', 'place'}
 
 local function shown(key)
   local row = {}
@@ -95,7 +96,7 @@ for number, each in ipairs(outcomes) do
   local id, attempt, worker, epoch, _, _, _, _, _, wanted = unpack(each, 1, 10)
   local key = P .. 't:' .. id
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
-    'tenant', 'milli', 'assigned', 'created', 'level', 'spec')
+    'tenant', 'milli', 'assigned', 'created', 'level', 'spec', 'place')
   if not holds(task, attempt, worker, epoch) then
     count('late')
     told[number] = {0, task[STATE] or 'gone', {}}

@@ -1,9 +1,13 @@
 -- Read a page of tasks, newest first.
--- Arguments: states (empty: all), worker or '', owner or '' for all, offset, limit
--- Answers {total, ids}
-local states, worker, owner, offset, limit = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]
+-- Arguments: states (empty: all), worker or '', owner or '' for all, offset, limit, created since (ms; negative: this
+--   many ms ago; 0: ever); of a worker also the task type or '', and labels {key, value} or {key} each: its list is short
+-- Answers {total, ids, 0 if older tasks of the worker may be missing else 1}
+local states, worker, owner, offset, limit, since = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5], ARG[6]
+local task_type, labels = ARG[7], ARG[8]
+if since < 0 then since = NOW + since end
 local place = owner == '' and 's:' or 'o:' .. owner .. ':'
 local NEAR = 1000
+local LATEST_OF_WORKER = 1000 -- `trim` leaves this many in a worker's list
 local all = {'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}
 local wanted = {}
 for _, state in ipairs(#states > 0 and states or all) do wanted[state] = true end
@@ -34,25 +38,32 @@ local function moment_of(leave_out)
 end
 
 if worker ~= '' then
-  for _, id in ipairs(redis.call('ZREVRANGE', P .. 'of:' .. worker, 0, -1)) do
-    local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'worker', 'tenant')
-    if row[2] == worker and wanted[row[1]] and may_touch(owner, row[3]) then
+  local is_wanted = matcher(task_type, labels)
+  local latest = redis.call('ZREVRANGE', P .. 'of:' .. worker, 0, -1)
+  for _, id in ipairs(latest) do
+    local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'worker', 'tenant', 'created', 'spec')
+    if row[2] == worker and wanted[row[1]] and may_touch(owner, row[3]) and tonumber(row[4]) >= since
+      and is_wanted(row[5]) then
       total = total + 1
       if total > offset and #found < limit then found[#found + 1] = id end
     end
   end
-  return cmsgpack.pack({{}, {total, found}})
+  return cmsgpack.pack({{}, {total, found, #latest < LATEST_OF_WORKER and 1 or 0}})
 end
+for state in pairs(wanted) do
+  local key = P .. place .. state
+  total = total + (since > 0 and redis.call('ZCOUNT', key, text(since), '+inf') or redis.call('ZCARD', key))
+end
+limit = math.min(limit, math.max(total - offset, 0)) -- tasks created before `since` come after all others
 local moment = moment_of(offset)
 local left_out = offset - after(moment)
 local heads = {}
 for state in pairs(wanted) do
   local key = P .. place .. state
-  total = total + redis.call('ZCARD', key)
   local newer = redis.call('ZCOUNT', key, '(' .. moment, '+inf')
   local page = redis.call('ZREVRANGE', key, newer, newer + left_out + limit - 1, 'WITHSCORES')
   for at = 1, #page, 2 do heads[#heads + 1] = {page[at], tonumber(page[at + 1])} end
 end
 table.sort(heads, function(a, b) if a[2] == b[2] then return a[1] > b[1] end return a[2] > b[2] end)
 for at = left_out + 1, math.min(left_out + limit, #heads) do found[#found + 1] = heads[at][1] end
-return cmsgpack.pack({{}, {total, found}})
+return cmsgpack.pack({{}, {total, found, 1}})

@@ -67,6 +67,7 @@ async def status(request: Request) -> Response:
             total_memory_bytes=total * MIB,
             available_memory=show_memory(free),
             available_memory_bytes=free * MIB,
+            memory_threshold=manager.memory.threshold,
             uptime=show_seconds(uptime),
             uptime_seconds=round(uptime, 1),
             leader=counts.leader if counts else "",

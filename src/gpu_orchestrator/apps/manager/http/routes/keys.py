@@ -33,7 +33,7 @@ async def create(request: Request) -> Response:
         raise errors.Conflict(f"there are {manager.store.keys.most} keys already; revoke some")
     made = await _look_up(manager, row.id)
     request.state.object = made.id
-    return json_response(schema.KeyMade(**_fields(made, manager.keys.now_ms()), key=secret), 201)
+    return json_response(schema.KeyMade(**_fields(manager, made), key=secret), 201)
 
 
 @router.get("/keys", **described(schema.KeyPage, needs="admin"))
@@ -46,7 +46,7 @@ async def page(
     """List all keys without their secrets: those from the settings first, then oldest first."""
     manager = manager_of(request)
     found = [key for key in await manager.key_sync.all() if owner in ("", key.owner)]
-    shown = [_info(key, manager.keys.now_ms()) for key in found[offset : offset + limit]]
+    shown = [schema.KeyInfo(**_fields(manager, key)) for key in found[offset : offset + limit]]
     return json_response(schema.KeyPage(keys=shown, total=len(found), limit=limit, offset=offset))
 
 
@@ -82,7 +82,7 @@ async def revoke(request: Request, key_id: str) -> Response:
         )
     if not await manager.store.keys.revoke(key_id):
         raise errors.NotFound(f"there is no key {key_id}")
-    return json_response(_info(await _look_up(manager, key_id), manager.keys.now_ms()))
+    return json_response(schema.KeyInfo(**_fields(manager, await _look_up(manager, key_id))))
 
 
 async def _look_up(manager: Manager, key_id: str) -> Key:
@@ -104,19 +104,16 @@ def _row(wanted: schema.KeyRequest, secret: str, *, by: Key, now_ms: int) -> Key
     )
 
 
-def _info(key: Key, now_ms: int) -> schema.KeyInfo:
-    return schema.KeyInfo(**_fields(key, now_ms))
-
-
-def _fields(key: Key, now_ms: int) -> dict[str, Any]:
+def _fields(manager: Manager, key: Key) -> dict[str, Any]:
     over = "revoked" if key.revoked_ms else "expired"
     return {
         "key_id": key.id,
         "name": key.name,
         "owner": key.owner,
         "scopes": [each for each in SCOPES if each in key.scopes],
-        "status": over if key.is_over(now_ms) else "active",
+        "status": over if key.is_over(manager.keys.now_ms()) else "active",
         "limits": key.limits,
+        "effective_limits": limits.shown(manager.quotas.of_key(key)),
         "configured": key.configured,
         "created_at": when(key.created_ms),
         "expires_at": when(key.expires_ms),

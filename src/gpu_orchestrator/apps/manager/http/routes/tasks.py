@@ -1,4 +1,4 @@
-"""Routes for tasks: submit, show, wait, explain, cancel, retry."""
+"""Routes for tasks: submit, list, show, wait, explain."""
 
 from functools import lru_cache
 from typing import Annotated
@@ -7,25 +7,31 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from gpu_orchestrator.adapters.store.task_lists import Filter
+from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
-from gpu_orchestrator.apps.manager import errors, schema, views
+from gpu_orchestrator.apps.manager import errors, schema
 from gpu_orchestrator.apps.manager.access.keys import Key
+from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response, read
 from gpu_orchestrator.apps.manager.http.route_auth import manager_of
-from gpu_orchestrator.apps.manager.http.submission import accept, accept_again, accepted
+from gpu_orchestrator.apps.manager.http.submission import TASKS_PER_REQUEST, accept, accepted
+from gpu_orchestrator.apps.manager.http.task_filter import of_query
+from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.tasks import explain
-from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.decide import decide
 
 router = APIRouter(tags=["tasks"])
 MAX_WAIT_S = 600.0
 WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
 SHORT_QUERY = 40
-TASKS_PER_REQUEST = 100
-RETRYABLE = ("failed", "dead", "cancelled")
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Offset = Annotated[int, Query(ge=0, le=1_000_000)]
+Text = Annotated[str, Query(max_length=200)]
 
 
 def _sees(request: Request) -> str:
@@ -43,7 +49,7 @@ async def submit(request: Request) -> Response:
     state["object"] = taken.id
     if not seconds:
         return json_response(accepted(manager, [taken])[0], 202)
-    return json_response(views.task_status(taken.id, await manager.wait(taken.id, seconds)))
+    return await _shown(manager, taken.id, await manager.wait(taken.id, seconds))
 
 
 async def submit_batch(request: Request) -> Response:
@@ -79,31 +85,44 @@ router.post(
 @router.get("/tasks", **described(schema.TaskPage, needs="read"))
 async def page(
     request: Request,
-    status: str = "",
-    worker_id: str = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    status: Text = "",
+    worker_id: Text = "",
+    task_type: Text = "",
+    label: Annotated[list[Annotated[str, Query(max_length=1200)]], Query(max_length=64)] = [],  # noqa: B006
+    owner: Text = "",
+    since: Annotated[str, Query(max_length=40)] = "",
+    limit: Limit = 50,
+    offset: Offset = 0,
 ) -> Response:
-    """List tasks, newest first. `status` may name several states, separated by commas."""
-    states = [state for state in status.split(",") if state]
-    if unknown := [state for state in states if state not in task.STATES]:
-        raise errors.Unprocessable(f"unknown status {unknown[0]!r}; known: {', '.join(task.STATES)}")
-    return await _page(request, states, worker_id, limit=limit, offset=offset)
+    """List tasks, newest first. `status` may name several states, separated by commas. `label` is
+    `name=value`, or `name` for any value; given several times, all must match. `since` is when the oldest
+    was submitted: how long ago (`10m`, `2h`, `7d`) or a moment (`2026-01-31T12:00:00Z`). `owner` is for
+    admins."""
+    wanted = of_query(
+        request.state.key,
+        status=status,
+        worker_id=worker_id,
+        task_type=task_type,
+        label=label,
+        owner=owner,
+        since=since,
+    )
+    return await _page(request, wanted, limit=limit, offset=offset)
 
 
 @router.get("/tasks/dead", **described(schema.TaskPage, needs="read"))
-async def dead(
-    request: Request,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-) -> Response:
+async def dead(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
     """List dead letters: tasks that the server gave up, with the evidence."""
-    return await _page(request, ["dead"], "", limit=limit, offset=offset)
+    return await _page(request, Filter(("dead",), owner=_sees(request)), limit=limit, offset=offset)
 
 
 @router.get("/tasks/{task_id}", **described(schema.TaskStatus, needs="read"))
 async def status(request: Request, task_id: str) -> Response:
-    return json_response(views.task_status(task_id, await manager_of(request).row(task_id, _sees(request))))
+    """Show a task. Here and in all paths, the first characters of an id (at least 4) will do if no other task
+    begins with them."""
+    manager, owner = manager_of(request), _sees(request)
+    name = await manager.full_id(task_id, owner)
+    return await _shown(manager, name, await manager.row(name, owner))
 
 
 @router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus, needs="read"))
@@ -114,15 +133,17 @@ async def wait(
 ) -> Response:
     """Return the task once it has ended, or its current state after `timeout` seconds."""
     manager, owner = manager_of(request), _sees(request)
+    name = await manager.full_id(task_id, owner)
     if owner:
-        await manager.row(task_id, owner)
-    return json_response(views.task_status(task_id, await manager.wait(task_id, timeout_s)))
+        await manager.row(name, owner)
+    return await _shown(manager, name, await manager.wait(name, timeout_s))
 
 
 @router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
     """Explain why a task waits: for every worker and every device, what keeps it from taking the task."""
     manager, owner = manager_of(request), _sees(request)
+    task_id = await manager.full_id(task_id, owner)
     row = await manager.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
     wanted = request_of(task_id, task.decode(row["spec"]))
@@ -131,10 +152,11 @@ async def explain_task(request: Request, task_id: str) -> Response:
     held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
     answer = held_back or decide(wanted, cluster, policy, manager.chance) if waits else None
     goes_to = answer.node if isinstance(answer, Placement) else None
+    refused = words.message(answer) if isinstance(answer, Refusal) else held_back
     explanation = schema.Explanation(
         task_id=task_id,
         status=row["state"],
-        reason=row.get("reason", "") if goes_to or not waits else str(answer),
+        reason=refused or row.get("reason", ""),
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
@@ -144,34 +166,6 @@ async def explain_task(request: Request, task_id: str) -> Response:
         ],
     )
     return json_response(explanation)
-
-
-@router.post("/tasks/{task_id}/retry", **described(schema.TaskChanged, needs="submit", status=202))
-async def retry(request: Request, task_id: str) -> Response:
-    """Queue a task again that ended without a result."""
-    before = await accept_again(manager_of(request), task_id, request.state.key)
-    if not before:
-        raise errors.NotFound(f"there is no task {task_id}")
-    if before not in RETRYABLE:
-        raise errors.Conflict(f"task {task_id} is {before}; only {', '.join(RETRYABLE)} ones can be retried")
-    return json_response(schema.TaskChanged(task_id=task_id, status="queued"), 202)
-
-
-@router.delete("/tasks/{task_id}", **described(schema.TaskChanged, needs="submit"))
-async def cancel(request: Request, task_id: str) -> Response:
-    """Cancel a task. A queued one ends at once. The worker asks a running one to stop, then sends SIGTERM,
-    then SIGKILL."""
-    manager = manager_of(request)
-    (before,) = await manager.store.tasks.cancel([task_id], owner=_sees(request))
-    if not before.state:
-        raise errors.NotFound(f"there is no task {task_id}")
-    if before.state in task.FINAL:
-        raise errors.Conflict(f"task {task_id} is {before.state} already")
-    if before.state == "queued":
-        manager.waiters.ended(task_id)
-        return json_response(schema.TaskChanged(task_id=task_id, status="cancelled"))
-    manager.sessions.cancel(before.worker, before.api, task_id, before.attempt)
-    return json_response(schema.TaskChanged(task_id=task_id, status="cancelling"))
 
 
 def _wait_s(query: bytes) -> float:
@@ -195,9 +189,17 @@ def _parsed_wait_s(query: bytes) -> float:
     return seconds
 
 
-async def _page(request: Request, states: list[str], worker: str, *, limit: int, offset: int) -> Response:
-    stored = manager_of(request).store.tasks
-    found = await stored.page(states=states, worker=worker, owner=_sees(request), offset=offset, limit=limit)
-    rows = await stored.fetch(found.ids)
-    tasks = [views.task_status(name, row) for name, row in zip(found.ids, rows, strict=True) if row]
-    return json_response(schema.TaskPage(tasks=tasks, total=found.total, limit=limit, offset=offset))
+async def _page(request: Request, wanted: Filter, *, limit: int, offset: int) -> Response:
+    manager = manager_of(request)
+    found = await manager.store.tasks.search(wanted, offset=offset, limit=limit)
+    rows = await manager.store.tasks.fetch(found.ids)
+    tasks = await manager.statuses({name: row for name, row in zip(found.ids, rows, strict=True) if row})
+    return json_response(
+        schema.TaskPage(
+            tasks=tasks, total=found.total, limit=limit, offset=offset, complete=bool(found.complete)
+        )
+    )
+
+
+async def _shown(manager: Manager, name: str, row: Row) -> Response:
+    return json_response((await manager.statuses({name: row}))[0])

@@ -1,0 +1,67 @@
+"""Say the core's refusals in the manager's words: workers instead of nodes, task types instead of selectors,
+memory as users write it.
+
+Pure. Submissions, lists and `explain` call it, so all of them give the same reasons.
+"""
+
+import re
+from collections.abc import Iterable
+
+from gpu_orchestrator.api.units import show_memory
+from gpu_orchestrator.apps.manager.fleet.nodes import HANDLER_LABEL
+from gpu_orchestrator.core.answer import Refusal, singular
+
+OPTIONS = {"python": "--function", "http": "--upstream", "command": "--allow-command"}
+"""With what a worker must be started to run a task type that is off by default."""
+
+_MIB = re.compile(r"(\d+) MiB")
+_HANDLER = re.compile(rf"^(?:do|does) not match the selector {re.escape(HANDLER_LABEL)}(.+)=true$")
+_AFFINITY = re.compile(r"^(?:do|does) not match the node affinity$")
+_SLOTS = re.compile(r"^(?:have|has) (?:too little|no) slots$|^lacks \d+ slots \(.*\)$")
+_KIND = re.compile(r"^has (?:no (?:\S+ )?GPU(?: of .*)?|fewer than \d+ healthy GPUs)$")
+_FREE = re.compile(r"^lacks \d+ free GPU")
+
+
+def message(refusal: Refusal) -> str:
+    """Return the refusal as one sentence: `0/2 workers fit: 1 has no GPU of 900GB, 1 is offline`."""
+    if refusal.error:
+        return f"0/{refusal.nodes} workers fit: {refusal.error}"
+    if not refusal.nodes:
+        return "0/0 workers fit: no worker has joined"
+    return f"0/{refusal.nodes} workers fit: {', '.join(reasons(refusal))}"
+
+
+def reasons(refusal: Refusal) -> list[str]:
+    """Return the workers counted by reason, as in `2 are cordoned`."""
+    return [f"{count} {_reason(text, one=count == 1)}" for text, count in refusal.reasons]
+
+
+def nearest(refusal: Refusal) -> str:
+    """Return the worker that lacks least, and what it lacks; empty if there is none."""
+    miss = refusal.nearest
+    return f"{miss.node} {' and '.join(lacks(miss.lacks))}" if miss else ""
+
+
+def lacks(found: Iterable[str]) -> list[str]:
+    """Return what one worker lacks. Without a device of the right kind it has no free one either: that is not
+    said twice."""
+    said = list(found)
+    if any(_KIND.match(each) for each in said):
+        said = [each for each in said if not _FREE.match(each)]
+    return [_reason(each, one=True) for each in said]
+
+
+def _reason(text: str, *, one: bool) -> str:
+    """Return a reason of the core for one worker or for several."""
+    be, it = ("is", "it") if one else ("are", "they")
+    if handler := _HANDLER.match(text):
+        name = handler[1]
+        how = f" (start {'it' if one else 'one'} with {OPTIONS[name]})" if name in OPTIONS else ""
+        return f"{'does' if one else 'do'} not run {name} tasks{how}"
+    if _SLOTS.match(text):
+        return f"{be} running as many tasks as {it} may"
+    if _AFFINITY.match(text):
+        return f"{be} avoided, because the task died there"
+    if text == "not ready":
+        return f"{be} offline"
+    return _MIB.sub(lambda found: show_memory(int(found[1])), singular(text) if one else text)

@@ -1,0 +1,115 @@
+"""Cancel and retry tasks, one or many. The routes call it; many are changed in parts, so that other clients
+of the store need not wait.
+
+Nothing that happens to one task of many fails the others: each has an outcome of its own.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from gpu_orchestrator.adapters.store.records import Limit, NoRoom
+from gpu_orchestrator.adapters.store.tasks import CancelResult
+from gpu_orchestrator.api import task
+from gpu_orchestrator.apps.manager import errors, schema
+from gpu_orchestrator.apps.manager.access.keys import Key
+from gpu_orchestrator.apps.manager.http import submission
+from gpu_orchestrator.apps.manager.http.task_filter import of_selection
+from gpu_orchestrator.apps.manager.manager import ID_LENGTH, Manager
+
+CANCELLABLE = ("queued", "assigned", "running")
+RETRYABLE = ("failed", "dead", "cancelled")
+MOST_CHANGED = 10_000
+MOST_SHORT_IDS = 20
+"""Each shortened id costs a search through all tasks."""
+AT_ONCE = 100
+
+Change = Callable[[Manager, Sequence[str], Key], Awaitable[list[schema.TaskOutcome]]]
+
+
+async def choose(
+    manager: Manager, wanted: schema.TaskSelection, key: Key, states: Sequence[str]
+) -> tuple[list[str], list[schema.TaskOutcome], int]:
+    """Return the ids of the tasks to change, outcomes of ids that name none, and how many tasks are left for
+    a next call. `states` are those in which a task can be changed."""
+    filters = (wanted.status, wanted.task_type, wanted.labels, wanted.worker_id, wanted.owner, wanted.all)
+    if wanted.task_ids:
+        if any(filters):
+            raise errors.Unprocessable("give either task_ids or a filter, not both")
+        return *await _named(manager, wanted.task_ids, key), 0
+    if not any(filters):
+        raise errors.Unprocessable(
+            "no task is chosen; give task_ids, a filter (status, task_type, labels, worker_id, owner), "
+            "or all: true for every task"
+        )
+    found = await manager.store.tasks.choose(of_selection(key, wanted, states), most=MOST_CHANGED)
+    return list(found.ids), [], found.total - len(found.ids)
+
+
+async def cancel(manager: Manager, names: Sequence[str], key: Key) -> list[schema.TaskOutcome]:
+    done: list[schema.TaskOutcome] = []
+    for part in _parts(names):
+        answers = await manager.store.tasks.cancel(part, owner=key.sees)
+        done += [cancelled(manager, name, before) for name, before in zip(part, answers, strict=True)]
+    return done
+
+
+async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[schema.TaskOutcome]:
+    done: list[schema.TaskOutcome] = []
+    full: dict[Limit, str] = {}
+    for part in _parts(names):
+        for name, answer in zip(part, await submission.retry(manager, part, key), strict=True):
+            if isinstance(answer, NoRoom):
+                if answer.limit not in full:
+                    full[answer.limit] = submission.no_room(manager, answer, 1, key).message
+                done.append(_outcome(name, "", full[answer.limit]))
+            elif answer.state in RETRYABLE:
+                done.append(_outcome(name, "queued"))
+            else:
+                done.append(_outcome(name, answer.state, not_retryable(name, answer.state)))
+    return done
+
+
+def cancelled(manager: Manager, name: str, before: CancelResult) -> schema.TaskOutcome:
+    """Return the outcome of one cancellation; tell those who wait for the task, or its worker."""
+    if not before.state:
+        return _outcome(name, "", f"there is no task {name}")
+    if before.state in task.FINAL:
+        return _outcome(name, before.state, f"task {name} is {before.state} already")
+    if before.state == "queued":
+        manager.waiters.ended(name)
+        return _outcome(name, "cancelled")
+    manager.sessions.cancel(before.worker, before.api, name, before.attempt)
+    return _outcome(name, "cancelling")
+
+
+def not_retryable(name: str, state: str) -> str:
+    if not state:
+        return f"there is no task {name}"
+    return f"task {name} is {state}; only {', '.join(RETRYABLE)} ones can be retried"
+
+
+async def _named(
+    manager: Manager, given: Sequence[str], key: Key
+) -> tuple[list[str], list[schema.TaskOutcome]]:
+    """Return the ids of tasks that are named whole or by their first characters, each once."""
+    short = [name for name in given if len(name) < ID_LENGTH]
+    if len(short) > MOST_SHORT_IDS:
+        raise errors.Unprocessable(
+            f"{len(short)} of the task_ids are shortened; at most {MOST_SHORT_IDS} may be; give whole ids"
+        )
+    found: dict[str, None] = {}
+    failed = []
+    for name in dict.fromkeys(given):
+        try:
+            found[await manager.full_id(name, key.sees)] = None
+        except errors.Conflict as error:
+            failed.append(_outcome(name, "", error.message))
+    return list(found), failed
+
+
+def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), AT_ONCE):
+        yield names[start : start + AT_ONCE]
+
+
+def _outcome(name: str, status: str, error: str = "") -> schema.TaskOutcome:
+    return schema.TaskOutcome(task_id=name, status=status, error=error)

@@ -1,0 +1,113 @@
+"""What is wrong with a body, said plainly."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager.access.schema import KeyRequest
+from gpu_orchestrator.apps.manager.http import body_errors
+
+TASK = {"task_type": "echo"}
+KEY = {"name": "ann"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        pytest.param(
+            schema.TaskRequest,
+            {**TASK, "resources": {"gpus": 65}},
+            "resources.gpus is 65; give at most 64",
+            id="too large",
+        ),
+        pytest.param(
+            KeyRequest,
+            {**KEY, "scopes": ["nonsense"]},
+            "scopes[0] is 'nonsense'; known: admin, read, submit, worker",
+            id="not one of",
+        ),
+        pytest.param(
+            KeyRequest,
+            {**KEY, "limits": {"foo": 1}},
+            "unknown field foo in limits; known: requests_per_minute, requests_per_hour, queued_tasks, "
+            "running_tasks, gpu_seconds_per_day, weight",
+            id="unknown field",
+        ),
+        pytest.param(schema.TaskBatch, {"bodies": []}, "unknown field bodies; known: tasks", id="at the top"),
+        pytest.param(schema.TaskRequest, {}, "task_type is missing", id="missing"),
+        pytest.param(
+            schema.TaskBatch, {"tasks": [TASK, {}]}, "tasks[1].task_type is missing", id="of an item"
+        ),
+        pytest.param(schema.TaskRequest, [], "the body is []; give an object", id="not an object"),
+        pytest.param(schema.TaskRequest, {"task_type": 5}, "task_type is 5; give a text", id="type"),
+        pytest.param(
+            schema.TaskRequest,
+            {"task_type": ""},
+            "task_type is ''; give at least 1 character",
+            id="too short",
+        ),
+        pytest.param(schema.TaskBatch, {"tasks": []}, "tasks is []; give at least 1 item", id="too few"),
+        pytest.param(KeyRequest, {**KEY, "expires_in": 0}, "expires_in is 0; give more than 0", id="bound"),
+        pytest.param(
+            KeyRequest,
+            {"name": "a b"},
+            "name is 'a b'; use letters, digits and . _ @ -, at most 63 characters, a letter or digit first",
+            id="pattern",
+        ),
+        pytest.param(
+            schema.TaskRequest,
+            {**TASK, "labels": {"a": "x", "b": 5}},
+            "labels[b] is 5; give a text",
+            id="label",
+        ),
+        pytest.param(
+            schema.TaskRequest,
+            {**TASK, "labels": {"": "x"}},
+            "a name in labels does not fit: give at least 1 character",
+            id="name of a label",
+        ),
+        pytest.param(
+            schema.TaskRequest,
+            {"task_type": "x" * 300},
+            f"task_type is '{'x' * 59}…; give at most 200 characters",
+            id="long",
+        ),
+        pytest.param(
+            schema.TaskRequest,
+            {**TASK, "max_retries": 1.5},
+            "max_retries is 1.5; give a whole number or null",
+            id="one of several types",
+        ),
+    ],
+)
+def test_error_names_field_value_and_what_may_be_sent(kind: type, body: Any, said: str) -> None:
+    raw = msgspec.json.encode(body)
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(raw, type=kind)
+    assert body_errors.plain(caught.value, raw, kind) == said
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param(b'{"task_type":' + b"[" * 5000, "task_type; give a text", id="too deep to read again"),
+        pytest.param(b'{"task_type": 1, ', "task_type; give a text", id="ends too early"),
+        pytest.param(b'{"task_type": [[1]]}', "task_type is […]; give a text", id="list"),
+        pytest.param(
+            b'{"task_type": "a", "resources": {"gpus": true}}',
+            "resources.gpus is true; give a whole number",
+            id="true",
+        ),
+        pytest.param(
+            b'{"task_type": "a", "resources": {"gpus": ' + b"9" * 5000 + b"}}",
+            "resources.gpus",
+            id="number of thousands of digits",
+        ),
+    ],
+)
+def test_body_that_cannot_be_read_again_still_gets_a_sentence(body: bytes, said: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(body, type=schema.TaskRequest)
+    assert body_errors.plain(caught.value, body, schema.TaskRequest).startswith(said)
