@@ -86,3 +86,19 @@ def pid_after(seconds: float) -> int:
     """Return which process ran the task."""
     time.sleep(seconds)
     return os.getpid()
+
+
+def floods(megabytes: int, how: str) -> None:
+    """Print numbered lines of a hundred bytes until there are enough of them, then fail."""
+    count = megabytes * 10_000
+    if how == "print":
+        for number in range(count):
+            print(f"{number:09} {'x' * 89}")  # noqa: T201 - what is tested
+    elif how == "write":
+        for start in range(0, count, 500):
+            lines = "".join(f"{number:09} {'x' * 89}\n" for number in range(start, start + 500))
+            os.write(1, lines.encode())
+    else:
+        program = f"for number in range({count}): print(f'{{number:09}} ' + 'x' * 89)"
+        subprocess.run([sys.executable, "-c", program], check=True)
+    raise RuntimeError(f"enough after {count} lines")

@@ -40,6 +40,7 @@ from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.overview import Overview
+from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.workers.listener import Listener
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
@@ -72,7 +73,8 @@ class Manager:
         self.registry = strategies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - breaks ties
         self.waiters = CompletionWaiters()
-        self.outcomes = Outcomes(store, self.metrics, self.waiters)
+        self.task_logs = TaskLogs(store, settings.task_logs_mb, settings.max_store_mb)
+        self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs)
         self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions.serve, settings.worker_lease)
@@ -102,7 +104,15 @@ class Manager:
         await self.key_sync.refresh()
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
-        loops = (self.leader, listener, self.key_sync, self.rate_limiter, self.audit, self.callback_sender)
+        loops = (
+            self.leader,
+            listener,
+            self.key_sync,
+            self.rate_limiter,
+            self.audit,
+            self.callback_sender,
+            self.task_logs,
+        )
         self._background = [loop.create_task(each.run()) for each in loops]
 
     async def stop(self) -> None:
@@ -134,10 +144,13 @@ class Manager:
         """
         (row,) = await self.store.tasks.fetch([name])
         if row is None or (owner and row.get("tenant") != owner):
-            raise NotFound(
-                f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
-            )
+            raise self.no_task(name)
         return row
+
+    def no_task(self, name: str) -> NotFound:
+        return NotFound(
+            f"there is no task {name}; ended tasks are kept for {self.settings.task_retention:g} s"
+        )
 
     async def wait(self, name: str, timeout_s: float) -> Row:
         """Return the task's row once the task has ended, or its current row after `timeout_s`."""

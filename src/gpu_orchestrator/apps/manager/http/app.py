@@ -20,12 +20,22 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.http import gate, responses, route_auth
 from gpu_orchestrator.apps.manager.http.openapi import components
-from gpu_orchestrator.apps.manager.http.routes import audit, callbacks, cluster, events, keys, tasks, workers
+from gpu_orchestrator.apps.manager.http.routes import (
+    audit,
+    callbacks,
+    cluster,
+    events,
+    keys,
+    logs,
+    tasks,
+    workers,
+)
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.schema import PREFIX
 
 ROUTERS = (
     tasks.router,
+    logs.router,
     workers.router,
     cluster.router,
     events.router,
