@@ -166,7 +166,7 @@ class Transcript:
 
     def _drop(self, count: int) -> None:
         chunk = self._unsent.popleft()
-        cut = len(chunk) if len(chunk) <= count else _next_cut(chunk, count)
+        cut = len(chunk) if len(chunk) <= count else _next_cut(chunk, count, is_last=not self._unsent)
         if cut < len(chunk):
             self._unsent.appendleft(chunk[cut:])
         self._size -= cut
@@ -185,9 +185,10 @@ class Transcript:
         return piece
 
 
-def _next_cut(data: bytes, at: int) -> int:
-    """Return the first position from `at` on where a line begins, or a character if no line begins near."""
-    newline = data.find(b"\n", at - 1, at + FAR)
+def _next_cut(data: bytes, at: int, *, is_last: bool = False) -> int:
+    """Return the first position from `at` on where a line begins, or a character if no line begins near. Of
+    the last text leave at least half."""
+    newline = data.find(b"\n", at - 1, at + min(FAR, (len(data) - at) // 2) if is_last else at + FAR)
     if newline >= 0:
         return newline + 1
     while at < len(data) and data[at] & 0xC0 == 0x80:

@@ -20,7 +20,7 @@ from typing import Any
 FULL = 32 << 10
 """Characters after which text is sent without delay. At MOST_WAITING the writer waits for the agent."""
 MOST_WAITING = 8 * FULL
-DELAY_S = 0.1
+DELAY_S, EAGER = 0.1, 10
 QUIET_THREADS = frozenset({"tqdm"})
 """Packages whose threads stay after a task and never print; they are not worth a warning to the agent."""
 
@@ -29,8 +29,9 @@ NOBODY: Key = ("", 0)
 
 
 class Output(io.TextIOBase):
-    """Collects text and sends it after DELAY_S, so that many short writes share a frame. The first line after
-    a pause is sent at once by the thread that printed it: if the process crashes next, the line is known.
+    """Collects text and sends it after DELAY_S, so that many short writes share a frame. But the first EAGER
+    lines in that time are sent at once by the thread that prints them: if the process crashes next, they are
+    known.
 
     All other text is sent by a thread of its own. A signal can interrupt the main thread anywhere, also in
     the middle of a frame, when the agent is slow to read.
@@ -48,7 +49,8 @@ class Output(io.TextIOBase):
         self._own_threads = _thread._count()
         self._parts: deque[tuple[Key, str]] = deque()
         self._size = 0
-        self._sent_at = 0.0
+        self._sent_at = self._counted_at = 0.0
+        self._eager = EAGER
         self._is_mid_line = False
         self._sender: threading.Thread | None = None
         self._is_forked = False
@@ -65,7 +67,7 @@ class Output(io.TextIOBase):
         sys.stdout = sys.stderr = self
         self._left_behind = _running_threads() if _thread._count() > self._own_threads else {}
         self.buffer.reset()
-        self._key, self._is_mid_line = key, False
+        self._key, self._is_mid_line, self._eager = key, False, EAGER
 
     def end(self) -> None:
         """Let text belong to no task from now on."""
@@ -132,8 +134,12 @@ class Output(io.TextIOBase):
     # --- sending -------------------------------------------------------------------------------------------
 
     def _send_soon(self) -> None:
-        """Send now if nothing was sent for DELAY_S and the agent keeps up, else leave it to the sender."""
-        if monotonic() - self._sent_at >= DELAY_S and self._has_room():
+        """Send now if this is rare and the agent keeps up, else leave it to the sender."""
+        now = monotonic()
+        if now - self._counted_at >= DELAY_S:
+            self._counted_at, self._eager = now, EAGER
+        if self._eager > 0 and self._has_room():
+            self._eager -= 1
             self._send_all()
         else:
             self._wake_sender()

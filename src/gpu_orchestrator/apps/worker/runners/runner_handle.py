@@ -28,7 +28,7 @@ from gpu_orchestrator.apps.worker.runners.raw_output import RawOutput
 if TYPE_CHECKING:
     from gpu_orchestrator.apps.worker.attempt import Attempt
 
-LAST_LINES = 20
+LAST_LINES = 40
 LONGEST_EVIDENCE = 8192
 MOST_UNCLAIMED = 16 << 10
 REAP_S = 0.5
