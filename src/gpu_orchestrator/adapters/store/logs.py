@@ -83,8 +83,8 @@ class Logs:
 
 
 def text_of(part: LogPart, after: int, most_bytes: int) -> LogText:
-    """Return at most `most_bytes` of a part after a position, as one text. A line in it stands for bytes that
-    are missing in the middle; those before it are counted in `omitted`."""
+    """Return at most `most_bytes` (4 or more) of a part after a position, as one text. A line in it stands
+    for bytes that are missing in the middle; those before it are counted in `omitted`."""
     at = offset = min(after, part.end)
     texts: list[str] = []
     left = most_bytes
@@ -114,4 +114,4 @@ def _first(data: bytes, most: int) -> bytes:
     cut = most
     while 0 < cut < len(data) and data[cut] & 0xC0 == 0x80:
         cut -= 1
-    return data[: cut or most]
+    return data[:cut]
