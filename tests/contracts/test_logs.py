@@ -13,6 +13,8 @@ pytestmark = pytest.mark.real
 
 ANY = 1 << 30
 KEPT = 4096
+COST = 64 + 320
+"""What a log of one entry costs beside its text, as the store counts it."""
 SMALL = StoreTimeouts(leader_ms=60_000, log_bytes=KEPT, most_workers=3)
 
 
@@ -109,7 +111,7 @@ async def test_log_keeps_its_newest_part(new_store: NewStore) -> None:
         assert min(at, KEPT / 2) <= kept <= KEPT * 1.25
     text = text_of(part, 0, ANY)
     assert (text.next, text.omitted) == (at, at - kept)
-    assert await store.logs.size() <= KEPT * 1.25
+    assert await store.logs.size() <= KEPT * 1.25 + COST
     await store.logs.append([LogPiece("t", 1, "w", epoch, at, "é" * 10_000)], ANY)
     assert await shown(store, "t") == "é" * (KEPT // 2), "a piece larger than the bound is cut"
 
@@ -118,14 +120,14 @@ async def test_logs_together_keep_within_a_bound_and_the_oldest_go_first(store: 
     names = [f"t{number}" for number in range(10)]
     epoch = await running(store, *names)
     for name in names:
-        await store.logs.append([LogPiece(name, 1, "w", epoch, 0, "x" * 1000)], 5000)
+        await store.logs.append([LogPiece(name, 1, "w", epoch, 0, "x" * 1000)], 4 * (1000 + COST))
         await asyncio.sleep(0.002)
-    assert await store.logs.size() <= 5000
+    assert await store.logs.size() == 4 * (1000 + COST)
     assert [bool(await shown(store, name)) for name in names] == [False] * 6 + [True] * 4
-    await store.logs.append([LogPiece("t6", 1, "w", epoch, 1000, "y")], 5000)
-    await store.logs.trim(2500)
+    await store.logs.append([LogPiece("t6", 1, "w", epoch, 1000, "y")], 9000)
+    await store.logs.trim(3000)
     assert [name for name in names if await shown(store, name)] == ["t6", "t9"]
-    await store.logs.append([LogPiece("t0", 1, "w", epoch, 1000, "again\n")], 5000)
+    await store.logs.append([LogPiece("t0", 1, "w", epoch, 1000, "again\n")], 9000)
     part = await store.logs.read("t0", 0, ANY)
     assert text_of(part, 0, ANY).omitted == 1000, "positions go on after a log was dropped"
     await store.logs.trim(0)
@@ -149,8 +151,19 @@ async def test_log_expires_with_its_task(new_store: NewStore) -> None:
         b"runs",
         b"again",
     ]
-    assert await store.logs.size() == len("runs\nagain\n") + 2 * 64
+    assert await store.logs.size() == len("runs\nagain\n") + 2 * COST
     assert [await shown(store, name) for name in ("runs", "again")] == ["runs\n", "again\n"]
+
+
+async def test_every_position_of_a_long_log_is_found(store: Store) -> None:
+    epoch = await running(store, "t")
+    await store.logs.append([LogPiece("t", 1, "w", epoch, 4 * n, f"{n:03}\n") for n in range(300)], ANY)
+    whole = "".join(f"{n:03}\n" for n in range(300))
+    for after in range(0, 1201, 7):
+        assert await shown(store, "t", after) == whole[after:]
+        part = await shown(store, "t", after, 50)
+        assert whole[after : after + 50].startswith(part)
+        assert len(part) > 46 or after + len(part) == len(whole)
 
 
 async def test_trim_looks_at_all_logs_in_turns(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +180,7 @@ async def test_trim_looks_at_all_logs_in_turns(store: Store, monkeypatch: pytest
         if not skip:
             break
     assert calls == 3
-    assert await store.logs.size() == 7 * (5 + 64)
+    assert await store.logs.size() == 7 * (5 + COST)
 
 
 async def test_backup_has_no_logs(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:

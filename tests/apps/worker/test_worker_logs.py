@@ -9,6 +9,7 @@ import pytest
 
 from gpu_orchestrator.api import session
 from tests.apps.worker.conftest import NewWorker
+from tests.support.fleet import eventually
 from tests.support.scale import Scale
 from tests.support.scripted_server import Peer
 
@@ -125,11 +126,11 @@ async def test_no_text_crosses_into_the_next_task_on_a_runner(peer: Peer, new_wo
     assert peer.log("c") == "".join(f"line {number}\n" for number in range(20))
     assert peer.log("d") == "D-own-thread\n"
 
-    def has_strays() -> bool | None:
+    async def has_strays() -> bool:
         text = worker.log.read_text()
-        return all(f"B-{what}" in text for what in ("thread", "thread-raw", "process")) or None
+        return all(f"B-{what}" in text for what in ("thread", "thread-raw", "process"))
 
-    await peer.until(has_strays)
+    await eventually(has_strays, 20)
 
 
 async def test_orphan_of_an_earlier_task_prints_into_no_log(peer: Peer, new_worker: NewWorker) -> None:

@@ -54,6 +54,12 @@ class AttemptOutput:
             self._with_news[attempt.key] = attempt
             self._tick_soon()
 
+    def last_words(self, attempt: Attempt, text: str) -> None:
+        """Add lines after all that the attempt printed, also after a line without newline."""
+        if attempt.transcript is not None:
+            attempt.transcript.end(self._agent.most_bytes())
+        self.printed(attempt, text)
+
     def ended(self, attempt: Attempt) -> None:
         """Send what is left of an attempt's text. Its outcome is sent after this."""
         self._with_news.pop(attempt.key, None)

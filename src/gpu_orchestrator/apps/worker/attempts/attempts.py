@@ -235,7 +235,7 @@ class Attempts:
             attempt = runner.queue.popleft()
             died = outcome.runner_died(attempt, evidence)
             self._output.printed(attempt, runner.unclaimed, RAW)
-            self._output.printed(attempt, outcome.last_words(died))
+            self._output.last_words(attempt, outcome.last_words(died))
             self._end(attempt, died)
         self._take_back(runner, {attempt.key for attempt in runner.queue})
         for devices in list(self._waiting):

@@ -32,7 +32,7 @@ LAST_LINES = 40
 LONGEST_EVIDENCE = 8192
 MOST_UNCLAIMED = 16 << 10
 REAP_S = 0.5
-SURELY_OLDER_S = 0.05
+SURELY_OLDER_S = 0.02
 BOUNDARIES = (frames.Ready, frames.Ended, frames.Erred, frames.Stopped)
 RING = b"!"
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
@@ -70,7 +70,8 @@ class RunnerHandle:
         """Output since the last outcome of which the agent cannot tell the attempt."""
         self.pid = 0
         self._runner_pid = 0
-        self._leaves_something = False
+        self._leaves_something = self._has_orphan = False
+        self._looked_at: Attempt | None = None
         self._recent = ""
         self._plan = plan
         self._lifeline, far_lifeline = _pipe()
@@ -207,9 +208,13 @@ class RunnerHandle:
             self._plan.on_output(self, first if self._is_surely_by(first) else None, text)
 
     def _is_surely_by(self, attempt: "Attempt") -> bool:
-        """Return False if a process that an earlier task started and left may have printed instead."""
-        age_s = asyncio.get_running_loop().time() - attempt.begun_at - SURELY_OLDER_S
-        return not keeper.has_old_orphan(self.pid, self._runner_pid, max(age_s, 0.0))
+        """Return False if a process that an earlier task started and left may have printed instead. Look once
+        for each attempt: later no older process can appear."""
+        if self._looked_at is not attempt:
+            self._looked_at = attempt
+            age_s = asyncio.get_running_loop().time() - attempt.begun_at - SURELY_OLDER_S
+            self._has_orphan = keeper.has_old_orphan(self.pid, self._runner_pid, max(age_s, 0.0))
+        return not self._has_orphan
 
     def closed(self) -> None:
         """Wait for the keeper after the runner closed its socket; on a busy device it may need a while."""

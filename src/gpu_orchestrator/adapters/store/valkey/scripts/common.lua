@@ -12,8 +12,8 @@
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by due time
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
---   log:<id>     stream  what a task printed; an entry's id is where it ends in the log, in bytes. Fields: a attempt, p
---                        position after it in what that attempt printed, t text. Expires with the task
+--   log:<id>     list    what a task printed; expires with it. An entry is where it ends in the log, in bytes; its
+--                        attempt; the position after it in what that attempt printed; the text: '104 1 104 text'
 --   logs         zset    ids by last write   logs:sizes  hash   id -> bytes, '' -> bytes of all logs
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
@@ -136,8 +136,14 @@ local function set_alerts(worker, found)
   redis.call('HSET', key, 'alerts', #stands > 0 and cjson.encode(stands) or '')
 end
 
--- What an entry of a log costs beside its text, about.
-local LOG_ENTRY = 64
+local function log_entry(entry)
+  local at, attempt, position, from = string.match(entry, '^(%d+) (%d+) (%d+) ()')
+  return {at = tonumber(at), attempt = tonumber(attempt), position = tonumber(position),
+    said = string.sub(entry, from)}
+end
+
+-- About what an entry of a log costs beside its text, and what a log costs beside its entries.
+local LOG_ENTRY, LOG_BASE = 64, 320
 
 local function forget_log(id)
   local size = tonumber(redis.call('HGET', P .. 'logs:sizes', id) or 0)

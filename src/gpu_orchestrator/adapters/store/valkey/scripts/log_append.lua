@@ -6,58 +6,57 @@
 local most, most_of_all, pieces = ARG[1], ARG[2], ARG[3]
 local told, written = {}, {}
 
--- Return the last entry of a log: where it ends, its attempt, the position after it in that attempt, its text.
-local function last_of(key)
-  local entry = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
-  if not entry then return 0, 0, 0, '\n' end
-  return tonumber(string.match(entry[1], '^%d+')), tonumber(entry[2][2]), tonumber(entry[2][4]), entry[2][6]
-end
-
 -- Return the text from this byte on, or from the next one where a character begins.
 local function from(said, at)
   while at <= #said and string.byte(said, at) >= 128 and string.byte(said, at) < 192 do at = at + 1 end
   return string.sub(said, at)
 end
 
+local function grow(id, by)
+  redis.call('HINCRBY', P .. 'logs:sizes', '', by)
+  redis.call('HINCRBY', P .. 'logs:sizes', id, by)
+end
+
 local function append(id, attempt, worker, position, said)
   local key = P .. 'log:' .. id
-  local stored_to, last_attempt, stored_position, last_said = last_of(key)
-  if last_attempt ~= attempt then stored_position = 0 end
+  local last = log_entry(redis.call('LINDEX', key, -1) or '0 0 0 \n')
+  local stored_position = last.attempt == attempt and last.position or 0
   local ends = position + #said
   if position < stored_position then said = from(said, stored_position - position + 1) end
   if #said > most then said = from(said, #said - most + 1) end
   if said == '' or ends <= stored_position then return end
   local missing = ends - #said - stored_position
-  if last_attempt ~= 0 and last_attempt ~= attempt then
-    said = (string.sub(last_said, -1) == '\n' and '' or '\n') .. '--- attempt ' .. text(attempt) .. ' on ' .. worker ..
+  if last.attempt ~= 0 and last.attempt ~= attempt then
+    said = (string.sub(last.said, -1) == '\n' and '' or '\n') .. '--- attempt ' .. text(attempt) .. ' on ' .. worker ..
       ' ---\n' .. said
   end
-  redis.call('XADD', key, text(stored_to + missing + #said) .. '-0', 'a', text(attempt), 'p', text(ends), 't', said)
-  redis.call('HINCRBY', P .. 'logs:sizes', '', #said + LOG_ENTRY)
-  redis.call('HINCRBY', P .. 'logs:sizes', id, #said + LOG_ENTRY)
+  local at = last.at + missing + #said
+  redis.call('RPUSH', key, text(at) .. ' ' .. text(attempt) .. ' ' .. text(ends) .. ' ' .. said)
+  grow(id, #said + LOG_ENTRY + (last.attempt == 0 and LOG_BASE or 0))
   written[id] = true
 end
 
 -- Drop the oldest entries of a log that is a quarter larger than its bound, but keep at least as much as the bound
 -- allows. Cutting it at each write would cost more.
 local function cut(id)
-  local key, size = P .. 'log:' .. id, tonumber(redis.call('HGET', P .. 'logs:sizes', id))
+  local key, size = P .. 'log:' .. id, tonumber(redis.call('HGET', P .. 'logs:sizes', id)) - LOG_BASE
   if size <= most * 1.25 then return end
-  local freed, dropped, from = 0, 0, '-'
+  local freed, dropped, is_enough = 0, 0, false
   repeat
-    local page = redis.call('XRANGE', key, from, '+', 'COUNT', 20)
-    local is_enough = #page < 20
+    local page = redis.call('LRANGE', key, dropped, dropped + 19)
+    is_enough = #page < 20
     for _, entry in ipairs(page) do
-      local cost = #entry[2][6] + LOG_ENTRY
-      is_enough = is_enough or size - freed - cost < most
-      if size - freed - cost < most then break end
-      freed, dropped, from = freed + cost, dropped + 1, '(' .. entry[1]
+      local cost = #log_entry(entry).said + LOG_ENTRY
+      if size - freed - cost < most then
+        is_enough = true
+        break
+      end
+      freed, dropped = freed + cost, dropped + 1
     end
   until is_enough
   if dropped == 0 then return end
-  redis.call('XTRIM', key, 'MAXLEN', redis.call('XLEN', key) - dropped)
-  redis.call('HINCRBY', P .. 'logs:sizes', '', -freed)
-  redis.call('HINCRBY', P .. 'logs:sizes', id, -freed)
+  redis.call('LTRIM', key, dropped, -1)
+  grow(id, -freed)
 end
 
 for number, piece in ipairs(pieces) do

@@ -4,16 +4,27 @@
 local id, after, most = ARG[1], ARG[2], ARG[3]
 local key = P .. 'log:' .. id
 local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'tenant', 'attempt')
-local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
-local entries, size, from = {}, 0, '(' .. text(after) .. '-0'
-local page
-repeat
-  page = redis.call('XRANGE', key, from, '+', 'COUNT', 20)
-  for _, entry in ipairs(page) do
-    entries[#entries + 1] = {tonumber(string.match(entry[1], '^%d+')), entry[2][6]}
-    size, from = size + #entry[2][6], '(' .. entry[1]
+local ends = log_entry(redis.call('LINDEX', key, -1) or '0 0 0 ').at
+
+-- Return, by bisection, the number of the first entry that ends after the position.
+local function first()
+  local low, high = 0, after == 0 and 0 or redis.call('LLEN', key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if log_entry(redis.call('LINDEX', key, middle)).at > after then high = middle else low = middle + 1 end
+  end
+  return low
+end
+
+local entries, size, from = {}, 0, ends > after and first() or 0
+while ends > after and size < most do
+  local page = redis.call('LRANGE', key, from, from + 19)
+  for _, item in ipairs(page) do
+    local entry = log_entry(item)
+    entries[#entries + 1] = {entry.at, entry.said}
+    size, from = size + #entry.said, from + 1
     if size >= most then break end
   end
-until #page < 20 or size >= most
-return cmsgpack.pack({{}, {row[1] or '', row[2] or '', tonumber(row[3] or 0),
-  last and tonumber(string.match(last[1], '^%d+')) or 0, entries}})
+  if #page < 20 then break end
+end
+return cmsgpack.pack({{}, {row[1] or '', row[2] or '', tonumber(row[3] or 0), ends, entries}})
