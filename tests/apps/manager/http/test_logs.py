@@ -201,13 +201,27 @@ async def test_followers_count_as_watchers(new_site: NewSite) -> None:
     await eventually(has_no_watchers, 10)
 
 
-async def test_revoked_key_ends_its_stream(site: Site) -> None:
+@pytest.mark.parametrize("prints", [False, True], ids=["silent", "prints all the time"])
+async def test_revoked_key_ends_its_stream(site: Site, prints: bool) -> None:
     key = await key_of(site, "submit", "me")
     headers = {"Authorization": f"Bearer {key}"}
     _, accepted = await site.call("POST", "/tasks", {"task_type": "echo"}, headers=headers)
+    worker = await site.join()
+    assign = await worker.take()
+
+    async def print_on() -> None:
+        at = 0
+        while True:
+            await says(worker, assign, at, "on and on\n")
+            at += 10
+            await asyncio.sleep(0.01)
+
+    printing = asyncio.create_task(print_on()) if prints else None
     async with following(site, accepted["task_id"], **headers) as follower:
         assert await site.running.manager.store.keys.revoke("me")
         assert (await follower.rest()).endswith(": this key may no longer be used\n\n")
+    if printing is not None:
+        printing.cancel()
 
 
 async def test_stopping_server_ends_streams(site: Site) -> None:

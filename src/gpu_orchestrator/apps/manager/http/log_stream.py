@@ -26,6 +26,9 @@ PART_BYTES = 64 << 10
 SOON_S, LATER_S, SLOWER = 0.2, 2.0, 1.5
 """How often to look for text that another process stored: soon after some came, else less and less often."""
 
+GATHER_S = 0.1
+"""The pause after some text, so that a client gets several lines at once."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -84,25 +87,28 @@ class LogStream(Response):
                 try:
                     part = await read(self._manager, self._name, self._key.sees, after, PART_BYTES)
                 except errors.NotFound:  # its time of retention ended while this client followed it
-                    yield b'event: end\ndata: {"status":"gone"}\n\n'
+                    yield _end("gone")
                     return
                 after = part.next
                 if part.text:
                     pause_s, quiet_s = SOON_S, 0.0
                     yield b"id: %d\nevent: log\ndata: %b\n\n" % (after, _encode(part))
                 if part.ended:
-                    yield b"event: end\ndata: %b\n\n" % _encode({"status": part.status})
+                    yield _end(part.status)
                     return
-                if not part.text:
-                    await self._wait(watcher, news, pause_s)
-                    quiet_s += pause_s
-                    pause_s = min(pause_s * SLOWER, LATER_S)
+                if part.text:
+                    await asyncio.sleep(GATHER_S if len(part.text) < PART_BYTES / 2 else 0)
+                else:
+                    await self._more(watcher, news, pause_s)
+                    quiet_s, pause_s = quiet_s + pause_s, min(pause_s * SLOWER, LATER_S)
+                if watcher.end_reason:
+                    raise WatchEnded(watcher.end_reason)
                 if quiet_s >= KEEPALIVE_S:
                     quiet_s = 0.0
                     yield b": nothing new\n\n"
 
-    async def _wait(self, watcher: Watcher, news: asyncio.Event, seconds: float) -> None:
-        """Wait for more text or for the end of the task. Raise `WatchEnded` if the client must leave."""
+    async def _more(self, watcher: Watcher, news: asyncio.Event, seconds: float) -> None:
+        """Wait for more text, for the end of the task, or until this client must leave."""
         ended = self._manager.waiters.join(self._name)
         waiting: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(news.wait()),
@@ -114,8 +120,10 @@ class LogStream(Response):
             self._manager.waiters.leave(self._name, ended)
             for each in waiting:
                 each.cancel()
-        if watcher.end_reason:
-            raise WatchEnded(watcher.end_reason)
+
+
+def _end(status: str) -> bytes:
+    return b"event: end\ndata: %b\n\n" % _encode({"status": status})
 
 
 def position_of(given: str) -> int:

@@ -146,18 +146,18 @@ def descendants(pid: int) -> list[int]:
 
 
 def has_old_orphan(keeper: int, runner: int, age_s: float) -> bool:
-    """Return whether a process that lost its parent below the runner is older than this."""
+    """Return whether a process that lost its parent below the runner is at least this old."""
     orphans = set(_children(keeper)) - {runner}
-    return bool(orphans) and any(_age_s(pid) > age_s for pid in orphans)
+    return any(_age_s(pid) >= age_s for pid in orphans)
 
 
 def _age_s(pid: int) -> float:
-    """Return how long a process has run; 0 if it has ended."""
+    """Return how long a process has run. One that has just ended counts as old."""
     with suppress(OSError):
         up_s = float(Path("/proc/uptime").read_text().split()[0])
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         return up_s - ticks / os.sysconf("SC_CLK_TCK")
-    return 0.0
+    return float("inf")
 
 
 def _children(pid: int) -> list[int]:

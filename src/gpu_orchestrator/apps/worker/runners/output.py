@@ -54,6 +54,7 @@ class Output(io.TextIOBase):
         self._is_mid_line = False
         self._sender: threading.Thread | None = None
         self._is_forked = False
+        self._c_stdout = _c_stdout()
         self._sending_in = 0
         self._make_locks()
         os.register_at_fork(after_in_child=self._forked)
@@ -66,7 +67,8 @@ class Output(io.TextIOBase):
         may have put another file in place of this one."""
         sys.stdout = sys.stderr = self
         self._left_behind = _running_threads() if _thread._count() > self._own_threads else {}
-        self.buffer.reset()
+        if self.buffer.is_used:
+            self.buffer.reset()
         self._key, self._is_mid_line, self._eager = key, False, EAGER
 
     def end(self) -> None:
@@ -74,8 +76,13 @@ class Output(io.TextIOBase):
         self._key = NOBODY
 
     def finish(self) -> None:
-        """Send all text, and flush what C code printed; no task runs now, so no signal interrupts this."""
-        _flush_c()
+        """Send all text, and flush what C code printed. No task runs now, so no signal interrupts this.
+
+        Of C's files only standard output: `fflush(NULL)` would wait for a thread that reads from another."""
+        if sys.__stdout__ is not None and not sys.__stdout__.closed:
+            sys.__stdout__.flush()
+        if self._c_stdout is not None:
+            _LIBC.fflush(self._c_stdout)
         if self._parts:
             self._send_all()
 
@@ -240,12 +247,14 @@ class Bytes(io.BufferedIOBase):
 
     def reset(self) -> None:
         """Forget a character of which not all bytes were written."""
+        self.is_used = False
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
+        self.is_used = True
         self._output.write(self._decoder.decode(bytes(data)))
         return memoryview(data).nbytes
 
@@ -281,21 +290,14 @@ def _write_raw(text: str) -> None:
         data = data[os.write(1, data) :]
 
 
+_LIBC = ctypes.CDLL(None)
+LINE_BUFFERED = 1
+
+
 def _c_stdout() -> Any:
-    with suppress(ValueError, OSError):
-        return ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout")
+    """Return C's standard output, after it was told to write each line at once, as to a terminal."""
+    with suppress(ValueError):  # this C library names it otherwise
+        stdout = ctypes.c_void_p.in_dll(_LIBC, "stdout")
+        _LIBC.setvbuf(stdout, None, LINE_BUFFERED, 0)
+        return stdout
     return None
-
-
-_LIBC, _STDOUT = ctypes.CDLL(None), _c_stdout()
-
-
-def _flush_c() -> None:
-    """Write out what C code has printed and what went to the original `sys.stdout`.
-
-    Only standard output: `fflush(NULL)` would wait for a thread that reads from any other file."""
-    with suppress(Exception):  # a task may have closed it
-        if sys.__stdout__ is not None:
-            sys.__stdout__.flush()
-    if _STDOUT is not None:
-        _LIBC.fflush(_STDOUT)

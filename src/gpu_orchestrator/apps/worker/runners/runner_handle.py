@@ -32,7 +32,8 @@ LAST_LINES = 40
 LONGEST_EVIDENCE = 8192
 MOST_UNCLAIMED = 16 << 10
 REAP_S = 0.5
-SURELY_OLDER_S = 0.02
+MARGIN_S = 0.05
+"""The kernel rounds the age of a process to ticks, and the event loop reads its clock once per pass."""
 BOUNDARIES = (frames.Ready, frames.Ended, frames.Erred, frames.Stopped)
 RING = b"!"
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "REDIS_")
@@ -212,8 +213,8 @@ class RunnerHandle:
         for each attempt: later no older process can appear."""
         if self._looked_at is not attempt:
             self._looked_at = attempt
-            age_s = asyncio.get_running_loop().time() - attempt.begun_at - SURELY_OLDER_S
-            self._has_orphan = keeper.has_old_orphan(self.pid, self._runner_pid, max(age_s, 0.0))
+            age_s = asyncio.get_running_loop().time() - attempt.begun_at - MARGIN_S
+            self._has_orphan = keeper.has_old_orphan(self.pid, self._runner_pid, age_s)
         return not self._has_orphan
 
     def closed(self) -> None:
