@@ -15,7 +15,7 @@ T = TypeVar("T", bound=frames.Frame)
 
 
 class RunnerClient:
-    """The agent's side of one runner. `received` holds its frames, its output lines, and None for its end."""
+    """The agent's side of one runner. `received` holds its frames, its raw output, and None for its end."""
 
     def __init__(self, options: frames.Options, environment: Mapping[str, str]) -> None:
         self.received: list[Any] = []
@@ -28,7 +28,7 @@ class RunnerClient:
                 environment=environment,
                 options=options,
                 on_frame=lambda _, frame: self._note(frame),
-                on_output=lambda _, line: self._note(line),
+                on_output=lambda _, _attempt, text: self._note(text),
                 on_end=lambda _, evidence: self._gone(evidence),
             )
         )
@@ -59,8 +59,10 @@ class RunnerClient:
                 await self._changed.wait()
         return self.evidence
 
-    def lines(self) -> list[str]:
-        return [frame.line for frame in self.received if isinstance(frame, frames.Line)]
+    def printed(self, task: str = "t") -> str:
+        """Return what this task printed through Python."""
+        printed = [each for each in self.received if isinstance(each, frames.Printed)]
+        return "".join(each.text for each in printed if each.task == task)
 
     def _gone(self, evidence: str) -> None:
         self.evidence = evidence

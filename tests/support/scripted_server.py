@@ -25,6 +25,7 @@ class Peer:
         # Longer than a busy machine may stall: tests of how a lease ends use SHORT_LEASE_S.
         self.lease_s, self.renew_every_s = 60.0, 0.5
         self.welcomes = self.renews = self.acks = self.resumes = True
+        self.log_kb = 256
         self.goodbye: session.Goodbye | None = None
         self.received: list[Any] = []
         self.connections = 0
@@ -60,6 +61,17 @@ class Peer:
             while (message := found()) is None:
                 await self._changed.wait()
             return message
+
+    def log(self, task: str) -> str:
+        """Return the log of a task; check that repeated parts are the same, and that none is missing."""
+        data = b""
+        for message in self.received:
+            if isinstance(message, session.Log) and message.task == task:
+                text = message.text.encode()
+                assert message.at <= len(data), f"{message.at - len(data)} bytes are missing before {text!r}"
+                assert data[message.at : message.at + len(text)] == text[: len(data) - message.at]
+                data = data[: message.at] + text
+        return data.decode()
 
     async def drop(self) -> None:
         """Abort the connection without a close message."""
@@ -97,7 +109,9 @@ class Peer:
             case session.Hello() if self.welcomes:
                 resumed = self.resumes and message.resume_epoch == self.epoch
                 self.epoch += not resumed
-                return session.Welcome("w-1", self.epoch, self.lease_s, self.renew_every_s, 30.0, resumed)
+                return session.Welcome(
+                    "w-1", self.epoch, self.lease_s, self.renew_every_s, 30.0, resumed, self.log_kb
+                )
             case session.Renew(number) if self.renews:
                 return session.Renewed(number)
             case session.Done() | session.Failed() | session.RunnerDied() if self.acks:

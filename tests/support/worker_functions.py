@@ -1,10 +1,13 @@
 """Functions that tests register on a worker for `python` tasks."""
 
 import ctypes
+import gc
+import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -86,3 +89,150 @@ def pid_after(seconds: float) -> int:
     """Return which process ran the task."""
     time.sleep(seconds)
     return os.getpid()
+
+
+def floods(megabytes: int, how: str) -> None:
+    """Print numbered lines of a hundred bytes until there are enough of them, then fail."""
+    count = megabytes * 10_000
+    if how == "print":
+        for number in range(count):
+            print(f"{number:09} {'x' * 89}")  # noqa: T201 - what is tested
+    elif how == "write":
+        for start in range(0, count, 500):
+            lines = "".join(f"{number:09} {'x' * 89}\n" for number in range(start, start + 500))
+            os.write(1, lines.encode())
+    else:
+        program = f"for number in range({count}): print(f'{{number:09}} ' + 'x' * 89)"
+        subprocess.run([sys.executable, "-c", program], check=True)
+    raise RuntimeError(f"enough after {count} lines")
+
+
+def says(text: str, seconds: float = 0.0) -> None:
+    """Print text as it is, and wait."""
+    print(text, end="")  # noqa: T201 - what is tested
+    time.sleep(seconds)
+
+
+def says_all_ways(name: str) -> None:
+    """Print in every way there is, always without a newline at the end: Python, bytes, C, a child."""
+    print(f"{name}-print", end="")  # noqa: T201 - what is tested
+    sys.stdout.buffer.write(f" {name}-bytes".encode())
+    os.write(1, f"{name}-write ".encode())
+    ctypes.CDLL(None).printf(f"{name}-printf ".encode())
+    subprocess.run(["printf", f"{name}-child "], check=True)
+    sys.__stdout__.write(f"{name}-original ")  # type: ignore[union-attr]
+
+
+def leaves_behind(name: str, seconds: float) -> None:
+    """Start a thread and processes that print on and on after the task has ended."""
+
+    def print_on() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            print(f"{name}-thread")  # noqa: T201 - what is tested
+            os.write(2, f"{name}-thread-raw\n".encode())
+            time.sleep(0.001)
+
+    threading.Thread(target=print_on, daemon=True).start()
+    loop = f"while sleep 0.01; do echo {name}-process; done"
+    subprocess.Popen(["timeout", str(seconds), "sh", "-c", loop])
+    subprocess.run(["sh", "-c", f"timeout {seconds} sh -c '{loop}' &"], check=True)
+    print(f"{name} leaves")  # noqa: T201 - what is tested
+
+
+def has_thread(name: str) -> None:
+    """Print in a thread of this task's own, after one of an earlier task may have ended."""
+    thread = threading.Thread(target=print, args=(f"{name}-own-thread",))
+    thread.start()
+    thread.join()
+
+
+def forks(name: str) -> None:
+    print(f"{name}-before")  # noqa: T201 - what is tested
+    print(f"{name}-unsent", end="")  # noqa: T201 - what is tested
+    if not (child := os.fork()):
+        print(f"{name}-in-child", flush=True)  # noqa: T201 - what is tested
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def says_and_crashes() -> None:
+    print("about to crash")  # noqa: T201 - what is tested
+    ctypes.string_at(0)
+
+
+def uses_stdout() -> dict[str, Any]:
+    """Use what code expects of `sys.stdout`, and leave another file in its place."""
+    out: Any = sys.stdout
+    out.reconfigure(line_buffering=True)
+    out.writelines(["a\n", "b\n"])
+    out.buffer.write("€".encode()[:1])
+    out.buffer.write("€".encode()[1:] + b"\xff")
+    print("\udcff", file=out)
+    out.close()
+    subprocess.run(["true"], stdout=out, check=True)
+    sys.stdout = io.StringIO()
+    return {"encoding": out.encoding, "is_tty": out.isatty(), "descriptor": out.fileno()}
+
+
+class Loud:
+    """Prints when it is destroyed, which can happen anywhere."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        print("destroyed " * 1000)  # noqa: T201 - what is tested
+
+
+def destroys(count: int) -> None:
+    """Print while the collector destroys objects that print."""
+    gc.set_threshold(10, 2, 2)
+    try:
+        for _ in range(count):
+            Loud()
+            print("x" * 1000)  # noqa: T201 - what is tested
+    finally:
+        gc.set_threshold(700, 10, 10)
+
+
+def floods_forever() -> None:
+    while True:
+        print("x" * 1000)  # noqa: T201 - what is tested
+
+
+def fails_in_turn(message: str) -> None:
+    try:
+        fail("the first error")
+    except RuntimeError as error:
+        raise Speechless(message) from error
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("this error has no words")
+
+
+def is_temporary() -> None:
+    from gpu_orchestrator.apps.worker.task import Temporary
+
+    raise Temporary("busy")
+
+
+def counts(lines: int, pause_s: float) -> None:
+    for number in range(lines):
+        print(f"line {number}")  # noqa: T201 - what is tested
+        time.sleep(pause_s)
+
+
+def shows_bar(steps: int) -> None:
+    for number in range(steps + 1):
+        print(f"\r{100 * number // steps:3}%|{'#' * number}", end="", flush=True)  # noqa: T201
+        time.sleep(0.02)
+    print()  # noqa: T201 - what is tested
+
+
+def says_both(name: str) -> None:
+    """Print once through Python and once past it."""
+    print(f"{name}-print ")  # noqa: T201 - what is tested
+    os.write(1, f"{name}-write\n".encode())

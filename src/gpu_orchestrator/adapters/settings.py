@@ -89,6 +89,8 @@ class Settings:
     task_soft_time_limit: UpToAWeek = 270
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
     task_retention: Annotated[float, Meta(ge=60, le=31_536_000)] = 604_800
+    task_log_kb: Annotated[int, Meta(ge=0, le=16_384)] = 256
+    task_logs_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 256
     heartbeat_interval: Seconds = 30
     worker_lease: Seconds = 10
     worker_registration_timeout: Seconds = 60

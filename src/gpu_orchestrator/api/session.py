@@ -136,6 +136,20 @@ class Progress(Message, frozen=True):
     line: str
 
 
+class Log(Message, frozen=True):
+    """What an attempt printed next: whole lines, as a terminal shows them. `at` is the position of the first
+    byte of `text` (as UTF-8) in all that this attempt printed.
+
+    Sent only if `Welcome.log_kb` is not 0. All text of an attempt is sent before its outcome. Text that the
+    worker had to drop, or that was lost with a connection, leaves a gap between two positions. After a lost
+    connection the worker sends the last part again; text before the position that is stored counts once."""
+
+    task: Word
+    attempt: Count
+    at: Count
+    text: Annotated[str, Meta(max_length=1 << 20)]
+
+
 class Done(Message, frozen=True):
     task: Word
     attempt: Count
@@ -185,7 +199,8 @@ class Leaving(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """`resumed` false: what the worker ran under an older epoch is no longer its own and must be stopped."""
+    """`resumed` false: what the worker ran under an older epoch is no longer its own and must be stopped.
+    `log_kb` is how much of a task's log the server keeps; 0: send no `Log`."""
 
     worker_id: str
     epoch: int
@@ -193,6 +208,7 @@ class Welcome(Message, frozen=True):
     renew_every_s: float
     heartbeat_s: float
     resumed: bool = False
+    log_kb: int = 0
 
 
 class Renewed(Message, frozen=True):
@@ -262,7 +278,7 @@ class Goodbye(Message, frozen=True):
 
 
 Outcome = Done | Failed | RunnerDied | Refused | Cancelled
-ToServer = Hello | Renew | Report | Started | Progress | Outcome | Leaving
+ToServer = Hello | Renew | Report | Started | Progress | Log | Outcome | Leaving
 ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Drain | Goodbye
 
 Said = TypeVar("Said", bound=Message)

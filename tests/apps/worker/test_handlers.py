@@ -34,7 +34,7 @@ async def test_sleep_reports_progress() -> None:
     async with running() as client:
         result = await client.result("sleep", {"seconds": 0.05, "progress": True})
         assert result["slept_s"] >= 0.05
-        assert client.lines() == ["0 of 0.05 s"]
+        assert client.printed() == "0 of 0.05 s\n"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ async def test_failing_function_reports_error_and_traceback() -> None:
     async with running(Options(functions=FUNCTIONS)) as client:
         error = await client.error("python", {"function": "fail", "arguments": {"message": "no luck"}})
         assert (error.error, error.message, error.retryable) == ("RuntimeError", "no luck", False)
-        assert any("functions.py" in line for line in client.lines())
+        assert 'functions.py", line ' in client.printed()
 
 
 async def test_result_that_is_not_json_is_an_error() -> None:
@@ -105,10 +105,10 @@ def nested(depth: int) -> Any:
     return made
 
 
-async def test_printed_lines_are_progress() -> None:
+async def test_printed_lines_are_sent() -> None:
     async with running(Options(functions=FUNCTIONS)) as client:
         await client.result("python", {"function": "prints"})
-        assert client.lines() == ["from print"]
+        assert client.printed() == "from print\n"
 
 
 async def test_runner_environment_has_no_secrets_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ async def test_vram_allocates_holds_and_frees_memory(tmp_path: Path) -> None:
     uuids = [device.uuid for device in gpus.devices()]
     async with running(environment=gpus.environment(uuids)) as client:
         client.run("vram", {"hold_s": 60}, memory_mib=5000)
-        await client.receive(frames.Line)
+        await client.receive(frames.Printed)
         assert [reading.used_mib for reading in gpus.readings()] == [5000, 5000]
         assert gpus.readings()[0].held_by(client.runner.pids()) == 5000
         client.runner.send(frames.Cancel("t", 1))

@@ -26,7 +26,7 @@ OPTIONS = Options(
 async def start_family(client: RunnerClient) -> set[int]:
     """Run a task that starts children and grandchildren, and return the runner's processes."""
     client.run("python", {"function": "family", "arguments": {"seconds": 300}})
-    await client.receive(frames.Line)
+    await client.receive(frames.Printed)
     return await processes(client, 6)
 
 
@@ -119,7 +119,7 @@ async def test_soft_limit_interrupts_only_its_task() -> None:
     async with running(OPTIONS) as client:
         client.run("python", {"function": "cleans_up", "arguments": {"seconds": 60}}, task="a")
         client.run("sleep", {"seconds": 0.3}, task="b")
-        await client.receive(frames.Line, "a")
+        await client.receive(frames.Printed, "a")
         await asyncio.sleep(0.05)
         for _ in range(3):
             client.runner.send(frames.SoftLimit("a", 1))
@@ -157,7 +157,7 @@ async def test_withdraw_returns_tasks_that_have_not_begun() -> None:
         client.run("sleep", {"seconds": 60, "progress": True}, task="long")
         for name in ("a", "b"):
             client.run("echo", {}, task=name)
-        await client.receive(frames.Line, "long")
+        await client.receive(frames.Printed, "long")
         client.runner.send(frames.Withdraw())
         withdrawn = await client.receive(frames.Withdrawn)
         assert withdrawn.runs == (("a", 1), ("b", 1))
@@ -166,7 +166,7 @@ async def test_withdraw_returns_tasks_that_have_not_begun() -> None:
 async def test_urgent_frames_are_read_behind_a_full_socket_buffer() -> None:
     async with running(OPTIONS) as client:
         client.run("sleep", {"seconds": 60, "progress": True}, task="long")
-        await client.receive(frames.Line, "long")
+        await client.receive(frames.Printed, "long")
         for number in range(8):
             client.run("echo", "x" * (1 << 20), task=str(number))
         client.runner.send(frames.Withdraw())

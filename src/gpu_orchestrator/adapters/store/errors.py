@@ -2,6 +2,7 @@
 
 StoreError
 ├── Unreachable   it does not answer, or cannot serve the call now: retry
+│   └── Rejected  it answers with an error
 ├── Unfit         it answers, but its configuration is not safe to use: an operator must act
 └── Occupied      another live process uses the data directory
 """
@@ -13,6 +14,10 @@ class StoreError(Exception):
 
 class Unreachable(StoreError):
     """The store did not answer; the call may or may not have taken effect."""
+
+
+class Rejected(Unreachable):
+    """The store answered with an error, for example because its memory is full."""
 
 
 class Unfit(StoreError):

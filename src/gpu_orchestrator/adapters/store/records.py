@@ -114,7 +114,8 @@ OutcomeKind = Literal["done", "failed", "died", "refused", "cancelled"]
 
 class Outcome(Item, frozen=True):
     """How an attempt ended. `payload` is the result or error as JSON, or evidence as text. With `wanted` the
-    answer includes the task's row, because a caller waits for it."""
+    answer includes the task's row, because a caller waits for it. `line` is the last line of progress, if it
+    is not stored yet."""
 
     id: str
     attempt: int
@@ -126,6 +127,7 @@ class Outcome(Item, frozen=True):
     delay_ms: int = 0
     duration_ms: int = 0
     wanted: bool = False
+    line: str = ""
 
 
 class Note(Item, frozen=True):

@@ -9,6 +9,7 @@ from gpu_orchestrator.adapters.store.events import Events
 from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
+from gpu_orchestrator.adapters.store.logs import Logs
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.usage import UsageStore
 from gpu_orchestrator.adapters.store.valkey.database import Database
@@ -18,7 +19,8 @@ from gpu_orchestrator.adapters.store.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class StoreTimeouts:
-    """How long leases and rows last, and how many workers and audit entries the store keeps."""
+    """How long leases and rows last, how many workers and audit entries the store keeps, and how much of a
+    task's log."""
 
     lease_ms: int = 10_000
     grace_ms: int = 3_000
@@ -26,6 +28,7 @@ class StoreTimeouts:
     keep_ms: int = 7 * DAY_MS
     most_workers: int = 10
     audit_entries: int = 100_000
+    log_bytes: int = 256 << 10
 
 
 class Store:
@@ -42,6 +45,7 @@ class Store:
             keep_ms=timeouts.keep_ms,
             most=timeouts.most_workers,
         )
+        self.logs = Logs(self.fenced, most_bytes=timeouts.log_bytes, keep_ms=timeouts.keep_ms)
         self.callbacks = Callbacks(self.fenced)
         self.audit = AuditLog(self.fenced, keep=timeouts.audit_entries)
         self.usage = UsageStore(self.fenced)

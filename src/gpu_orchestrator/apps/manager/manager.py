@@ -44,6 +44,7 @@ from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.overview import Overview
+from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
 from gpu_orchestrator.apps.manager.workers.listener import Listener
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
@@ -84,7 +85,8 @@ class Manager:
         self.registry = strategies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - breaks ties
         self.waiters = CompletionWaiters()
-        self.outcomes = Outcomes(store, self.metrics, self.waiters)
+        self.task_logs = TaskLogs(store, settings.task_logs_mb, settings.max_store_mb)
+        self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs)
         self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions.serve, settings.worker_lease)
@@ -115,7 +117,15 @@ class Manager:
         await self.key_sync.refresh()
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
-        loops = (self.leader, listener, self.key_sync, self.rate_limiter, self.audit, self.callback_sender)
+        loops = (
+            self.leader,
+            listener,
+            self.key_sync,
+            self.rate_limiter,
+            self.audit,
+            self.callback_sender,
+            self.task_logs,
+        )
         self._background = [loop.create_task(each.run()) for each in loops]
 
     async def stop(self) -> None:

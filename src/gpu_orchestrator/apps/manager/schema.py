@@ -182,6 +182,21 @@ class TasksChanged(Answer, frozen=True):
     remaining: int = 0
 
 
+class TaskLog(Answer, frozen=True):
+    """A part of a task's log. Positions count the bytes since the log began: `offset` is that of the first
+    character of `text`, `next` is what to pass as `after`. `omitted_bytes` of the log before `offset` are no
+    longer kept. `ended`: the task has ended, and nothing follows."""
+
+    task_id: str
+    attempt: int
+    status: str
+    offset: int
+    next: int
+    text: str
+    omitted_bytes: int
+    ended: bool
+
+
 class DeviceVerdict(Answer, frozen=True):
     index: int
     uuid: str

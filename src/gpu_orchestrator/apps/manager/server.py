@@ -179,6 +179,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
         keep_ms=int(settings.task_retention * 1000),
         most_workers=settings.max_workers,
         audit_entries=settings.audit_keep,
+        log_bytes=settings.task_log_kb * 1024,
     )
 
 

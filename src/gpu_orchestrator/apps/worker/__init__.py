@@ -11,13 +11,18 @@ back the same way until the manager acknowledges it. Read the modules in this or
   session/system            CPU, memory and operating system of this machine
   attempts/attempts         every attempt from Assign to the acknowledged outcome: waiting, running, ended
   attempts/deadlines        ends a running attempt: soft limit, hard limit, cancellation
+  attempts/attempt_output   sends what attempts print: their logs and their progress
   attempts/outcome          how an attempt ended, as a message to the manager and as a log line
   runners/runner_pool       the runners by their set of devices: starts, reuses and ends them
   runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
+  runners/raw_output        the pipe for what C code and child processes print
   runners/keeper            parent of each runner: ends it and all its children when the agent dies or the
                             lease expires
   runners/runner            the process in which handlers run, one task after another, on one set of devices
+  runners/output            `sys.stdout` and `sys.stderr` of a runner
+  runners/failure           a failed handler as text: its traceback
   attempt                   one attempt: its task, its devices, its times
+  transcript                what one attempt prints, as lines for its log and as progress
   frames                    the messages between agent and runner
   handlers/find             the handler of each task type
   handlers/importable       checks at start that registered functions can be imported
@@ -33,5 +38,5 @@ back the same way until the manager acknowledges it. Read the modules in this or
   main                      the process: signals and the agent
 
 Imports go down: main › agent › session | attempts › runners › attempt › handlers › settings | task ›
-frames | environment.
+frames | environment | transcript.
 """

@@ -20,6 +20,7 @@ from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.attempts.attempt_output import LogCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
@@ -56,8 +57,9 @@ class Agent:
         self._lease = Lease()
         self._pool = RunnerPool(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
         self._reporter = Reporter(gpus, self._pool)
+        logs = LogCallbacks(self._log_bytes, lambda: self._is_joined, self._connection.send)
         self._attempts = Attempts(
-            self._pool, AgentCallbacks(self._check_lease, self._no_room_reason, self._connection.send)
+            self._pool, AgentCallbacks(self._check_lease, self._no_room_reason, self._connection.send, logs)
         )
         self._welcome: session.Welcome | None = None
         self._is_joined = False
@@ -193,10 +195,13 @@ class Agent:
         self._renew_at = self._hello_at + welcome.renew_every_s
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
         self._connection.send(self._reporter.report(elapsed_s()))
-        for message in (*self._attempts.begun(), *self._attempts.unacked()):
-            self._connection.send(message)
+        self._attempts.joined()
         if self._leaving.is_set():
             self._connection.send(session.Leaving())
+
+    def _log_bytes(self) -> int:
+        """Return how much of an attempt's log the manager takes; 0 for an older manager, which takes none."""
+        return self._welcome.log_kb * 1024 if self._welcome else 0
 
     def _goodbye_received(self, goodbye: session.Goodbye) -> None:
         self._goodbye = goodbye.reason

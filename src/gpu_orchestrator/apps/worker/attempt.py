@@ -6,9 +6,8 @@ from typing import TypeAlias
 
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker import frames
+from gpu_orchestrator.apps.worker.transcript import Transcript
 
-LINES_PER_S = 50
-LONGEST_LINE = 4096
 NOT_YET = float("-inf")
 
 Key: TypeAlias = tuple[str, int]
@@ -29,8 +28,8 @@ class Attempt:
     timed_out: bool = False
     grace_s: float = 0.0
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    _second: int = 0
-    _lines: int = 0
+    transcript: Transcript | None = None
+    """What it has printed; None while it has printed nothing."""
 
     def __post_init__(self) -> None:
         self.key = (self.assign.task, self.assign.attempt)
@@ -61,14 +60,3 @@ class Attempt:
         for timer in self.timers:
             timer.cancel()
         self.timers.clear()
-
-    def progress(self, line: str, now: float) -> session.Progress | None:
-        """Return the line as a message, or None past the limit, so that a task cannot flood the manager."""
-        if int(now) != self._second:
-            self._second, self._lines = int(now), 0
-        self._lines += 1
-        if self._lines > LINES_PER_S:
-            return None
-        if self._lines == LINES_PER_S:
-            line = f"{line[:LONGEST_LINE]} (more lines this second are left out)"
-        return session.Progress(*self.key, line[:LONGEST_LINE])

@@ -64,20 +64,24 @@ class Ready(Frame, frozen=True):
     pid: int
 
 
-class Line(Frame, frozen=True):
+class Printed(Frame, frozen=True):
+    """Text that a task printed; `task` is empty for text that belongs to none. All text of a task comes
+    before its outcome."""
+
     task: str
     attempt: int
-    line: str
+    text: str
 
 
 class Ended(Frame, frozen=True):
     """`spent`, here and below: the runner takes no more tasks, because its state may be damaged or may hold
-    memory or processes."""
+    memory or processes. `left_behind`: threads or processes of an ended task still run in this runner."""
 
     task: str
     attempt: int
     result: msgspec.Raw = msgspec.Raw(b"null")
     spent: bool = False
+    left_behind: bool = False
 
 
 class Erred(Frame, frozen=True):
@@ -87,6 +91,7 @@ class Erred(Frame, frozen=True):
     message: str
     retryable: bool = False
     spent: bool = False
+    left_behind: bool = False
 
 
 class Stopped(Frame, frozen=True):
@@ -95,6 +100,7 @@ class Stopped(Frame, frozen=True):
     task: str
     attempt: int
     spent: bool = False
+    left_behind: bool = False
 
 
 class Withdrawn(Frame, frozen=True):
@@ -104,7 +110,8 @@ class Withdrawn(Frame, frozen=True):
 Urgent = Setup | Cancel | SoftLimit | Withdraw
 """Frames that a runner reads while a task runs: the agent rings the bell once for each."""
 ToRunner = Run | Urgent
-ToAgent = Ready | Line | Ended | Erred | Stopped | Withdrawn
+Outcome = Ended | Erred | Stopped
+ToAgent = Ready | Printed | Outcome | Withdrawn
 
 T = TypeVar("T")
 

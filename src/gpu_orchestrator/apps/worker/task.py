@@ -4,8 +4,7 @@ A handler is a function `handle(task) -> result`; the result is any value that J
 """
 
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -30,10 +29,19 @@ class BadParameters(ValueError):
     """The parameters are not valid for this task type."""
 
 
+class Sink(Protocol):
+    """Takes the text of tasks. `key` is the id of a task with the number of its attempt."""
+
+    def write_for(self, key: tuple[str, int], text: str) -> None: ...
+
+    def write_line(self, key: tuple[str, int], line: str) -> None: ...
+
+
 class Task:
-    def __init__(self, run: Run, options: Options, report: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, options: Options, output: Sink) -> None:
         self.id = run.task
         self.attempt = run.attempt
+        self.key = (run.task, run.attempt)
         self.type = run.task_type
         self.model_name = run.model_name
         self.memory_mib = run.memory_mib
@@ -41,7 +49,7 @@ class Task:
         self.options = options
         self._parameters = run.parameters
         self.is_cancelled = False
-        self._report = report
+        self._output = output
         self._not_cancelled = threading.Lock()
         self._not_cancelled.acquire()
 
@@ -53,8 +61,12 @@ class Task:
             raise BadParameters(f"parameters of a '{self.type}' task: {error}") from error
 
     def progress(self, line: str) -> None:
-        """Send a line to the clients that watch the task."""
-        self._report(line)
+        """Add a line to the task's log; clients see the newest line as the task's progress."""
+        self._output.write_line(self.key, line)
+
+    def write(self, text: str) -> None:
+        """Add text to the task's log as it is, such as the output of a program."""
+        self._output.write_for(self.key, text)
 
     def cancel(self) -> None:
         """Release the lock that `sleep` waits for; each waiter releases it again for the next one.

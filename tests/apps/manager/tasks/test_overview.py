@@ -17,6 +17,7 @@ class Empty:
         self.looks = 0
         self.tasks = SimpleNamespace(counts=self.counts)
         self.database = SimpleNamespace(room=self.room)
+        self.logs = SimpleNamespace(size=self.size)
         self.workers = SimpleNamespace(fetch=self.fetch)
         self.meanwhile: Callable[[], None] = lambda: None
 
@@ -27,6 +28,9 @@ class Empty:
 
     async def room(self, most: int) -> Room:
         return Room(0, most)
+
+    async def size(self) -> int:
+        return 0
 
     async def fetch(self, names: tuple[str, ...]) -> list[Any]:
         return []

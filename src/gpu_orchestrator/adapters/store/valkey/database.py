@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
+from gpu_orchestrator.adapters.store.errors import Rejected, Unfit, Unreachable
 from gpu_orchestrator.adapters.store.records import NewsItem
 from gpu_orchestrator.adapters.store.valkey.resp import Client, Lost, Refused, command_head, encoded_part
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
@@ -65,9 +65,8 @@ class Database:
         try:
             answer = await self._evaluate(script, packed)
         except (Lost, Refused) as error:
-            raise Unreachable(
-                f"the store at {redact(self.url)} did not run `{script.name}`: {error}"
-            ) from error
+            kind = Rejected if isinstance(error, Refused) else Unreachable
+            raise kind(f"the store at {redact(self.url)} did not run `{script.name}`: {error}") from error
         return script.decode(answer)
 
     async def pop_news(self, most: int) -> list[bytes]:
@@ -85,6 +84,9 @@ class Database:
 
     async def set_field(self, name: str, field: str, value: str) -> None:
         await self._execute("HSET", self.prefix + name, field, value)
+
+    async def get_field(self, name: str, field: str) -> bytes | None:
+        return cast(bytes | None, await self._execute("HGET", self.prefix + name, field))
 
     async def exists(self, *names: str) -> bool:
         """Return True if any of these keys exists."""

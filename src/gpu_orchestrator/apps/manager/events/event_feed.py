@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -52,10 +52,13 @@ class EncodedEvent:
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """One client of the feed. `end_reason` says why it gets no more events; empty while it does."""
+    """One client that watches: events of the feed if `reads`, else the log of a task. When it must leave,
+    `ended` is set and `end_reason` says why."""
 
     key: Key
+    reads: bool = True
     end_reason: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def sees(self, event: EncodedEvent) -> bool:
         """Return True for events of the owner's tasks and of the whole cluster."""
@@ -84,24 +87,24 @@ class Feed:
         return len(self._watchers)
 
     @contextlib.contextmanager
-    def watching(self, key: Key) -> Iterator[Watcher]:
-        """Register a watcher. The feed reads the stream while there are watchers. One owner gets at most half
-        of them, so that others can watch too."""
+    def watching(self, key: Key, *, reads: bool = True) -> Iterator[Watcher]:
+        """Register a watcher. The feed reads the stream while there are watchers that read. One owner gets at
+        most half of all watchers, so that others can watch too."""
         if len(self) >= self._most:
             raise Unavailable(
                 f"{len(self)} clients watch already, the most that MAX_WATCHERS allows; retry later"
             )
         if not key.is_unlimited and self._count_of(key.owner) >= (self._most + 1) // 2:
             raise Unavailable(f"half of MAX_WATCHERS are {key.owner}'s already; close some, or retry later")
-        watcher = Watcher(key)
+        watcher = Watcher(key, reads)
         self._watchers.add(watcher)
-        if self._reading is None:
+        if reads and self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
         try:
             yield watcher
         finally:
             self._watchers.discard(watcher)
-            if not self._watchers and self._reading is not None:
+            if self._reading is not None and not any(each.reads for each in self._watchers):
                 self._reading.cancel()
                 self._reading = None
 
@@ -127,6 +130,7 @@ class Feed:
         for watcher in self._watchers:
             if unwanted(watcher.key):
                 watcher.end_reason = reason
+                watcher.ended.set()
                 self._wake()
 
     def _count_of(self, owner: str) -> int:

@@ -23,6 +23,7 @@ from gpu_orchestrator.apps.manager.http.routes import (
     cluster,
     events,
     keys,
+    logs,
     pages,
     task_changes,
     tasks,
@@ -34,6 +35,7 @@ from gpu_orchestrator.apps.manager.schema import PREFIX
 ROUTERS = (
     tasks.router,
     task_changes.router,
+    logs.router,
     workers.router,
     cluster.router,
     events.router,

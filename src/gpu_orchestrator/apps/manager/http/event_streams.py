@@ -54,7 +54,9 @@ class EventStream(Response):
         with self._feed.watching(self._key) as watcher:
             await send(start)
             await write(b": from here on\nid: %b\n\n" % str(self._at).encode())
-            reason = _reason(await done_before(self._send_all(watcher, write), until_disconnected(receive)))
+            reason = end_reason(
+                await done_before(self._send_all(watcher, write), until_disconnected(receive))
+            )
         if reason:
             await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
 
@@ -79,13 +81,13 @@ async def serve_socket(feed: Feed, websocket: WebSocket, at: Id) -> None:
 
     with feed.watching(websocket.state.key) as watcher:
         await websocket.accept()
-        reason = _reason(await done_before(send_all(watcher), disconnected()))
+        reason = end_reason(await done_before(send_all(watcher), disconnected()))
     if reason:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await websocket.close(TRY_AGAIN, reason)
 
 
-def _reason(sent: "asyncio.Future[None] | None") -> str:
+def end_reason(sent: "asyncio.Future[None] | None") -> str:
     """Return why the stream ends; empty if the watcher disconnected."""
     match sent and sent.exception():
         case WatchEnded() | StoreError() as error:

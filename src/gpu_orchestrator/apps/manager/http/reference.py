@@ -40,6 +40,8 @@ themselves) or `?after=<id>`; you then see every event once. `?after=0` starts w
 kept. The store keeps about `EVENTS_KEPT` events. If you were away for longer, or the store was emptied or
 restored since, the server sends a `reset` first: reload the full state. `GET /cluster/events` returns the
 same events page by page.
+
+`GET /tasks/{task_id}/logs` with `Accept: text/event-stream` follows the log of one task.
 """
 
 

@@ -2,19 +2,21 @@
 it.
 
 The start of an attempt is written with a small delay, and skipped if the attempt has ended by then, so short
-tasks cost less.
+tasks cost less. What an attempt printed is written before its outcome: after that nobody may add to its log.
 """
 
 import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.store.errors import Unreachable
+from gpu_orchestrator.adapters.store.logs import LogPiece
 from gpu_orchestrator.adapters.store.records import Active, Note, Outcome, Renewal
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import FinishResult, row_of
@@ -23,6 +25,7 @@ from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.batching import BatchQueue
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
+from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.engine import backoff
 
 log = structlog.get_logger()
@@ -50,8 +53,8 @@ class _Report:
 class Outcomes:
     """Stores outcomes and notes; resolves `waiters` for every task that became final."""
 
-    def __init__(self, store: Store, metrics: Metrics, waiters: CompletionWaiters) -> None:
-        self._store, self._metrics, self._waiters = store, metrics, waiters
+    def __init__(self, store: Store, metrics: Metrics, waiters: CompletionWaiters, logs: TaskLogs) -> None:
+        self._store, self._metrics, self._waiters, self._logs = store, metrics, waiters, logs
         self._finish: BatchQueue[_Report] = BatchQueue(self._store_outcomes, most=MOST, at_once=AT_ONCE)
         self._notes: dict[tuple[str, int], Note] = {}
         self._started_at: dict[tuple[str, int], float] = {}
@@ -61,17 +64,27 @@ class Outcomes:
     def record(self, by: Renewal, reported: session.Outcome, seconds: float, then: Then) -> None:
         """Store an outcome and call `then` with the store's answer. An outcome that came too late does not
         count."""
-        self._notes.pop((reported.task, reported.attempt), None)
+        key = (reported.task, reported.attempt)
+        note = self._notes.pop(key, None)
         outcome = _outcome(by, reported, int(seconds * 1000))
         if reported.task in self._waiters:
             outcome = msgspec.structs.replace(outcome, wanted=True)
-        self._finish.put(_Report(outcome, seconds, then))
+        if note is not None and note.line:
+            outcome = msgspec.structs.replace(outcome, line=note.line)
+        report = _Report(outcome, seconds, then)
+        if key in self._logs:
+            self._logs.when_stored(key, partial(self._finish.put, report))
+        else:
+            self._finish.put(report)
 
     def started(self, by: Renewal, name: str, attempt: int) -> None:
         self._note(by, name, attempt, began=True)
 
     def progressed(self, by: Renewal, name: str, attempt: int, line: str) -> None:
         self._note(by, name, attempt, line=line[:2000])
+
+    def logged(self, by: Renewal, log: session.Log) -> None:
+        self._logs.add(LogPiece(log.task, log.attempt, by.name, by.epoch, log.at, log.text))
 
     async def assigns(self, missing: Sequence[Active]) -> list[session.Assign]:
         """Read from the store the assignments of attempts that a worker should have."""
@@ -88,6 +101,7 @@ class Outcomes:
 
     async def close(self) -> None:
         self._write_notes()
+        await self._logs.close()
         await self._finish.close()
         await self._writing.finish()
 

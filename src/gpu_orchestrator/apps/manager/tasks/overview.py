@@ -46,7 +46,9 @@ class Overview:
             return
         started_at = monotonic()
         self.counts = await self._store.tasks.counts()
-        self._room, self._accepted_bytes = await self._store.database.room(self._most_bytes), 0
+        room, logs = await self._store.database.room(self._most_bytes), await self._store.logs.size()
+        # Logs give way to tasks, see `task_logs`.
+        self._room, self._accepted_bytes = Room(max(room.used - logs, 0), room.most), 0
         workers = await rows.load(self._store, self.counts.workers)
         if workers != self.workers:
             self.workers, self._misfits = workers, {}

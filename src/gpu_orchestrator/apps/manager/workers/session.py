@@ -141,6 +141,8 @@ class Session:
                 self.outcomes.started(self.identity, task, attempt)
             case session.Progress(task=task, attempt=attempt, line=line):
                 self.outcomes.progressed(self.identity, task, attempt, line)
+            case session.Log():
+                self.outcomes.logged(self.identity, message)
             case session.Leaving():
                 group.create_task(self._leaving())
             case session.Hello():

@@ -1,4 +1,5 @@
-"""Timing of sessions: how long a lease lasts, how often a worker renews it and reports."""
+"""What a session tells its worker: how long a lease lasts, how often to renew it and to report, how much of a
+log is kept."""
 
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ class SessionConfig:
     heartbeat_s: float = 30.0
     registration_s: float = 60.0
     cancel_grace_s: float = 5.0
+    log_kb: int = 0
     alerts: Thresholds = Thresholds()  # noqa: RUF009 - frozen
 
     @classmethod
@@ -24,9 +26,12 @@ class SessionConfig:
             lease_s=settings.worker_lease,
             heartbeat_s=settings.heartbeat_interval,
             registration_s=settings.worker_registration_timeout,
+            log_kb=settings.task_log_kb if settings.task_logs_mb else 0,
             alerts=Thresholds(settings.gpu_temperature_alert, settings.gpu_memory_alert),
         )
 
     def welcome(self, worker: str, epoch: int, *, resumed: bool) -> session.Welcome:
         renew_every_s = self.lease_s / RENEWALS_PER_LEASE
-        return session.Welcome(worker, epoch, self.lease_s, renew_every_s, self.heartbeat_s, resumed)
+        return session.Welcome(
+            worker, epoch, self.lease_s, renew_every_s, self.heartbeat_s, resumed, self.log_kb
+        )

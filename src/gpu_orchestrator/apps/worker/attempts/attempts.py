@@ -14,11 +14,14 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt, Devices, Key
 from gpu_orchestrator.apps.worker.attempts import deadlines, outcome
+from gpu_orchestrator.apps.worker.attempts.attempt_output import AttemptOutput, LogCallbacks, StrayOutput
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerCallbacks, RunnerPool
 
 QUICK_S = 0.002
 STUCK_S = 0.05
+RAW = "raw"
+"""The source of text that a runner printed past Python; its lines do not mix with those of `print`."""
 REMEMBERED = 4096
 """Ended attempts to remember, so that an `Assign` that was in flight when one ended is not run again."""
 
@@ -28,11 +31,12 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class AgentCallbacks:
     """What `Attempts` calls on the agent: stop everything if the lease has expired, return why an attempt
-    cannot begin on its devices now (or ""), and send a message to the manager."""
+    cannot begin on its devices now (or ""), send a message to the manager, and see to what attempts print."""
 
     check_lease: Callable[[], None]
     no_room_reason: Callable[[Attempt], str]
     send: Callable[[session.Message], None]
+    logs: LogCallbacks
 
 
 class Attempts:
@@ -40,11 +44,12 @@ class Attempts:
 
     def __init__(self, pool: RunnerPool, agent: AgentCallbacks) -> None:
         self._pool, self._agent, self._send = pool, agent, agent.send
-        self._runner_callbacks = RunnerCallbacks(self._receive, self._printed, self._runner_ended)
+        self._runner_callbacks = RunnerCallbacks(self._receive, self._printed_raw, self._runner_ended)
         self._attempts: dict[Key, Attempt] = {}
         self._waiting: defaultdict[Devices, deque[Attempt]] = defaultdict(deque)
         self._unacked: dict[Key, session.Outcome] = {}
         self._acknowledged: dict[Key, None] = {}
+        self._output, self._stray = AttemptOutput(agent.logs), StrayOutput()
         self._refusal = ""
         self.changed = asyncio.Event()
 
@@ -76,6 +81,7 @@ class Attempts:
                 deadlines.cancel(attempt, runner)
 
     def ack(self, ack: session.Ack) -> None:
+        self._output.acknowledged((ack.task, ack.attempt))
         if self._unacked.pop((ack.task, ack.attempt), None) is not None:
             self._acknowledged[ack.task, ack.attempt] = None
             if len(self._acknowledged) > REMEMBERED:
@@ -87,8 +93,14 @@ class Attempts:
     def attempts(self) -> tuple[session.Attempt, ...]:
         return tuple(session.Attempt(*key) for key in self._attempts)
 
-    def begun(self) -> tuple[session.Started, ...]:
-        return tuple(session.Started(*key) for key, attempt in self._attempts.items() if attempt.has_begun)
+    def joined(self) -> None:
+        """Send again what the manager may have missed: what began, what it printed, and how it ended."""
+        for key, attempt in self._attempts.items():
+            if attempt.has_begun:
+                self._send(session.Started(*key))
+        self._output.joined(self._attempts)
+        for ended in self._unacked.values():
+            self._send(ended)
 
     def unacked(self) -> tuple[session.Outcome, ...]:
         return tuple(self._unacked.values())
@@ -121,10 +133,12 @@ class Attempts:
             attempt.stop_timers()
         self._attempts.clear()
         self._waiting.clear()
+        self._output.forget_running()
         self._pool.kill()
 
     def forget_outcomes(self) -> None:
         self._unacked.clear()
+        self._output.forget_ended()
 
     # --- dispatch to runners -------------------------------------------------------------------------------
 
@@ -191,17 +205,27 @@ class Attempts:
             case frames.Ended() | frames.Erred() | frames.Stopped():
                 runner.is_ending = runner.is_ending or frame.spent
                 self._finish(runner, outcome.of(frame))
-            case frames.Line(task, attempt, line):
-                self._progress(self._attempts.get((task, attempt)), line)
+            case frames.Printed(task, attempt, text):
+                self._printed(runner, self._attempts.get((task, attempt)), text)
             case frames.Withdrawn(runs):
                 self._take_back(runner, set(runs))
+                runner.claim()
                 self._dispatch(runner.devices)
             case frames.Ready():
                 runner.is_ready = True
                 self._begin_first(runner)
 
-    def _printed(self, runner: RunnerHandle, line: str) -> None:
-        self._progress(runner.queue[0] if runner.queue else None, line)
+    def _printed(self, runner: RunnerHandle, attempt: Attempt | None, text: str) -> None:
+        if attempt is not None:
+            self._output.printed(attempt, text)
+        else:
+            self._stray.printed(runner.pid, text)
+
+    def _printed_raw(self, runner: RunnerHandle, attempt: Attempt | None, text: str) -> None:
+        if attempt is not None:
+            self._output.printed(attempt, text, RAW)
+        else:
+            self._stray.printed(runner.pid, text)
 
     def _runner_ended(self, runner: RunnerHandle, evidence: str) -> None:
         """Report how the first attempt of a runner ended, and run the rest elsewhere.
@@ -212,21 +236,21 @@ class Attempts:
         self._pool.remove(runner)
         if runner.queue:
             attempt = runner.queue.popleft()
-            self._end(attempt, outcome.runner_died(attempt, evidence))
+            died = outcome.runner_died(attempt, evidence)
+            self._output.printed(attempt, runner.unclaimed, RAW)
+            self._output.last_words(attempt, outcome.last_words(died))
+            self._end(attempt, died)
         self._take_back(runner, {attempt.key for attempt in runner.queue})
         for devices in list(self._waiting):
             self._dispatch(devices)
         self.changed.set()
 
-    def _progress(self, attempt: Attempt | None, line: str) -> None:
-        if attempt is not None and (progress := attempt.progress(line, self._now())) is not None:
-            self._send(progress)
-
     def _finish(self, runner: RunnerHandle, ended: session.Outcome) -> None:
         if not runner.queue or runner.queue[0].key != (ended.task, ended.attempt):
             return
         attempt = runner.queue.popleft()
-        runner.is_quick = self._now() - attempt.begun_at < QUICK_S
+        # What a runner prints past Python can be attributed only while it has one attempt.
+        runner.is_quick = self._now() - attempt.begun_at < QUICK_S and not runner.prints_raw
         self._end(attempt, ended)
         if runner.is_ending:
             self._take_back(runner, {attempt.key for attempt in runner.queue})
@@ -238,6 +262,7 @@ class Attempts:
         attempt.stop_timers()
         del self._attempts[attempt.key]
         self._unacked[attempt.key] = ended
+        self._output.ended(attempt)
         self._send(ended)
         if why := outcome.failure_reason(ended):
             log.info("task ended without a result", **attempt.log_fields(), why=why)

@@ -27,6 +27,17 @@ def runner_died(attempt: Attempt, evidence: str) -> session.Outcome:
     return session.RunnerDied(*attempt.key, evidence=evidence)
 
 
+def last_words(died: session.Outcome) -> str:
+    """Return the last line for the log of an attempt whose runner ended; its output is there already."""
+    match died:
+        case session.RunnerDied():
+            return f"{died.evidence.partition('; ')[0]}\n"
+        case session.Failed():
+            return f"{died.error.message}\n"
+        case _:
+            return ""
+
+
 def failure_reason(ended: session.Outcome) -> str:
     """Return why an attempt has no result, or "" if it has one."""
     match ended:

@@ -1,12 +1,13 @@
 """`command`: runs a program, `{"arguments": ["nvidia-smi", "-L"]}`; off until the operator allows it.
 
-It takes a list of arguments and never starts a shell. Output lines become progress; the last ones are the
-result.
+It takes a list of arguments and never starts a shell. Its output goes into the task's log; the last lines
+are the result.
 """
 
 import os
 import signal
 import subprocess
+from codecs import getincrementaldecoder
 from collections import deque
 from threading import Thread
 from typing import IO, Annotated, Any
@@ -14,8 +15,10 @@ from typing import IO, Annotated, Any
 import msgspec
 
 from gpu_orchestrator.apps.worker.task import Cancelled, Task
+from gpu_orchestrator.apps.worker.transcript import Lines
 
 LAST_LINES = 100
+AT_ONCE = 32 << 10
 POLL_S = 0.1
 GRACE_S = 2.0
 
@@ -51,7 +54,7 @@ def handle(task: Task) -> dict[str, Any]:
     return {"exit_code": code, "output": list(last)}
 
 
-def _start(parameters: Parameters) -> "subprocess.Popen[str]":
+def _start(parameters: Parameters) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         parameters.arguments,
         env=os.environ | parameters.environment,
@@ -59,19 +62,25 @@ def _start(parameters: Parameters) -> "subprocess.Popen[str]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
     )
 
 
-def _follow(output: IO[str], task: Task, last: deque[str]) -> None:
+def _follow(output: IO[bytes], task: Task, last: deque[str]) -> None:
+    """Pass output on as it comes, also parts of lines: programs show their progress that way."""
+    lines, decoder = Lines(), getincrementaldecoder("utf-8")("replace")
     with output:
-        for line in output:
-            last.append(line.rstrip("\n"))
-            task.progress(last[-1])
+        while data := os.read(output.fileno(), AT_ONCE):
+            text = decoder.decode(data)
+            task.write(text)
+            last.extend(_rows(lines.feed(text)))
+    last.extend(_rows(lines.end()))
 
 
-def _wait(process: "subprocess.Popen[str]", task: Task) -> int:
+def _rows(lines: str) -> list[str]:
+    return lines.removesuffix("\n").split("\n") if lines else []
+
+
+def _wait(process: "subprocess.Popen[bytes]", task: Task) -> int:
     while True:
         try:
             return process.wait(POLL_S)
@@ -80,7 +89,7 @@ def _wait(process: "subprocess.Popen[str]", task: Task) -> int:
                 raise Cancelled from None
 
 
-def _stop(process: "subprocess.Popen[str]") -> None:
+def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     try:
         process.wait(GRACE_S)

@@ -145,6 +145,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def has_old_orphan(keeper: int, runner: int, age_s: float) -> bool:
+    """Return whether a process that lost its parent below the runner is at least this old."""
+    orphans = set(_children(keeper)) - {runner}
+    return any(_age_s(pid) >= age_s for pid in orphans)
+
+
+def _age_s(pid: int) -> float:
+    """Return how long a process has run. One that has just ended counts as old."""
+    with suppress(OSError):
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return up_s - ticks / os.sysconf("SC_CLK_TCK")
+    return float("inf")
+
+
 def _children(pid: int) -> list[int]:
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())

@@ -5,17 +5,13 @@ rings the bell, a pipe: then a frame must be read that cannot wait until the run
 """
 
 import faulthandler
-import io
 import os
 import select
 import signal
 import socket
-import sys
 import threading
-import traceback
 from collections import deque
 from types import FrameType
-from typing import Any
 
 import msgspec
 
@@ -23,11 +19,11 @@ from gpu_orchestrator.adapters.gpus.gpu import OutOfMemory
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.runners import keeper
-from gpu_orchestrator.apps.worker.task import BadParameters, Cancelled, SoftLimitReached, Task, Temporary
+from gpu_orchestrator.apps.worker.runners import failure, keeper
+from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
+from gpu_orchestrator.apps.worker.task import Cancelled, SoftLimitReached, Task, Temporary
 
 LARGEST_RESULT = 8 << 20
-LONGEST_MESSAGE = 8192
 
 
 class ResultTooLarge(ValueError):
@@ -57,7 +53,7 @@ class Runner:
         self._reader = frames.read_by_runner()
         self._reading = threading.Lock()
         self._rung = self._handled = 0
-        self._send_lock = threading.Lock()
+        self._send_lock = threading.RLock()  # a destructor may print while this thread sends
         self._options = frames.Options()
         self._handlers: dict[str, str] = {}
         self._waiting: deque[frames.Run] = deque()
@@ -69,11 +65,18 @@ class Runner:
 
     def serve(self) -> None:
         signal.signal(signal.SIGUSR1, self._raise_soft_limit)
-        sys.stdout = sys.stderr = Lines(self._report_line)
-        threading.Thread(target=self._read_urgent, daemon=True).start()
+        threading.Thread(target=self._read_urgent, daemon=True, name=OWN_THREAD).start()
+        self._output = Output(self._send_text, self._has_room)
         self._send(frames.Ready(os.getpid()))
         while not self._is_spent:
-            self._send(self._perform(self._next()))
+            self._report(self._perform(self._next()))
+
+    def _report(self, outcome: frames.Outcome) -> None:
+        """Send all that the task printed, then its outcome."""
+        self._output.finish()
+        if self._output.leaves_threads() or _leaves_children():
+            outcome = msgspec.structs.replace(outcome, left_behind=True)
+        self._send(outcome)
 
     def _next(self) -> frames.Run:
         with self._reading:
@@ -81,8 +84,9 @@ class Runner:
                 self._read()
             return self._waiting.popleft()
 
-    def _perform(self, run: frames.Run) -> frames.Frame:
-        task = Task(run, self._options, self._report_line)
+    def _perform(self, run: frames.Run) -> frames.Outcome:
+        task = Task(run, self._options, self._output)
+        self._output.begin(task.key)
         try:
             try:
                 self._current = task
@@ -91,6 +95,7 @@ class Runner:
                 result = self._encode(find.handler(run.task_type, self._options, self._handlers)(task))
             finally:
                 self._current = None
+                self._output.end()
         except Cancelled:
             self._is_spent = _has_children()
             return frames.Stopped(run.task, run.attempt, self._is_spent)
@@ -103,14 +108,12 @@ class Runner:
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
         is_full = isinstance(error, OutOfMemory | MemoryError)
         self._is_spent = is_full or getattr(error, "spends_runner", False) or _has_children()
-        if not isinstance(error, BadParameters | Temporary | OutOfMemory | SoftLimitReached):
-            for line in traceback.format_exception(error):
-                self._report_line_of(run, line.rstrip("\n"))
+        self._output.write_line((run.task, run.attempt), failure.text_of(error).rstrip("\n"))
         return frames.Erred(
             run.task,
             run.attempt,
             error="OutOfMemory" if is_full else type(error).__name__,
-            message=(str(error) or type(error).__name__)[:LONGEST_MESSAGE],
+            message=failure.message_of(error),
             retryable=is_full or isinstance(error, Temporary),
             spent=self._is_spent,
         )
@@ -171,12 +174,17 @@ class Runner:
         self._waiting.clear()
         self._send(frames.Withdrawn(withdrawn))
 
-    def _report_line(self, line: str) -> None:
-        if (task := self._current) is not None:
-            self._send(frames.Line(task.id, task.attempt, line))
+    def _send_text(self, key: Key, text: str) -> None:
+        try:
+            self._send(frames.Printed(*key, text))
+        except UnicodeEncodeError:  # halves of a surrogate pair, such as bytes of a file name
+            self._send(frames.Printed(*key, text.encode(errors="replace").decode()))
 
-    def _report_line_of(self, run: frames.Run, line: str) -> None:
-        self._send(frames.Line(run.task, run.attempt, line))
+    def _has_room(self) -> bool:
+        """Return whether the agent keeps up: at least three quarters of the socket's buffer are free."""
+        poll = select.poll()  # a new one, because several threads may ask at once
+        poll.register(self._connection, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def _send(self, frame: frames.Frame) -> None:
         data = frames.encode(frame)
@@ -198,18 +206,10 @@ def _has_children() -> bool:
     return bool(keeper.descendants(os.getpid()))
 
 
-class Lines(io.TextIOBase):
-    """Standard output of the runner: reports every line as progress of the running task."""
-
-    def __init__(self, report_line: Any) -> None:
-        self._report_line = report_line
-        self._partial_line = ""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        *lines, self._partial_line = (self._partial_line + text).split("\n")
-        for line in lines:
-            self._report_line(line)
-        return len(text)
+def _leaves_children() -> bool:
+    """Return whether this process has children, for the price of one system call."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

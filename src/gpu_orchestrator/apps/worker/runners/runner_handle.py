@@ -1,6 +1,12 @@
 """A runner as the agent sees it: starts it under its keeper, exchanges frames with it, and watches it end.
 
-A byte in a pipe, the bell, announces each frame that the runner must read while a task runs.
+A byte in a pipe, the bell, announces each frame that the runner must read while a task runs. Another pipe has
+the output of C code and of child processes. It does not say which task wrote what, so the agent decides:
+
+  the runner has one attempt     the text is that attempt's
+  it has more of them queued     the agent cannot tell, unless the runner dies: then it is the evidence
+  it has none, or something of   the text belongs to no task
+  an ended task still runs
 """
 
 import asyncio
@@ -17,25 +23,31 @@ from typing import TYPE_CHECKING, cast
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners import keeper
+from gpu_orchestrator.apps.worker.runners.raw_output import RawOutput
 
 if TYPE_CHECKING:
     from gpu_orchestrator.apps.worker.attempt import Attempt
 
-LAST_LINES = 20
+LAST_LINES = 40
 LONGEST_EVIDENCE = 8192
+MOST_UNCLAIMED = 16 << 10
 REAP_S = 0.5
+MARGIN_S = 0.05
+"""The kernel rounds the age of a process to ticks, and the event loop reads its clock once per pass."""
+BOUNDARIES = (frames.Ready, frames.Ended, frames.Erred, frames.Stopped)
 RING = b"!"
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerPlan:
-    """What a runner is started with, and the callbacks for its frames, its output lines and its end."""
+    """What a runner is started with, and the callbacks for its frames, its output (with the attempt that it
+    belongs to, if any) and its end."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
     options: frames.Options
     on_frame: Callable[["RunnerHandle", frames.ToAgent], None]
-    on_output: Callable[["RunnerHandle", str], None]
+    on_output: Callable[["RunnerHandle", "Attempt | None", str], None]
     on_end: Callable[["RunnerHandle", str], None]
 
 
@@ -52,14 +64,21 @@ class RunnerHandle:
         self.is_ending = False
         self.is_quick = False
         self.idle_since = 0.0
+        self.prints_raw = False
+        self.unclaimed = ""
+        """Output since the last outcome of which the agent cannot tell the attempt."""
         self.pid = 0
+        self._runner_pid = 0
+        self._leaves_something = self._has_orphan = False
+        self._looked_at: Attempt | None = None
+        self._recent = ""
         self._plan = plan
         self._lifeline, far_lifeline = _pipe()
         self._bell, far_bell = _pipe()
         self._far_ends = (far_lifeline, far_bell)
         self._channel: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._output = RawOutput(self._printed)
         self._is_gone = False
         self.send(frames.Setup(plan.options, find.installed()))
 
@@ -76,20 +95,22 @@ class RunnerHandle:
         finally:
             for end in self._far_ends:
                 os.close(end)
+            self._output.close_far()
+        self._output.begin()
         await self._connect(near)
 
     async def _spawn(self, far: socket.socket, until: float) -> int:
         self.prolong(until)
         lifeline, bell = self._far_ends
         process, _ = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Output(self),
+            lambda: _Process(self),
             sys.executable,
             environment.SAFE_PATH,
             "-m",
             keeper.__name__,
             *map(str, (lifeline, far.fileno(), bell)),
             stdin=None,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=self._output.far,
             stderr=asyncio.subprocess.STDOUT,
             env=environment.without_secrets() | dict(self._plan.environment),
             pass_fds=(lifeline, far.fileno(), bell),
@@ -144,13 +165,56 @@ class RunnerHandle:
         self._channel = channel
         self._flush()
 
-    def received(self, frame: frames.ToAgent) -> None:
-        if not self._is_gone:
-            self._plan.on_frame(self, frame)
+    def receive(self, received: list[frames.ToAgent]) -> None:
+        """Handle frames. What the ended tasks of these frames printed is in the pipe by now: read it first,
+        before other text can follow."""
+        if any(isinstance(frame, BOUNDARIES) for frame in received):
+            self._output.drain()
+        for frame in received:
+            if not self._is_gone:
+                if isinstance(frame, BOUNDARIES):
+                    self._next_task(frame)
+                self._plan.on_frame(self, frame)
 
-    def printed(self, line: str) -> None:
-        self._last_lines.append(line)
-        self._plan.on_output(self, line)
+    def _next_task(self, frame: "frames.Ready | frames.Outcome") -> None:
+        """Forget what was printed so far: what comes next belongs to another task."""
+        if isinstance(frame, frames.Ready):
+            self._runner_pid = frame.pid
+        else:
+            self._leaves_something = frame.left_behind
+        if self._recent:
+            if self.unclaimed:
+                self._plan.on_output(self, None, self.unclaimed)
+            self._recent = self.unclaimed = ""
+            self._output.forget_partial()
+
+    def claim(self) -> None:
+        """Give the first attempt the unclaimed output, because those behind it turned out not to have
+        begun."""
+        text, self.unclaimed = self.unclaimed, ""
+        if text and self.queue:
+            self._plan.on_output(self, self.queue[0], text)
+
+    def _printed(self, text: str) -> None:
+        self.prints_raw = self.is_ready
+        if self._leaves_something or (not self.queue and self.is_ready):
+            self._plan.on_output(self, None, text)
+            return
+        self._recent = (self._recent + text)[-LONGEST_EVIDENCE:]
+        if not self.is_ready or len(self.queue) > 1:
+            self.unclaimed = (self.unclaimed + text)[-MOST_UNCLAIMED:]
+        else:
+            first = self.queue[0]
+            self._plan.on_output(self, first if self._is_surely_by(first) else None, text)
+
+    def _is_surely_by(self, attempt: "Attempt") -> bool:
+        """Return False if a process that an earlier task started and left may have printed instead. Look once
+        for each attempt: later no older process can appear."""
+        if self._looked_at is not attempt:
+            self._looked_at = attempt
+            age_s = asyncio.get_running_loop().time() - attempt.begun_at - MARGIN_S
+            self._has_orphan = keeper.has_old_orphan(self.pid, self._runner_pid, age_s)
+        return not self._has_orphan
 
     def closed(self) -> None:
         """Wait for the keeper after the runner closed its socket; on a busy device it may need a while."""
@@ -164,7 +228,10 @@ class RunnerHandle:
             os.close(self._bell)
             if self._channel is not None:
                 self._channel.close()
-            evidence = "; ".join([f"runner {self.pid}: {how}", *self._last_lines])
+            self._output.close()
+            lines = self._recent.replace("\r", "\n").split("\n")
+            last = [line for line in lines if line.strip()][-LAST_LINES:]
+            evidence = "; ".join([f"runner {self.pid}: {how}", *last])
             self._plan.on_end(self, evidence[:LONGEST_EVIDENCE])
 
 
@@ -177,31 +244,25 @@ class _Channel(asyncio.Protocol):
         self._runner.opened(cast(asyncio.WriteTransport, transport))
 
     def data_received(self, data: bytes) -> None:
-        for frame in self._reader.feed(data):
-            self._runner.received(frame)
+        if received := self._reader.feed(data):
+            self._runner.receive(received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._runner.closed()
 
 
-class _Output(asyncio.SubprocessProtocol):
-    """Output that the runner's libraries write without `print`, and the exit code of its keeper."""
+class _Process(asyncio.SubprocessProtocol):
+    """The exit code of the keeper."""
 
     def __init__(self, runner: RunnerHandle) -> None:
         self._runner = runner
         self._transport: asyncio.SubprocessTransport | None = None
-        self._partial_line = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        for line in lines:
-            self._runner.printed(line.decode(errors="replace"))
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end: the process has exited and all its output was read."""
+        """Report the end: the process has exited, and with it all that could write to its output."""
         code = self._transport.get_returncode() if self._transport else None
         self._runner.ended(describe_exit(code))
         if self._transport:

@@ -20,10 +20,11 @@ AHEAD = 32
 
 @dataclass(frozen=True, slots=True)
 class RunnerCallbacks:
-    """Called with a runner's frames, with its output lines, and with how it ended."""
+    """Called with a runner's frames, with its output and the attempt that it belongs to, and with how the
+    runner ended."""
 
     on_frame: Callable[[RunnerHandle, frames.ToAgent], None]
-    on_output: Callable[[RunnerHandle, str], None]
+    on_output: Callable[[RunnerHandle, Attempt | None, str], None]
     on_end: Callable[[RunnerHandle, str], None]
 
 

@@ -13,6 +13,9 @@
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by due time
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
 --   keys:used    hash    keys from settings -> last use
+--   log:<id>     list    what a task printed; expires with it. An entry is where it ends in the log, in bytes; its
+--                        attempt; the position after it in what that attempt printed; the text: '104 1 104 text'
+--   logs         zset    ids by last write   logs:sizes  hash   id -> bytes, '' -> bytes of all logs
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
 local P = KEYS[1]
@@ -145,6 +148,34 @@ local function set_alerts(worker, found)
   redis.call('HSET', key, 'alerts', #stands > 0 and cjson.encode(stands) or '')
 end
 
+local function log_entry(entry)
+  local at, attempt, position, from = string.match(entry, '^(%d+) (%d+) (%d+) ()')
+  return {at = tonumber(at), attempt = tonumber(attempt), position = tonumber(position),
+    said = string.sub(entry, from)}
+end
+
+-- About what an entry of a log costs beside its text, and what a log costs beside its entries.
+local LOG_ENTRY, LOG_BASE = 64, 320
+
+local function forget_log(id)
+  local size = tonumber(redis.call('HGET', P .. 'logs:sizes', id) or 0)
+  redis.call('DEL', P .. 'log:' .. id)
+  redis.call('ZREM', P .. 'logs', id)
+  redis.call('HDEL', P .. 'logs:sizes', id)
+  return redis.call('HINCRBY', P .. 'logs:sizes', '', -size)
+end
+
+-- Drop the logs that were written to least recently while all together are larger than this; at most a thousand per
+-- call, so that other clients do not wait long.
+local function drop_logs(most)
+  local size = tonumber(redis.call('HGET', P .. 'logs:sizes', '') or 0)
+  for _ = 1, 1000 do
+    local oldest = size > most and redis.call('ZRANGE', P .. 'logs', 0, 0)[1]
+    if not oldest then return end
+    size = forget_log(oldest)
+  end
+end
+
 local function leads(fence)
   return fence ~= 0 and redis.call('HGET', P .. 'leader', 'fence') == text(fence)
 end
@@ -252,7 +283,9 @@ end
 local function finish(id, from, to, fields, keep_ms, known)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
-  redis.call('PEXPIRE', key, to == 'dead' and keep_ms * DEAD_KEPT or keep_ms)
+  local kept_ms = to == 'dead' and keep_ms * DEAD_KEPT or keep_ms
+  redis.call('PEXPIRE', key, kept_ms)
+  redis.call('PEXPIRE', P .. 'log:' .. id, kept_ms)
   local created, tenant, worker, attempt, started, failure, level, spec = unpack(known or
     redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec'), 1, 8)
   if from == 'queued' then waits(level, -1) end

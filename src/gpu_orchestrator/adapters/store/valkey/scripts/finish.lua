@@ -1,6 +1,6 @@
 -- Store outcomes of attempts. An outcome counts only if its worker holds the attempt; else it is late and dropped.
 -- Arguments: fence, keep_ms, outcomes {id, attempt, worker, epoch, kind, payload JSON or text, retryable, delay_ms,
---   duration ms, wanted}; kind is done | failed | died | refused | cancelled
+--   duration ms, wanted, last line of progress or ''}; kind is done | failed | died | refused | cancelled
 -- Answers per outcome {1 counted | 0 late, the task's new state, columns of its row if it is final and wanted}
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 -- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
@@ -93,7 +93,7 @@ local function shown(key)
 end
 
 for number, each in ipairs(outcomes) do
-  local id, attempt, worker, epoch, _, _, _, _, _, wanted = unpack(each, 1, 10)
+  local id, attempt, worker, epoch, _, _, _, _, _, wanted, line = unpack(each, 1, 11)
   local key = P .. 't:' .. id
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
     'tenant', 'milli', 'assigned', 'created', 'level', 'spec', 'place')
@@ -101,6 +101,7 @@ for number, each in ipairs(outcomes) do
     count('late')
     told[number] = {0, task[STATE] or 'gone', {}}
   else
+    if line and line ~= '' then redis.call('HSET', key, 'progress', line) end
     local state = settle(id, task, each)
     if state ~= 'queued' then finals[#finals + 1] = id end
     told[number] = {1, state, (wanted and state ~= 'queued') and shown(key) or {}}

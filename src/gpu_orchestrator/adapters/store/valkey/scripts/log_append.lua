@@ -1,0 +1,73 @@
+-- Append what attempts printed to the logs of their tasks. A log has a bound, and so have all logs together: what is
+-- oldest goes first. A piece counts only if its worker holds the attempt; what is stored already counts once.
+-- Arguments: most bytes of a log, most bytes of all logs,
+--   pieces {id, attempt, worker, epoch, position in what the attempt printed, text}
+-- Answers per piece 1 if its worker holds the attempt, else 0
+local most, most_of_all, pieces = ARG[1], ARG[2], ARG[3]
+local told, written = {}, {}
+
+-- Return the text from this byte on, or from the next one where a character begins.
+local function from(said, at)
+  while at <= #said and string.byte(said, at) >= 128 and string.byte(said, at) < 192 do at = at + 1 end
+  return string.sub(said, at)
+end
+
+local function grow(id, by)
+  redis.call('HINCRBY', P .. 'logs:sizes', '', by)
+  redis.call('HINCRBY', P .. 'logs:sizes', id, by)
+end
+
+local function append(id, attempt, worker, position, said)
+  local key = P .. 'log:' .. id
+  local last = log_entry(redis.call('LINDEX', key, -1) or '0 0 0 \n')
+  local stored_position = last.attempt == attempt and last.position or 0
+  local ends = position + #said
+  if position < stored_position then said = from(said, stored_position - position + 1) end
+  if #said > most then said = from(said, #said - most + 1) end
+  if said == '' or ends <= stored_position then return end
+  local missing = ends - #said - stored_position
+  if last.attempt ~= 0 and last.attempt ~= attempt then
+    said = (string.sub(last.said, -1) == '\n' and '' or '\n') .. '--- attempt ' .. text(attempt) .. ' on ' .. worker ..
+      ' ---\n' .. said
+  end
+  local at = last.at + missing + #said
+  redis.call('RPUSH', key, text(at) .. ' ' .. text(attempt) .. ' ' .. text(ends) .. ' ' .. said)
+  grow(id, #said + LOG_ENTRY + (last.attempt == 0 and LOG_BASE or 0))
+  written[id] = true
+end
+
+-- Drop the oldest entries of a log that is a quarter larger than its bound, but keep at least as much as the bound
+-- allows. Cutting it at each write would cost more.
+local function cut(id)
+  local key, size = P .. 'log:' .. id, tonumber(redis.call('HGET', P .. 'logs:sizes', id)) - LOG_BASE
+  if size <= most * 1.25 then return end
+  local freed, dropped, is_enough = 0, 0, false
+  repeat
+    local page = redis.call('LRANGE', key, dropped, dropped + 19)
+    is_enough = #page < 20
+    for _, entry in ipairs(page) do
+      local cost = #log_entry(entry).said + LOG_ENTRY
+      if size - freed - cost < most then
+        is_enough = true
+        break
+      end
+      freed, dropped = freed + cost, dropped + 1
+    end
+  until is_enough
+  if dropped == 0 then return end
+  redis.call('LTRIM', key, dropped, -1)
+  grow(id, -freed)
+end
+
+for number, piece in ipairs(pieces) do
+  local id, attempt, worker, epoch, position, said = unpack(piece, 1, 6)
+  local task = redis.call('HMGET', P .. 't:' .. id, 'state', 'attempt', 'worker', 'epoch')
+  told[number] = holds(task, attempt, worker, epoch) and 1 or 0
+  if told[number] == 1 then append(id, attempt, worker, position, said) end
+end
+for id in pairs(written) do
+  cut(id)
+  redis.call('ZADD', P .. 'logs', NOW, id)
+end
+drop_logs(most_of_all)
+return answer(0, told)

@@ -1,0 +1,135 @@
+"""Send a task's log to one client as it grows, as server-sent events. The route of logs calls this.
+
+`log` events have the next part of the log, and the position to resume from as their id. One `end` event
+follows when the task has ended and all of its log was sent.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gpu_orchestrator.adapters.store import logs
+from gpu_orchestrator.adapters.store.logs import LogPart, LogText
+from gpu_orchestrator.api import task
+from gpu_orchestrator.apps.manager import errors, schema
+from gpu_orchestrator.apps.manager.access.keys import Key
+from gpu_orchestrator.apps.manager.events.event_feed import WatchEnded, Watcher
+from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, SEND_TIMEOUT_S, end_reason
+from gpu_orchestrator.apps.manager.http.responses import done_before, until_disconnected
+from gpu_orchestrator.apps.manager.manager import Manager
+
+PART_BYTES = 64 << 10
+SOON_S, LATER_S, SLOWER = 0.2, 2.0, 1.5
+"""How often to look for text that another process stored: soon after some came, else less and less often."""
+
+GATHER_S = 0.1
+"""The pause after some text, so that a client gets several lines at once."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def read(manager: Manager, name: str, owner: str, after: int, most_bytes: int) -> schema.TaskLog:
+    """Return a part of a log. A task of another owner is reported as missing."""
+    part = await manager.store.logs.read(name, after, most_bytes)
+    if not part.state or (owner and part.owner != owner):
+        raise manager.no_task(name)
+    return _task_log(name, part, logs.text_of(part, after, most_bytes))
+
+
+def _task_log(name: str, part: LogPart, text: LogText) -> schema.TaskLog:
+    return schema.TaskLog(
+        task_id=name,
+        attempt=part.attempt,
+        status=part.state,
+        offset=text.offset,
+        next=text.next,
+        text=text.text,
+        omitted_bytes=text.omitted,
+        ended=part.state in task.FINAL and text.next >= part.end,
+    )
+
+
+class LogStream(Response):
+    """Sends a log until the task has ended, or the client or the server closes the stream."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, manager: Manager, name: str, key: Key, after: int) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._manager, self._name, self._key, self._after = manager, name, key, after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        with self._manager.feed.watching(self._key, reads=False) as watcher:
+            await send(start)
+            sent = await done_before(self._send_all(watcher, send), until_disconnected(receive))
+        if reason := end_reason(sent):
+            await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
+        elif sent is not None:
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _send_all(self, watcher: Watcher, send: Send) -> None:
+        async for frame in self._frames(watcher):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def _frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
+        yield b": from here on\n\n"
+        after, pause_s, quiet_s = self._after, SOON_S, 0.0
+        with self._manager.task_logs.following(self._name) as news:
+            while True:
+                news.clear()
+                try:
+                    part = await read(self._manager, self._name, self._key.sees, after, PART_BYTES)
+                except errors.NotFound:  # its time of retention ended while this client followed it
+                    yield _end("gone")
+                    return
+                after = part.next
+                if part.text:
+                    pause_s, quiet_s = SOON_S, 0.0
+                    yield b"id: %d\nevent: log\ndata: %b\n\n" % (after, _encode(part))
+                if part.ended:
+                    yield _end(part.status)
+                    return
+                if part.text:
+                    await asyncio.sleep(GATHER_S if len(part.text) < PART_BYTES / 2 else 0)
+                else:
+                    await self._more(watcher, news, pause_s)
+                    quiet_s, pause_s = quiet_s + pause_s, min(pause_s * SLOWER, LATER_S)
+                if watcher.end_reason:
+                    raise WatchEnded(watcher.end_reason)
+                if quiet_s >= KEEPALIVE_S:
+                    quiet_s = 0.0
+                    yield b": nothing new\n\n"
+
+    async def _more(self, watcher: Watcher, news: asyncio.Event, seconds: float) -> None:
+        """Wait for more text, for the end of the task, or until this client must leave."""
+        ended = self._manager.waiters.join(self._name)
+        waiting: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(news.wait()),
+            asyncio.ensure_future(watcher.ended.wait()),
+        ]
+        try:
+            await asyncio.wait([*waiting, ended], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._manager.waiters.leave(self._name, ended)
+            for each in waiting:
+                each.cancel()
+
+
+def _end(status: str) -> bytes:
+    return b"event: end\ndata: %b\n\n" % _encode({"status": status})
+
+
+def position_of(given: str) -> int:
+    """Return the position in a `Last-Event-ID`; empty means the beginning."""
+    if not given:
+        return 0
+    if not given.isascii() or not given.isdigit() or len(given) > 15:
+        raise errors.Unprocessable(f"Last-Event-ID {given[:40]!r} is not a position in a log; give a number")
+    return int(given)
