@@ -119,6 +119,13 @@ def given(pod: Pod) -> tuple[int, ...]:
     return tuple(int(each) for each in ids.split(",") if each.isdecimal())
 
 
+def uuids(pod: Pod) -> tuple[str, ...]:
+    """Return the UUIDs of a bound pod's devices, in the order of `given`; none if they are not known."""
+    ids = tuple(map(str, given(pod)))
+    named = tuple(pod.metadata.annotations.get(names.VISIBLE_DEVICES, "").split(","))
+    return named if len(named) == len(ids) and named != ids else ()
+
+
 def held(pod: Pod, spec: GpuClaimSpec | None) -> Placement | None:
     """Return what a bound pod takes from its node, with the devices it was given; None if the pod has ended
     or has no node."""

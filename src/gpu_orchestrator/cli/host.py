@@ -21,7 +21,7 @@ from gpu_orchestrator.adapters.tls import BadCertificate
 from gpu_orchestrator.apps.manager import server
 from gpu_orchestrator.apps.manager.access import keys
 from gpu_orchestrator.apps.manager.events import signing
-from gpu_orchestrator.policies.registry import UnknownPolicy
+from gpu_orchestrator.policies.registry import BadPlugin, UnknownPolicy
 
 CLIENT = "client.json"
 CALLBACK_SECRET = "callback-secret"  # noqa: S105 - a file name
@@ -30,7 +30,7 @@ HASHES = "keys.json"
 TOKEN = "worker-token"  # noqa: S105 - a file name
 COLLECT = (20_000, 20, 50)
 """Collect less often than by default: our values form no cycles, so there is little to collect."""
-KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy)
+KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy, BadPlugin)
 
 
 @dataclass(frozen=True, slots=True)

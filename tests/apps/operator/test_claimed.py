@@ -162,6 +162,62 @@ def test_status_follows_the_pod(pods: list[Any], expected: tuple[Any, ...] | Non
         assert words in plan.status.message
 
 
+UUIDS = ("GPU-aaaa", "GPU-bbbb")
+
+
+@pytest.mark.parametrize(
+    ("bound", "devices"),
+    [
+        pytest.param(
+            pod(node="a", given="4,5", uuids=UUIDS),
+            [(4, "GPU-aaaa", "A100"), (5, "GPU-bbbb", "A100")],
+            id="with UUIDs",
+        ),
+        pytest.param(
+            pod(node="a", given="4,5", uuids=("4", "5")),
+            [(4, "", "A100"), (5, "", "A100")],
+            id="without UUIDs",
+        ),
+        pytest.param(pod(node="a", given="99999"), [], id="a number that no device has"),
+        pytest.param(pod(node="a", given=",".join("1" * 65)), [], id="too many"),
+    ],
+)
+def test_devices_are_in_the_status_and_stay_there_to_the_end(bound: Any, devices: list[Any]) -> None:
+    known = asked()
+    snapshot = WorkloadSnapshot(known, (made(known),), (bound,), model="A100")
+    placed = after(snapshot, plan_for(snapshot))
+    assert [(each.index, each.uuid, each.model) for each in placed.status.devices] == devices
+    assert placed.status.allocated == ("a:4,5" if devices else "")
+    ended = WorkloadSnapshot(placed, (made(placed, conditions={"Complete": ""}),))
+    assert after(ended, plan_for(ended)).status.devices == placed.status.devices
+    failed = WorkloadSnapshot(placed, (made(placed, conditions={"Failed": "BackoffLimitExceeded"}),))
+    waiting = after(failed, plan_for(failed)).status
+    assert (waiting.phase, waiting.devices, waiting.allocated) == ("Pending", [], "")
+
+
+def test_devices_are_added_to_a_status_of_an_earlier_release() -> None:
+    known = asked()
+    running = WorkloadSnapshot(known, (made(known),), (pod(node="a", given="0", phase="Running"),))
+    placed = after(running, plan_for(running))
+    earlier = msgspec.structs.replace(placed.status, devices=[], allocated="")
+    old = msgspec.structs.replace(placed, status=earlier)
+    plan = plan_for(WorkloadSnapshot(old, running.jobs, running.pods))
+    assert plan.status == placed.status
+    assert plan.notes == ()
+
+
+def test_refusal_of_the_pod_itself_costs_no_try() -> None:
+    said = "PersistentVolumeClaim team/data does not exist; create it"
+    snapshot = refused(asked(), said=said)
+    plan = plan_for(snapshot)
+    assert shown(plan) == ("Scheduling", "", JOB, 0)
+    assert plan.status
+    assert plan.status.message == f"its pod cannot start on any node: {said}"
+    assert [note.reason for note in plan.notes] == ["FailedScheduling"]
+    told = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs, snapshot.pods)
+    assert plan_for(told, at=later(600)) == Plan()
+
+
 def test_placement_is_reported_once() -> None:
     known = asked()
     snapshot = WorkloadSnapshot(known, (made(known),), (pod(node="a", given="0"),))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from controlplane.api import ApiError
+from gpu_orchestrator.policies.registry import STRATEGIES
 from tests.support.operator_process import FINAL, WORKLOADS, Operator, Site, eventually
 from tests.support.paths import ROOT
 
@@ -128,7 +129,7 @@ def test_unschedulable_workload_fails_after_its_retries(site: Site) -> None:
     site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
     status = site.until("big", "Failed")
     assert status["retryCount"] == 2
-    assert "no node of this cluster can ever fit these 8 GPUs" in status["message"]
+    assert "waiting does not help: no node of this cluster could run it, even if empty" in status["message"]
     assert ("False", "MaxRetriesExceeded") in {(c["status"], c["reason"]) for c in status["conditions"]}
     site.event("big", "MaxRetriesExceeded")
     site.event("big", "Retrying", "try 2 of 2")
@@ -237,7 +238,7 @@ def test_invalid_template_is_reported(site: Site) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        pytest.param({"schedulingStrategy": "leastload"}, "schedulingStrategy", id="strategy"),
+        pytest.param({"schedulingStrategy": "least loaded"}, "schedulingStrategy", id="strategy"),
         pytest.param({"gpuCount": 9}, "gpuCount", id="too many GPUs"),
         pytest.param({"modelName": ""}, "modelName", id="no model"),
         pytest.param({"retryPolicy": {"maxRetries": 11}}, "maxRetries", id="too many tries"),
@@ -247,6 +248,61 @@ def test_invalid_spec_is_refused_by_the_api_server(site: Site, spec: dict[str, o
     with pytest.raises(ApiError) as refused:
         site.create("bad", **{"gpus": 1, **spec})  # type: ignore[arg-type]
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_built_in_strategy_places_a_workload(site: Site, strategy: str) -> None:
+    site.nodes(1)
+    site.create("any", run_for="100ms", schedulingStrategy=strategy)
+    assert site.until("any", *FINAL)["phase"] == "Succeeded"
+
+
+def test_unknown_strategy_waits_until_it_is_corrected(site: Site) -> None:
+    site.nodes(1)
+    site.create("typo", run_for="100ms", schedulingStrategy="leastload")
+    status = site.until("typo", "Pending")
+    assert status["message"].startswith(
+        "unknown strategy 'leastload'; did you mean 'leastLoaded'? known: binPack"
+    )
+    assert status["retryCount"] == 0
+    assert "did you mean" in site.event("typo", "FailedScheduling")
+    site.patch("typo", {"schedulingStrategy": "leastLoaded"})
+    site.until("typo", "Succeeded")
+
+
+def test_missing_volume_costs_no_try_and_no_other_node(site: Site) -> None:
+    (first, _) = site.nodes(2)
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "training-data"}}]
+    container = {"name": "main", "image": "x"}
+    spec = {"volumes": volumes, "containers": [container]}
+    site.create("reader", run_for="100ms", template={"spec": spec}, retryPolicy={"maxRetries": 1})
+    note = site.event("reader", "FailedScheduling")
+    missing = 'persistentvolumeclaim "training-data" not found'
+    assert note == f"placed on {first}, but its pod cannot start on any node: {missing}"
+    status = site.status("reader")
+    assert (status["phase"], status["assignedNode"], status["message"]) == ("Scheduled", first, note)
+    assert status["retryCount"] == 0
+    assert len(site.jobs()) == 1
+    site.cluster.kubectl("apply", "-n", site.namespace, "-f", "-", stdin=_volume(site.namespace))
+    site.until("reader", "Succeeded")
+
+
+def _volume(name: str) -> str:
+    """Return a volume and the claim `training-data` for it, as YAML."""
+    modes = {"accessModes": ["ReadWriteOnce"], "storageClassName": name}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {**modes, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}},
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "training-data"},
+        "spec": {**modes, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    return yaml.safe_dump_all([volume, claim])
 
 
 def test_longest_names_and_non_ascii_models_succeed(site: Site) -> None:

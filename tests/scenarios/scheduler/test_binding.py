@@ -36,7 +36,7 @@ def run_the_first_example(stage: Stage, *, release_s: float) -> None:
         lambda: f"{node}:0" in cluster.kubectl("get", "gclaim", "-n", namespace), "kubectl shows the device"
     )
     assert stage.claim("test-claim")["metadata"]["finalizers"] == ["gpu.scheduling/in-use"]
-    stage.wait_event("test-pod", f"Scheduled: bound to {node}, devices 0")
+    stage.wait_event("test-pod", f"Scheduled: bound to {node}, device 0")
     assert devices_shown(cluster, node) == [f"gpu-{node}-0"]
 
     deleted_at = time.monotonic()

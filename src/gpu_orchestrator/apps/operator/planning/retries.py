@@ -53,7 +53,9 @@ def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure)
         next_retry_time=timestamps.milliseconds(again_at),
         last_schedule_time=timestamps.milliseconds(now),
     )
-    again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
+    soonest = "as soon as a node fits, at the latest " if failure.waits_for == status.UNSCHEDULABLE else ""
+    text = f"try {spent + 1} of {policy.max_retries} {soonest}in {wait_s:.0f} s"
+    again = Note("Normal", names.RETRYING, text)
     return Plan(status=new, notes=(failed, again), again_at=again_at)
 
 

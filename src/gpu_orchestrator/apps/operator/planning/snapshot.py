@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpu_orchestrator.api import claims, names
-from gpu_orchestrator.api.gpuworkload import SETTLED, GPUWorkload
+from gpu_orchestrator.api.gpuworkload import MOST_INDEX, SETTLED, AssignedDevice, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
+
+MOST_DEVICES, LONGEST = 64, 253
+"""Of a pod, and of a device's UUID or model: what the API server accepts in a status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Given:
 
 Ask: TypeAlias = Callable[[Sequence[Request]], Given | Refusal]
 """Reserves a place for the first of these wishes that fits. If none does, the last one waits, and a later
-pass gets its place. Raises `UnknownPolicy`."""
+pass gets its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,9 @@ class WorkloadSnapshot:
     ended_on  the node of an ended pod, if only that pod shows it
     overran   an ended pod ran into its deadline
     shunned   nodes that rejected an earlier pod
+    model     the model of the GPUs on the current Job's node
     claims_by_default   the gpu-scheduler places workloads without a claim, too
+    unknown_strategy    the error if no strategy has the name that the workload gives
     """
 
     workload: GPUWorkload
@@ -51,7 +56,9 @@ class WorkloadSnapshot:
     ended_on: str = ""
     overran: bool = False
     shunned: frozenset[str] = frozenset()
+    model: str = ""
     claims_by_default: bool = False
+    unknown_strategy: str = ""
 
     @property
     def is_claimed(self) -> bool:
@@ -94,8 +101,13 @@ class WorkloadSnapshot:
         return self.ended_on or (old.assigned_node if old.job_name == job.metadata.name else "")
 
     @property
-    def where(self) -> str:
-        """Return the node as text, with the devices of a claimed pod."""
+    def devices(self) -> list[AssignedDevice]:
+        """Return the devices of a claimed pod, as far as the annotations of the bound pod name them."""
         ids = claims.given(self.bound) if self.bound else ()
-        devices = f"device{'s' if len(ids) > 1 else ''} {','.join(map(str, ids))}"
-        return f"{self.node} ({devices})" if ids else self.node
+        if not self.bound or len(ids) > MOST_DEVICES or any(each > MOST_INDEX for each in ids):
+            return []
+        uuids = claims.uuids(self.bound) or [""] * len(ids)
+        return [
+            AssignedDevice(index, uuid[:LONGEST], self.model[:LONGEST])
+            for index, uuid in zip(ids, uuids, strict=True)
+        ]
