@@ -11,7 +11,7 @@ NO_HELP = "preemption: 0/8 nodes are available: 8 Preemption is not helpful for 
     ("message", "blamed"),
     [
         pytest.param(
-            f'0/8 nodes are available: persistentvolumeclaim "data.v1" not found. {NO_HELP}',
+            f'0/8 nodes are available: persistentvolumeclaim "data.v1" not found. not found. {NO_HELP}',
             'persistentvolumeclaim "data.v1" not found',
             id="a missing volume claim",
         ),
@@ -22,6 +22,11 @@ NO_HELP = "preemption: 0/8 nodes are available: 8 Preemption is not helpful for 
             id="an unbound volume claim",
         ),
         pytest.param(f"0/8 nodes are available: 8 Insufficient nvidia.com/gpu. {NO_HELP}", "", id="no room"),
+        pytest.param(
+            "0/1 nodes are available: waiting for the ephemeral volume.",
+            "waiting for the ephemeral volume",
+            id="one sentence",
+        ),
         pytest.param("no nodes available to schedule pods", "", id="no nodes"),
     ],
 )

@@ -57,7 +57,7 @@ def test_kubectl_shows_columns_and_events(site: Site) -> None:
     assert table[0].split() == ["NAME", "MODEL", "GPUS", "PHASE", "NODE", "AGE"]
     assert table[1].split()[:4] == ["bert", "google/BERT-large", "2", "Succeeded"]
     wide = site.cluster.kubectl("get", "gpuw", "-n", site.namespace, "-o", "wide").splitlines()
-    assert wide[0].split()[6:] == ["STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
+    assert wide[0].split()[6:] == ["DEVICES", "STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
     assert wide[1].split()[6:9] == ["leastLoaded", "high", "0"]
     site.event("bert", "JobSucceeded")
     described = site.cluster.kubectl("describe", "gpuw", "bert", "-n", site.namespace)

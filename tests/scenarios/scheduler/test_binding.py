@@ -6,6 +6,7 @@ from pathlib import Path
 
 from controlplane.api import Json
 from controlplane.cluster import Cluster
+from gpu_orchestrator.policies.registry import STRATEGIES
 from tests.support import invariants
 from tests.support import scheduler_stage as stages
 from tests.support.object_history import History
@@ -190,6 +191,14 @@ def test_claim_serves_one_pod_at_a_time(stage: Stage) -> None:
     until(lambda: "one" not in stage.claims(), "the claim is gone with its pod")
     stage.create(claim("one"), claim("none"))
     stage.wait_bound("second", "third")
+
+
+def test_every_built_in_strategy_binds_a_pod(stage: Stage) -> None:
+    stage.gpu_nodes(1, gpus=8)
+    stage.scheduler(leaderElect=False)
+    pods = {f"p-{name.lower()}": name for name in STRATEGIES}
+    stage.create(*(pod(name, gpus=1, strategy=strategy) for name, strategy in pods.items()))
+    assert stage.wait_bound(*pods)
 
 
 UNFIT: dict[str, tuple[Json, str]] = {

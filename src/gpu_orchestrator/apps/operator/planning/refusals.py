@@ -6,10 +6,9 @@ Called by `claimed` and `running`. A try elsewhere, or another later, does not h
 
 import re
 
-BY_KUBE_SCHEDULER = re.compile(
-    r"0/\d+ nodes are available: (?!\d)(.+?)\.?(?= no new claims| preemption: |$)", re.DOTALL
-)
-"""kube-scheduler counts nodes by reason, unless it refuses the pod before it looks at any node."""
+BY_KUBE_SCHEDULER = re.compile(r"0/\d+ nodes are available: (?!\d)(.+?)(?:\. |\.?$)", re.DOTALL)
+"""kube-scheduler counts nodes by reason, unless it refuses the pod before it looks at any node. What follows
+the first sentence is about preemption."""
 
 
 def by_kube_scheduler(message: str) -> str:
