@@ -154,7 +154,7 @@ def _print_changes(cluster: Cluster) -> None:
     printed: dict[str, str] = {}
     while True:
         for each in _read(cluster)[0]:
-            shown = demo_view.row(each, NAMESPACE)
+            shown = demo_view.workload_row(each, NAMESPACE)
             name = shown["name"]
             line = f"{name}: {shown['phase'] or 'new'}: {shown['message']}"
             if printed.get(name) != line:

@@ -8,15 +8,19 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 Json = dict[str, Any]
 Row = dict[str, str]
 
 COLUMNS = ("name", "GPUs", "strategy", "priority", "phase", "node", "message")
-LEFT_OUT = ("priority", "strategy", "GPUs", "node")
+EVENT_COLUMNS = ("time", "name", "reason", "message")
+LEFT_OUT = ("time", "priority", "strategy", "GPUs", "reason", "node")
 """Which columns go if the terminal is narrow, the first one first."""
 LEAST_MESSAGE = 30
-"""Characters that a message has at least."""
+"""Characters that a line of a message has at least."""
+SPEAKS_FOR_ITSELF = ("Running", "Succeeded")
+"""Phases whose message repeats the other columns."""
 LAST_EVENTS = 8
 STYLES = {
     "Running": "green",
@@ -31,10 +35,15 @@ STYLES = {
 def view(workloads: Iterable[Json], events: Sequence[Json], *, home: str, width: int) -> Group:
     """Return both tables for a terminal of this width. Names of objects outside the namespace `home` begin
     with their own namespace."""
-    return Group(workload_table([row(each, home) for each in workloads], width), event_table(events, home))
+    rows = [_without_repetition(workload_row(each, home)) for each in workloads]
+    last = [event_row(each, home) for each in events[-LAST_EVENTS:]]
+    return Group(
+        _table("GPUWorkloads", columns_for(COLUMNS, rows, width), rows),
+        _table("Events", columns_for(EVENT_COLUMNS, last, width), last),
+    )
 
 
-def row(workload: Json, home: str) -> Row:
+def workload_row(workload: Json, home: str) -> Row:
     spec, status = workload["spec"], workload.get("status", {})
     return {
         "name": _name(workload["metadata"], home),
@@ -47,28 +56,32 @@ def row(workload: Json, home: str) -> Row:
     }
 
 
+def _without_repetition(row: Row) -> Row:
+    return {**row, "message": ""} if row["phase"] in SPEAKS_FOR_ITSELF else row
+
+
+def event_row(event: Json, home: str) -> Row:
+    return {
+        "time": str(event["eventTime"])[11:19],
+        "name": _name(event["regarding"], home),
+        "reason": event["reason"],
+        "message": event["note"],
+    }
+
+
 def _name(named: Json, home: str) -> str:
     space = named.get("namespace", home)
     return named["name"] if space == home else f"{space}/{named['name']}"
 
 
-def workload_table(rows: Sequence[Row], width: int) -> Table:
-    table = Table(title="GPUWorkloads", title_justify="left", expand=True)
-    names = columns_for(rows, width)
-    for name in names:
-        table.add_column(name, no_wrap=True, ratio=1 if name == "message" else None, overflow="ellipsis")
-    for each in rows:
-        table.add_row(*(_cell(name, each[name]) for name in names))
-    return table
-
-
-def columns_for(rows: Sequence[Row], width: int) -> list[str]:
+def columns_for(columns: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
     """Return the columns that a terminal of this width can show whole, beside a readable message."""
-    names = list(COLUMNS)
+    names = list(columns)
     for name in LEFT_OUT:
         if _needed(names, rows) <= width:
             break
-        names.remove(name)
+        if name in names:
+            names.remove(name)
     return names
 
 
@@ -77,17 +90,13 @@ def _needed(names: Sequence[str], rows: Sequence[Row]) -> int:
     return sum(widths) + LEAST_MESSAGE + 3 * len(names) + 1  # a border and two blanks for each column
 
 
-def _cell(name: str, text: str) -> str:
-    escaped = text.replace("[", r"\[")
-    return f"[{STYLES.get(text, 'dim')}]{escaped}[/]" if name == "phase" else escaped
-
-
-def event_table(events: Sequence[Json], home: str) -> Table:
-    table = Table(title="Events", title_justify="left", expand=True, show_header=False)
-    for ratio in (None, None, None, 1):
-        table.add_column(no_wrap=True, ratio=ratio, overflow="ellipsis")
-    for event in events[-LAST_EVENTS:]:
-        moment = str(event["eventTime"])[11:19]
-        cells = (moment, _name(event["regarding"], home), event["reason"], event["note"])
-        table.add_row(*(_cell("", cell) for cell in cells))
+def _table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
+    table = Table(title=title, title_justify="left", expand=True)
+    for name in names:
+        is_message = name == "message"
+        table.add_column(name, no_wrap=not is_message, ratio=1 if is_message else None)
+    for row in rows:
+        table.add_row(
+            *(Text(row[name], STYLES.get(row[name], "") if name == "phase" else "") for name in names)
+        )
     return table

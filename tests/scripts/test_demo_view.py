@@ -49,20 +49,25 @@ def shown(width: int) -> list[str]:
     ],
 )
 def test_columns_are_left_out_and_none_is_squeezed(width: int, left_out: set[str]) -> None:
-    rows = [demo_view.row(each, "demo") for each in WORKLOADS]
-    names = demo_view.columns_for(rows, width)
+    rows = [demo_view.workload_row(each, "demo") for each in WORKLOADS]
+    names = demo_view.columns_for(demo_view.COLUMNS, rows, width)
     assert set(demo_view.COLUMNS) - set(names) == left_out
     lines = shown(width)
     assert all(len(line) <= width for line in lines)
     for row in rows:
-        (line,) = (each for each in lines if f" {row['name']} " in each and "FailedScheduling" not in each)
+        line = next(each for each in lines if f" {row['name']} " in each)
         assert all(row[name] in line for name in names if name != "message"), line
-    waiting = next(line for line in lines if "Pending" in line)
-    assert REASON[:12] in waiting
+
+
+@pytest.mark.parametrize("width", [160, 110, 80, 60])
+def test_reason_to_wait_is_shown_whole(width: int) -> None:
+    """In the table of workloads and in that of events, over several lines if need be."""
+    last = [line.rstrip("│ ").rpartition("│")[2].strip() for line in shown(width)]
+    assert " ".join(each for each in last if each).count(REASON) == 2, last
 
 
 def test_name_shows_the_namespace_unless_it_is_the_demos_own() -> None:
-    names = [demo_view.row(each, "demo")["name"] for each in WORKLOADS]
+    names = [demo_view.workload_row(each, "demo")["name"] for each in WORKLOADS]
     assert names == ["my-model", "claimed-model", "default/nightly-embeddings"]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
+from gpu_orchestrator.api.job import EndedPod
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import WHOLE, Device
@@ -111,7 +112,7 @@ def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
     }
 
 
-def given(pod: Pod) -> tuple[int, ...]:
+def given(pod: Pod | EndedPod) -> tuple[int, ...]:
     """Return the devices in a bound pod's annotation; none if the annotation names another node."""
     node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
     if not node or node != pod.spec.node_name:
@@ -119,7 +120,7 @@ def given(pod: Pod) -> tuple[int, ...]:
     return tuple(int(each) for each in ids.split(",") if each.isdecimal())
 
 
-def uuids(pod: Pod) -> tuple[str, ...]:
+def uuids(pod: Pod | EndedPod) -> tuple[str, ...]:
     """Return the UUIDs of a bound pod's devices, in the order of `given`; none if they are not known."""
     ids = tuple(map(str, given(pod)))
     named = tuple(pod.metadata.annotations.get(names.VISIBLE_DEVICES, "").split(","))

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import timestamps
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.job import EndedPod, Job
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.planning.plan import CreateClaim, CreateJob, DeleteJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -39,6 +39,13 @@ def asked(**fields: Any) -> GPUWorkload:
 def refused(owner: GPUWorkload, *, at: float = 0, said: str = REFUSED, retry: int = 0) -> WorkloadSnapshot:
     waiting = pod(unschedulable_since=later(at), said=said)
     return WorkloadSnapshot(owner, (made(owner, retry=retry),), (waiting,))
+
+
+def ended(allocated: str) -> EndedPod:
+    node = allocated.partition(":")[0]
+    annotations = {names.ALLOCATED: allocated}
+    plain = {"metadata": {"name": "p", "annotations": annotations}, "spec": {"nodeName": node}}
+    return msgspec.convert(plain, EndedPod)
 
 
 def shown(plan: Plan) -> tuple[Any, ...]:
@@ -300,9 +307,12 @@ def test_job_created_after_spent_tries_is_found_after_a_crash() -> None:
 
 def test_node_comes_from_the_ended_pod_if_the_run_was_missed() -> None:
     known = asked()
-    snapshot = WorkloadSnapshot(known, (made(known, conditions={"Complete": ""}),), ended_on="b")
+    snapshot = WorkloadSnapshot(known, (made(known, conditions={"Complete": ""}),), ended=ended("b:4,5"))
     plan = plan_for(snapshot)
     assert shown(plan) == ("Succeeded", "b", JOB, 0)
+    assert plan.status
+    assert plan.status.allocated == "b:4,5"
+    assert [each.index for each in plan.status.devices] == [4, 5]
     unknown = plan_for(WorkloadSnapshot(known, snapshot.jobs))
     assert unknown.status
     assert unknown.status.message == f"Job {JOB} succeeded"
@@ -356,7 +366,7 @@ def test_runtime_limit_counts_from_the_pods_start() -> None:
     assert create.manifest["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 60
     known = asked(maxRuntimeSeconds=60)
     failed = made(known, conditions={"Failed": "BackoffLimitExceeded"})
-    plan = plan_for(WorkloadSnapshot(known, (failed,), ended_on="a", overran=True))
+    plan = plan_for(WorkloadSnapshot(known, (failed,), ended=ended("a:0"), overran=True))
     assert shown(plan) == ("Failed", "a", JOB, 0)
     assert plan.status
     assert "ran longer than maxRuntimeSeconds (60) on a" in plan.status.message

@@ -249,20 +249,26 @@ NO_VOLUME = (
 )
 
 
-def test_pod_that_fits_on_no_node_keeps_its_place_and_costs_no_try() -> None:
+def test_pod_that_fits_on_no_node_gives_its_place_up_and_costs_no_try() -> None:
     known = scheduled()
-    snapshot = WorkloadSnapshot(known, (job(known, "a"),), (pod(unschedulable_since=NOW, said=NO_VOLUME),))
+    old = job(known, "a")
+    snapshot = WorkloadSnapshot(known, (old,), (pod(unschedulable_since=NOW, said=NO_VOLUME),))
     assert plan_for(snapshot, at=later(9)) == Plan(again_at=later(10))
     plan = plan_for(snapshot, at=later(10))
-    assert plan.actions == ()
-    assert status_of(plan)["phase"] == "Scheduled"
+    assert plan.actions == (DeleteJob(old),)
+    assert status_of(plan)["phase"] == "Pending"
     assert status_of(plan)["retries"] == 0
     assert plan.status
-    words = 'placed on a, but its pod cannot start on any node: persistentvolumeclaim "data" not found'
+    words = 'its pod cannot start on any node: persistentvolumeclaim "data" not found'
     assert plan.status.message == words
     assert reasons(plan) == ["FailedScheduling"]
-    told = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs, snapshot.pods)
-    assert plan_for(told, at=later(60)) == Plan()
+    waiting = WorkloadSnapshot(after(snapshot, plan))
+    assert plan_for(waiting, at=later(39)) == Plan(again_at=later(40))
+    again = plan_for(waiting, gives("a"), at=later(40))
+    assert isinstance(again.actions[0], CreateJob)
+    assert again.status
+    assert again.status.message == f"placed on a, its pod is about to start; before: {words}"
+    assert again.status.retry_count == 0
 
 
 def test_next_try_reports_why_the_last_one_failed() -> None:

@@ -76,7 +76,8 @@ class SnapshotReader:
         if snapshot is None:
             return None
         cause = snapshot.trouble or found.cause
-        return replace(snapshot, trouble=cause, ended_on=found.node, overran=found.overran)
+        snapshot = replace(snapshot, trouble=cause, ended=found.placed, overran=found.overran)
+        return replace(snapshot, model=self._model(snapshot.node))
 
     def peek(self, name: str) -> WorkloadSnapshot | None:
         """Return the snapshot from memory alone, without a request."""
@@ -102,9 +103,12 @@ class SnapshotReader:
             return snapshot
         eviction = self._evicted.get(job.metadata.uid, "")
         trouble = self._trouble(snapshot.node, eviction)
-        node = self.watches.nodes.store.get(snapshot.node)
-        model = translate.model(node) if node else ""
+        model = self._model(snapshot.node)
         return replace(snapshot, trouble=trouble, preempted=eviction == PREEMPTED, model=model)
+
+    def _model(self, name: str) -> str:
+        node = self.watches.nodes.store.get(name)
+        return translate.model(node) if node else ""
 
     def _unknown_strategy(self, workload: GPUWorkload) -> str:
         try:

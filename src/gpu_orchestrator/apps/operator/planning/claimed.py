@@ -80,7 +80,7 @@ def wait(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
         new = status.scheduling(snapshot.workload, now, job_name=name)
         return Plan(status=new, notes=(notes.created(name),))
     if wrong:
-        return notes.overdue(snapshot, now, now, f"its pod cannot start on any node: {wrong}")
+        return notes.overdue(snapshot, now, now, retries.cannot_start(wrong))
     return _unanswered(snapshot, job, now, said) if old.phase == "Scheduling" else Plan()
 
 

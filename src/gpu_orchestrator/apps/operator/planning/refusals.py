@@ -1,7 +1,7 @@
 """What a scheduler's refusal is about: the nodes, of which another may fit, or the pod itself, which fits
 on none.
 
-Called by `claimed` and `running`. A try elsewhere, or another later, does not help against a missing volume.
+Called by `claimed` and `running`. Against a missing volume, another node does not help.
 """
 
 import re

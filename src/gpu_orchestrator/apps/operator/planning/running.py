@@ -27,8 +27,7 @@ def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
         snapshot.workload,
         now,
         message=text,
-        assigned_node=snapshot.node,
-        job_name=job.metadata.name,
+        **status.ran_at(snapshot.workload, Place(snapshot.node, job.metadata.name, snapshot.devices)),
         start_time=snapshot.workload.status.start_time or job.status.start_time,
         completion_time=job.status.completion_time or timestamps.milliseconds(now),
     )
@@ -87,7 +86,7 @@ def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
 def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """The kube-scheduler must accept the chosen node. If it refuses for `UNSCHEDULABLE_S`, that costs a try:
     the Job becomes stale and is deleted, and the next try chooses a node again. If the pod itself is the
-    reason, the Job keeps its place and no try is spent."""
+    reason, no other node would help."""
     found = [(since, why) for pod in snapshot.pods if (since := _refused_since(pod)) for why in _reasons(pod)]
     if not found:
         return Plan()
@@ -96,8 +95,7 @@ def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng
     if now < limit:
         return Plan(again_at=limit)
     if wrong := refusals.by_kube_scheduler(why):
-        waits = f"placed on {job.node}, but its pod cannot start on any node: {wrong}"
-        return notes.overdue(snapshot, now, limit, waits)
+        return retries.pod_refused(snapshot, job, now, wrong)
     text = f"{job.node} did not take the pod for {UNSCHEDULABLE_S:.0f} s: {why}"
     failure = retries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
     return retries.spend(snapshot, now, rng, failure)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuworkload import MOST_INDEX, SETTLED, AssignedDevice, GPUWorkload
-from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.job import EndedPod, Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.core.answer import Refusal
@@ -40,7 +40,7 @@ class WorkloadSnapshot:
     pods      the pods of the current Job that have not ended
     trouble   what happened to the node or the pod of the current Job, as a sentence
     preempted the pod was preempted
-    ended_on  the node of an ended pod, if only that pod shows it
+    ended     an ended pod of the current Job, if only that pod shows where it ran
     overran   an ended pod ran into its deadline
     shunned   nodes that rejected an earlier pod
     model     the model of the GPUs on the current Job's node
@@ -53,7 +53,7 @@ class WorkloadSnapshot:
     pods: tuple[Pod, ...] = ()
     trouble: str = ""
     preempted: bool = False
-    ended_on: str = ""
+    ended: EndedPod | None = None
     overran: bool = False
     shunned: frozenset[str] = frozenset()
     model: str = ""
@@ -96,17 +96,20 @@ class WorkloadSnapshot:
         job, old = self.current, self.workload.status
         if job is None:
             return ""
-        if job.node or self.bound:
-            return job.node or (self.bound.spec.node_name if self.bound else "")
-        return self.ended_on or (old.assigned_node if old.job_name == job.metadata.name else "")
+        if job.node:
+            return job.node
+        if pod := self.bound or self.ended:
+            return pod.spec.node_name
+        return old.assigned_node if old.job_name == job.metadata.name else ""
 
     @property
     def devices(self) -> list[AssignedDevice]:
-        """Return the devices of a claimed pod, as far as the annotations of the bound pod name them."""
-        ids = claims.given(self.bound) if self.bound else ()
-        if not self.bound or len(ids) > MOST_DEVICES or any(each > MOST_INDEX for each in ids):
+        """Return the devices of a claimed pod, as far as its annotations name them."""
+        pod = self.bound or self.ended
+        ids = claims.given(pod) if pod else ()
+        if not pod or len(ids) > MOST_DEVICES or any(each > MOST_INDEX for each in ids):
             return []
-        uuids = claims.uuids(self.bound) or [""] * len(ids)
+        uuids = claims.uuids(pod) or [""] * len(ids)
         return [
             AssignedDevice(index, uuid[:LONGEST], self.model[:LONGEST])
             for index, uuid in zip(ids, uuids, strict=True)

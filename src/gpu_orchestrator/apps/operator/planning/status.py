@@ -29,10 +29,11 @@ from gpu_orchestrator.api.gpuworkload import (
     GPUWorkloadStatus,
 )
 
-# Reasons of the condition Scheduled while a workload is Pending. The first two differ in what it waits for:
-# room, which any event may bring, or the end of its backoff.
+# Reasons of the condition Scheduled while a workload is Pending. The first three differ in what it waits for:
+# room, which any event may bring, or the end of its backoff, after a failed try or without one.
 UNSCHEDULABLE = "Unschedulable"
 BACKING_OFF = "BackingOff"
+POD_REFUSED = "PodRefused"
 SUSPENDED = "Suspended"
 NO_GANGS = "GangsNotServed"
 UNKNOWN_STRATEGY = "UnknownStrategy"
@@ -110,7 +111,8 @@ def scheduled(workload: GPUWorkload, now: datetime, place: Place) -> GPUWorkload
 
 def _last_failure(old: GPUWorkloadStatus) -> str:
     """Return why the last try failed, as the end of a message; empty for the first try."""
-    return f"; before: {old.message}" if old.phase == "Pending" and old.retry_count else ""
+    failed = _waits_for(old) in (UNSCHEDULABLE, BACKING_OFF, POD_REFUSED)
+    return f"; before: {old.message}" if failed else ""
 
 
 def running(workload: GPUWorkload, now: datetime, place: Place) -> GPUWorkloadStatus:
@@ -151,6 +153,14 @@ def failed(
     return _next(workload, now, states, phase="Failed", message=message, **done)
 
 
+def ran_at(workload: GPUWorkload, place: Place) -> dict[str, Any]:
+    """Return the fields of a status about a Job that has ended. Its devices are known from its run, unless
+    the operator missed that and found them in an ended pod."""
+    old = workload.status
+    known = old.devices if old.job_name == place.job_name else []
+    return _fields(Place(place.node, place.job_name, place.devices or known))
+
+
 def _fields(place: Place) -> dict[str, Any]:
     return {
         "assigned_node": place.node,
@@ -165,7 +175,7 @@ def waits_for_room(status: GPUWorkloadStatus) -> bool:
 
 
 def backs_off(status: GPUWorkloadStatus) -> bool:
-    return _waits_for(status) == BACKING_OFF
+    return _waits_for(status) in (BACKING_OFF, POD_REFUSED)
 
 
 def _waits_for(status: GPUWorkloadStatus) -> str:
