@@ -20,7 +20,7 @@ LEFT_OUT = ("time", "priority", "strategy", "GPUs", "reason", "node")
 LEAST_MESSAGE = 30
 """Characters that a line of a message has at least."""
 SPEAKS_FOR_ITSELF = ("Running", "Succeeded")
-"""Phases whose message repeats the other columns."""
+"""Phases whose message says no more than the column with the node."""
 LAST_EVENTS = 8
 STYLES = {
     "Running": "green",
@@ -35,10 +35,13 @@ STYLES = {
 def view(workloads: Iterable[Json], events: Sequence[Json], *, home: str, width: int) -> Group:
     """Return both tables for a terminal of this width. Names of objects outside the namespace `home` begin
     with their own namespace."""
-    rows = [_without_repetition(workload_row(each, home)) for each in workloads]
+    rows = [workload_row(each, home) for each in workloads]
+    names = columns_for(COLUMNS, rows, width)
+    if "node" in names:
+        rows = [_without_repetition(row) for row in rows]
     last = [event_row(each, home) for each in events[-LAST_EVENTS:]]
     return Group(
-        _table("GPUWorkloads", columns_for(COLUMNS, rows, width), rows),
+        _table("GPUWorkloads", names, rows),
         _table("Events", columns_for(EVENT_COLUMNS, last, width), last),
     )
 
@@ -94,7 +97,7 @@ def _table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", expand=True)
     for name in names:
         is_message = name == "message"
-        table.add_column(name, no_wrap=not is_message, ratio=1 if is_message else None)
+        table.add_column(name, no_wrap=not is_message, ratio=1 if is_message else None, overflow="fold")
     for row in rows:
         table.add_row(
             *(Text(row[name], STYLES.get(row[name], "") if name == "phase" else "") for name in names)

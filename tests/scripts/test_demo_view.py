@@ -66,6 +66,13 @@ def test_reason_to_wait_is_shown_whole(width: int) -> None:
     assert " ".join(each for each in last if each).count(REASON) == 2, last
 
 
+@pytest.mark.parametrize(("width", "shown_in_message"), [(110, False), (80, True)])
+def test_node_is_shown_in_its_column_or_in_the_message(width: int, shown_in_message: bool) -> None:
+    text = "\n".join(shown(width))
+    assert ("running on" in text) is shown_in_message
+    assert "gpu-node-13" in text
+
+
 def test_name_shows_the_namespace_unless_it_is_the_demos_own() -> None:
     names = [demo_view.workload_row(each, "demo")["name"] for each in WORKLOADS]
     assert names == ["my-model", "claimed-model", "default/nightly-embeddings"]

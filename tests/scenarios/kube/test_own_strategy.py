@@ -73,6 +73,14 @@ def test_broken_package_is_named_when_a_process_starts(package: Path, operator_c
         assert "Traceback" not in done.stderr
 
 
+def test_unknown_default_strategy_ends_the_scheduler(operator_cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("strategy: coolRacks\n")
+    config = f"--config={tmp_path / 'settings.yaml'}"
+    done = command("scheduler", config, KUBECONFIG=str(operator_cluster.kubeconfig))
+    assert done.returncode == 1
+    assert "unknown strategy 'coolRacks'; known: binPack" in done.stderr
+
+
 def command(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [OURS, *words], env={**os.environ, **env}, capture_output=True, text=True, timeout=60
