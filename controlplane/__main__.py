@@ -1,10 +1,12 @@
 """Command line of the toolbox and the cluster: `python -m controlplane build` and `… up`, called by make."""
 
 import argparse
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from controlplane import nodes, toolbox
 from controlplane.cluster import OPTIONAL, Cluster
@@ -46,8 +48,9 @@ def _count(word: str) -> int:
 
 
 def build(tools: Sequence[str]) -> None:
-    for name, path in toolbox.Toolbox().get(*tools).items():
-        print(f"{name}: {path}")
+    found = toolbox.Toolbox().get(*tools)
+    folder = os.path.commonpath([path.parent for path in found.values()])
+    print(f"{len(found)} binaries of the control plane are ready in {folder}")
 
 
 def up(count: int, gpus: int) -> None:
@@ -59,19 +62,26 @@ def up(count: int, gpus: int) -> None:
     _print("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok …")
     with Cluster.start(parts=OPTIONAL) as cluster:
         _print(f"creating {count} nodes with {gpus} GPUs each …")
-        cluster.gpu_nodes(count, gpus=gpus)
+        # As in a server with two groups of linked GPUs, so that the examples with a bandwidth find some.
+        cluster.gpu_nodes(count, gpus=gpus, islands=(range(gpus // 2), range(gpus // 2, gpus)))
         _print(f"ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all\n")
         print(cluster.kubectl("get", "nodes", "-L", "nvidia.com/gpu.product,nvidia.com/gpu.count"))
-        print(
-            HINTS.format(
-                kubeconfig=cluster.kubeconfig, kubectl=cluster.tools["kubectl"], run_for=nodes.RUN_FOR
-            )
-        )
+        print(_hints(cluster))
         try:
             _wait_for_a_part_to_end(cluster)
         except KeyboardInterrupt:
             _print("stopping …")
     _print("stopped; nothing is left behind")
+
+
+def _hints(cluster: Cluster) -> str:
+    return HINTS.format(
+        kubeconfig=cluster.kubeconfig,
+        kubectl=cluster.tools["kubectl"],
+        run_for=nodes.RUN_FOR,
+        root=Path(__file__).parents[1],
+        ours=Path(sys.executable).with_name("gpu-orchestrator"),
+    )
 
 
 HINTS = """\
@@ -81,9 +91,17 @@ In another terminal:
   alias kubectl={kubectl}
   kubectl get nodes
   kubectl create job hello --image=busybox -- true
-  kubectl get jobs,pods --watch
+  kubectl get jobs,pods
 
-Pods run on simulated nodes: a Job's pod for one second, or as long as its annotation {run_for} says.
+The nodes are simulated (kwok) and run no containers: a Job's pod ends after one second, or after the time
+in its annotation {run_for}, and a Deployment only pretends to run. So run the operator and the
+gpu-scheduler yourself, each in a terminal of its own:
+
+  {kubectl} --kubeconfig {kubeconfig} apply -k {root}/config/local
+  {ours} operator --kubeconfig {kubeconfig} --metrics-bind-address 0 --health-probe-bind-address 0
+  {ours} scheduler --kubeconfig {kubeconfig} --metrics-bind-address 0 --health-probe-bind-address 0
+
+and give them work: kubectl apply -f {root}/examples/gpuworkload-sample.yaml; kubectl get gpuw -o wide
 Ctrl-C ends the cluster and leaves nothing behind.
 """
 

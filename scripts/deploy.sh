@@ -52,6 +52,18 @@ fi
 manifests config/crd | kubectl apply --server-side --force-conflicts -f -
 kubectl wait --for=condition=Established --timeout=60s crd/gpuworkloads.gpu.warp.dev
 manifests config/default | kubectl apply --server-side --force-conflicts -f -
+# Simulated nodes (kwok, as in `make cluster`) show pods as Running and run nothing.
+simulated() {
+  local kinds
+  kinds=$(kubectl get nodes -o jsonpath='{range .items[*]}{.metadata.annotations.kwok\.x-k8s\.io/node}{"\n"}{end}')
+  [[ $kinds ]] && ! grep -qv . <<<"$kinds"
+}
+
+if simulated; then
+  echo "deploy: namespace $namespace has all that the operator needs, but the nodes of this cluster are simulated (kwok)"
+  echo "deploy: and run no containers: its pods only pretend to run. Run it yourself: gpu-orchestrator operator"
+  exit 0
+fi
 if [[ $wait ]]; then
   kubectl rollout status "deployment/gpu-orchestrator-controller-manager" -n "$namespace" --timeout=180s ||
     die "the operator did not become ready; look at: kubectl get pods,events -n $namespace"

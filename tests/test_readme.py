@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,12 @@ import pytest
 
 from controlplane.cluster import free_port
 from tests.cli.test_server import lines_until
+from tests.support import documents
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.real
 
-BLOCKS = re.findall(
-    r"<!-- run by tests/test_readme\.py -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-)
+BLOCKS = [block.code for block in documents.run_by("tests/test_readme.py", "README.md")]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The CRDs are made from the types, equal those in config/crd, and describe every field."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -8,7 +9,9 @@ import pytest
 from gpu_orchestrator.api import crds, reference, schema
 from gpu_orchestrator.api.crds import Kind
 from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.gpuworkload import STRATEGY, GPUWorkload
+from gpu_orchestrator.apps.manager.fleet import strategies
+from gpu_orchestrator.policies.registry import STRATEGIES
 from tests.support.paths import ROOT
 
 each_kind = pytest.mark.parametrize("kind", crds.KINDS, ids=lambda kind: kind.resource.kind)
@@ -41,6 +44,15 @@ def rules(part: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any
     here = [(path, rule) for rule in part.get("x-kubernetes-validations", [])]
     below = [rules(inner, f"{path}.{name}") for name, inner in part.get("properties", {}).items()]
     return here + [found for each in below for found in each]
+
+
+def test_description_of_the_strategy_names_every_built_in_one() -> None:
+    """The field is open for strategies of packages, so its description is where users read the names."""
+    words = dict(schema.described(crds.object_schema(GPUWorkload)))[".spec.schedulingStrategy"]
+    listed = re.findall(r"(?:: |, )(\w+) (?:takes|any|one|the)", words)
+    assert set(listed) == set(STRATEGIES)
+    assert set(STRATEGIES) <= set(strategies.registry("balanced").strategies)
+    assert [name for name in STRATEGIES if not re.fullmatch(STRATEGY, name)] == []
 
 
 def test_default_that_means_absence_is_not_written() -> None:
@@ -82,7 +94,7 @@ def test_decoding_applies_the_defaults() -> None:
     [
         ('{"modelName": "", "gpuCount": 1}', "modelName"),
         ('{"modelName": "m", "gpuCount": 9}', "gpuCount"),
-        ('{"modelName": "m", "gpuCount": 1, "schedulingStrategy": "leastload"}', "schedulingStrategy"),
+        ('{"modelName": "m", "gpuCount": 1, "schedulingStrategy": "least loaded"}', "schedulingStrategy"),
         ('{"modelName": "m", "gpuCount": 1, "retryPolicy": {"maxRetries": 11}}', "retryPolicy.maxRetries"),
     ],
 )

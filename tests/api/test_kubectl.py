@@ -1,12 +1,17 @@
 """What a person sees with kubectl: install, apply the examples, get, explain, and be refused."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import yaml
 
 from controlplane.cluster import Cluster
 from controlplane.errors import ClusterError
+from gpu_orchestrator.api import crds
+from tests.conftest import NewCluster
 from tests.support.paths import ROOT
+from tests.support.scheduler_stage import until
 
 EXAMPLES = str(ROOT / "examples")
 
@@ -30,13 +35,13 @@ def test_install(cluster: Cluster) -> None:
 
 def test_columns(kinds: Cluster, applied: str) -> None:
     assert heads(kinds, applied, "gpuw") == ["NAME", "MODEL", "GPUS", "PHASE", "NODE", "AGE"]
-    assert heads(kinds, applied, "gclaim") == ["NAME", "REQ", "POLICY", "TOPOLOGY", "ALLOCATED"]
+    assert heads(kinds, applied, "gclaim") == ["NAME", "REQ", "POLICY", "TOPOLOGY", "ALLOCATED", "PHASE"]
     assert heads(kinds, applied, "gns") == ["NAME", "NODE", "DEVICES"]
 
 
 def test_wide_columns(kinds: Cluster, applied: str) -> None:
     wide = heads(kinds, applied, "gpuw", "-o", "wide")
-    assert wide[-4:] == ["STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
+    assert wide[-5:] == ["DEVICES", "STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
     wide = heads(kinds, applied, "gns", "-o", "wide")
     assert wide[-4:] == ["HEALTHY", "IN USE", "MODEL", "DRIVER"]
 
@@ -55,15 +60,61 @@ def test_values_in_the_columns(kinds: Cluster, applied: str) -> None:
     assert row(kinds, applied, "gclaim/two-connected-gpus")[1:] == ["2", "contiguous", "Required"]
     kinds.kubectl(
         "patch", "gpuw/my-model", "-n", applied, "--subresource=status", "--type=merge",
-        "-p", '{"status": {"phase": "Running", "assignedNode": "node-a"}}',
+        "-p", '{"status": {"phase": "Running", "assignedNode": "node-a", "allocated": "node-a:0,1"}}',
     )  # fmt: skip
     assert row(kinds, applied, "gpuw/my-model")[1:5] == ["llama2", "2", "Running", "node-a"]
+    assert row(kinds, applied, "gpuw/my-model", "-o", "wide")[6] == "node-a:0,1"
 
 
 def test_explain(kinds: Cluster) -> None:
     said = kinds.kubectl("explain", "gpuworkload.spec.retryPolicy")
     assert "maxRetries\t<integer>\n    Tries after which the workload is Failed." in said
     assert "backoffSeconds\t<integer>\n    Wait before the first new try" in said
+
+
+def test_definitions_with_a_closed_list_of_strategies_are_upgraded(new_cluster: NewCluster) -> None:
+    """Earlier releases accepted the built-in names only. Objects and defaults survive the upgrade."""
+    cluster = new_cluster()
+    (kind,) = (each for each in crds.KINDS if each.short_name == "gpuw")
+    earlier = crds.definition(kind)
+    field = spec_of(earlier)["schedulingStrategy"]
+    for bound in ("pattern", "minLength", "maxLength"):
+        del field[bound]
+    field["enum"] = ["leastLoaded", "random", "costOptimized", "binPack", "leastFragmenting", "topology"]
+    cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(earlier))
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/gpuworkloads.gpu.warp.dev")
+    cluster.kubectl("apply", "-f", f"{EXAMPLES}/gpuworkload-sample.yaml")
+    with pytest.raises(ClusterError, match="Unsupported value"):
+        set_strategy(cluster, "coolRacks")
+    cluster.kubectl("apply", "-k", str(ROOT / "config/crd"))
+    until(lambda: is_set(cluster, "coolRacks"), "the new definition is in force")
+    cluster.kubectl("apply", "-f", f"{EXAMPLES}/gpuworkload-claimed.yaml")
+    shown = cluster.kubectl("get", "gpuw", "-o", "jsonpath={.items[*].spec.schedulingStrategy}")
+    assert shown.split() == ["random", "topology", "costOptimized", "coolRacks"]
+    small = {"apiVersion": kind.resource.api_version, "kind": "GPUWorkload", "metadata": {"name": "small"}}
+    cluster.kubectl(
+        "apply", "-f", "-", stdin=yaml.safe_dump({**small, "spec": {"modelName": "m", "gpuCount": 1}})
+    )
+    shown = cluster.kubectl("get", "gpuw/small", "-o", "jsonpath={.spec.schedulingStrategy}")
+    assert shown == "leastLoaded"
+
+
+def spec_of(definition: dict[str, Any]) -> dict[str, Any]:
+    whole = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    fields: dict[str, Any] = whole["properties"]["spec"]["properties"]
+    return fields
+
+
+def set_strategy(cluster: Cluster, name: str) -> str:
+    body = f'{{"spec": {{"schedulingStrategy": "{name}"}}}}'
+    return cluster.kubectl("patch", "gpuw/my-model", "--type=merge", "-p", body)
+
+
+def is_set(cluster: Cluster, strategy: str) -> bool:
+    try:
+        return bool(set_strategy(cluster, strategy))
+    except ClusterError:
+        return False
 
 
 def test_refusal_names_the_field(kinds: Cluster, applied: str) -> None:

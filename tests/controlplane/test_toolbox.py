@@ -1,6 +1,8 @@
 """The toolbox on a real Go toolchain and a module small enough to build in a second."""
 
+import io
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -146,6 +148,31 @@ def test_wheel_is_used_if_go_is_too_old(folder: Path, monkeypatch: pytest.Monkey
     go_that(folder, monkeypatch, "echo go1.20.1")
     assert output_of(toy(folder).get("hello")["hello"]) == "hello"
     assert [path.name for path in (folder / "cache").glob("go-*")]
+
+
+def test_each_message_has_a_line_of_its_own_on_a_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A progress line is overwritten by the next one; every other message ends its line."""
+    go_that(folder, monkeypatch, "echo go1.20.1")
+    main, terminal = pty.openpty()
+    with os.fdopen(main, "rb", buffering=0) as screen:
+        command = [sys.executable, "-c", RUN, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal) as process:
+            os.close(terminal)
+            seen = b"".join(iter(lambda: read(screen), b"")).decode()
+        assert process.returncode == 0, seen
+    lines = [line.rpartition("\r\x1b[K")[2] for line in seen.split("\r\n") if line]
+    assert [line.count("toolbox: ") for line in lines] == [1] * len(lines)
+    assert any(line.startswith("toolbox: getting the Go toolchain as a wheel") for line in lines)
+    assert any(line.startswith("toolbox: building hello") for line in lines)
+
+
+def read(screen: io.RawIOBase) -> bytes:
+    try:
+        return screen.read(4096) or b""
+    except OSError:  # the last writer has closed the terminal
+        return b""
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from controlplane import watchdog
+from tests.support.scheduler_stage import until
 
 UP = [sys.executable, "-m", "controlplane", "up", "--nodes", "2", "--gpus", "4"]
 
@@ -36,6 +37,7 @@ def test_printed_commands_work_and_ctrl_c_ends_the_cluster(up: "subprocess.Popen
         [kubectl, "--kubeconfig", kubeconfig, "get", "nodes"], capture_output=True, text=True
     )
     assert len(re.findall(r"gpu-node-\d +Ready", listed.stdout)) == 2, listed
+    run_ours(printed, kubectl, kubeconfig)
 
     mark = _mark_of_a_child(up.pid)
     up.send_signal(signal.SIGINT)
@@ -44,6 +46,37 @@ def test_printed_commands_work_and_ctrl_c_ends_the_cluster(up: "subprocess.Popen
     assert "nothing is left behind" in rest
     assert not watchdog.marked(mark)
     assert not Path(kubeconfig).parent.exists()
+
+
+def run_ours(printed: str, kubectl: str, kubeconfig: str) -> None:
+    """Run the printed commands for operator and scheduler, and check that both take the lead."""
+    install, *processes = re.findall(r"^  (/.*(?:config/local|--kubeconfig .* 0))$", printed, re.MULTILINE)
+    subprocess.run(install.split(), check=True, capture_output=True)
+    started = [subprocess.Popen(each.split(), stderr=subprocess.DEVNULL) for each in processes]
+    try:
+        leases = [
+            kubectl,
+            "--kubeconfig",
+            kubeconfig,
+            "get",
+            "leases",
+            "-n",
+            "gpu-orchestrator-system",
+            "-o",
+            "name",
+        ]
+        names = ("gpu-orchestrator.gpu.warp.dev", "gpu-scheduler.gpu.scheduling")
+        wanted = {f"lease.coordination.k8s.io/{name}" for name in names}
+        until(lambda: wanted <= set(output(leases).split()), "both processes lead")
+    finally:
+        for each in started:
+            each.terminate()
+            each.wait(30)
+    assert [each.returncode for each in started] == [0, 0]
+
+
+def output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout
 
 
 def test_invalid_count_is_reported() -> None:

@@ -34,6 +34,13 @@ def refused(asked: Request, to: Cluster) -> Refusal:
         pytest.param({}, {"schedulable": False}, {}, "1 is cordoned", id="cordoned"),
         pytest.param({}, {"barred": "are draining"}, {}, "1 is draining", id="barred"),
         pytest.param(
+            {"vendor": "amd"},
+            {"barred": "are draining"},
+            {"vendor": "amd"},
+            "1 has no amd GPU",
+            id="barred, but waiting would not help either",
+        ),
+        pytest.param(
             {}, {"taints": [Taint("gpu", "no")]}, {}, "1 has the taint gpu=no:NoSchedule", id="tainted"
         ),
         pytest.param(

@@ -28,13 +28,14 @@ def test_empty_names_mean_the_defaults() -> None:
             "leastload",
             "",
             "unknown strategy 'leastload'; did you mean 'leastLoaded'? "
-            "known: binPack, costOptimized, leastLoaded, random, topology",
+            "known: binPack, costOptimized, leastFragmenting, leastLoaded, random, topology",
             id="nearly right",
         ),
         pytest.param(
             "fastest",
             "",
-            "unknown strategy 'fastest'; known: binPack, costOptimized, leastLoaded, random, topology",
+            "unknown strategy 'fastest'; "
+            "known: binPack, costOptimized, leastFragmenting, leastLoaded, random, topology",
             id="not at all",
         ),
         pytest.param(
@@ -74,6 +75,14 @@ def test_plugin_strategy_is_used_by_its_name() -> None:
 def test_bad_plugin_error_names_it(name: str, plugin: object, message: str) -> None:
     with pytest.raises(BadPlugin, match=message):
         Registry().with_plugins([(name, lambda: plugin)])
+
+
+def test_plugin_that_cannot_be_imported_is_an_error_that_names_it() -> None:
+    def load() -> object:
+        raise ModuleNotFoundError("No module named 'cool_racks'")
+
+    with pytest.raises(BadPlugin, match="'coolRacks' cannot be loaded: ModuleNotFoundError: No module named"):
+        Registry().with_plugins([("coolRacks", load)])
 
 
 def test_non_finite_opinion_is_an_error_that_names_the_strategy() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -166,6 +167,90 @@ def test_cost_optimized_takes_cheap_nodes_first(where: Cluster, asked: Request, 
 )
 def test_bin_pack_fills_used_nodes_first(where: Cluster, asked: Request, best: str) -> None:
     assert chosen("binPack", where, asked) == best
+
+
+def free_of_eight(**free: int) -> Cluster:
+    """Nodes of eight GPUs each, with this number of free ones."""
+    held = [whole(f"on-{name}", name, *range(8 - count)) for name, count in free.items() if count < 8]
+    return cluster(*(node(name, 8) for name in free), held=held)
+
+
+@pytest.mark.parametrize(
+    ("where", "asked", "best"),
+    [
+        pytest.param(free_of_eight(a=8, b=3), request("pod"), "b", id="no whole node is broken up"),
+        pytest.param(free_of_eight(a=2, b=5), request("pod"), "b", id="five become four, a useful rest"),
+        pytest.param(free_of_eight(a=4, b=6), request("pod", 2), "b", id="six become four"),
+        pytest.param(free_of_eight(a=8, b=5, c=4), request("pod", 4), "c", id="four are used up"),
+        pytest.param(free_of_eight(a=7, b=3), request("pod"), "b", id="equal: the fuller node"),
+        pytest.param(
+            cluster(node("a", 8), node("b", 4)), request("pod", 4), "b", id="a small node before a large one"
+        ),
+        pytest.param(
+            cluster(
+                node("a", 8, links=two_islands()),
+                node("b", 8, links=two_islands()),
+                held=[whole("p", "a", 0, 4), whole("q", "b", 0, 1)],
+            ),
+            request("pod", 2),
+            "b",
+            id="equal: fewer islands are broken up",
+        ),
+        pytest.param(
+            cluster(node("a", 2), node("b", 2), held=[shared("p", "b", 0, milli=500)]),
+            request("pod", share=500),
+            "b",
+            id="a share goes where one is already",
+        ),
+        pytest.param(
+            cluster(
+                node("a", 2),
+                node("b", 2),
+                held=[shared("p", "a", 0, milli=500), shared("q", "b", 0, milli=700)],
+            ),
+            request("pod", share=300),
+            "b",
+            id="a share where it leaves nothing over",
+        ),
+        pytest.param(
+            cluster(node("a", 4, resources={"cpu": 8}), node("b", 0, resources={"cpu": 8})),
+            request("pod", 0, resources={"cpu": 1}),
+            "b",
+            id="without GPUs: not on a GPU node",
+        ),
+    ],
+)
+def test_least_fragmenting_keeps_the_rest_useful(where: Cluster, asked: Request, best: str) -> None:
+    assert chosen("leastFragmenting", where, asked, "packed") == best
+
+
+@pytest.mark.parametrize("other", ["leastLoaded", "random", "binPack", "topology"])
+def test_least_fragmenting_keeps_more_free_gpus_usable(other: str) -> None:
+    assert usable_part("leastFragmenting") > usable_part(other)
+
+
+@cache
+def usable_part(strategy: str) -> float:
+    """Let requests come and go on a cluster that is nine tenths full. Return which part of the free GPUs
+    requests of 1, 2, 4 and 8 could use, on average."""
+    names = [f"n{number}" for number in range(10)]
+    where, rng, policy = (
+        cluster(*(node(name, 8) for name in names)),
+        random.Random(5),
+        REGISTRY.policy(strategy),
+    )
+    running: list[Placement] = []
+    parts = []
+    for number in range(500):
+        while sum(len(each.devices) for each in running) > 72:
+            where.release(running.pop(rng.randrange(len(running))))
+        said = decide(request(f"p{number}", rng.choice((1, 1, 2, 2, 4))), where, policy, rng)
+        if isinstance(said, Placement):
+            where.place(said)
+            running.append(said)
+        free = [where.free_gpus(name) for name in names]
+        parts += [sum(each - each % gpus for each in free) / sum(free) for gpus in (1, 2, 4, 8) if sum(free)]
+    return sum(parts) / len(parts)
 
 
 @pytest.mark.parametrize(

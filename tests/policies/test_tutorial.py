@@ -14,40 +14,35 @@ from tests.support.paths import ROOT
 TUTORIAL = ROOT / "docs/tutorials/your-own-strategy.md"
 
 
-@pytest.fixture
-def blocks() -> dict[str, list[str]]:
-    """Code of the tutorial, by language, in order."""
-    found: dict[str, list[str]] = {}
-    for language, code in re.findall(r"```(\w+)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL):
-        found.setdefault(language, []).append(code)
-    return found
+def code(language: str) -> list[str]:
+    """Return the blocks of the tutorial in this language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
 
 
-def test_the_tutorial_works_end_to_end(
-    blocks: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strategy, discovery, trial = blocks["python"]
-    _install(tmp_path, strategy, blocks["toml"][0])
+def test_the_tutorial_works_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, discovery, trial = code("python")
+    install_the_package(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cool_racks", raising=False)
     names: dict[str, object] = {}
     exec(discovery, names)
     with redirect_stdout(out := io.StringIO()):
         exec(trial, names)
-    assert out.getvalue() == blocks["text"][0]
+    assert out.getvalue() == code("text")[0]
 
 
-def test_the_strategy_is_ten_lines(blocks: dict[str, list[str]]) -> None:
-    code = [line for line in blocks["python"][0].splitlines() if line and not line.startswith("#")]
-    assert len(code) <= 10
+def test_the_strategy_is_ten_lines() -> None:
+    lines = [line for line in code("python")[0].splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 10
 
 
 def test_strategy_is_unknown_without_the_package() -> None:
     assert "coolRacks" not in {entry.name for entry in entry_points(group="gpu_orchestrator.strategies")}
 
 
-def _install(folder: Path, module: str, metadata: str) -> None:
-    """What pip leaves behind: the module, and a dist-info folder with the entry points."""
+def install_the_package(folder: Path) -> None:
+    """Leave behind what pip would: the module, and a dist-info folder with the entry points."""
+    module, metadata = code("python")[0], code("toml")[0]
     (folder / "cool_racks.py").write_text(module)
     info = folder / "cool_racks-1.0.dist-info"
     info.mkdir()

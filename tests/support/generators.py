@@ -26,7 +26,7 @@ from gpu_orchestrator.core.request import (
 )
 
 NAMES = ("a", "b", "c", "d")
-STRATEGIES = ("leastLoaded", "random", "costOptimized", "binPack", "topology")
+STRATEGIES = ("leastLoaded", "random", "costOptimized", "binPack", "leastFragmenting", "topology")
 ALLOCATORS = ("contiguous", "spread", "preferIds", "packed")
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
+from gpu_orchestrator.api.job import EndedPod
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import WHOLE, Device
@@ -111,12 +112,19 @@ def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
     }
 
 
-def given(pod: Pod) -> tuple[int, ...]:
+def given(pod: Pod | EndedPod) -> tuple[int, ...]:
     """Return the devices in a bound pod's annotation; none if the annotation names another node."""
     node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
     if not node or node != pod.spec.node_name:
         return ()
     return tuple(int(each) for each in ids.split(",") if each.isdecimal())
+
+
+def uuids(pod: Pod | EndedPod) -> tuple[str, ...]:
+    """Return the UUIDs of a bound pod's devices, in the order of `given`; none if they are not known."""
+    ids = tuple(map(str, given(pod)))
+    named = tuple(pod.metadata.annotations.get(names.VISIBLE_DEVICES, "").split(","))
+    return named if len(named) == len(ids) and named != ids else ()
 
 
 def held(pod: Pod, spec: GpuClaimSpec | None) -> Placement | None:

@@ -12,10 +12,9 @@ from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, moment, numbe
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 Priority: TypeAlias = Literal["low", "normal", "high"]
-Strategy: TypeAlias = Literal[
-    "leastLoaded", "random", "costOptimized", "binPack", "leastFragmenting", "topology"
-]
 Phase: TypeAlias = Literal["Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded"]
+
+STRATEGY = r"^[A-Za-z][-A-Za-z0-9_.]*$"
 
 # Condition types.
 SCHEDULED = "Scheduled"
@@ -25,6 +24,8 @@ COMPLETE = "Complete"
 # Phases in which a Job made from the spec runs, or has run for the last time.
 SETTLED: tuple[Phase, ...] = ("Scheduled", "Running", "Failed", "Succeeded")
 FINAL: tuple[Phase, ...] = ("Failed", "Succeeded")
+
+MOST_INDEX = 1023
 
 
 class RetryPolicy(Wire, frozen=True, gc=False):
@@ -63,11 +64,15 @@ class GPUWorkloadSpec(Wire, frozen=True, gc=False):
         Priority, about("Which PriorityClass the pods get: gpu-low, gpu-normal or gpu-high.")
     ] = "normal"
     scheduling_strategy: Annotated[
-        Strategy,
-        about(
+        str,
+        text(
             "How a node is chosen: leastLoaded takes the one with most free GPUs, random any that fits, "
             "costOptimized one labelled as cheap, binPack the fullest that fits, leastFragmenting the one "
-            "whose rest stays most useful, topology the one whose devices talk fastest."
+            "whose rest stays most useful, topology the one whose devices talk fastest. Installed packages "
+            "may add others; the status of a workload with an unknown one lists those that are known.",
+            1,
+            63,
+            STRATEGY,
         ),
     ] = "leastLoaded"
     retry_policy: RetryPolicy = RetryPolicy()
@@ -81,6 +86,14 @@ class GPUWorkloadSpec(Wire, frozen=True, gc=False):
     max_runtime_seconds: (
         Annotated[int, number("Seconds after which the workload is stopped and Failed.", 1, INT32)] | None
     ) = None
+
+
+class AssignedDevice(Wire, frozen=True, gc=False):
+    """A GPU that the workload has, or had when it ended."""
+
+    index: Annotated[int, number("Number of the device on its node.", 0, MOST_INDEX)]
+    uuid: Annotated[str, text("UUID of the device, if it is known.", 0, 253)] = ""
+    model: Annotated[str, text("Model of the device, if it is known.", 0, 253)] = ""
 
 
 class GPUWorkloadStatus(Wire, frozen=True, gc=False):
@@ -100,6 +113,14 @@ class GPUWorkloadStatus(Wire, frozen=True, gc=False):
     assigned_nodes: Annotated[
         list[Annotated[str, text("A node.")]], about("Nodes of a gang, by replica.", at_most=512)
     ] = []
+    devices: Annotated[
+        list[AssignedDevice],
+        about(
+            "GPUs that it has. Empty if a device plugin chose them, since it tells only the kubelet.",
+            at_most=64,
+        ),
+    ] = []
+    allocated: Annotated[str, text("Node and device numbers in one line, such as node-a:0,1.")] = ""
     job_name: Annotated[str, text("Job that runs it.")] = ""
     last_schedule_time: Annotated[str, moment("When a place was last sought.")] = ""
     retry_count: Annotated[int, number("Tries that have failed.", 0, INT32)] = 0

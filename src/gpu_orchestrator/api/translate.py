@@ -68,6 +68,13 @@ def gpu_resource(seen: WireNode) -> str:
     return next((name for name in names.GPU_RESOURCES if quantity.whole(given.get(name, "0"))), "")
 
 
+def model(seen: WireNode) -> str:
+    """Return the model of the node's GPUs, as a person described them or as its labels say; empty if
+    unknown."""
+    entry = device_entry(seen)
+    return (entry.model if entry else "") or _first(seen.metadata.labels, MODEL_LABELS)
+
+
 def is_ready(seen: WireNode) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in seen.status.conditions)
 

@@ -27,13 +27,13 @@ from gpu_orchestrator.apps.manager.events import signing
 from gpu_orchestrator.apps.manager.fleet import strategies
 from gpu_orchestrator.cli import own_keys
 from gpu_orchestrator.cli.own_keys import Secrets
-from gpu_orchestrator.policies.registry import UnknownPolicy
+from gpu_orchestrator.policies.registry import BadPlugin, UnknownPolicy
 
 CALLBACK_SECRET = "callback-secret"  # noqa: S105 - a file name
 LOG = "manager.log"
 COLLECT = (20_000, 20, 50)
 """Collect less often than by default: our values form no cycles, so there is little to collect."""
-KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy)
+KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy, BadPlugin)
 INTERRUPTED = 130
 
 

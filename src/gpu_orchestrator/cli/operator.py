@@ -13,6 +13,7 @@ from gpu_orchestrator.adapters.serving import BadAddress
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.operator.run import Options, run
 from gpu_orchestrator.cli import log_setup
+from gpu_orchestrator.policies.registry import BadPlugin
 
 
 def operator(
@@ -59,7 +60,7 @@ def operator(
     )
     try:
         uvloop.run(run(options))
-    except* (KubeError, Lost, BadAddress) as group:
+    except* (KubeError, Lost, BadAddress, BadPlugin) as group:
         for error in group.exceptions:
             structlog.get_logger().error("operator ended", error=str(error))
         sys.exit(1)

@@ -112,6 +112,15 @@ class Offers:
         islands."""
         return np.array([each.left_in_islands for each in self.sets])
 
+    @property
+    def begun(self) -> Small:
+        """Wholly free devices that the offer takes, or takes a share of."""
+        if self.shape.exclusive or not self.shape.gpus:
+            return np.full(len(self), self.shape.gpus, np.int32)
+        untouched = some(self.cluster.usage.holders, self.rows) == 0
+        taken = [free[list(each.positions)].sum() for free, each in zip(untouched, self.sets, strict=True)]
+        return np.array(taken, np.int32)
+
     def chosen(self) -> "DeviceSet":
         """Return the devices of the first offer, after a check that the allocator kept the rules."""
         if not self.shape.gpus:

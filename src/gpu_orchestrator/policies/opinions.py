@@ -5,11 +5,21 @@ Strategies weigh them; a weight ten times as large decides before the smaller on
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Floats
+from gpu_orchestrator.core.columns import Floats, Small
+from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.limits import MOST_DEVICES
 from gpu_orchestrator.core.offers import Offers
 
 CHEAP_LABEL = "gpu-orchestrator/cheap-node"
 COST_LABEL = "gpu-orchestrator/hourly-cost"
+
+TYPICAL_GPUS = (1, 2, 4, 8)
+"""How many GPUs requests typically ask for, each of these equally often."""
+LEFT_OVER: Floats = np.array(
+    [sum(free % gpus for gpus in TYPICAL_GPUS) / len(TYPICAL_GPUS) for free in range(MOST_DEVICES + 1)]
+)
+"""By the number of a node's free GPUs: how many of them are left over, on average, when the node is filled
+with typical requests of one size."""
 
 
 def free_gpus(offers: Offers) -> Floats:
@@ -56,6 +66,22 @@ def keeps_islands(offers: Offers) -> Floats:
     if not offers.shape.gpus:
         return np.zeros(len(offers))
     return 1.0 / (1.0 + offers.left_in_islands)
+
+
+def defragments(offers: Offers) -> Floats:
+    """By how many GPUs the offer lowers the fragmentation of its node; negative if it raises it."""
+    shape = offers.shape
+    taken = shape.gpus * (WHOLE if shape.exclusive else shape.milli)
+    after = np.maximum(offers.free_gpus - offers.begun, 0)
+    return _fragmentation(offers.free_gpus, offers.free_milli) - _fragmentation(
+        after, offers.free_milli - taken
+    )
+
+
+def _fragmentation(whole: Small, milli: Small) -> Floats:
+    """GPUs that typical requests leave over, and what is free of devices that are shared already."""
+    fragments: Floats = LEFT_OVER[whole] + (milli - WHOLE * whole) / WHOLE
+    return fragments
 
 
 def _load(offers: Offers) -> Floats:

@@ -1,7 +1,7 @@
 """Strategies and allocators by name. Ours are one line each; packages add theirs as plugins.
 
-Reading installed packages' metadata is IO, so the code that starts a process does that and passes the result:
-`Registry.with_plugins((e.name, e.load) for e in entry_points(group=GROUP))`.
+Reading installed packages' metadata is IO, so `adapters/plugins.py` does that, for every process that
+decides.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,14 @@ from gpu_orchestrator.policies.allocators.contiguous import contiguous
 from gpu_orchestrator.policies.allocators.packed import packed
 from gpu_orchestrator.policies.allocators.prefer_ids import prefer_ids
 from gpu_orchestrator.policies.allocators.spread import spread
-from gpu_orchestrator.policies.strategies import bin_pack, cost_optimized, least_loaded, random, topology
+from gpu_orchestrator.policies.strategies import (
+    bin_pack,
+    cost_optimized,
+    least_fragmenting,
+    least_loaded,
+    random,
+    topology,
+)
 
 T = TypeVar("T")
 
@@ -27,6 +34,7 @@ STRATEGIES: dict[str, Strategy] = {
     "random": random.strategy,
     "costOptimized": cost_optimized.strategy,
     "binPack": bin_pack.strategy,
+    "leastFragmenting": least_fragmenting.strategy,
     "topology": topology.strategy,
 }
 ALLOCATORS: dict[str, Allocator] = {
@@ -84,7 +92,10 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def _loaded(name: str, load: Callable[[], Any]) -> Strategy:
-    strategy = load()
+    try:
+        strategy = load()
+    except Exception as error:  # a package may raise anything while it is imported
+        raise BadPlugin(f"strategy {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(strategy, Strategy):
         raise BadPlugin(f"strategy {name!r} is a {type(strategy).__name__}; it must be a Strategy")
     return strategy

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import timestamps
+from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.job import EndedPod, Job
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.planning.plan import CreateClaim, CreateJob, DeleteJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -39,6 +39,13 @@ def asked(**fields: Any) -> GPUWorkload:
 def refused(owner: GPUWorkload, *, at: float = 0, said: str = REFUSED, retry: int = 0) -> WorkloadSnapshot:
     waiting = pod(unschedulable_since=later(at), said=said)
     return WorkloadSnapshot(owner, (made(owner, retry=retry),), (waiting,))
+
+
+def ended(allocated: str) -> EndedPod:
+    node = allocated.partition(":")[0]
+    annotations = {names.ALLOCATED: allocated}
+    plain = {"metadata": {"name": "p", "annotations": annotations}, "spec": {"nodeName": node}}
+    return msgspec.convert(plain, EndedPod)
 
 
 def shown(plan: Plan) -> tuple[Any, ...]:
@@ -162,6 +169,62 @@ def test_status_follows_the_pod(pods: list[Any], expected: tuple[Any, ...] | Non
         assert words in plan.status.message
 
 
+UUIDS = ("GPU-aaaa", "GPU-bbbb")
+
+
+@pytest.mark.parametrize(
+    ("bound", "devices"),
+    [
+        pytest.param(
+            pod(node="a", given="4,5", uuids=UUIDS),
+            [(4, "GPU-aaaa", "A100"), (5, "GPU-bbbb", "A100")],
+            id="with UUIDs",
+        ),
+        pytest.param(
+            pod(node="a", given="4,5", uuids=("4", "5")),
+            [(4, "", "A100"), (5, "", "A100")],
+            id="without UUIDs",
+        ),
+        pytest.param(pod(node="a", given="99999"), [], id="a number that no device has"),
+        pytest.param(pod(node="a", given=",".join("1" * 65)), [], id="too many"),
+    ],
+)
+def test_devices_are_in_the_status_and_stay_there_to_the_end(bound: Any, devices: list[Any]) -> None:
+    known = asked()
+    snapshot = WorkloadSnapshot(known, (made(known),), (bound,), model="A100")
+    placed = after(snapshot, plan_for(snapshot))
+    assert [(each.index, each.uuid, each.model) for each in placed.status.devices] == devices
+    assert placed.status.allocated == ("a:4,5" if devices else "")
+    ended = WorkloadSnapshot(placed, (made(placed, conditions={"Complete": ""}),))
+    assert after(ended, plan_for(ended)).status.devices == placed.status.devices
+    failed = WorkloadSnapshot(placed, (made(placed, conditions={"Failed": "BackoffLimitExceeded"}),))
+    waiting = after(failed, plan_for(failed)).status
+    assert (waiting.phase, waiting.devices, waiting.allocated) == ("Pending", [], "")
+
+
+def test_devices_are_added_to_a_status_of_an_earlier_release() -> None:
+    known = asked()
+    running = WorkloadSnapshot(known, (made(known),), (pod(node="a", given="0", phase="Running"),))
+    placed = after(running, plan_for(running))
+    earlier = msgspec.structs.replace(placed.status, devices=[], allocated="")
+    old = msgspec.structs.replace(placed, status=earlier)
+    plan = plan_for(WorkloadSnapshot(old, running.jobs, running.pods))
+    assert plan.status == placed.status
+    assert plan.notes == ()
+
+
+def test_refusal_of_the_pod_itself_costs_no_try() -> None:
+    said = "PersistentVolumeClaim team/data does not exist; create it"
+    snapshot = refused(asked(), said=said)
+    plan = plan_for(snapshot)
+    assert shown(plan) == ("Scheduling", "", JOB, 0)
+    assert plan.status
+    assert plan.status.message == f"its pod cannot start on any node: {said}"
+    assert [note.reason for note in plan.notes] == ["FailedScheduling"]
+    told = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs, snapshot.pods)
+    assert plan_for(told, at=later(600)) == Plan()
+
+
 def test_placement_is_reported_once() -> None:
     known = asked()
     snapshot = WorkloadSnapshot(known, (made(known),), (pod(node="a", given="0"),))
@@ -244,9 +307,12 @@ def test_job_created_after_spent_tries_is_found_after_a_crash() -> None:
 
 def test_node_comes_from_the_ended_pod_if_the_run_was_missed() -> None:
     known = asked()
-    snapshot = WorkloadSnapshot(known, (made(known, conditions={"Complete": ""}),), ended_on="b")
+    snapshot = WorkloadSnapshot(known, (made(known, conditions={"Complete": ""}),), ended=ended("b:4,5"))
     plan = plan_for(snapshot)
     assert shown(plan) == ("Succeeded", "b", JOB, 0)
+    assert plan.status
+    assert plan.status.allocated == "b:4,5"
+    assert [each.index for each in plan.status.devices] == [4, 5]
     unknown = plan_for(WorkloadSnapshot(known, snapshot.jobs))
     assert unknown.status
     assert unknown.status.message == f"Job {JOB} succeeded"
@@ -300,7 +366,7 @@ def test_runtime_limit_counts_from_the_pods_start() -> None:
     assert create.manifest["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 60
     known = asked(maxRuntimeSeconds=60)
     failed = made(known, conditions={"Failed": "BackoffLimitExceeded"})
-    plan = plan_for(WorkloadSnapshot(known, (failed,), ended_on="a", overran=True))
+    plan = plan_for(WorkloadSnapshot(known, (failed,), ended=ended("a:0"), overran=True))
     assert shown(plan) == ("Failed", "a", JOB, 0)
     assert plan.status
     assert "ran longer than maxRuntimeSeconds (60) on a" in plan.status.message

@@ -21,7 +21,6 @@ from gpu_orchestrator.apps.operator.planning.plan import (
 from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.policies.registry import Registry
 from tests.support.operator_builders import (
     NOW,
     after,
@@ -244,6 +243,47 @@ def test_unschedulable_pod_costs_a_try_after_ten_seconds() -> None:
     )  # without a further wait
 
 
+NO_VOLUME = (
+    '0/8 nodes are available: persistentvolumeclaim "data" not found. no new claims to deallocate, '
+    "preemption: 0/8 nodes are available: 8 Preemption is not helpful for scheduling."
+)
+
+
+def test_pod_that_fits_on_no_node_gives_its_place_up_and_costs_no_try() -> None:
+    known = scheduled()
+    old = job(known, "a")
+    snapshot = WorkloadSnapshot(known, (old,), (pod(unschedulable_since=NOW, said=NO_VOLUME),))
+    assert plan_for(snapshot, at=later(9)) == Plan(again_at=later(10))
+    plan = plan_for(snapshot, at=later(10))
+    assert plan.actions == (DeleteJob(old),)
+    assert status_of(plan)["phase"] == "Pending"
+    assert status_of(plan)["retries"] == 0
+    assert plan.status
+    words = 'its pod cannot start on any node: persistentvolumeclaim "data" not found'
+    assert plan.status.message == words
+    assert reasons(plan) == ["FailedScheduling"]
+    waiting = WorkloadSnapshot(after(snapshot, plan))
+    assert plan_for(waiting, at=later(39)) == Plan(again_at=later(40))
+    again = plan_for(waiting, gives("a"), at=later(40))
+    assert isinstance(again.actions[0], CreateJob)
+    assert again.status
+    assert again.status.message == f"placed on a, its pod is about to start; before: {words}"
+    assert again.status.retry_count == 0
+
+
+def test_next_try_reports_why_the_last_one_failed() -> None:
+    known = scheduled()
+    snapshot = WorkloadSnapshot(known, (job(known, "a"),), (pod(unschedulable_since=NOW),))
+    refused = plan_for(snapshot, at=later(10))
+    assert refused.notes[-1].text.startswith("try 2 of 3 as soon as a node fits, at the latest in ")
+    placed = plan_for(WorkloadSnapshot(after(snapshot, refused)), gives("b"), at=later(11))
+    assert placed.status
+    assert placed.status.message == (
+        "placed on b, its pod is about to start; "
+        "before: a did not take the pod for 10 s: 0/1 nodes are available"
+    )
+
+
 def test_job_without_pod_is_reported_once() -> None:
     known = scheduled()
     made = job(known, "a", created=NOW)
@@ -283,7 +323,10 @@ def test_refusal_that_can_never_fit_is_reported_as_such() -> None:
         WorkloadSnapshot(workload()), lambda _: Refusal(2, (("have fewer than 4 free GPUs", 2),), never=True)
     )
     assert plan.status
-    assert plan.status.message.endswith("no node of this cluster can ever fit these 4 GPUs")
+    assert plan.status.message == (
+        "0/2 nodes fit: 2 have fewer than 4 free GPUs; "
+        "waiting does not help: no node of this cluster could run it, even if empty"
+    )
 
 
 def test_refusal_during_the_wait_is_free_and_a_place_is_used_at_once() -> None:
@@ -364,15 +407,18 @@ def test_gang_waits_and_is_reported_once() -> None:
     assert plan_for(WorkloadSnapshot(after(snapshot, plan)), never) == Plan()
 
 
-def test_unknown_strategy_waits_and_names_the_known_ones() -> None:
-    def ask(wishes: Sequence[Request]) -> Given:
-        raise AssertionError(Registry(strategies={}).policy_of(wishes[0]))
-
-    plan = plan_for(WorkloadSnapshot(workload(schedulingStrategy="leastFragmenting")), ask)
+@pytest.mark.parametrize("spec", [pytest.param({}, id="plain"), pytest.param({"claim": {}}, id="claimed")])
+def test_unknown_strategy_waits_and_names_the_known_ones(spec: dict[str, Any]) -> None:
+    said = "unknown strategy 'coolRacks'; known: binPack, leastLoaded"
+    snapshot = WorkloadSnapshot(workload(schedulingStrategy="coolRacks", **spec), unknown_strategy=said)
+    plan = plan_for(snapshot, never)
+    assert plan.actions == ()
     assert plan.status
-    assert plan.status.message.startswith("unknown strategy 'leastFragmenting'")
+    assert plan.status.message == plan.notes[0].text == said
     assert status_of(plan)["phase"] == "Pending"
     assert status_of(plan)["retries"] == 0
+    told = WorkloadSnapshot(after(snapshot, plan), unknown_strategy=said)
+    assert plan_for(told, never) == Plan()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,13 @@ def test_example_gets_connected_devices_and_succeeds(site: Site, operator: Opera
     assert pod["spec"]["schedulerName"] == "gpu-scheduler"
     status = site.until("claimed-model", *FINAL)
     assert (status["phase"], status["retryCount"], status["assignedNode"]) == ("Succeeded", 0, node)
-    assert node in site.event("claimed-model", "Scheduled", "4 GPUs of")
+    assert status["allocated"] == pod["metadata"]["annotations"]["gpu.scheduling/allocated"]
+    ids = [int(each) for each in status["allocated"].rpartition(":")[2].split(",")]
+    assert status["devices"] == [{"index": each, "model": "NVIDIA-A100-SXM4-80GB"} for each in ids]
+    wide = site.cluster.kubectl("get", "gpuw", "-n", site.namespace, "-o", "wide")
+    assert status["allocated"] in wide.split()
+    named = f"4 GPUs of {node} (devices {','.join(map(str, ids))}), chosen by topology"
+    assert site.event("claimed-model", "Scheduled") == named
     site.event("claimed-model", "JobSucceeded")
     assert {reason for reason, _ in site.events("claimed-model")} == {
         "Scheduled",
@@ -170,7 +176,7 @@ def test_plain_and_claimed_workloads_use_different_nodes(site: Site) -> None:
     assert site.until("plain", "Running")["assignedNode"] == second
     site.create("late", gpus=3)
     message = site.until("late", "Pending")["message"]
-    assert "1 has pods with claimed devices, which a device plugin does not know of" in message
+    assert "1 has GPUs claimed through the gpu-scheduler, which plain workloads keep away from" in message
     site.create("other", claim={"selector": {"matchLabels": {"kubernetes.io/hostname": second}}})
     assert "device plugin" in site.until("other", "Pending")["message"]
 

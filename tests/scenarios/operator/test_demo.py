@@ -40,8 +40,19 @@ def test_samples_succeed_and_ctrl_c_leaves_nothing(demo: "subprocess.Popen[str]"
     too_late.cancel()
     assert sum(": Running: " in each for each in seen) == 4, seen
     assert any(each.startswith("claimed-model: Running: running on claim-node-0 (devices ") for each in seen)
-    kubeconfig = next(each.partition("=")[2] for each in seen if each.startswith("export KUBECONFIG="))
+    kubeconfig, kubectl = (
+        next(each.partition("=")[2] for each in seen if each.startswith(start))
+        for start in ("export KUBECONFIG=", "alias kubectl=")
+    )
     assert Path(kubeconfig).exists()
+    apply = next(each.split()[1:] for each in seen if each.startswith("kubectl apply -f "))
+    command = [kubectl, "--kubeconfig", kubeconfig, *apply]
+    applied = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "gpuworkload.gpu.warp.dev/my-model created" in applied  # beside the demo's own sample of that name
+    too_late = threading.Timer(PATIENCE_S, demo.kill)
+    too_late.start()
+    assert any("default/my-model: Succeeded: " in line for line in demo.stdout)
+    too_late.cancel()
     demo.send_signal(signal.SIGINT)
     assert demo.wait(60) == 0
     assert not Path(kubeconfig).parent.exists()

@@ -8,10 +8,11 @@ import pytest
 
 from controlplane.cluster import OPTIONAL, Cluster
 from tests.conftest import NewCluster
-from tests.support.operator_process import SYSTEM
+from tests.support.operator_process import SYSTEM, eventually
 from tests.support.paths import ROOT
 
 Done = subprocess.CompletedProcess[str]
+RUNNING = "--field-selector=status.phase=Running"
 
 
 def script(name: str, *words: str, cluster: Cluster | None = None, path: str = "") -> Done:
@@ -41,6 +42,10 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
     for _ in range(2):
         done = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
         assert done.returncode == 0, done.stderr
+    assert "the nodes of this cluster are simulated (kwok)" in done.stdout
+    assert "Run it yourself: gpu-orchestrator operator" in done.stdout
+    assert "is installed" not in done.stdout
+    eventually(lambda: count(cluster, "pods", "-n", SYSTEM, RUNNING) == 2, "both pods seem to run")
     pods = cluster.kubectl(
         "get",
         "pods",
@@ -63,6 +68,13 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
     assert count(cluster, "crd") == 0
     assert count(cluster, "ns", SYSTEM) == 0
     assert "gpu-orchestrator" not in cluster.kubectl("get", "clusterroles,clusterrolebindings")
+
+
+def test_deploy_waits_for_the_operator_on_nodes_that_run_containers(new_cluster: NewCluster) -> None:
+    """No node is simulated here, so the script waits for the operator; `--no-wait` leaves that out."""
+    done = script("deploy.sh", "--no-wait", cluster=new_cluster())
+    assert done.returncode == 0, done.stderr
+    assert f"the operator is installed in namespace {SYSTEM}" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["deploy.sh", "uninstall.sh"])

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from controlplane.api import ApiError
+from gpu_orchestrator.policies.registry import STRATEGIES
 from tests.support.operator_process import FINAL, WORKLOADS, Operator, Site, eventually
 from tests.support.paths import ROOT
 
@@ -56,7 +57,7 @@ def test_kubectl_shows_columns_and_events(site: Site) -> None:
     assert table[0].split() == ["NAME", "MODEL", "GPUS", "PHASE", "NODE", "AGE"]
     assert table[1].split()[:4] == ["bert", "google/BERT-large", "2", "Succeeded"]
     wide = site.cluster.kubectl("get", "gpuw", "-n", site.namespace, "-o", "wide").splitlines()
-    assert wide[0].split()[6:] == ["STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
+    assert wide[0].split()[6:] == ["DEVICES", "STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
     assert wide[1].split()[6:9] == ["leastLoaded", "high", "0"]
     site.event("bert", "JobSucceeded")
     described = site.cluster.kubectl("describe", "gpuw", "bert", "-n", site.namespace)
@@ -128,7 +129,7 @@ def test_unschedulable_workload_fails_after_its_retries(site: Site) -> None:
     site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
     status = site.until("big", "Failed")
     assert status["retryCount"] == 2
-    assert "no node of this cluster can ever fit these 8 GPUs" in status["message"]
+    assert "waiting does not help: no node of this cluster could run it, even if empty" in status["message"]
     assert ("False", "MaxRetriesExceeded") in {(c["status"], c["reason"]) for c in status["conditions"]}
     site.event("big", "MaxRetriesExceeded")
     site.event("big", "Retrying", "try 2 of 2")
@@ -237,7 +238,7 @@ def test_invalid_template_is_reported(site: Site) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        pytest.param({"schedulingStrategy": "leastload"}, "schedulingStrategy", id="strategy"),
+        pytest.param({"schedulingStrategy": "least loaded"}, "schedulingStrategy", id="strategy"),
         pytest.param({"gpuCount": 9}, "gpuCount", id="too many GPUs"),
         pytest.param({"modelName": ""}, "modelName", id="no model"),
         pytest.param({"retryPolicy": {"maxRetries": 11}}, "maxRetries", id="too many tries"),
@@ -247,6 +248,60 @@ def test_invalid_spec_is_refused_by_the_api_server(site: Site, spec: dict[str, o
     with pytest.raises(ApiError) as refused:
         site.create("bad", **{"gpus": 1, **spec})  # type: ignore[arg-type]
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_built_in_strategy_places_a_workload(site: Site, strategy: str) -> None:
+    site.nodes(1)
+    site.create("any", run_for="100ms", schedulingStrategy=strategy)
+    assert site.until("any", *FINAL)["phase"] == "Succeeded"
+
+
+def test_unknown_strategy_waits_until_it_is_corrected(site: Site) -> None:
+    site.nodes(1)
+    site.create("typo", run_for="100ms", schedulingStrategy="leastload")
+    status = site.until("typo", "Pending")
+    assert status["message"].startswith(
+        "unknown strategy 'leastload'; did you mean 'leastLoaded'? known: binPack"
+    )
+    assert status["retryCount"] == 0
+    assert "did you mean" in site.event("typo", "FailedScheduling")
+    site.patch("typo", {"schedulingStrategy": "leastLoaded"})
+    site.until("typo", "Succeeded")
+
+
+def test_missing_volume_costs_no_try_and_no_other_node(site: Site) -> None:
+    site.nodes(1)
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "training-data"}}]
+    container = {"name": "main", "image": "x"}
+    spec = {"volumes": volumes, "containers": [container]}
+    once = {"maxRetries": 1, "backoffSeconds": 1}
+    site.create("reader", run_for="100ms", template={"spec": spec}, retryPolicy=once)
+    note = site.event("reader", "FailedScheduling")
+    assert note == 'its pod cannot start on any node: persistentvolumeclaim "training-data" not found'
+    assert site.status("reader")["retryCount"] == 0
+    again = f"its pod is about to start; before: {note}"
+    eventually(lambda: site.status("reader")["message"].endswith(again), "a second look")
+    site.cluster.kubectl("apply", "-n", site.namespace, "-f", "-", stdin=_volume(site.namespace))
+    assert site.until("reader", "Succeeded")["retryCount"] == 0
+
+
+def _volume(name: str) -> str:
+    """Return a volume and the claim `training-data` for it, as YAML."""
+    modes = {"accessModes": ["ReadWriteOnce"], "storageClassName": name}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {**modes, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}},
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "training-data"},
+        "spec": {**modes, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    return yaml.safe_dump_all([volume, claim])
 
 
 def test_longest_names_and_non_ascii_models_succeed(site: Site) -> None:

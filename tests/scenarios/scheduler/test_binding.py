@@ -6,6 +6,7 @@ from pathlib import Path
 
 from controlplane.api import Json
 from controlplane.cluster import Cluster
+from gpu_orchestrator.policies.registry import STRATEGIES
 from tests.support import invariants
 from tests.support import scheduler_stage as stages
 from tests.support.object_history import History
@@ -36,7 +37,7 @@ def run_the_first_example(stage: Stage, *, release_s: float) -> None:
         lambda: f"{node}:0" in cluster.kubectl("get", "gclaim", "-n", namespace), "kubectl shows the device"
     )
     assert stage.claim("test-claim")["metadata"]["finalizers"] == ["gpu.scheduling/in-use"]
-    stage.wait_event("test-pod", f"Scheduled: bound to {node}, devices 0")
+    stage.wait_event("test-pod", f"Scheduled: bound to {node}, device 0")
     assert devices_shown(cluster, node) == [f"gpu-{node}-0"]
 
     deleted_at = time.monotonic()
@@ -190,6 +191,14 @@ def test_claim_serves_one_pod_at_a_time(stage: Stage) -> None:
     until(lambda: "one" not in stage.claims(), "the claim is gone with its pod")
     stage.create(claim("one"), claim("none"))
     stage.wait_bound("second", "third")
+
+
+def test_every_built_in_strategy_binds_a_pod(stage: Stage) -> None:
+    stage.gpu_nodes(1, gpus=8)
+    stage.scheduler(leaderElect=False)
+    pods = {f"p-{name.lower()}": name for name in STRATEGIES}
+    stage.create(*(pod(name, gpus=1, strategy=strategy) for name, strategy in pods.items()))
+    assert stage.wait_bound(*pods)
 
 
 UNFIT: dict[str, tuple[Json, str]] = {

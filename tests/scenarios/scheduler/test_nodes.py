@@ -22,6 +22,7 @@ def test_agent_report_overrides_the_node_and_unhealthy_devices_are_unused(stage:
     meta, uuids = stage.pod("two")["metadata"], f"{found[1]['uuid']},{found[3]['uuid']}"
     assert meta["annotations"]["gpu.scheduling/visible-devices"] == uuids
     assert meta["annotations"]["gpu.scheduling/local-devices"] == uuids
+    stage.wait_event("two", f"bound to {node}, devices 1,3 ({uuids.replace(',', ', ')})")
     for each in found:
         each["inUseBy"] = [meta["uid"]]
     stage.report(node, found)

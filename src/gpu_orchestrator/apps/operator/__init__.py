@@ -13,6 +13,7 @@ One pass over a workload: snapshot → reconcile → plan → apply. Read the mo
   planning/claimed          the gpu-scheduler chooses the node: plan the Job and report how it waits
   planning/running          a Job exists: what the workload's status becomes
   planning/retries          a try failed: wait for the next one, or give up
+  planning/refusals         whether a scheduler refused the nodes or the pod itself
   planning/notes            events and messages that several of these report
   planning/status           a workload's next status from its last
   planning/plan             the values that a plan is made of

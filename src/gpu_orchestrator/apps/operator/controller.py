@@ -73,7 +73,7 @@ class Controller:
         self.queue: WorkQueue[str] = WorkQueue()
         self._watches = watch(uses.client, namespace)
         self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
-        self._reader = reader = SnapshotReader(uses.client, self._watches, claims_by_default)
+        self._reader = reader = SnapshotReader(uses.client, self._watches, uses.registry, claims_by_default)
         self._applier = apply.Applier(
             uses.client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
         )
@@ -204,6 +204,7 @@ class Controller:
                 workload=name,
                 phase=plan.status.phase,
                 node=plan.status.assigned_node,
+                devices=plan.status.allocated,
                 why=plan.status.message,
             )
         self._enqueue_at(name, plan.again_at)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from gpu_orchestrator.adapters import plugins
 from gpu_orchestrator.adapters.kube import process
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, unique_identity
@@ -14,6 +15,7 @@ from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
+from gpu_orchestrator.policies.registry import Registry
 
 # In a burst of workloads, events wait this long before they are sent, and then come this far apart.
 EVENTS_WAIT_S, EVENTS_TRICKLE_S = 10.0, 0.02
@@ -47,7 +49,7 @@ def make(client: Client, options: Options) -> Process:
     metrics, pacer = Metrics(), Pacer(time.monotonic, EVENTS_WAIT_S, EVENTS_TRICKLE_S)
     recorder = Recorder(client, names.OPERATOR, pace=pacer.wait)
     controller = Controller(
-        Dependencies(client, recorder, metrics, pacer),
+        Dependencies(client, recorder, metrics, pacer, plugins.with_installed(Registry())),
         namespace=options.namespace,
         claims_by_default=options.claims_by_default,
     )

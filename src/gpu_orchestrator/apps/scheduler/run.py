@@ -3,10 +3,10 @@ anywhere else."""
 
 import asyncio
 import random
-from importlib.metadata import entry_points
 
 import structlog
 
+from gpu_orchestrator.adapters import plugins
 from gpu_orchestrator.adapters.kube import process
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Times, unique_identity
@@ -18,7 +18,7 @@ from gpu_orchestrator.apps.scheduler.informers import Watches
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
 from gpu_orchestrator.apps.scheduler.settings import Settings
-from gpu_orchestrator.policies.registry import GROUP, Registry
+from gpu_orchestrator.policies.registry import Registry
 
 # Events that may wait to be written, and how many writers there are.
 EVENTS = 20_000
@@ -72,4 +72,6 @@ def _elector(client: Client, settings: Settings) -> Elector:
 def _registry(settings: Settings) -> Registry:
     """Return our policies and those of installed plugins."""
     ours = Registry(default_strategy=settings.strategy or Registry().default_strategy)
-    return ours.with_plugins((each.name, each.load) for each in entry_points(group=GROUP))
+    known = plugins.with_installed(ours)
+    known.policy()  # raises now if the default is unknown, not when the first pod asks
+    return known

@@ -15,5 +15,9 @@ __all__ = ["Filter", "compile_filters"]
 def compile_filters(shape: Shape, inventory: Inventory) -> tuple[Filter, ...]:
     """Return the filters of a shape: facts first, free capacity after; within each, the plainest reason
     first."""
-    facts: list[Filter] = [*nodes.for_shape(shape), *devices.facts_for(shape, inventory)]
+    facts: list[Filter] = [
+        *nodes.for_shape(shape),
+        *devices.facts_for(shape, inventory),
+        *nodes.openness(shape),
+    ]
     return (*facts, *devices.free_for(shape, inventory), *room.for_shape(shape, inventory))

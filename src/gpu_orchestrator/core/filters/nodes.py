@@ -20,14 +20,19 @@ def for_shape(shape: Shape) -> Iterator[Filter]:
     yield Ready()
     yield Schedulable()
     yield Tolerated(shape.tolerations)
-    if shape.gpus:
-        yield Open()
     if shape.labels:
         yield Labelled(shape.labels)
     if shape.affinity:
         yield Affine(shape.affinity)
     if shape.fabric != Fabric():
         yield Wired(shape.fabric)
+
+
+def openness(shape: Shape) -> Iterator[Filter]:
+    """Yield the filter on barred nodes. It comes after all others on facts: a node that can never take the
+    request is counted for that, and not for a reason that may pass."""
+    if shape.gpus:
+        yield Open()
 
 
 class Ready(Filter):

@@ -7,6 +7,7 @@ that fails often comes last.
 
 import numpy as np
 
+from gpu_orchestrator.adapters import plugins
 from gpu_orchestrator.core.columns import Floats
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Strategy
@@ -60,9 +61,10 @@ OURS = (BALANCED, LEAST_CONNECTIONS, WEIGHTED_ROUND_ROBIN)
 
 
 def registry(default: str) -> Registry:
-    """Return all policies by name; raises `UnknownPolicy` if the default is not among them."""
+    """Return all policies by name, those of installed packages included; raises `UnknownPolicy` if the
+    default is not among them."""
     house = Registry()
     strategies = {**house.strategies, **{each.name: each for each in OURS}}
-    chosen = Registry(strategies, house.allocators, default, "packed")
+    chosen = plugins.with_installed(Registry(strategies, house.allocators, default, "packed"))
     chosen.policy()
     return chosen

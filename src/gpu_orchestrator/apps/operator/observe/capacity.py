@@ -38,7 +38,7 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.policies.registry import Registry
 
-CLAIMED = "have pods with claimed devices, which a device plugin does not know of"
+CLAIMED = "have GPUs claimed through the gpu-scheduler, which plain workloads keep away from"
 
 log = structlog.get_logger()
 
@@ -73,7 +73,7 @@ class Capacity:
 
     def ask(self, asker: str, wishes: Sequence[Request], since: float) -> Given | Refusal:
         """Reserve a place for the first wish that fits now. If none does, the last one waits in the queue.
-        Raises `UnknownPolicy`."""
+        Raises `UnknownPolicy` for a strategy that the caller has not checked."""
         mine = self._wishes.get(asker)
         if mine and mine.given:
             if mine.request in wishes and self._is_open(mine.given.node):

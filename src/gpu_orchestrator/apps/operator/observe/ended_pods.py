@@ -13,10 +13,10 @@ from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, ENDED_PODS, JOB_NAME_LAB
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Empty if the pods are gone or the API server does not answer; the Job's own conditions are used then.
-    `overran`: a pod ran into its deadline."""
+    `placed` is a pod that had a node. `overran`: a pod ran into its deadline."""
 
     cause: str = ""
-    node: str = ""
+    placed: EndedPod | None = None
     overran: bool = False
 
 
@@ -29,7 +29,7 @@ async def examine(client: Client, job: Job) -> Findings:
         return Findings()
     return Findings(
         next((cause for pod in found.items if (cause := cause_of(pod))), ""),
-        next((pod.spec.node_name for pod in found.items if pod.spec.node_name), ""),
+        next((pod for pod in found.items if pod.spec.node_name), None),
         any(pod.status.reason == DEADLINE_EXCEEDED for pod in found.items),
     )
 

@@ -20,6 +20,7 @@ from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.observe import ended_pods
 from gpu_orchestrator.apps.operator.observe.watches import Watches
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
+from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
 
 PREEMPTED = "PreemptionByScheduler"
 EVICTIONS = {
@@ -34,6 +35,7 @@ EVICTIONS = {
 class SnapshotReader:
     client: Client
     watches: Watches
+    registry: Registry
     claims_by_default: bool = False
     _fresh_jobs: Overlay[Job] = field(init=False)
     _fresh_workloads: Overlay[GPUWorkload] = field(init=False)
@@ -74,7 +76,8 @@ class SnapshotReader:
         if snapshot is None:
             return None
         cause = snapshot.trouble or found.cause
-        return replace(snapshot, trouble=cause, ended_on=found.node, overran=found.overran)
+        snapshot = replace(snapshot, trouble=cause, ended=found.placed, overran=found.overran)
+        return replace(snapshot, model=self._model(snapshot.node))
 
     def peek(self, name: str) -> WorkloadSnapshot | None:
         """Return the snapshot from memory alone, without a request."""
@@ -88,14 +91,31 @@ class SnapshotReader:
         pods = tuple(pod for each in current for pod in self.watches.pods.store.by("job", each))
         shunned = frozenset(self._shunned.get(workload.metadata.uid, ()))
         snapshot = WorkloadSnapshot(
-            workload, own, pods, shunned=shunned, claims_by_default=self.claims_by_default
+            workload,
+            own,
+            pods,
+            shunned=shunned,
+            claims_by_default=self.claims_by_default,
+            unknown_strategy=self._unknown_strategy(workload),
         )
         job = snapshot.current
         if job is None:
             return snapshot
         eviction = self._evicted.get(job.metadata.uid, "")
         trouble = self._trouble(snapshot.node, eviction)
-        return replace(snapshot, trouble=trouble, preempted=eviction == PREEMPTED)
+        model = self._model(snapshot.node)
+        return replace(snapshot, trouble=trouble, preempted=eviction == PREEMPTED, model=model)
+
+    def _model(self, name: str) -> str:
+        node = self.watches.nodes.store.get(name)
+        return translate.model(node) if node else ""
+
+    def _unknown_strategy(self, workload: GPUWorkload) -> str:
+        try:
+            self.registry.policy(workload.spec.scheduling_strategy)
+        except UnknownPolicy as error:
+            return str(error)
+        return ""
 
     def _with_deletion(self, job: Job) -> Job:
         if job.metadata.uid not in self._leaving or job.is_deleting:

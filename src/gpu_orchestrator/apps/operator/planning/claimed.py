@@ -18,7 +18,7 @@ from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.jobs.template import Template
-from gpu_orchestrator.apps.operator.planning import notes, retries, status
+from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status
 from gpu_orchestrator.apps.operator.planning.plan import Action, CreateClaim, CreateJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
@@ -72,11 +72,15 @@ def wait(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """Report the state of a Job that has no node yet."""
     name, old = job.metadata.name, snapshot.workload.status
     said = next((each for pod in snapshot.pods if (each := _not_scheduled(pod))), None)
-    if said and said.reason == "Unschedulable":
+    is_refused = said is not None and said.reason == "Unschedulable"
+    wrong = refusals.by_gpu_scheduler(said.message) if said and is_refused else ""
+    if said and is_refused and not wrong:
         return retries.refused(snapshot, now, rng, said.message, waiting_job=name)
     if old.job_name != name:  # the operator stopped before it wrote the status
         new = status.scheduling(snapshot.workload, now, job_name=name)
         return Plan(status=new, notes=(notes.created(name),))
+    if wrong:
+        return notes.overdue(snapshot, now, now, retries.cannot_start(wrong))
     return _unanswered(snapshot, job, now, said) if old.phase == "Scheduling" else Plan()
 
 

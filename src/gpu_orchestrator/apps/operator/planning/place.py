@@ -12,12 +12,11 @@ from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.jobs.template import Template
 from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 from gpu_orchestrator.apps.operator.planning import claimed, notes, retries, status
-from gpu_orchestrator.apps.operator.planning.plan import CreateJob, Plan
+from gpu_orchestrator.apps.operator.planning.plan import CreateJob, Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.policies.registry import UnknownPolicy
 
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
@@ -26,6 +25,10 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
     workload = snapshot.workload
     if workload.spec.replicas > 1:
         return Plan(status=retries.blocked(workload, now, status.NO_GANGS, _no_gangs(workload)))
+    if unknown := snapshot.unknown_strategy:
+        new = retries.blocked(workload, now, status.UNKNOWN_STRATEGY, unknown)
+        note = Note("Warning", names.FAILED_SCHEDULING, unknown)
+        return Plan(status=new, notes=(note,) if new else ())
     try:
         wanted = template.read(workload, claimed=snapshot.is_claimed)
     except InvalidTemplate as error:
@@ -37,12 +40,9 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
         return Plan(again_at=again_at)
     if snapshot.is_claimed:
         return claimed.entrust(workload, wanted, now)
-    try:
-        answer = ask(wishes(snapshot, wanted))
-    except UnknownPolicy as error:
-        return Plan(status=retries.blocked(workload, now, status.UNKNOWN_STRATEGY, str(error)))
+    answer = ask(wishes(snapshot, wanted))
     if isinstance(answer, Refusal):
-        return retries.refused(snapshot, now, rng, _refusal_text(workload, answer))
+        return retries.refused(snapshot, now, rng, _refusal_text(answer))
     return _place(workload, wanted, answer, now)
 
 
@@ -78,13 +78,12 @@ def _place(workload: GPUWorkload, wanted: Template, given: Given, now: datetime)
     name = manifest["metadata"]["name"]
     return Plan(
         (CreateJob(manifest),),
-        status.scheduled(workload, now, node=given.node, job_name=name),
+        status.scheduled(workload, now, status.Place(given.node, name)),
         (notes.placed(workload, given.node), notes.created(name)),
     )
 
 
-def _refusal_text(workload: GPUWorkload, refusal: Refusal) -> str:
+def _refusal_text(refusal: Refusal) -> str:
     if not refusal.never or not refusal.nodes:
         return refusal.message
-    count = workload.spec.gpu_count
-    return f"{refusal.message}; no node of this cluster can ever fit these {count} GPUs"
+    return f"{refusal.message}; waiting does not help: no node of this cluster could run it, even if empty"

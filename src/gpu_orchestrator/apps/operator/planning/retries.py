@@ -11,7 +11,7 @@ from gpu_orchestrator.api import conditions, names, timestamps
 from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus, RetryPolicy
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.apps.operator.planning import status
-from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.plan import DeleteJob, Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 
@@ -53,7 +53,9 @@ def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure)
         next_retry_time=timestamps.milliseconds(again_at),
         last_schedule_time=timestamps.milliseconds(now),
     )
-    again = Note("Normal", names.RETRYING, f"try {spent + 1} of {policy.max_retries} in {wait_s:.0f} s")
+    soonest = "as soon as a node fits, at the latest " if failure.waits_for == status.UNSCHEDULABLE else ""
+    text = f"try {spent + 1} of {policy.max_retries} {soonest}in {wait_s:.0f} s"
+    again = Note("Normal", names.RETRYING, text)
     return Plan(status=new, notes=(failed, again), again_at=again_at)
 
 
@@ -81,6 +83,23 @@ def refused(
     return Plan(status=new, again_at=again_at)
 
 
+def pod_refused(snapshot: WorkloadSnapshot, job: Job, now: datetime, wrong: str) -> Plan:
+    """The pod fits on no node as it is, for want of a volume or the like. Give its place up and look again
+    later: that costs no try, and meanwhile nothing is held that others could use."""
+    workload = snapshot.workload
+    again_at = now + timedelta(seconds=workload.spec.retry_policy.backoff_seconds)
+    text = cannot_start(wrong)
+    new = status.pending(
+        workload, now, status.POD_REFUSED, text, next_retry_time=timestamps.milliseconds(again_at)
+    )
+    note = Note("Warning", names.FAILED_SCHEDULING, text)
+    return Plan((DeleteJob(job),), new, (note,), again_at)
+
+
+def cannot_start(wrong: str) -> str:
+    return f"its pod cannot start on any node: {wrong}"
+
+
 def fail(
     snapshot: WorkloadSnapshot,
     now: datetime,
@@ -92,8 +111,9 @@ def fail(
     """Fail the workload, even if tries are left."""
     old, job, changed = snapshot.workload.status, failure.job, dict[str, Any]()
     if job is not None:
+        place = status.Place(snapshot.node, job.metadata.name, snapshot.devices)
         started = old.start_time or job.status.start_time
-        changed = {"assigned_node": snapshot.node, "job_name": job.metadata.name, "start_time": started}
+        changed = {**status.ran_at(snapshot.workload, place), "start_time": started}
     new = status.failed(
         snapshot.workload,
         now,

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator.planning import notes, retries, status
+from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status
 from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
+from gpu_orchestrator.apps.operator.planning.status import Place
 from gpu_orchestrator.core.policy import Rng
 
 PODLESS_S = 30.0
@@ -26,8 +27,7 @@ def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
         snapshot.workload,
         now,
         message=text,
-        assigned_node=snapshot.node,
-        job_name=job.metadata.name,
+        **status.ran_at(snapshot.workload, Place(snapshot.node, job.metadata.name, snapshot.devices)),
         start_time=snapshot.workload.status.start_time or job.status.start_time,
         completion_time=job.status.completion_time or timestamps.milliseconds(now),
     )
@@ -54,18 +54,23 @@ def _on(node: str) -> str:
 def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """Report the state of a Job whose node is known."""
     workload = snapshot.workload
-    about = {"node": snapshot.node, "job_name": job.metadata.name, "where": snapshot.where}
+    place = Place(snapshot.node, job.metadata.name, snapshot.devices)
     known = (
         workload.status.phase in ("Scheduled", "Running") and workload.status.job_name == job.metadata.name
     )
     if any(pod.status.phase == "Running" for pod in snapshot.pods):
-        if known and workload.status.phase == "Running":
+        if known and workload.status.phase == "Running" and not _has_unreported_devices(snapshot):
             return Plan()
-        new = status.running(workload, now, **about)
-        return Plan(status=new, notes=() if known else _placed_notes(snapshot, job))
+        new = status.running(workload, now, place)
+        return Plan(status=new, notes=() if known else _placed_notes(snapshot, place))
     if not known:  # the Job exists, but the operator stopped before it wrote the status
-        return Plan(status=status.scheduled(workload, now, **about), notes=_placed_notes(snapshot, job))
+        return Plan(status=status.scheduled(workload, now, place), notes=_placed_notes(snapshot, place))
     return _unschedulable(snapshot, job, now, rng) if snapshot.pods else _podless(snapshot, job, now)
+
+
+def _has_unreported_devices(snapshot: WorkloadSnapshot) -> bool:
+    """Return True if an earlier release wrote the status, which did not report devices."""
+    return bool(snapshot.devices) and not snapshot.workload.status.devices
 
 
 def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
@@ -80,7 +85,8 @@ def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
 
 def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """The kube-scheduler must accept the chosen node. If it refuses for `UNSCHEDULABLE_S`, that costs a try:
-    the Job becomes stale and is deleted, and the next try chooses a node again."""
+    the Job becomes stale and is deleted, and the next try chooses a node again. If the pod itself is the
+    reason, no other node would help."""
     found = [(since, why) for pod in snapshot.pods if (since := _refused_since(pod)) for why in _reasons(pod)]
     if not found:
         return Plan()
@@ -88,6 +94,8 @@ def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng
     limit = since + timedelta(seconds=UNSCHEDULABLE_S)
     if now < limit:
         return Plan(again_at=limit)
+    if wrong := refusals.by_kube_scheduler(why):
+        return retries.pod_refused(snapshot, job, now, wrong)
     text = f"{job.node} did not take the pod for {UNSCHEDULABLE_S:.0f} s: {why}"
     failure = retries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
     return retries.spend(snapshot, now, rng, failure)
@@ -104,8 +112,8 @@ def _reasons(pod: Pod) -> list[str]:
     return [each.message for each in pod.status.conditions if each.type == "PodScheduled"]
 
 
-def _placed_notes(snapshot: WorkloadSnapshot, job: Job) -> tuple[Note, ...]:
+def _placed_notes(snapshot: WorkloadSnapshot, place: Place) -> tuple[Note, ...]:
     """Skip the note that the Job was created if the status already names it."""
-    placed = notes.placed(snapshot.workload, snapshot.where)
-    known = snapshot.workload.status.job_name == job.metadata.name
-    return (placed,) if known else (placed, notes.created(job.metadata.name))
+    placed = notes.placed(snapshot.workload, place.where)
+    known = snapshot.workload.status.job_name == place.job_name
+    return (placed,) if known else (placed, notes.created(place.job_name))

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpu_orchestrator.api import claims, names
-from gpu_orchestrator.api.gpuworkload import SETTLED, GPUWorkload
-from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.gpuworkload import MOST_INDEX, SETTLED, AssignedDevice, GPUWorkload
+from gpu_orchestrator.api.job import EndedPod, Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
+
+MOST_DEVICES, LONGEST = 64, 253
+"""Of a pod, and of a device's UUID or model: what the API server accepts in a status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Given:
 
 Ask: TypeAlias = Callable[[Sequence[Request]], Given | Refusal]
 """Reserves a place for the first of these wishes that fits. If none does, the last one waits, and a later
-pass gets its place. Raises `UnknownPolicy`."""
+pass gets its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,12 @@ class WorkloadSnapshot:
     pods      the pods of the current Job that have not ended
     trouble   what happened to the node or the pod of the current Job, as a sentence
     preempted the pod was preempted
-    ended_on  the node of an ended pod, if only that pod shows it
+    ended     an ended pod of the current Job, if only that pod shows where it ran
     overran   an ended pod ran into its deadline
     shunned   nodes that rejected an earlier pod
+    model     the model of the GPUs on the current Job's node
     claims_by_default   the gpu-scheduler places workloads without a claim, too
+    unknown_strategy    the error if no strategy has the name that the workload gives
     """
 
     workload: GPUWorkload
@@ -48,10 +53,12 @@ class WorkloadSnapshot:
     pods: tuple[Pod, ...] = ()
     trouble: str = ""
     preempted: bool = False
-    ended_on: str = ""
+    ended: EndedPod | None = None
     overran: bool = False
     shunned: frozenset[str] = frozenset()
+    model: str = ""
     claims_by_default: bool = False
+    unknown_strategy: str = ""
 
     @property
     def is_claimed(self) -> bool:
@@ -89,13 +96,21 @@ class WorkloadSnapshot:
         job, old = self.current, self.workload.status
         if job is None:
             return ""
-        if job.node or self.bound:
-            return job.node or (self.bound.spec.node_name if self.bound else "")
-        return self.ended_on or (old.assigned_node if old.job_name == job.metadata.name else "")
+        if job.node:
+            return job.node
+        if pod := self.bound or self.ended:
+            return pod.spec.node_name
+        return old.assigned_node if old.job_name == job.metadata.name else ""
 
     @property
-    def where(self) -> str:
-        """Return the node as text, with the devices of a claimed pod."""
-        ids = claims.given(self.bound) if self.bound else ()
-        devices = f"device{'s' if len(ids) > 1 else ''} {','.join(map(str, ids))}"
-        return f"{self.node} ({devices})" if ids else self.node
+    def devices(self) -> list[AssignedDevice]:
+        """Return the devices of a claimed pod, as far as its annotations name them."""
+        pod = self.bound or self.ended
+        ids = claims.given(pod) if pod else ()
+        if not pod or len(ids) > MOST_DEVICES or any(each > MOST_INDEX for each in ids):
+            return []
+        uuids = claims.uuids(pod) or [""] * len(ids)
+        return [
+            AssignedDevice(index, uuid[:LONGEST], self.model[:LONGEST])
+            for index, uuid in zip(ids, uuids, strict=True)
+        ]

@@ -11,6 +11,8 @@ Only claimed workloads are `scheduling`: their pod waits for the gpu-scheduler. 
 `planning`.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -18,19 +20,51 @@ from msgspec.structs import replace
 
 from gpu_orchestrator.api import conditions, names, timestamps
 from gpu_orchestrator.api.conditions import Condition, Truth
-from gpu_orchestrator.api.gpuworkload import COMPLETE, RUNNING, SCHEDULED, GPUWorkload, GPUWorkloadStatus
+from gpu_orchestrator.api.gpuworkload import (
+    COMPLETE,
+    RUNNING,
+    SCHEDULED,
+    AssignedDevice,
+    GPUWorkload,
+    GPUWorkloadStatus,
+)
 
-# Reasons of the condition Scheduled while a workload is Pending. The first two differ in what it waits for:
-# room, which any event may bring, or the end of its backoff.
+# Reasons of the condition Scheduled while a workload is Pending. The first three differ in what it waits for:
+# room, which any event may bring, or the end of its backoff, after a failed try or without one.
 UNSCHEDULABLE = "Unschedulable"
 BACKING_OFF = "BackingOff"
+POD_REFUSED = "PodRefused"
 SUSPENDED = "Suspended"
 NO_GANGS = "GangsNotServed"
 UNKNOWN_STRATEGY = "UnknownStrategy"
 ENTRUSTED = "AskedGpuScheduler"
 
+NOWHERE: dict[str, Any] = {"assigned_node": "", "devices": [], "allocated": ""}
+
 LONGEST = 1024
 """The most characters of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a workload runs: its node, its Job, and its devices if they are known."""
+
+    node: str
+    job_name: str
+    devices: Sequence[AssignedDevice] = ()
+
+    @property
+    def ids(self) -> str:
+        return ",".join(str(device.index) for device in self.devices)
+
+    @property
+    def where(self) -> str:
+        """Return node and devices as text: `node-a (devices 0,1)`."""
+        return (
+            f"{self.node} (device{'s' if len(self.devices) > 1 else ''} {self.ids})"
+            if self.devices
+            else self.node
+        )
 
 
 def pending(
@@ -43,7 +77,7 @@ def pending(
         {SCHEDULED: ("False", reason), RUNNING: ("False", reason)},
         phase="Pending",
         message=message,
-        assigned_node="",
+        **NOWHERE,
         **{"job_name": "", "next_retry_time": "", **changed},
     )
 
@@ -56,41 +90,40 @@ def scheduling(workload: GPUWorkload, now: datetime, *, job_name: str) -> GPUWor
         {SCHEDULED: ("False", ENTRUSTED), RUNNING: ("False", ENTRUSTED)},
         phase="Scheduling",
         message=f"its pod waits for the {names.SCHEDULER} to place it",
-        assigned_node="",
+        **NOWHERE,
         job_name=job_name,
         next_retry_time="",
     )
 
 
-def scheduled(
-    workload: GPUWorkload, now: datetime, *, node: str, job_name: str, where: str = ""
-) -> GPUWorkloadStatus:
-    """`where`: the text for the node, if the message needs more than its name."""
+def scheduled(workload: GPUWorkload, now: datetime, place: Place) -> GPUWorkloadStatus:
     return _next(
         workload,
         now,
         {SCHEDULED: ("True", "Placed"), RUNNING: ("False", "Starting")},
         phase="Scheduled",
-        message=f"placed on {where or node}, its pod is about to start",
-        assigned_node=node,
-        job_name=job_name,
+        message=f"placed on {place.where}, its pod is about to start{_last_failure(workload.status)}",
+        **_fields(place),
         next_retry_time="",
         last_schedule_time=timestamps.milliseconds(now),
     )
 
 
-def running(
-    workload: GPUWorkload, now: datetime, *, node: str, job_name: str, where: str = ""
-) -> GPUWorkloadStatus:
-    placed_at = workload.status.last_schedule_time if workload.status.assigned_node == node else ""
+def _last_failure(old: GPUWorkloadStatus) -> str:
+    """Return why the last try failed, as the end of a message; empty for the first try."""
+    failed = _waits_for(old) in (UNSCHEDULABLE, BACKING_OFF, POD_REFUSED)
+    return f"; before: {old.message}" if failed else ""
+
+
+def running(workload: GPUWorkload, now: datetime, place: Place) -> GPUWorkloadStatus:
+    placed_at = workload.status.last_schedule_time if workload.status.assigned_node == place.node else ""
     return _next(
         workload,
         now,
         {SCHEDULED: ("True", "Placed"), RUNNING: ("True", "PodRunning")},
         phase="Running",
-        message=f"running on {where or node}",
-        assigned_node=node,
-        job_name=job_name,
+        message=f"running on {place.where}",
+        **_fields(place),
         next_retry_time="",
         start_time=workload.status.start_time or timestamps.milliseconds(now),
         last_schedule_time=placed_at or timestamps.milliseconds(now),
@@ -115,9 +148,26 @@ def failed(
         RUNNING: ("False", reason),
         COMPLETE: ("False", reason),
     }
-    nowhere = {} if placed else {"assigned_node": "", "job_name": ""}
+    nowhere = {} if placed else {**NOWHERE, "job_name": ""}
     done = {"completion_time": timestamps.milliseconds(now), "next_retry_time": "", **nowhere, **changed}
     return _next(workload, now, states, phase="Failed", message=message, **done)
+
+
+def ran_at(workload: GPUWorkload, place: Place) -> dict[str, Any]:
+    """Return the fields of a status about a Job that has ended. Its devices are known from its run, unless
+    the operator missed that and found them in an ended pod."""
+    old = workload.status
+    known = old.devices if old.job_name == place.job_name else []
+    return _fields(Place(place.node, place.job_name, place.devices or known))
+
+
+def _fields(place: Place) -> dict[str, Any]:
+    return {
+        "assigned_node": place.node,
+        "devices": list(place.devices),
+        "allocated": f"{place.node}:{place.ids}" if place.devices else "",
+        "job_name": place.job_name,
+    }
 
 
 def waits_for_room(status: GPUWorkloadStatus) -> bool:
@@ -125,7 +175,7 @@ def waits_for_room(status: GPUWorkloadStatus) -> bool:
 
 
 def backs_off(status: GPUWorkloadStatus) -> bool:
-    return _waits_for(status) == BACKING_OFF
+    return _waits_for(status) in (BACKING_OFF, POD_REFUSED)
 
 
 def _waits_for(status: GPUWorkloadStatus) -> str:

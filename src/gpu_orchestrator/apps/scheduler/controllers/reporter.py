@@ -5,7 +5,7 @@ report about another pod. A reason is written again only if it has changed: ten 
 cost ten thousand writes, not ten thousand a second.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -23,6 +23,7 @@ from gpu_orchestrator.apps.scheduler.binding.pod_status import (
     PodStatusWriter,
     condition,
 )
+from gpu_orchestrator.core.device import Device
 
 WRITERS = 4
 
@@ -45,7 +46,7 @@ class Reporter:
 
     def report_bound(self, job: BindJob) -> None:
         log.debug("pod bound", pod=key(job.pod), allocated=claims.allocated(job.placement))
-        note = f"bound to {job.placement.node}, devices {claims.allocated(job.placement).rpartition(':')[2]}"
+        note = f"bound to {job.placement.node}, {_named(job.devices)}"
         self._recorder.normal(about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
 
     def report_refused(self, pod: Pod, why: str) -> None:
@@ -76,6 +77,13 @@ class Reporter:
             return
         except Conflict:
             self.queue.add_after(uid, 1.0)
+
+
+def _named(devices: Sequence[Device]) -> str:
+    """Return the devices as text: `devices 0,1 (GPU-a, GPU-b)`, or without UUIDs if they are not known."""
+    ids, uuids = ",".join(str(each.id) for each in devices), [each.uuid for each in devices]
+    known = f" ({', '.join(uuids)})" if all(uuids) else ""
+    return f"device{'s' if len(devices) > 1 else ''} {ids}{known}"
 
 
 def _reported_reason(pod: Pod) -> str:
