@@ -99,9 +99,8 @@ async def test_full_disk_is_told_and_nothing_is_lost(small_disk: Path, tmp_path:
         assert f"the disk of {small_disk}" in refused["error"]["message"]
 
         fill(small_disk, 0)
-        await eventually(lambda: says(running, "unhealthy", " bytes left; free some space there"), 60.0)
+        await eventually(lambda: says(running, "unhealthy", "is full: "), 60.0)
         await eventually(lambda: shows(running, f"! the disk of {small_disk}"), 20.0)
-        assert "is full: " in (await running.health())["dependencies"]["disk"]
 
         filler.unlink()
         await eventually(lambda: says(running, "healthy", "ok"), 60.0)
