@@ -7,10 +7,13 @@ from tests.support.documents import Block, Step
 from tests.support.paths import ROOT
 
 DOCUMENTS = (
+    "CONTRIBUTING.md",
     "README.md",
-    "docs/operator.md",
-    "docs/scheduler.md",
-    "docs/tutorials/your-own-strategy.md",
+    *(
+        str(each.relative_to(ROOT))
+        for each in sorted((ROOT / "docs").glob("**/*.md"))
+        if each.parent.name != "decisions"
+    ),
 )
 
 

@@ -1,37 +1,40 @@
-"""The commands of docs/cli.md, run as they are written."""
+"""The commands of the cluster manager's guides, typed as they are written beside a running `up`."""
 
 import json
 import os
-import re
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import documents
 from tests.support.command_line import serving
-from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.real
-GUIDE = (ROOT / "docs" / "cli.md").read_text()
-BLOCKS = re.findall(r"<!-- run by tests/cli/test_guide\.py -->\n```sh\n(.*?)```", GUIDE, flags=re.DOTALL)
+HERE = "tests/cli/test_guide.py"
+GUIDES = {"docs/cli.md": 7, "docs/operations.md": 4, "docs/worker.md": 2}
+"""The guides, and how many blocks of each are run."""
 
 
-def test_marked_blocks_work_as_written(tmp_path: Path) -> None:
-    assert len(BLOCKS) == 3
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A terminal in a folder of its own on the machine where `up` runs."""
     (tmp_path / "parameters.json").write_text("{}")
     with serving(tmp_path) as user:
         (worker,) = [each["worker_id"] for each in user.json("worker", "list")["workers"]]
-        url = json.loads((tmp_path / "data" / "client.json").read_text())["url"]
+        client = json.loads((tmp_path / "data" / "client.json").read_text())
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", "-c", "set -euo pipefail\n" + "".join(BLOCKS)],
-            cwd=tmp_path,
-            env={**user.environ, "PATH": path, "WORKER": worker, "URL": url},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert '"hello": "world"' in done.stdout
-    assert '"active_workers"' in done.stdout
+        yield {**user.environ, "PATH": path, "WORKER": worker, "URL": client["url"], "KEY": client["key"]}
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guide_works_as_written(guide: str, terminal: dict[str, str], tmp_path: Path) -> None:
+    chosen = documents.run_by(HERE, guide)
+    assert len(chosen) == GUIDES[guide]
+    env = {**terminal, "API_KEY": terminal["KEY"]} if guide == "docs/operations.md" else terminal
+    printed = "".join(documents.type_in(chosen, cwd=tmp_path, env=env))
+    if guide == "docs/cli.md":
+        assert '"hello": "world"' in printed
+        assert '"active_workers"' in printed
+        assert "gpu-orchestrator login" in printed, "the receiver of a key learns what to do with it"

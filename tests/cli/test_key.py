@@ -1,4 +1,4 @@
-"""Manage keys by command on a real `up` with TLS and DEBUG logs; then no secret is in its output or its
+"""Manage keys by command, as docs/security.md does, on a real `up` with TLS and DEBUG logs; then no secret is in its output or its
 store."""
 
 import asyncio

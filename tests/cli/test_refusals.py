@@ -31,6 +31,15 @@ PLACE = Place("https://gpu.example:8000", "k", key_found="API_KEY")
             "the body does not match the schema: Object contains unknown field `foo` - at `$.limits`",
             "--limit: Object contains unknown field foo",
         ),
+        ("resources.gpus is 99; give at most 64", "--gpus is 99; give at most 64"),
+        ("scopes[0] is 'x'; known: read", "--scope is 'x'; known: read"),
+        (
+            "resources.gpu_memory: '10XB' is not an amount of memory",
+            "--memory: '10XB' is not an amount of memory",
+        ),
+        ("limit=0: Input should be greater than or equal to 1", "--limit 0: give at least 1"),
+        ("limit=99999: give at most 1000", "--limit 99999: give at most 1000"),
+        ("something=else: is wrong", "something=else: is wrong"),
         ("task a is completed already", "task a is completed already"),
     ],
 )

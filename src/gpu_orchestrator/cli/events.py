@@ -147,7 +147,7 @@ def _page(place: where.Place, after: str, limit: int) -> Any:
 
 
 def _chosen(place: where.Place, wanted: tuple[str, ...], limit: int) -> dict[str, Any]:
-    """Return the latest events of these types among all kept ones: rare ones are seldom among the last."""
+    """Return the latest events of these types among all that are kept: the last page may have none."""
     found: deque[dict[str, Any]] = deque(maxlen=max(limit, 0))
     at = "0"
     while True:

@@ -22,8 +22,23 @@ OPTIONS = {
     "scopes": "--scope",
     "expires_in": "--expires",
     "limits": "--limit",
+    "limit": "--limit",
+    "offset": "--offset",
+    "before": "--before",
+    "after": "--after",
+    "since": "--since",
+    "label": "--label",
+    "worker_id": "--worker",
+    "gpu_type": "--gpu-type",
 }
-"""Fields of request bodies, and what the command line calls them."""
+"""Fields of request bodies and query parameters, and what the command line calls them."""
+_FIELD = re.compile(r"([a-z_.]+)((?:\[[^\]]*\])?)( is |=|: |; )(.*)", re.DOTALL)
+_INPUT = {
+    "Input should be greater than or equal to ": "give at least ",
+    "Input should be less than or equal to ": "give at most ",
+    "Input should be greater than ": "give more than ",
+    "Input should be less than ": "give less than ",
+}
 _SCHEMA = re.compile(r"the body does not (?:match the schema|fit): (.*) - at `?\$\.?([^`]*)`?(.*)", re.DOTALL)
 _BOUND = re.compile(r"Expected `(int|float|str)`(?: of length)? (<=|>=|<|>) ([\d.]+)")
 _BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
@@ -38,6 +53,9 @@ def in_words(status: int, message: str, place: Place) -> str:
         return f"the server at {place.url} does not know this command; is it older than this program?"
     if found := _SCHEMA.fullmatch(message):
         return f"{_option(found[2])}: {_wrong(found[1])}{found[3]}"
+    if status == 422 and (found := _FIELD.fullmatch(message)) and found[1] in OPTIONS:
+        sign = " " if found[3] == "=" else found[3]
+        return f"{OPTIONS[found[1]]}{sign}{_plain(found[4])}"
     return message
 
 
@@ -50,6 +68,12 @@ def _no_entry(message: str, place: Place) -> str:
     return (
         f"{message} (the key is from {place.key_found}; `gpu-orchestrator login {place.url}` takes another)"
     )
+
+
+def _plain(words: str) -> str:
+    for theirs, ours in _INPUT.items():
+        words = words.replace(theirs, ours)
+    return words
 
 
 def _option(path: str) -> str:

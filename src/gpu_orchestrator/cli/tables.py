@@ -13,7 +13,7 @@ from gpu_orchestrator.cli.plain import visible
 
 GAP = "  "
 NOTHING = "-"
-LEAST = 16
+LEAST = 20
 """A column of free text is dropped rather than shortened to less than this."""
 COLOURS = {"green": "32", "cyan": "36", "red": "31", "yellow": "33", "bold": "1", "dim": "2"}
 STATES = {
