@@ -1,5 +1,5 @@
-"""Manage keys by command, as docs/security.md does, on a real `up` with TLS and DEBUG logs; then no secret is in its output or its
-store."""
+"""Manage keys by command, as docs/security.md does, on a real `up` with TLS and DEBUG logs; then no secret is
+in its output or its store."""
 
 import asyncio
 import json

@@ -77,7 +77,7 @@ class SnapshotReader:
             return None
         cause = snapshot.trouble or found.cause
         snapshot = replace(snapshot, trouble=cause, ended=found.placed, overran=found.overran)
-        return replace(snapshot, model=self._model(snapshot.node))
+        return replace(snapshot, model=self._model(job, snapshot.node))
 
     def peek(self, name: str) -> WorkloadSnapshot | None:
         """Return the snapshot from memory alone, without a request."""
@@ -103,11 +103,12 @@ class SnapshotReader:
             return snapshot
         eviction = self._evicted.get(job.metadata.uid, "")
         trouble = self._trouble(snapshot.node, eviction)
-        model = self._model(snapshot.node)
+        model = self._model(job, snapshot.node)
         return replace(snapshot, trouble=trouble, preempted=eviction == PREEMPTED, model=model)
 
-    def _model(self, name: str) -> str:
-        node = self.watches.nodes.store.get(name)
+    def _model(self, job: Job, name: str) -> str:
+        """Return the model of the GPUs on this node; only of a claimed Job are the devices known at all."""
+        node = self.watches.nodes.store.get(name) if job.is_claimed else None
         return translate.model(node) if node else ""
 
     def _unknown_strategy(self, workload: GPUWorkload) -> str:
