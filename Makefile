@@ -96,7 +96,7 @@ bench-watchers: $(VENV)/ready ## What 500 clients on /ws cost the server [ARGS="
 	@$(BIN)/python -m benchmarks.watchers $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt crds api-docs tools lock clean help
+.PHONY: fmt crds api-docs screens tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -105,6 +105,9 @@ crds: $(VENV)/ready ## Write config/crd and its reference from the wire types
 
 api-docs: $(VENV)/ready ## Write the reference of the HTTP API from its routes
 	@$(BIN)/python -m gpu_orchestrator.cli.api_docs docs/reference/api.md
+
+screens: $(VENV)/ready ## Write docs/screens.md: the main screens at 110, 80 and 60 columns [ARGS="--widths 80"]
+	@$(BIN)/python -m scripts.screens $(ARGS)
 
 tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 6 minutes, once)
 	@$(BIN)/python -m controlplane build

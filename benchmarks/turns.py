@@ -36,7 +36,10 @@ class Figures:
 
 def main(*, before: Path = SRC, rounds: int = 40, trips: int = 200, posts: int = 2000) -> None:
     """Measure rounds of round trips, posts and batches, each round in the other order."""
-    print(json.dumps(uvloop.run(measure({BEFORE: before.absolute(), NOW: SRC}, rounds, trips, posts))))
+    found = uvloop.run(measure({BEFORE: before.absolute(), NOW: SRC}, rounds, trips, posts))
+    for name, value in found.items():
+        print(f"{name:16} {value}")
+    print(json.dumps(found))
 
 
 async def measure(sources: dict[str, Path], rounds: int, trips: int, posts: int) -> dict[str, float]:

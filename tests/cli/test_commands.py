@@ -86,7 +86,7 @@ def test_list_in_a_pipe_is_whole(user: User) -> None:
     ids = {submitted(user, "echo", "--gpus", "0") for _ in range(3)}
     done = user.run("task", "list", "--limit", "3")
     head, *rows = done.stdout.splitlines()
-    assert head.split() == ["TASK", "STATUS", "TYPE", "WORKER", "GPUS", "AGE", "DURATION", "REASON"]
+    assert head.split() == ["TASK", "STATUS", "TYPE", "WORKER", "GPUS", "AGE", "DURATION", "DETAIL"]
     assert {row.split()[0] for row in rows} == ids
     assert "\x1b" not in done.stdout
     assert re.fullmatch(r"3 of \d+ \(--limit, --offset\)\n", done.stderr)

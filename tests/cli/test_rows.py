@@ -42,7 +42,7 @@ DEVICES = [{"index": 0, "uuid": "GPU-a", "model": "L4"}, {"index": 3, "uuid": "G
         pytest.param(task(gpus=2, devices=DEVICES), f"{ID} running sleep vm #0 #3 3m 42s -", id="got two"),
         pytest.param(
             task("queued", assigned_worker=None, started_at=None, queue_position=4, reason="no room"),
-            f"{ID} queued sleep - - 3m - 4 no room",
+            f"{ID} queued sleep - - 3m - #4: no room",
             id="queued shows position and reason",
         ),
         pytest.param(
@@ -52,7 +52,7 @@ DEVICES = [{"index": 0, "uuid": "GPU-a", "model": "L4"}, {"index": 3, "uuid": "G
             f"{ID} failed sleep vm - 3m - ValueError: bad",
             id="failed shows the error",
         ),
-        pytest.param(task(progress="epoch 3"), f"{ID} running sleep vm - 3m 42s epoch 3 -", id="progress"),
+        pytest.param(task(progress="epoch 3"), f"{ID} running sleep vm - 3m 42s epoch 3", id="progress"),
         pytest.param(
             {"task_id": ID, "status": "queued"}, f"{ID} queued - - - - - -", id="hardly anything known"
         ),
@@ -69,7 +69,8 @@ def test_wide_row_has_devices_by_uuid_and_labels() -> None:
     )
     columns, rows = task_rows.table([given], NOW, wide=True)
     head, row = table(columns, rows)
-    assert head.split()[7:] == ["DEVICES", "MEMORY", "ATTEMPT", "PRIORITY", "OWNER", "LABELS", "REASON"]
+    more = ["POSITION", "DEVICES", "MEMORY", "ATTEMPT", "PRIORITY", "OWNER", "LABELS", "PROGRESS", "REASON"]
+    assert head.split()[7:] == more
     assert "0 L4 GPU-a" in row
     assert "4GB" in row
     assert "team=x" in row

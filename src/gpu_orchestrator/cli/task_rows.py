@@ -21,30 +21,31 @@ STATUS = Column("STATUS", paint=state_colour)
 def table(
     tasks: Sequence[Task], now: datetime, *, wide: bool = False
 ) -> tuple[list[Column], list[list[object]]]:
-    """Return columns and rows. Position and progress are columns only where a task has one."""
+    """Return columns and rows. Progress, position and reason share one column, unless there is room for
+    all."""
     columns: list[tuple[Column, Field]] = [
         (TASK, lambda each: each["task_id"]),
         (STATUS, lambda each: each["status"]),
-        (Column("TYPE", 2), lambda each: each.get("task_type")),
-        (Column("WORKER", 4), lambda each: each.get("assigned_worker")),
+        (Column("TYPE", 3), lambda each: each.get("task_type")),
+        (Column("WORKER", 5), lambda each: each.get("assigned_worker")),
         (Column("GPUS", 6), gpus),
         (Column("AGE", 1), lambda each: times.age(times.parse(each.get("created_at")), now)),
-        (Column("DURATION", 5), lambda each: duration(each, now)),
+        (Column("DURATION", 4), lambda each: duration(each, now)),
     ]
-    if any(each.get("queue_position") for each in tasks):
-        columns.append((Column("POSITION", 7), lambda each: each.get("queue_position")))
     if wide:
         columns += [
+            (Column("POSITION", 7), lambda each: each.get("queue_position")),
             (Column("DEVICES", 8), devices),
             (Column("MEMORY", 8), memory),
             (Column("ATTEMPT", 8), lambda each: each.get("attempt")),
             (Column("PRIORITY", 8), lambda each: each.get("priority")),
             (Column("OWNER", 8), lambda each: each.get("owner")),
             (Column("LABELS", 8), lambda each: labels(each.get("labels") or {})),
+            (Column("PROGRESS", 2, free=True), _progress),
+            (Column("REASON", 2, free=True), reason),
         ]
-    if any(each.get("progress") and each["status"] not in FINAL for each in tasks):
-        columns.append((Column("PROGRESS", 3, free=True), _progress))
-    columns.append((Column("REASON", 3, free=True), reason))
+    else:
+        columns.append((Column("DETAIL", 2, free=True), detail))
     return [column for column, _ in columns], [[field(each) for _, field in columns] for each in tasks]
 
 
@@ -138,6 +139,14 @@ def reason(task: Task) -> str:
     if error.get("message") and task["status"] in FINAL:
         return f"{error.get('type')}: {error['message']}".partition("\n")[0]
     return str(task.get("reason") or "")
+
+
+def detail(task: Task) -> str:
+    """Return what matters most: how far it is, or its place in the queue and why it waits, or how it
+    failed."""
+    position = task.get("queue_position")
+    said = str(_progress(task) or "") or reason(task)
+    return (f"#{position}: {said}" if said else f"#{position} in the queue") if position else said
 
 
 def labels(given: Mapping[str, str]) -> str:

@@ -201,7 +201,7 @@ async def test_unknown_parameter_of_a_websocket_is_refused(site: Site) -> None:
 async def test_start_of_an_id_names_its_task(site: Site) -> None:
     manager = site.running.manager
     names = [await site.submit() for _ in range(3)]
-    for path in ("", "/wait?timeout=0", "/explain"):
+    for path in ("", "/wait?timeout=0", "/explain", "/logs"):
         status, shown = await site.call("GET", f"/tasks/{names[0][:12]}{path}")
         assert (status, shown["task_id"]) == (200, names[0])
     assert (await site.call("DELETE", f"/tasks/{names[1][:12]}"))[1]["task_id"] == names[1]
