@@ -75,7 +75,8 @@ class Printed(Frame, frozen=True):
 
 class Ended(Frame, frozen=True):
     """`spent`, here and below: the runner takes no more tasks, because its state may be damaged or may hold
-    memory or processes. `left_behind`: threads or processes of an ended task still run in this runner."""
+    memory or processes. `left_behind`: threads or processes of an ended task
+    still run in this runner; unknown, and False, if it has more runs queued."""
 
     task: str
     attempt: int

@@ -24,6 +24,9 @@ DELAY_S, EAGER = 0.1, 10
 QUIET_THREADS = frozenset({"tqdm"})
 """Packages whose threads stay after a task and never print; they are not worth a warning to the agent."""
 
+OWN_THREAD = "gpu-orchestrator"
+"""The name of the runner's own threads."""
+
 Key = tuple[str, int]
 NOBODY: Key = ("", 0)
 
@@ -90,8 +93,7 @@ class Output(io.TextIOBase):
         """Return whether threads are left that may print. Called when no task runs."""
         if _thread._count() <= self._own_threads:
             return False
-        left = {ident: thread for ident, thread in _running_threads().items() if not self._is_ours(thread)}
-        return any(not _is_quiet(thread) for thread in left.values())
+        return any(not self._is_ours(each) and not _is_quiet(each) for each in _running_threads().values())
 
     def write_for(self, key: Key, text: str) -> None:
         """Add text that belongs to this task, whichever thread calls."""
@@ -234,8 +236,7 @@ class Output(io.TextIOBase):
     def _make_locks(self) -> None:
         self._sending = threading.RLock()
         self._sending_in = 0
-        self._is_awake, self._is_full = threading.Event(), threading.Event()
-        self._was_sent = threading.Event()
+        self._is_awake, self._is_full, self._was_sent = (threading.Event() for _ in range(3))
 
 
 class Bytes(io.BufferedIOBase):
@@ -266,10 +267,6 @@ class Bytes(io.BufferedIOBase):
 
     def close(self) -> None:
         """Do nothing, as for the text."""
-
-
-OWN_THREAD = "gpu-orchestrator"
-"""The name of the runner's own threads."""
 
 
 def _running_threads() -> dict[int, threading.Thread | None]:

@@ -74,7 +74,8 @@ class Runner:
     def _report(self, outcome: frames.Outcome) -> None:
         """Send all that the task printed, then its outcome."""
         self._output.finish()
-        if self._output.leaves_threads() or _leaves_children():
+        # With more runs queued the agent does not ask, and many short tasks save a system call each.
+        if not self._waiting and (self._output.leaves_threads() or _leaves_children()):
             outcome = msgspec.structs.replace(outcome, left_behind=True)
         self._send(outcome)
 

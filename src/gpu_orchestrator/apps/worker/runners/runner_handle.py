@@ -4,7 +4,8 @@ A byte in a pipe, the bell, announces each frame that the runner must read while
 the output of C code and of child processes. It does not say which task wrote what, so the agent decides:
 
   the runner has one attempt     the text is that attempt's
-  it has more of them queued     the agent cannot tell, unless the runner dies: then it is the evidence
+  it has more of them queued,    the agent cannot tell, unless the runner dies: then it is the evidence
+  or had at the last outcome
   it has none, or something of   the text belongs to no task
   an ended task still runs
 """
@@ -69,7 +70,7 @@ class RunnerHandle:
         """Output since the last outcome of which the agent cannot tell the attempt."""
         self.pid = 0
         self._runner_pid = 0
-        self._leaves_something = self._has_orphan = False
+        self._leaves_something = self._may_leave = self._has_orphan = False
         self._looked_at: Attempt | None = None
         self._recent = ""
         self._plan = plan
@@ -181,7 +182,7 @@ class RunnerHandle:
         if isinstance(frame, frames.Ready):
             self._runner_pid = frame.pid
         else:
-            self._leaves_something = frame.left_behind
+            self._leaves_something, self._may_leave = frame.left_behind, len(self.queue) > 1
         if self._recent:
             if self.unclaimed:
                 self._plan.on_output(self, None, self.unclaimed)
@@ -191,30 +192,31 @@ class RunnerHandle:
     def claim(self) -> None:
         """Give the first attempt the unclaimed output, because those behind it turned out not to have
         begun."""
-        text, self.unclaimed = self.unclaimed, ""
-        if text and self.queue:
+        if self.unclaimed and self.queue and not self._may_leave:
+            text, self.unclaimed = self.unclaimed, ""
             self._plan.on_output(self, self.queue[0], text)
 
     def _printed(self, text: str) -> None:
         self.prints_raw = self.is_ready
-        if self._leaves_something or (not self.queue and self.is_ready):
+        is_first = self.is_ready and len(self.queue) == 1 and not self._may_leave
+        if self._leaves_something or (self.is_ready and not self.queue) or (is_first and self._has_orphans()):
             self._plan.on_output(self, None, text)
             return
         self._recent = (self._recent + text)[-LONGEST_EVIDENCE:]
-        if not self.is_ready or len(self.queue) > 1:
-            self.unclaimed = (self.unclaimed + text)[-MOST_UNCLAIMED:]
+        if is_first:
+            self._plan.on_output(self, self.queue[0], text)
         else:
-            first = self.queue[0]
-            self._plan.on_output(self, first if self._is_surely_by(first) else None, text)
+            self.unclaimed = (self.unclaimed + text)[-MOST_UNCLAIMED:]
 
-    def _is_surely_by(self, attempt: "Attempt") -> bool:
-        """Return False if a process that an earlier task started and left may have printed instead. Look once
-        for each attempt: later no older process can appear."""
+    def _has_orphans(self) -> bool:
+        """Return whether processes are left that an earlier task started, and that lost their parent. Look
+        once for each attempt: later no older process can appear."""
+        attempt = self.queue[0]
         if self._looked_at is not attempt:
             self._looked_at = attempt
             age_s = asyncio.get_running_loop().time() - attempt.begun_at - MARGIN_S
             self._has_orphan = keeper.has_old_orphan(self.pid, self._runner_pid, age_s)
-        return not self._has_orphan
+        return self._has_orphan
 
     def closed(self) -> None:
         """Wait for the keeper after the runner closed its socket; on a busy device it may need a while."""
