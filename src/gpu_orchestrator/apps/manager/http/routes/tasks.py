@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gpu_orchestrator.adapters.store.task_lists import Filter
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
-from gpu_orchestrator.apps.manager import errors, schema
+from gpu_orchestrator.apps.manager import errors, schema, views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
@@ -202,4 +202,7 @@ async def _page(request: Request, wanted: Filter, *, limit: int, offset: int) ->
 
 
 async def _shown(manager: Manager, name: str, row: Row) -> Response:
+    """Return one task. Only a queued one needs more than its row: callers that wait for the end are many."""
+    if row["state"] != "queued":
+        return json_response(views.task_status(name, row))
     return json_response((await manager.statuses({name: row}))[0])
