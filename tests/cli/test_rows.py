@@ -41,8 +41,14 @@ DEVICES = [{"index": 0, "uuid": "GPU-a", "model": "L4"}, {"index": 3, "uuid": "G
         pytest.param(task(gpus=2), f"{ID} running sleep vm 2 3m 42s -", id="asked for two"),
         pytest.param(task(gpus=2, devices=DEVICES), f"{ID} running sleep vm #0 #3 3m 42s -", id="got two"),
         pytest.param(
-            task("queued", assigned_worker=None, started_at=None, queue_position=4, reason="no room"),
-            f"{ID} queued sleep - - 3m - #4: no room",
+            task(
+                "queued",
+                assigned_worker=None,
+                started_at=None,
+                queue_position=4,
+                reason="0/9 workers fit: 9 are full",
+            ),
+            f"{ID} queued sleep - - 3m - #4: 9 are full",
             id="queued shows position and reason",
         ),
         pytest.param(

@@ -146,6 +146,7 @@ def detail(task: Task) -> str:
     failed."""
     position = task.get("queue_position")
     said = str(_progress(task) or "") or reason(task)
+    said = said.partition(" workers fit: ")[2] or said
     return (f"#{position}: {said}" if said else f"#{position} in the queue") if position else said
 
 

@@ -30,8 +30,8 @@ def used(site: Site) -> tuple[set[Right], list[str]]:
     tests: they are being deleted and refuse everything."""
     ours = ("", SYSTEM, site.namespace)
     sent = [e for e in site.cluster.audit.entries() if e.user == USER and e.namespace in ours]
-    # `doctor` runs as the same account. It reads what every user may read (versions, its own rights), and tries
-    # to read Deployments.
+    # `doctor` runs as the same account. It reads what every user may read, versions and its own rights, and
+    # tries to read Deployments.
     entries = [e for e in sent if not e.resource.startswith(("/", "selfsubject", "deployments"))]
     refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
     return {(entry.verb, entry.resource) for entry in entries if entry.code != 403}, refused
