@@ -70,7 +70,7 @@ def test_waiting_task_says_why_and_where_it_stands(user: User) -> None:
     holding = [submitted(user, "sleep", "seconds=60") for _ in range(2)]
     waits = submitted(user, "sleep", "seconds=60")
     row = next(line for line in user.says("task", "list").splitlines() if line.startswith(waits))
-    assert re.search(r"queued .* 1 .*fit", row), row
+    assert re.search(r"queued .* #1: 1 has no wholly free GPU", row), row
     user.says("task", "cancel", *holding, waits)
 
 

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 
@@ -194,6 +196,26 @@ def destroys(count: int) -> None:
             print("x" * 1000)  # noqa: T201 - what is tested
     finally:
         gc.set_threshold(700, 10, 10)
+
+
+def prints_in_between(lines: int) -> None:
+    """Print at each line of the code that sends what is printed, as a destructor could."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and Path(frame.f_code.co_filename).name in (
+            "output.py",
+            "runner.py",
+            "threading.py",
+        ):
+            print("between")  # noqa: T201 - what is tested
+        return trace
+
+    sys.settrace(trace)
+    try:
+        for _ in range(lines):
+            print("x" * 1000)  # noqa: T201 - what is tested
+    finally:
+        sys.settrace(None)
 
 
 def floods_forever() -> None:

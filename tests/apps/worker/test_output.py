@@ -18,6 +18,7 @@ pytestmark = pytest.mark.real
 NAMES = (
     "counts",
     "destroys",
+    "prints_in_between",
     "fail",
     "fails_in_turn",
     "floods_forever",
@@ -119,6 +120,13 @@ async def test_destructors_may_print_anywhere() -> None:
     async with running(OPTIONS) as client:
         await call(client, "destroys", count=3000)
         assert client.printed().count("x") == 3000 * 1000
+
+
+async def test_text_may_be_printed_while_text_is_being_sent() -> None:
+    async with running(OPTIONS) as client:
+        await call(client, "prints_in_between", lines=500)
+        assert client.printed().count("x") == 500 * 1000
+        assert client.printed().count("between\n") > 5000
 
 
 async def test_soft_limit_interrupts_a_flood_between_two_frames() -> None:

@@ -14,13 +14,14 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
 from typing import Any
 
 FULL = 32 << 10
 """Characters after which text is sent without delay. At MOST_WAITING the writer waits for the agent."""
 MOST_WAITING = 8 * FULL
-DELAY_S, EAGER = 0.1, 10
+DELAY_S, PAUSE_S, EAGER = 0.1, 0.005, 10
 QUIET_THREADS = frozenset({"tqdm"})
 """Packages whose threads stay after a task and never print; they are not worth a warning to the agent."""
 
@@ -38,6 +39,9 @@ class Output(io.TextIOBase):
 
     All other text is sent by a thread of its own. A signal can interrupt the main thread anywhere, also in
     the middle of a frame, when the agent is slow to read.
+
+    A destructor can print at any moment in any thread, also in the middle of the code below. So threads wake
+    each other by a SimpleQueue, which allows that; an Event would deadlock.
     """
 
     encoding = "utf-8"
@@ -56,6 +60,7 @@ class Output(io.TextIOBase):
         self._eager = EAGER
         self._is_mid_line = False
         self._sender: threading.Thread | None = None
+        self._is_awake = self._is_full = False
         self._is_forked = False
         self._c_stdout = _c_stdout()
         self._sending_in = 0
@@ -157,18 +162,18 @@ class Output(io.TextIOBase):
         """Have the sender send. Wait if it cannot keep up, unless this thread is the one that sends: it may
         print too, in a destructor."""
         self._wake_sender()
-        self._is_full.set()
-        while self._size >= MOST_WAITING and self._sending_in != threading.get_ident():
-            self._was_sent.clear()
-            self._is_full.set()
-            self._is_awake.set()
-            self._was_sent.wait(1.0)
+        if not self._is_full:
+            self._is_full = True
+            self._bell.put(None)
+        while self._size >= MOST_WAITING and self._sender and self._sending_in != threading.get_ident():
+            sleep(PAUSE_S)
 
     def _wake_sender(self) -> None:
         if self._sender is None:
             self._start_sender()
-        elif not self._is_awake.is_set():
-            self._is_awake.set()
+        if not self._is_awake:
+            self._is_awake = True
+            self._bell.put(None)
 
     def _start_sender(self) -> None:
         self._sender = threading.Thread(target=self._send_forever, daemon=True)
@@ -179,17 +184,18 @@ class Output(io.TextIOBase):
             self._send_all()
         else:
             self._own_threads += 1
-            self._is_awake.set()
 
     def _send_forever(self) -> None:
         with suppress(OSError):  # the agent is gone, and the keeper ends this process
             while True:
-                self._is_awake.wait()
-                self._is_awake.clear()
-                self._is_full.wait(max(self._sent_at + DELAY_S - monotonic(), 0.0))
-                self._is_full.clear()
+                self._bell.get()
+                while not self._is_full and (left_s := self._sent_at + DELAY_S - monotonic()) > 0:
+                    with suppress(Empty):
+                        self._bell.get(timeout=left_s)
+                self._is_awake = self._is_full = (
+                    False  # before sending: what is added from now on rings again
+                )
                 self._send_all()
-                self._was_sent.set()
 
     def _send_all(self) -> None:
         with self._sending:
@@ -236,7 +242,7 @@ class Output(io.TextIOBase):
     def _make_locks(self) -> None:
         self._sending = threading.RLock()
         self._sending_in = 0
-        self._is_awake, self._is_full, self._was_sent = (threading.Event() for _ in range(3))
+        self._bell: SimpleQueue[None] = SimpleQueue()
 
 
 class Bytes(io.BufferedIOBase):

@@ -53,7 +53,9 @@ class Runner:
         self._reader = frames.read_by_runner()
         self._reading = threading.Lock()
         self._rung = self._handled = 0
-        self._send_lock = threading.RLock()  # a destructor may print while this thread sends
+        self._send_lock = threading.RLock()
+        self._unsent: deque[bytes] = deque()
+        self._is_sending = False
         self._options = frames.Options()
         self._handlers: dict[str, str] = {}
         self._waiting: deque[frames.Run] = deque()
@@ -188,9 +190,18 @@ class Runner:
         return bool(poll.poll(0))
 
     def _send(self, frame: frames.Frame) -> None:
-        data = frames.encode(frame)
+        """Send a frame. If a destructor prints while this thread sends, its frame comes after that one, not
+        in the middle of it."""
         with self._send_lock:
-            self._connection.sendall(data)
+            self._unsent.append(frames.encode(frame))
+            if self._is_sending:
+                return
+            self._is_sending = True
+            try:
+                while self._unsent:
+                    self._connection.sendall(self._unsent.popleft())
+            finally:
+                self._is_sending = False
 
 
 def _result_error(result: bytes) -> Exception | None:
