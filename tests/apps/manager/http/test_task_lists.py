@@ -225,7 +225,8 @@ async def test_start_of_an_id_does_not_reveal_tasks_of_others(site: Site) -> Non
     ann = bearing((await make(site, "ann"))["key"])
     assert (await site.call("GET", "/tasks/twin-", **ann))[1]["task_id"] == "twin-1"
     for path in ("/tasks/else", "/tasks/else-1", "/tasks/twin-2"):
-        assert (await site.call("GET", path, **ann))[0] == 404
+        for rest in ("", "/logs"):
+            assert (await site.call("GET", f"{path}{rest}", **ann))[0] == 404
         assert (await site.call("DELETE", path, **ann))[0] == 404
 
 
