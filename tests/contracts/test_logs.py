@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gpu_orchestrator.adapters.store.logs import LogPiece, text_of
+from gpu_orchestrator.adapters.store.logs import LogPiece, LogText, text_of
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey import backup
 from tests.support.store_calls import NewStore, give, join, run, task, tell
@@ -132,6 +132,25 @@ async def test_logs_together_keep_within_a_bound_and_the_oldest_go_first(store: 
     assert text_of(part, 0, ANY).omitted == 1000, "positions go on after a log was dropped"
     await store.logs.trim(0)
     assert await store.logs.size() == 0
+
+
+async def test_dropped_log_says_how_much_is_missing_and_its_positions_go_on(store: Store) -> None:
+    epoch = await running(store, "t")
+    await store.logs.append([LogPiece("t", 1, "w", epoch, 0, "first\n" * 100)], ANY)
+    await store.logs.trim(0)
+    part = await store.logs.read("t", 0, ANY)
+    assert text_of(part, 0, ANY) == LogText(600, 600, 600, ""), "all is missing"
+    assert text_of(part, 100, ANY).omitted == 500
+    await tell(store, "t", "w", epoch, "failed", payload="{}", retryable=True)
+    await run(store, "t", "w", epoch, attempt=1)
+    await store.logs.append([LogPiece("t", 2, "w", epoch, 0, "second\n")], ANY)
+    text = "--- attempt 2 on w ---\nsecond\n"
+    assert await shown(store, "t", after=600) == text, "a reader at the end of the first attempt gets the next"
+    assert await store.logs.size() == len(text) + COST
+    await store.logs.trim(0)
+    await store.logs.append([LogPiece("t", 2, "w", epoch, 0, "second\nmore\n")], ANY)
+    assert await shown(store, "t") == "more\n", "what was dropped does not come back"
+    assert await store.logs.size() == len("more\n") + COST
 
 
 async def test_log_expires_with_its_task(new_store: NewStore) -> None:

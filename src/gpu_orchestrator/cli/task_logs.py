@@ -72,6 +72,8 @@ def _follow(place: Place, task_id: str, at: int) -> None:
         if event.name == "end":
             return
         if event.name == "log" and event.data:
+            if missed := event.data.get("omitted_bytes"):
+                output.note(f"{missed} bytes are not kept")
             _write(event.data.get("text", ""))
         if output.is_gone():
             return

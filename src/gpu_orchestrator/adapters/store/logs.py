@@ -84,8 +84,9 @@ class Logs:
 
 def text_of(part: LogPart, after: int, most_bytes: int) -> LogText:
     """Return at most `most_bytes` (4 or more) of a part after a position, as one text. A line in it stands
-    for bytes that are missing in the middle; those before it are counted in `omitted`."""
-    at = offset = min(after, part.end)
+    for bytes that are missing in the middle; those before it are counted in `omitted`: all, if the log was
+    dropped."""
+    at = offset = min(after, part.end) if part.entries else part.end
     texts: list[str] = []
     left = most_bytes
     for entry in part.entries:

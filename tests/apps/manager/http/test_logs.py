@@ -252,6 +252,20 @@ async def test_logs_give_way_to_tasks(new_site: NewSite) -> None:
     assert await manager.store.logs.size() <= allowed < 3 * MIB
 
 
+async def test_follower_learns_that_a_log_was_dropped(site: Site) -> None:
+    worker, assign = await began(site)
+    await says(worker, assign, 0, "one\n")
+    await until_shown(site, assign.task, "one\n")
+    await site.running.manager.store.logs.trim(0)
+    async with following(site, assign.task) as follower:
+        kind, data, position = await follower.next()
+        assert (kind, data["text"], data["omitted_bytes"], position) == ("log", "", 4, "4")
+        await worker.finish(assign)
+        assert (await follower.next())[0] == "end"
+    async with site.http.get(f"/tasks/{assign.task}/logs", headers={"Accept": "text/plain"}) as answer:
+        assert await answer.text() == "[4 bytes are not kept]\n"
+
+
 async def test_outcome_does_not_wait_for_a_log_that_the_store_rejects(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ class LogStream(Response):
                     yield _end("gone")
                     return
                 after = part.next
-                if part.text:
+                if part.text or part.omitted_bytes:
                     pause_s, quiet_s = SOON_S, 0.0
                     yield b"id: %d\nevent: log\ndata: %b\n\n" % (after, _encode(part))
                 if part.ended:

@@ -16,6 +16,7 @@
 --   log:<id>     list    what a task printed; expires with it. An entry is where it ends in the log, in bytes; its
 --                        attempt; the position after it in what that attempt printed; the text: '104 1 104 text'
 --   logs         zset    ids by last write   logs:sizes  hash   id -> bytes, '' -> bytes of all logs
+--                        A log that was dropped leaves the start of its last entry in its task's row, as `log`
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
 local P = KEYS[1]
@@ -148,6 +149,11 @@ local function set_alerts(worker, found)
   redis.call('HSET', key, 'alerts', #stands > 0 and cjson.encode(stands) or '')
 end
 
+-- Read an entry of a log. Of a log without entries: what is left of one that was dropped, or nothing.
+local function last_log_entry(id, dropped)
+  return redis.call('LINDEX', P .. 'log:' .. id, -1) or dropped or '0 0 0 \n'
+end
+
 local function log_entry(entry)
   local at, attempt, position, from = string.match(entry, '^(%d+) (%d+) (%d+) ()')
   return {at = tonumber(at), attempt = tonumber(attempt), position = tonumber(position),
@@ -172,6 +178,8 @@ local function drop_logs(most)
   for _ = 1, 1000 do
     local oldest = size > most and redis.call('ZRANGE', P .. 'logs', 0, 0)[1]
     if not oldest then return end
+    local ends = string.match(last_log_entry(oldest), '^%d+ %d+ %d+ ')
+    if redis.call('EXISTS', P .. 't:' .. oldest) == 1 then redis.call('HSET', P .. 't:' .. oldest, 'log', ends .. '\n') end
     size = forget_log(oldest)
   end
 end

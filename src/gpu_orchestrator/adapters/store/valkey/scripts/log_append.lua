@@ -5,6 +5,7 @@
 -- Answers per piece 1 if its worker holds the attempt, else 0
 local most, most_of_all, pieces = ARG[1], ARG[2], ARG[3]
 local told, written = {}, {}
+local LOG = 5 -- a column of a task's row here, after STATE, ATTEMPT, WORKER and EPOCH
 
 -- Return the text from this byte on, or from the next one where a character begins.
 local function from(said, at)
@@ -17,9 +18,9 @@ local function grow(id, by)
   redis.call('HINCRBY', P .. 'logs:sizes', id, by)
 end
 
-local function append(id, attempt, worker, position, said)
+local function append(id, attempt, worker, position, said, dropped)
   local key = P .. 'log:' .. id
-  local last = log_entry(redis.call('LINDEX', key, -1) or '0 0 0 \n')
+  local last, is_new = log_entry(last_log_entry(id, dropped)), redis.call('EXISTS', key) == 0
   local stored_position = last.attempt == attempt and last.position or 0
   local ends = position + #said
   if position < stored_position then said = from(said, stored_position - position + 1) end
@@ -32,7 +33,7 @@ local function append(id, attempt, worker, position, said)
   end
   local at = last.at + missing + #said
   redis.call('RPUSH', key, text(at) .. ' ' .. text(attempt) .. ' ' .. text(ends) .. ' ' .. said)
-  grow(id, #said + LOG_ENTRY + (last.attempt == 0 and LOG_BASE or 0))
+  grow(id, #said + LOG_ENTRY + (is_new and LOG_BASE or 0))
   written[id] = true
 end
 
@@ -61,9 +62,9 @@ end
 
 for number, piece in ipairs(pieces) do
   local id, attempt, worker, epoch, position, said = unpack(piece, 1, 6)
-  local task = redis.call('HMGET', P .. 't:' .. id, 'state', 'attempt', 'worker', 'epoch')
+  local task = redis.call('HMGET', P .. 't:' .. id, 'state', 'attempt', 'worker', 'epoch', 'log')
   told[number] = holds(task, attempt, worker, epoch) and 1 or 0
-  if told[number] == 1 then append(id, attempt, worker, position, said) end
+  if told[number] == 1 then append(id, attempt, worker, position, said, task[LOG]) end
 end
 for id in pairs(written) do
   cut(id)

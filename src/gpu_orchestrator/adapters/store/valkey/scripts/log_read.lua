@@ -3,8 +3,8 @@
 -- Answers {state or '' if unknown, owner, attempt, where the log ends, entries {where it ends, text}}
 local id, after, most = ARG[1], ARG[2], ARG[3]
 local key = P .. 'log:' .. id
-local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'tenant', 'attempt')
-local ends = log_entry(redis.call('LINDEX', key, -1) or '0 0 0 ').at
+local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'tenant', 'attempt', 'log')
+local ends = log_entry(last_log_entry(id, row[4])).at
 
 -- Return, by bisection, the number of the first entry that ends after the position.
 local function first()
