@@ -10,6 +10,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.task_lists import Filter
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
+from tests.support.store_calls import give, join
 
 pytestmark = pytest.mark.real
 
@@ -87,6 +88,31 @@ async def test_search_follows_a_moment_with_more_tasks_than_one_call_reads(
     await store.tasks.cancel(sorted(names)[:30])
     page = await store.tasks.search(Filter(task_type="sleep"), offset=0, limit=1000)
     assert (page.total, set(page.ids)) == (100, names)
+
+
+async def test_large_labels_are_read_a_part_per_call(store: Store) -> None:
+    """Each task may have 64 kB of labels. A thousand at once would keep other clients waiting."""
+    fat = {f"k{number}": "x" * 1000 for number in range(63)}
+    names = {f"t{number:03}" for number in range(150)}
+    for name in sorted(names):
+        await store.tasks.submit([new(name, labels={**fat, "name": name}, priority=75 if name < "t1" else 25)])
+    wanted = Filter(labels=(("name",),))
+    one_call = ("queued", "", 0, "", wanted.labels, (0, 0), 1000)
+    found, at, read = await store.tasks._fenced.read(task_lists._SEARCH, *one_call)
+    assert len(found) == read < 100
+    assert at
+    page = await store.tasks.search(wanted, offset=0, limit=1000)
+    assert (page.total, set(page.ids), page.complete) == (150, names, 1)
+    positions = await store.tasks.positions(sorted(names))
+    assert max(positions[name] for name in names if name < "t1") <= 100
+    epoch = await join(store, "w")
+    for name in names:
+        await give(store, name, "w", epoch)
+    page = await store.tasks.search(Filter(worker="w", labels=(("name",),)), offset=0, limit=1000)
+    assert 100 < page.total < 150
+    assert not page.complete
+    page = await store.tasks.search(Filter(worker="w"), offset=0, limit=1000)
+    assert (page.total, page.complete) == (150, 1), "no label is asked for, so none is read"
 
 
 async def test_id_is_found_by_its_start_among_the_tasks_of_its_owner(store: Store) -> None:

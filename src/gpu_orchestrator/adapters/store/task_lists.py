@@ -52,7 +52,7 @@ class Found(Item, frozen=True):
 
 
 _LIST = Script[Page]("list", Page)
-_Searched = tuple[tuple[tuple[str, int], ...], tuple[int, ...]]
+_Searched = tuple[tuple[tuple[str, int], ...], tuple[int, ...], int]
 _SEARCH = Script[_Searched]("search", _Searched)
 _FIND = Script[Found]("find", Found)
 _POSITIONS = Script[tuple[int, ...]]("positions", tuple[int, ...])
@@ -103,9 +103,9 @@ class TaskLists:
         while at and left > 0:
             count = min(left, SEARCHED_AT_ONCE)
             arguments = (state, wanted.owner, wanted.since_ms, wanted.task_type, wanted.labels, at, count)
-            matching, at = await self._fenced.read(_SEARCH, *arguments)
+            matching, at, read = await self._fenced.read(_SEARCH, *arguments)
             found.update(matching)
-            left -= count if at else 0
+            left -= read if at else 0
         return 0 if at else left
 
     async def find(self, start: str, *, owner: str = "", most: int) -> list[str]:

@@ -8,6 +8,7 @@ if since < 0 then since = NOW + since end
 local place = owner == '' and 's:' or 'o:' .. owner .. ':'
 local NEAR = 1000
 local LATEST_OF_WORKER = 1000 -- `trim` leaves this many in a worker's list
+local MOST_BYTES = 8 * 1024 * 1024 -- of specs, whose labels may have 64 kB each: other clients wait meanwhile
 local all = {'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}
 local wanted = {}
 for _, state in ipairs(#states > 0 and states or all) do wanted[state] = true end
@@ -38,17 +39,21 @@ local function moment_of(leave_out)
 end
 
 if worker ~= '' then
-  local is_wanted = matcher(task_type, labels)
+  local is_wanted, reads_spec, bytes = matcher(task_type, labels), task_type ~= '' or #labels > 0, 0
   local latest = redis.call('ZREVRANGE', P .. 'of:' .. worker, 0, -1)
   for _, id in ipairs(latest) do
-    local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'worker', 'tenant', 'created', 'spec')
+    local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'worker', 'tenant', 'created')
     if row[2] == worker and wanted[row[1]] and may_touch(owner, row[3]) and tonumber(row[4]) >= since
-      and is_wanted(row[5]) then
-      total = total + 1
-      if total > offset and #found < limit then found[#found + 1] = id end
+      and bytes <= MOST_BYTES then
+      local spec = reads_spec and redis.call('HGET', P .. 't:' .. id, 'spec')
+      bytes = bytes + (spec and #spec or 0)
+      if is_wanted(spec) then
+        total = total + 1
+        if total > offset and #found < limit then found[#found + 1] = id end
+      end
     end
   end
-  return cmsgpack.pack({{}, {total, found, #latest < LATEST_OF_WORKER and 1 or 0}})
+  return cmsgpack.pack({{}, {total, found, (#latest < LATEST_OF_WORKER and bytes <= MOST_BYTES) and 1 or 0}})
 end
 for state in pairs(wanted) do
   local key = P .. place .. state

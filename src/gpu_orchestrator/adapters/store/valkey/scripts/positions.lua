@@ -4,7 +4,7 @@
 --   while few tasks wait or all have one level; else between the bounds that the counts by level allow
 local BANDS = {['2'] = 1, ['3'] = 2} -- levels from `high` on, which no task of a lower one ever passes
 local POINT_MS = 10000 -- one point of priority is worth this much waiting, as in the engine's order
-local FEW = 500
+local FEW, MOST_BYTES = 500, 1024 * 1024 -- specs may have 64 kB each: other clients wait while they are read
 local queued = P .. 's:queued'
 local waiting, levels, kinds = redis.call('ZCARD', queued), {}, 0
 local counts = redis.call('HGETALL', P .. 'levels')
@@ -13,11 +13,13 @@ for at = 1, #counts, 2 do
   if levels[counts[at]] > 0 then kinds = kinds + 1 end
 end
 
--- Return the position of every waiting task, by reading all of them.
+-- Return the position of every waiting task, by reading all of them; nil if that is too much.
 local function exact()
-  local order, position = {}, {}
+  local order, position, bytes = {}, {}, 0
   for _, id in ipairs(redis.call('ZRANGE', queued, 0, -1)) do
     local level, created, spec = unpack(redis.call('HMGET', P .. 't:' .. id, 'level', 'created', 'spec'), 1, 3)
+    bytes = bytes + #(spec or '')
+    if bytes > MOST_BYTES then return nil end
     local priority = tonumber(spec and string.match(spec, '"priority":(%d+)') or 50)
     order[#order + 1] = {id, BANDS[level] or 0, (tonumber(created) or 0) - priority * POINT_MS}
   end
