@@ -252,6 +252,23 @@ async def test_logs_give_way_to_tasks(new_site: NewSite) -> None:
     assert await manager.store.logs.size() <= allowed < 3 * MIB
 
 
+async def test_logs_leave_the_rest_of_a_disk_to_outcomes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, assign = await began(site)
+    await says(worker, assign, 0, "one\n")
+    await until_shown(site, assign.task, "one\n")
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr("gpu_orchestrator.adapters.disk.LOW_BYTES", 1 << 60)
+        nearly_full.setattr("gpu_orchestrator.adapters.disk.LOW_PART", 1)
+        await says(worker, assign, 4, "two\n")
+        await worker.send(session.Failed(assign.task, 1, session.TaskError("Busy", "later", retryable=True)))
+        assert (await worker.take()).attempt == 2
+    assert (await shown(site, assign.task))["text"] == "one\n"
+    await worker.send(session.Log(assign.task, 2, 8, "three\n"))
+    await until_shown(
+        site, assign.task, "one\n[8 bytes are not kept]\n--- attempt 2 on w ---\nthree\n"
+    )
+
+
 async def test_follower_learns_that_a_log_was_dropped(site: Site) -> None:
     worker, assign = await began(site)
     await says(worker, assign, 0, "one\n")

@@ -2,7 +2,8 @@
 logs together within their bound.
 
 Logs give way to tasks: they get what tasks leave free of the store's memory, up to TASK_LOGS_MB, and the
-oldest are dropped when that gets less.
+oldest are dropped when that gets less. While the store's disk is nearly full, no text is stored: what is left
+of it is for the results of tasks.
 """
 
 import asyncio
@@ -35,8 +36,15 @@ Key = tuple[str, int]
 class TaskLogs:
     """Pieces are written in the order in which they came. `in` tells whether pieces of an attempt wait."""
 
-    def __init__(self, store: Store, most_mb: float, most_store_mb: float = 0.0) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: Store,
+        most_mb: float,
+        most_store_mb: float = 0.0,
+        disk_shortage: Callable[[], str] = str,
+    ) -> None:
+        """`disk_shortage` returns what is wrong with the store's disk, empty if there is room."""
+        self._store, self._disk_shortage = store, disk_shortage
         self._most_bytes = self._allowed_bytes = int(most_mb * MIB)
         self._most_store_bytes = int(most_store_mb * MIB)
         self._waiting: deque[LogPiece] = deque()
@@ -125,9 +133,9 @@ class TaskLogs:
 
     async def _store_batch(self, batch: list[LogPiece]) -> None:
         """Store pieces; retry until the store answers. That is safe: the script counts each byte once. Give
-        up if the store goes on rejecting them: outcomes wait behind this."""
+        up if the store goes on rejecting them, or if its disk is nearly full: outcomes wait behind this."""
         rejected = 0
-        while True:
+        while not self._disk_shortage():
             try:
                 await self._store.logs.append(batch, self._allowed_bytes)
                 return
