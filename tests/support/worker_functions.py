@@ -230,6 +230,11 @@ def fails_in_turn(message: str) -> None:
         raise Speechless(message) from error
 
 
+def names_odd_file() -> None:
+    """Fail with a name that is not UTF-8; Python writes its odd byte as half of a surrogate pair."""
+    fail("cannot read " + os.fsdecode(b"caf\xe9"))
+
+
 class Speechless(Exception):
     def __str__(self) -> str:
         raise RuntimeError("this error has no words")

@@ -26,6 +26,7 @@ NAMES = (
     "has_thread",
     "is_temporary",
     "leaves_behind",
+    "names_odd_file",
     "says",
     "says_and_crashes",
     "says_all_ways",
@@ -175,6 +176,15 @@ async def test_soft_limit_interrupts_a_flood_between_two_frames() -> None:
             f'Traceback (most recent call last):\n  File "{FILE}", line N, in is_temporary\n'
             '    raise Temporary("busy")\ngpu_orchestrator.apps.worker.task.Temporary: busy\n',
             id="temporary",
+        ),
+        pytest.param(
+            "python",
+            {"function": "names_odd_file"},
+            f'Traceback (most recent call last):\n  File "{FILE}", line N, in names_odd_file\n'
+            '    fail("cannot read " + os.fsdecode(b"caf\\xe9"))\n'
+            f'  File "{FILE}", line N, in fail\n    raise RuntimeError(message)\n'
+            "RuntimeError: cannot read caf?\n",
+            id="a name that is not UTF-8",
         ),
         pytest.param(
             "sleep",

@@ -11,12 +11,13 @@ OUR_CODE = str(Path(__file__).parents[1])
 
 
 def message_of(error: BaseException) -> str:
-    """Return what the error says, or its type if it says nothing."""
+    """Return what the error says, or its type if it says nothing. Halves of surrogate pairs, such as bytes of a
+    file name, cannot be sent."""
     try:
         said = str(error)
     except Exception:
         said = ""  # its own `__str__` failed
-    return (said or type(error).__name__)[:LONGEST_MESSAGE]
+    return (said or type(error).__name__)[:LONGEST_MESSAGE].encode(errors="replace").decode()
 
 
 def text_of(error: BaseException) -> str:
