@@ -70,8 +70,8 @@ class TaskLists:
 
     async def search(self, wanted: Filter, *, offset: int, limit: int) -> Page:
         """Return a page of the tasks that match, newest first. By type and label, MOST_SEARCHED tasks are
-        searched, those that have not ended first; in short calls, so that other clients of the store need
-        not wait."""
+        searched, fewer if their labels are large, those that have not ended first; in short calls, so that
+        other clients of the store need not wait."""
         if wanted.worker or not wanted.reads_rows:
             return await self._list(wanted, offset, limit)
         found, left = await self._search_all(wanted, MOST_SEARCHED)
@@ -103,9 +103,9 @@ class TaskLists:
         while at and left > 0:
             count = min(left, SEARCHED_AT_ONCE)
             arguments = (state, wanted.owner, wanted.since_ms, wanted.task_type, wanted.labels, at, count)
-            matching, at, read = await self._fenced.read(_SEARCH, *arguments)
+            matching, at, cost = await self._fenced.read(_SEARCH, *arguments)
             found.update(matching)
-            left -= read if at else 0
+            left -= cost if at else 0
         return 0 if at else left
 
     async def find(self, start: str, *, owner: str = "", most: int) -> list[str]:
