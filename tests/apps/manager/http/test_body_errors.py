@@ -36,6 +36,18 @@ KEY = {"name": "ann"}
             id="unknown field",
         ),
         pytest.param(schema.TaskBatch, {"bodies": []}, "unknown field bodies; known: tasks", id="at the top"),
+        pytest.param(
+            schema.TaskBatch,
+            {"x" * 100_000: []},
+            f"unknown field {'x' * 60}…; known: tasks",
+            id="long unknown field",
+        ),
+        pytest.param(
+            schema.TaskRequest,
+            {**TASK, "labels": {"x" * 100: 5}},
+            f"labels[{'x' * 60}…] is 5; give a text",
+            id="long name of a label",
+        ),
         pytest.param(schema.TaskRequest, {}, "task_type is missing", id="missing"),
         pytest.param(
             schema.TaskBatch, {"tasks": [TASK, {}]}, "tasks[1].task_type is missing", id="of an item"

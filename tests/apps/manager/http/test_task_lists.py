@@ -159,6 +159,7 @@ async def test_lists_are_filtered(site: Site) -> None:
     assert await listed(site, "since=1h&status=queued") == [mine, hers]
     assert await listed(site, "since=2999-01-01T00:00:00Z") == []
     assert await listed(site, "since=2020-01-01") == [mine, hers]
+    assert await listed(site, "since=0s") == [], "not all"
     assert (await site.call("GET", "/tasks?owner=admin", **bearing(ann["key"])))[0] == 403
 
 
@@ -170,6 +171,7 @@ async def test_lists_are_filtered(site: Site) -> None:
         (f"/api/v1/workers?gpu={'x' * 100}", "unknown query parameter 'gpu'; known: gpu_type, status"),
         ("/tasks?since=soon", "since='soon' is not a time; write how long ago, such as 10m"),
         ("/tasks?since=10", "since='10' is not a time"),
+        ("/tasks?offset=1000001", "offset=1000001: give at most 1000000"),
         ("/tasks?label==x", "label='=x' has no name"),
     ],
 )

@@ -48,8 +48,8 @@ ROUTERS = (
 
 
 WANTED = {
-    "greater_than_equal": "give at least {ge:g}",
-    "less_than_equal": "give at most {le:g}",
+    "greater_than_equal": "give at least {ge:.12g}",
+    "less_than_equal": "give at most {le:.12g}",
     "string_too_long": "give at most {max_length} characters",
     "too_long": "give at most {max_length}",
     "literal_error": "give {expected}",

@@ -69,7 +69,7 @@ class _Place:
                 # msgspec does not say which entry is wrong: the first that is not a short text
                 wrong = next((name for name, each in self.value.items() if not _is_short_text(each)), None)
                 return _Place(
-                    self.value.get(wrong), _item(self.kind), f"{self.path}[{wrong}]", known=wrong is not None
+                    self.value.get(wrong), _item(self.kind), f"{self.path}[{_short(str(wrong))}]", known=wrong is not None
                 )
             case dict() if step in self.value:
                 path = f"{self.path}.{step}" if self.path else step
@@ -93,7 +93,7 @@ def _sentence(said: str, place: _Place, *, is_key: bool) -> str:
         return f"{place.path}.{missing[1]} is missing" if place.path else f"{missing[1]} is missing"
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
         inside = f" in {place.path}" if place.path else ""
-        return f"unknown field {unknown[1]}{inside}; known: {', '.join(_fields(place.kind))}"
+        return f"unknown field {_short(unknown[1])}{inside}; known: {', '.join(_fields(place.kind))}"
     if is_key:
         return f"a name in {where} does not fit: {_wanted(said, place)}"
     shown = f"{where} is {_shown(place.value)}" if place.known else where
@@ -124,8 +124,11 @@ def _shown(value: Any) -> str:
         case list() | dict():
             return ("[…]" if isinstance(value, list) else "{…}") if value else str(value)
         case _:
-            text = repr(value)
-            return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+            return _short(repr(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _branches(kind: inspect.Type) -> Iterator[inspect.Type]:

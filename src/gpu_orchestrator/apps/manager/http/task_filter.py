@@ -53,7 +53,7 @@ def since_ms(text: str) -> int:
     if not text:
         return 0
     try:
-        return -int(min(span_s(text), MOST_SPAN_S) * 1000)
+        return -max(int(min(span_s(text), MOST_SPAN_S) * 1000), 1)  # 0 would mean ever
     except BadAmount:
         pass
     try:
