@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,23 @@ async def test_killed_server_is_restarted(tmp_path: Path) -> None:
             while server.process.pid == first or not await answers(store):  # noqa: ASYNC110 - a process sends no event
                 await asyncio.sleep(0.01)
         keeping.cancel()
+
+
+async def test_server_that_starts_slowly_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read a large file for longer than START_S by now. Another one could not start beside it."""
+    monkeypatch.setattr("gpu_orchestrator.adapters.store.valkey.embedded.START_S", 0.05)
+    server = Embedded(tmp_path)
+    with suppress(Unreachable):
+        await server.start()
+    assert server.process is not None
+    late = server.process.pid
+    async with asyncio.timeout(20):
+        await server._start_again(0)
+    assert (server.trouble, server.process.pid) == ("", late)
+    await check(server.url)
+    await server.stop()
 
 
 async def answers(store: Store) -> bool:

@@ -58,6 +58,10 @@ class Embedded:
     def url(self) -> str:
         return f"unix://{self.socket}"
 
+    @property
+    def _runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     async def start(self) -> None:
         _make_folder(self.folder)
         lock = await _lock(self.folder / "valkey.lock")
@@ -72,7 +76,7 @@ class Embedded:
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             self._log_disk()
-            if self.process is not None and self.process.poll() is not None and not self._stopping:
+            if self.process is not None and not self._runs and not self._stopping:
                 await self._start_again(self.process.returncode)
 
     def _log_disk(self) -> None:
@@ -91,7 +95,10 @@ class Embedded:
         while True:
             await self._wait_for_room()
             try:
-                await self.start()
+                if self._runs:  # it took longer than START_S to read its file, and goes on
+                    await self._wait_until_up()
+                else:
+                    await self.start()
             except (StoreError, OSError) as error:
                 self.trouble = str(error)
                 log.error("the embedded store does not start", error=self.trouble)
@@ -113,7 +120,7 @@ class Embedded:
 
     async def stop(self) -> None:
         self._stopping = True
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None and self._runs:
             self.process.terminate()
             await asyncio.to_thread(self.process.wait)
         with contextlib.suppress(OSError):
@@ -128,7 +135,7 @@ class Embedded:
                     return await database.ping()
                 except Unreachable as error:
                     is_late = asyncio.get_running_loop().time() > deadline
-                    if is_late or self.process is None or self.process.poll() is not None:
+                    if is_late or not self._runs:
                         why = str(self.disk.left()) or self._last_log_line()
                         raise Unreachable(f"the embedded store did not start: {why}") from error
                 await asyncio.sleep(LOOK_EVERY_S)
