@@ -95,7 +95,9 @@ async def test_large_labels_are_read_a_part_per_call(store: Store) -> None:
     fat = {f"k{number}": "x" * 1000 for number in range(63)}
     names = {f"t{number:03}" for number in range(150)}
     for name in sorted(names):
-        await store.tasks.submit([new(name, labels={**fat, "name": name}, priority=75 if name < "t1" else 25)])
+        await store.tasks.submit(
+            [new(name, labels={**fat, "name": name}, priority=75 if name < "t1" else 25)]
+        )
     wanted = Filter(labels=(("name",),))
     one_call = ("queued", "", 0, "", wanted.labels, (0, 0), 1000)
     found, at, cost = await store.tasks._fenced.read(task_lists._SEARCH, *one_call)

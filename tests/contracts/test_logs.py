@@ -145,7 +145,9 @@ async def test_dropped_log_says_how_much_is_missing_and_its_positions_go_on(stor
     await run(store, "t", "w", epoch, attempt=1)
     await store.logs.append([LogPiece("t", 2, "w", epoch, 0, "second\n")], ANY)
     text = "--- attempt 2 on w ---\nsecond\n"
-    assert await shown(store, "t", after=600) == text, "a reader at the end of the first attempt gets the next"
+    assert await shown(store, "t", after=600) == text, (
+        "a reader at the end of the first attempt gets the next"
+    )
     assert await store.logs.size() == len(text) + COST
     await store.logs.trim(0)
     await store.logs.append([LogPiece("t", 2, "w", epoch, 0, "second\nmore\n")], ANY)

@@ -85,9 +85,7 @@ class Manager:
         self.registry = strategies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - breaks ties
         self.waiters = CompletionWaiters()
-        self.task_logs = TaskLogs(
-            store, settings.task_logs_mb, settings.max_store_mb, self.disk_shortage
-        )
+        self.task_logs = TaskLogs(store, settings.task_logs_mb, settings.max_store_mb, self.disk_shortage)
         self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs)
         self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)

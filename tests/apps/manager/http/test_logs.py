@@ -264,9 +264,7 @@ async def test_logs_leave_the_rest_of_a_disk_to_outcomes(site: Site, monkeypatch
         assert (await worker.take()).attempt == 2
     assert (await shown(site, assign.task))["text"] == "one\n"
     await worker.send(session.Log(assign.task, 2, 8, "three\n"))
-    await until_shown(
-        site, assign.task, "one\n[8 bytes are not kept]\n--- attempt 2 on w ---\nthree\n"
-    )
+    await until_shown(site, assign.task, "one\n[8 bytes are not kept]\n--- attempt 2 on w ---\nthree\n")
 
 
 async def test_follower_learns_that_a_log_was_dropped(site: Site) -> None:

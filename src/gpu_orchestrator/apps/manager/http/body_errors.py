@@ -69,7 +69,10 @@ class _Place:
                 # msgspec does not say which entry is wrong: the first that is not a short text
                 wrong = next((name for name, each in self.value.items() if not _is_short_text(each)), None)
                 return _Place(
-                    self.value.get(wrong), _item(self.kind), f"{self.path}[{_short(str(wrong))}]", known=wrong is not None
+                    self.value.get(wrong),
+                    _item(self.kind),
+                    f"{self.path}[{_short(str(wrong))}]",
+                    known=wrong is not None,
                 )
             case dict() if step in self.value:
                 path = f"{self.path}.{step}" if self.path else step

@@ -11,8 +11,8 @@ OUR_CODE = str(Path(__file__).parents[1])
 
 
 def message_of(error: BaseException) -> str:
-    """Return what the error says, or its type if it says nothing. Halves of surrogate pairs, such as bytes of a
-    file name, cannot be sent."""
+    """Return what the error says, or its type if it says nothing. Halves of surrogate pairs, such as
+    bytes of a file name, cannot be sent."""
     try:
         said = str(error)
     except Exception:
