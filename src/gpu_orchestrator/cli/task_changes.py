@@ -56,17 +56,20 @@ def _change(
         {"task_ids": list(task_ids[at : at + MOST])} for at in range(0, len(task_ids), MOST)
     ]
     found: list[dict[str, Any]] = []
-    left = 0
+    left, is_complete = 0, True
     for body in bodies or [{"all": True} if is_all else which.body()]:
         answer = client.ask(server, "POST", f"/tasks/{word}", body=body, answer_s=10 * client.ANSWER_S)
         found += answer["tasks"]
         left += answer.get("remaining", 0)
+        is_complete = is_complete and answer.get("complete", True)
     if as_json:
         output.show_json({"tasks": found, "total": len(found)})
     else:
         _show(word, found)
     if left:
         output.note(f"{left} more match; run the command again")
+    elif not is_complete:
+        output.note("there are too many tasks to search all of them; more may match")
     if task_ids and any(each.get("error") for each in found):
         sys.exit(1)
     return None

@@ -175,11 +175,12 @@ class TaskOutcome(Answer, frozen=True):
 
 class TasksChanged(Answer, frozen=True):
     """`total` counts the tasks listed here. `remaining` counts those that match and were left, because a call
-    changes at most 10,000; repeat it."""
+    changes at most 10,000; repeat it. With `complete` false still more may match, as in `TaskPage`."""
 
     tasks: list[TaskOutcome]
     total: int
     remaining: int = 0
+    complete: bool = True
 
 
 class TaskLog(Answer, frozen=True):

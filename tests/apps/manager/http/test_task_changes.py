@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.adapters.store import task_lists
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.http import task_changes
 from tests.apps.manager.access.test_audit import entries
@@ -129,6 +130,18 @@ async def test_call_that_matches_too_many_says_how_many_are_left(
         _, answer = await site.call("POST", "/tasks/cancel", {"all": True})
         left.append((answer["total"], answer["remaining"]))
     assert left == [(5, 7), (5, 2), (2, 0)]
+
+
+async def test_call_that_could_not_search_all_tasks_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.call("POST", "/tasks/batch", {"tasks": [{"task_type": "echo", "labels": {"a": "b"}}] * 12})
+    monkeypatch.setattr(task_lists, "MOST_SEARCHED", 5)
+    found = []
+    for body in ({"labels": {"a": "b"}}, {"status": ["queued"]}, {"labels": {"a": "b"}}):
+        _, answer = await site.call("POST", "/tasks/cancel", body)
+        found.append((answer["total"], answer["remaining"], answer["complete"]))
+    assert found == [(5, 0, False), (7, 0, True), (0, 0, True)]
 
 
 async def test_audit_log_says_what_was_changed(site: Site) -> None:

@@ -5,6 +5,7 @@ Nothing that happens to one task of many fails the others: each has an outcome o
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from gpu_orchestrator.adapters.store.records import Limit, NoRoom
 from gpu_orchestrator.adapters.store.tasks import CancelResult
@@ -25,23 +26,32 @@ AT_ONCE = 100
 Change = Callable[[Manager, Sequence[str], Key], Awaitable[list[schema.TaskOutcome]]]
 
 
-async def choose(
-    manager: Manager, wanted: schema.TaskSelection, key: Key, states: Sequence[str]
-) -> tuple[list[str], list[schema.TaskOutcome], int]:
-    """Return the ids of the tasks to change, outcomes of ids that name none, and how many tasks are left for
-    a next call. `states` are those in which a task can be changed."""
+class Chosen(NamedTuple):
+    """The ids of the tasks to change, outcomes of ids that name none, and how many tasks are left for a next
+    call. `complete` is False if not all tasks were searched."""
+
+    names: list[str]
+    failed: list[schema.TaskOutcome]
+    remaining: int = 0
+    complete: bool = True
+
+
+async def choose(manager: Manager, wanted: schema.TaskSelection, key: Key, states: Sequence[str]) -> Chosen:
+    """Choose the tasks to change. `states` are those in which a task can be changed."""
     filters = (wanted.status, wanted.task_type, wanted.labels, wanted.worker_id, wanted.owner, wanted.all)
     if wanted.task_ids:
         if any(filters):
             raise errors.Unprocessable("give either task_ids or a filter, not both")
-        return *await _named(manager, wanted.task_ids, key), 0
+        return Chosen(*await _named(manager, wanted.task_ids, key))
     if not any(filters):
         raise errors.Unprocessable(
             "no task is chosen; give task_ids, a filter (status, task_type, labels, worker_id, owner), "
             "or all: true for every task"
         )
     found = await manager.store.tasks.choose(of_selection(key, wanted, states), most=MOST_CHANGED)
-    return list(found.ids), [], found.total - len(found.ids)
+    # Of a worker, the list lacks only tasks that ended long ago.
+    is_complete = bool(found.complete or wanted.worker_id)
+    return Chosen(list(found.ids), [], found.total - len(found.ids), is_complete)
 
 
 async def cancel(manager: Manager, names: Sequence[str], key: Key) -> list[schema.TaskOutcome]:

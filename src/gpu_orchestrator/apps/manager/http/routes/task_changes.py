@@ -60,13 +60,17 @@ async def cancel(request: Request, task_id: str) -> Response:
 async def _change(request: Request, change: Change, states: tuple[str, ...]) -> Response:
     manager, key = manager_of(request), request.state.key
     wanted = await read(request, schema.TaskSelection)
-    names, failed, remaining = await task_changes.choose(manager, wanted, key, states)
-    if (more := (len(names) - 1) // TASKS_PER_REQUEST) > 0:
+    chosen = await task_changes.choose(manager, wanted, key, states)
+    if (more := (len(chosen.names) - 1) // TASKS_PER_REQUEST) > 0:
         manager.rate_limiter.take(key, "POST", path_of(request.scope), cost=more)
-    outcomes = [*await change(manager, names, key), *failed]
+    outcomes = [*await change(manager, chosen.names, key), *chosen.failed]
     done = sum(not each.error for each in outcomes)
     request.state.object = f"{done} of {len(outcomes)} tasks: {_chosen(wanted, key)}"
-    return json_response(schema.TasksChanged(tasks=outcomes, total=len(outcomes), remaining=remaining))
+    return json_response(
+        schema.TasksChanged(
+            tasks=outcomes, total=len(outcomes), remaining=chosen.remaining, complete=chosen.complete
+        )
+    )
 
 
 def _chosen(wanted: schema.TaskSelection, key: Key) -> str:
