@@ -69,10 +69,16 @@ def test_bad_value_error_names_variable_value_and_what_is_allowed(
         ({"REDIS_PASSWORD": " 12 "}, "redis_password", " 12 "),
         ({"CORS_ORIGINS": "https://a.example, *,"}, "cors_origins", ("https://a.example", "*")),
         ({"DATA_DIR": "~/x"}, "data_dir", str(Path("~/x").expanduser())),
+        ({"DATA_DIR": "x"}, "data_dir", str(Path("x").absolute())),
     ],
 )
 def test_value_is_read_as_people_write_it(environ: dict[str, str], field: str, value: object) -> None:
     assert getattr(load(**environ), field) == value
+
+
+@pytest.mark.parametrize("given", ["x", "./x", "y/../x"])
+def test_data_directory_of_the_command_line_is_made_absolute(given: str) -> None:
+    assert settings.load({}, Path("/nowhere"), data_dir=given).data_dir == str(Path("x").absolute())
 
 
 def test_one_error_lists_all_bad_values() -> None:

@@ -35,8 +35,16 @@ DESCRIBE = "write a count such as 4, or 4xL4:24GiB,2xH200:141GiB"
 )
 def test_bad_option_is_one_line_and_writes_nothing(tmp_path: Path, words: list[str], message: str) -> None:
     data = tmp_path / "data"
-    assert message in only_line(start(tmp_path, "up", "--data", str(data), *words, API_PORT="0"))
+    done = start(tmp_path, "up", "--data", str(data), *words, API_PORT="0")
+    assert message in only_line(done)
+    assert done.returncode == (1 if "--host" in words else 2), "an address that is not there may come"
     assert not data.exists()
+
+
+def test_data_directory_may_be_relative(tmp_path: Path) -> None:
+    with up(tmp_path, "--port", "0", data="here") as running:
+        lines_until(running, "sample-8 completed")
+    assert (tmp_path / "here" / "client.json").exists()
 
 
 def test_misspelt_setting_is_named(tmp_path: Path) -> None:

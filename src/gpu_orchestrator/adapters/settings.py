@@ -158,9 +158,9 @@ def load(
         shown = f"{name}={values.get(name)}" if value is None else f"{OPTIONS.get(each.name, name)} {value}"
         try:
             if value is not None:
-                found[each.name] = msgspec.convert(value, TYPES[each.name])
+                found[each.name] = _whole(each.name, msgspec.convert(value, TYPES[each.name]))
             elif values.get(name, "") != "":
-                found[each.name] = _converted(each.name, values[name])
+                found[each.name] = _whole(each.name, _converted(each.name, values[name]))
         except (ValueError, msgspec.ValidationError):
             wrong.append(f"{shown} is not allowed: give {_allowed(TYPES[each.name])}")
     wrong += _secrets(found)
@@ -193,9 +193,12 @@ CHECKS: dict[str, Callable[[str], object]] = {
 def _converted(name: str, text: str) -> Any:
     if name in CHECKS:
         CHECKS[name](text)
-    if name == "data_dir":
-        return str(Path(text).expanduser())
     return msgspec.convert(_value(inspect.type_info(TYPES[name]), text), TYPES[name])
+
+
+def _whole(name: str, value: Any) -> Any:
+    """Make the data directory absolute: other processes use it, from other folders."""
+    return os.path.abspath(os.path.expanduser(value)) if name == "data_dir" else value
 
 
 def _value(kind: inspect.Type, text: str) -> Any:

@@ -34,7 +34,7 @@ LOG = "manager.log"
 COLLECT = (20_000, 20, 50)
 """Collect less often than by default: our values form no cycles, so there is little to collect."""
 KNOWN_ERRORS = (BadSettings, BadCertificate, StoreError, server.CannotListen, UnknownPolicy, BadPlugin)
-INTERRUPTED = 130
+NOT_UNDERSTOOD, INTERRUPTED = 2, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ async def reported(work: Callable[[Ending], Awaitable[None]]) -> int:
         await work(ending)
     except KNOWN_ERRORS as error:
         print(f"gpu-orchestrator: {error}", file=sys.stderr)
-        return 1
+        return NOT_UNDERSTOOD if isinstance(error, BadSettings) else 1
     except asyncio.CancelledError:
         print("gpu-orchestrator: stopped before it was up", file=sys.stderr)
         return INTERRUPTED

@@ -46,7 +46,7 @@ class Embedded:
     of a crash."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # the server changes into it before it opens its log
         self.socket = _socket(folder)
         self.disk = Disk(folder)
         self.trouble = ""
