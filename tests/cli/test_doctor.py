@@ -14,7 +14,8 @@ from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.cli import doctor_manager
 from gpu_orchestrator.cli.doctor import has_kubernetes
 from gpu_orchestrator.cli.doctor_kube import RIGHTS, judged
-from gpu_orchestrator.cli.findings import Component
+from gpu_orchestrator.cli.findings import Component, Finding, lines
+from gpu_orchestrator.cli.tables import Page
 from gpu_orchestrator.cli.where import Place
 from tests.support.paths import ROOT
 
@@ -38,6 +39,15 @@ def test_checked_permissions_match_the_shipped_role(component: Component, folder
     shipped = {access for role in roles for access in granted(role)}
     checked = {access for right in RIGHTS[component] for access in right.each()}
     assert checked == shipped
+
+
+def test_long_finding_goes_on_below_its_first_word_on_a_terminal() -> None:
+    finding = Finding(True, "data directory: /var/lib/gpu-orchestrator, 74.0 GB left (27%)")
+    assert lines(finding, Page()) == [f"ok      {finding.text}"]
+    assert lines(finding, Page(60)) == [
+        "ok      data directory: /var/lib/gpu-orchestrator, 74.0 GB",
+        "        left (27%)",
+    ]
 
 
 @pytest.mark.parametrize(

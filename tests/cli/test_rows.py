@@ -41,14 +41,18 @@ DEVICES = [{"index": 0, "uuid": "GPU-a", "model": "L4"}, {"index": 3, "uuid": "G
         pytest.param(task(gpus=2), f"{ID} running sleep vm 2 3m 42s -", id="asked for two"),
         pytest.param(task(gpus=2, devices=DEVICES), f"{ID} running sleep vm #0 #3 3m 42s -", id="got two"),
         pytest.param(
-            task(
-                "queued",
-                assigned_worker=None,
-                started_at=None,
-                queue_position=4,
-                reason="0/9 workers fit: 9 are full",
-            ),
-            f"{ID} queued sleep - - 3m - #4: 9 are full",
+            task(gpus=5, devices=[{"index": at} for at in (0, 1, 4, 5, 6)]),
+            f"{ID} running sleep vm #0 #1 #4-6 3m 42s -",
+            id="got many",
+        ),
+        pytest.param(
+            task("queued", reason="0/3 workers fit: 2 are offline, 1 has no GPU"),
+            f"{ID} queued sleep vm - 3m - 2 are offline, 1 has no GPU",
+            id="reason without the count",
+        ),
+        pytest.param(
+            task("queued", assigned_worker=None, started_at=None, queue_position=4, reason="no room"),
+            f"{ID} queued sleep - - 3m - #4: no room",
             id="queued shows position and reason",
         ),
         pytest.param(
@@ -182,6 +186,17 @@ def test_status_explains_memory_that_cannot_be_reserved() -> None:
     assert any("(GPU_MEMORY_THRESHOLD keeps 20% of each device back)" in line for line in exact)
     none = {**answer, "total_memory_bytes": 0, "available_memory_bytes": 0}
     assert "GPU memory  none: no worker that is online has a GPU" in card(worker_rows.status(none))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"running_tasks": 1, "queued_tasks": 2}, "1 running task, 2 waiting tasks"),
+        ({"requests_per_minute": 1, "gpu_seconds_per_day": 1}, "1 request a minute, 1 GPU second a day"),
+    ],
+)
+def test_one_is_singular(limits: dict[str, int], words: str) -> None:
+    assert key.limits_in_words(limits) == words
 
 
 def test_key_shows_its_limits_and_when_it_expires() -> None:

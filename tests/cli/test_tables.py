@@ -46,6 +46,40 @@ def test_free_text_is_shortened_to_the_width() -> None:
     assert row.endswith("…")
 
 
+BELOW = (
+    Column("TASK"),
+    Column("STATUS"),
+    Column("AGE", 1),
+    Column("OWNER", 8, below=True),
+    Column("LABELS", 8, below=True),
+    Column("REASON", 3, free=True, below=True),
+)
+WAITS = (
+    ID,
+    "queued",
+    "3m",
+    "ann",
+    "",
+    "7 are offline, 5 have fewer than 4 free GPUs, 1 has no wholly free GPU",
+)
+
+
+def test_what_explains_a_row_goes_below_it_where_there_is_no_room() -> None:
+    assert table(BELOW, [WAITS, (ID, "running", "4m", "", "", "")], Page(60)) == [
+        f"{'TASK':<32}  STATUS   AGE",
+        f"{ID}  queued   3m",
+        "    owner ann",
+        "    7 are offline, 5 have fewer than 4 free GPUs, 1 has no",
+        "    wholly free GPU",
+        f"{ID}  running  4m",
+    ]
+
+
+@pytest.mark.parametrize("page", [Page(), Page(200), Page(60, tall=False)], ids=["pipe", "wide", "one line"])
+def test_row_has_one_line_where_nothing_goes_below(page: Page) -> None:
+    assert len(table(BELOW, [WAITS, WAITS], page)) == 3
+
+
 def test_pipe_gets_everything_without_colour() -> None:
     head, row = table(COLUMNS, [ROW], Page())
     assert ROW[-1] in row

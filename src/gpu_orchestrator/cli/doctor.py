@@ -17,6 +17,8 @@ from gpu_orchestrator.cli import output, where
 from gpu_orchestrator.cli.findings import Component, Finding, tell
 from gpu_orchestrator.cli.options import HERE, Server
 
+NO_CLUSTER = "Kubernetes: no cluster is configured; pass --kubeconfig or set KUBECONFIG to check one"
+
 
 def doctor(
     *,
@@ -46,9 +48,11 @@ def doctor(
     by_manager = not wants_kubernetes and (place.found != where.DEFAULT or not on_kubernetes)
     wrong = 0
     if by_manager:
-        wrong += _check_manager(place, is_alone=not on_kubernetes)
+        wrong += _check_manager(place)
     if on_kubernetes:
         wrong += asyncio.run(_check_kubernetes(kubeconfig, context, component))
+    else:
+        tell(Finding(None, NO_CLUSTER))
     sys.exit(1 if wrong else 0)
 
 
@@ -59,15 +63,9 @@ def has_kubernetes(environ: Mapping[str, str]) -> bool:
     return (Path(environ.get("HOME") or "/") / ".kube" / "config").exists()
 
 
-def _check_manager(place: where.Place, *, is_alone: bool) -> int:
+def _check_manager(place: where.Place) -> int:
     from gpu_orchestrator.cli import doctor_manager
 
-    if is_alone:
-        tell(
-            Finding(
-                None, "Kubernetes: no cluster is configured; pass --kubeconfig or set KUBECONFIG to check one"
-            )
-        )
     if place.found == where.DEFAULT and not doctor_manager.answers(place):
         tell(
             Finding(

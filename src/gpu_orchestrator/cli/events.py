@@ -30,10 +30,10 @@ TYPES = (
     "reset",
 )
 COLUMNS = (
-    Column("TIME"),
+    Column("TIME", 1),
     Column("EVENT", paint=lambda word: state_colour(word.rpartition("_")[2])),
-    Column("OBJECT", 1),
-    Column("DETAILS", 2, free=True),
+    Column("OBJECT"),
+    Column("DETAILS", 2, free=True, below=True),
 )
 FIRST = ("error", "message", "reason", "status", "state", "worker_id", "devices")
 MOST = 1000

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpu_orchestrator.cli import output
-from gpu_orchestrator.cli.tables import painted
+from gpu_orchestrator.cli.tables import Page, painted, wrapped
 
 Component = Literal["operator", "scheduler", "agent"]
 MARKS = {True: ("ok    ", "green"), False: ("failed", "red"), None: ("-     ", "dim")}
@@ -20,6 +20,13 @@ class Finding:
 
 
 def tell(finding: Finding) -> None:
-    mark, colour = MARKS[finding.is_good]
     stream = sys.stderr if finding.is_good is False else sys.stdout
-    print(f"{painted(mark, colour, output.page(stream))}  {finding.text}", file=stream, flush=True)
+    for line in lines(finding, output.page(stream)):
+        print(line, file=stream, flush=True)
+
+
+def lines(finding: Finding, page: Page) -> list[str]:
+    """Return the finding with its mark; on a terminal a long one goes on below its first word."""
+    mark, colour = MARKS[finding.is_good]
+    first, *more = wrapped(finding.text, len(mark) + 2, page.width)
+    return [f"{painted(mark, colour, page)}  {first}", *(" " * (len(mark) + 2) + line for line in more)]

@@ -169,6 +169,8 @@ def limits_in_words(given: dict[str, Any]) -> str:
     parts = []
     for name, value in given.items():
         words = LIMITS.get(name, name)
+        if value == 1:  # `1 running task`, `1 request a minute`
+            words = re.sub(r"(request|task|second)s\b", r"\1", words)
         if value is None or (name == "weight" and value == 1):
             continue
         parts.append(f"{words} {value:g}" if name == "weight" else f"{value or 'any number of'} {words}")

@@ -1,7 +1,8 @@
 """Lay out tables and cards as lines of text. Pure: width and colour come in as arguments.
 
-A table that is too wide for its terminal loses whole columns, the least important first, and the one column
-of free text may end with `…`. Ids are never cut. Without a terminal nothing is left out.
+In a table that is too wide for its terminal, what explains a row goes to lines of its own below it. Then
+whole columns go, the least important first, and free text may end with `…`. Ids are never cut. Without a
+terminal nothing is left out.
 """
 
 import textwrap
@@ -13,8 +14,10 @@ from gpu_orchestrator.cli.plain import visible
 
 GAP = "  "
 NOTHING = "-"
-LEAST = 20
-"""A column of free text is dropped rather than shortened to less than this."""
+LEAST, ROOMY = 20, 40
+"""A column of free text is dropped rather than shortened to less than `LEAST`; one that can go below does so
+rather than have less than `ROOMY`."""
+INDENT = "    "
 COLOURS = {"green": "32", "cyan": "36", "red": "31", "yellow": "33", "bold": "1", "dim": "2"}
 STATES = {
     **dict.fromkeys(("completed", "healthy", "online", "active", "done", "ok"), "green"),
@@ -29,20 +32,23 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`rank` 0 always stays; of the others the highest is dropped first. `free` may be shortened."""
+    """`rank` 0 always stays; of the others the highest is dropped first. `free` may be shortened.
+    `below` goes to a line of its own where there is no room."""
 
     head: str
     rank: int = 0
     free: bool = False
+    below: bool = False
     paint: Callable[[str], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where the text goes: `width` is None if there is no limit."""
+    """Where the text goes: `width` is None if there is no limit. Without `tall` a row has one line."""
 
     width: int | None = None
     colour: bool = False
+    tall: bool = True
 
 
 PLAIN = Page()
@@ -60,10 +66,13 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[object]], page: Pag
         max([cell_width(column.head), *(cell_width(row[at]) for row in cells)])
         for at, column in enumerate(columns)
     ]
-    kept = _kept(columns, widths, page.width)
+    kept = _kept(columns, widths, page)
     shown = _fitted(columns, widths, kept, page.width)
     head = _line([columns[at].head for at in kept], [shown[at] for at in kept], ["bold"] * len(kept), page)
-    return [head, *(_row(columns, row, kept, shown, page) for row in cells)]
+    lines = [head]
+    for row in cells:
+        lines += [_row(columns, row, kept, shown, page), *_below(columns, row, kept, page)]
+    return lines
 
 
 def card(pairs: Sequence[tuple[str, object]], page: Page = PLAIN) -> list[str]:
@@ -72,7 +81,7 @@ def card(pairs: Sequence[tuple[str, object]], page: Page = PLAIN) -> list[str]:
     indent = max((cell_width(name) for name, _ in shown), default=0) + len(GAP)
     lines = []
     for name, value in shown:
-        first, *more = _wrapped(value, indent, page.width)
+        first, *more = wrapped(value, indent, page.width)
         word = visible(first)
         colour = state_colour(word) if name == "status" else ""
         lines.append(
@@ -82,7 +91,7 @@ def card(pairs: Sequence[tuple[str, object]], page: Page = PLAIN) -> list[str]:
     return lines
 
 
-def _wrapped(value: str, indent: int, width: int | None) -> list[str]:
+def wrapped(value: str, indent: int, width: int | None) -> list[str]:
     """Return the lines of a value; a long sentence goes on below on a terminal."""
     lines = value.split("\n")
     if len(lines) > 1 or width is None or cell_width(value) <= width - indent or width - indent < LEAST:
@@ -125,10 +134,14 @@ def painted(words: str, colour: str, page: Page) -> str:
     return f"\x1b[{COLOURS[colour]}m{words}\x1b[0m"
 
 
-def _kept(columns: Sequence[Column], widths: Sequence[int], width: int | None) -> list[int]:
-    """Return which columns fit, dropping the least important until they do."""
+def _kept(columns: Sequence[Column], widths: Sequence[int], page: Page) -> list[int]:
+    """Return which columns fit: without those that can go below, then without the least important."""
     kept = list(range(len(columns)))
-    while width is not None and _least(columns, widths, kept) > width:
+    if page.width is None:
+        return kept
+    if page.tall and _least(columns, widths, kept, ROOMY) > page.width:
+        kept = [at for at in kept if not columns[at].below]
+    while _least(columns, widths, kept) > page.width:
         last = max(kept, key=lambda at: (columns[at].rank, at))
         if columns[last].rank == 0:
             break
@@ -136,9 +149,28 @@ def _kept(columns: Sequence[Column], widths: Sequence[int], width: int | None) -
     return kept
 
 
-def _least(columns: Sequence[Column], widths: Sequence[int], kept: Sequence[int]) -> int:
-    needed = sum(min(widths[at], LEAST) if columns[at].free else widths[at] for at in kept)
+def _least(columns: Sequence[Column], widths: Sequence[int], kept: Sequence[int], least: int = LEAST) -> int:
+    needed = sum(min(widths[at], least) if columns[at].free else widths[at] for at in kept)
     return needed + len(GAP) * (len(kept) - 1)
+
+
+def _below(columns: Sequence[Column], row: Sequence[str], kept: Sequence[int], page: Page) -> list[str]:
+    """Return the lines below a row: fields with their names, then free text."""
+    if page.width is None or not page.tall:
+        return []
+    moved = [
+        (column, row[at])
+        for at, column in enumerate(columns)
+        if column.below and at not in kept and row[at] != NOTHING
+    ]
+    fields = "; ".join(f"{column.head.lower()} {cell}" for column, cell in moved if not column.free)
+    found = [fields, *(cell for column, cell in moved if column.free)]
+    width = max(page.width - len(INDENT), LEAST)
+    return [
+        INDENT + painted(line, "dim", page)
+        for each in found
+        for line in textwrap.wrap(each, width, break_long_words=False, break_on_hyphens=False)
+    ]
 
 
 def _fitted(

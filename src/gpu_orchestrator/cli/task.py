@@ -10,7 +10,7 @@ from gpu_orchestrator.cli import client, output, task_rows, waiting, where
 from gpu_orchestrator.cli.filters import ALL, Filter, labels
 from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId
 from gpu_orchestrator.cli.plain import lines
-from gpu_orchestrator.cli.tables import Column, Page, table
+from gpu_orchestrator.cli.tables import Column
 
 app = App(name="task", help="Submit tasks and follow them.")
 ORDER = ("submit", "list", "get", "watch", "logs", "wait", "explain", "cancel", "retry")
@@ -173,8 +173,7 @@ def list_(
     if json_:
         return output.show_json(answer)
     columns, rows = task_rows.table(answer["tasks"], datetime.now(UTC), wide=wide)
-    page = output.page()
-    output.say(*table(columns, rows, Page(None, page.colour) if wide else page))
+    output.show_table(columns, rows)
     shown, total = offset + len(rows), answer.get("total", 0)
     if shown < total and rows:
         output.note(f"{len(rows)} of {total} (--limit, --offset)")
@@ -208,7 +207,7 @@ def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE)
         Column("DEVICE"),
         Column("MODEL", 2),
         Column("FREE", 1),
-        Column("WHY", free=True),
+        Column("WHY", free=True, below=True),
     ]
     return output.show_table(columns, rows) if rows and answer["status"] not in task_rows.FINAL else None
 

@@ -4,6 +4,7 @@ A field that an older server does not send is left out.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any
@@ -14,6 +15,8 @@ from gpu_orchestrator.cli.tables import Column, state_colour
 Task = Mapping[str, Any]
 Field = Callable[[Task], object]
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
+COUNT = re.compile(r"^0/[1-9]\d* workers fit: ")
+"""What a reason begins with, left out in lists: the room is for what comes after it."""
 TASK = Column("TASK")
 STATUS = Column("STATUS", paint=state_colour)
 
@@ -34,18 +37,18 @@ def table(
     ]
     if wide:
         columns += [
-            (Column("POSITION", 7), lambda each: each.get("queue_position")),
-            (Column("DEVICES", 8), devices),
-            (Column("MEMORY", 8), memory),
-            (Column("ATTEMPT", 8), lambda each: each.get("attempt")),
-            (Column("PRIORITY", 8), lambda each: each.get("priority")),
-            (Column("OWNER", 8), lambda each: each.get("owner")),
-            (Column("LABELS", 8), lambda each: labels(each.get("labels") or {})),
-            (Column("PROGRESS", 2, free=True), _progress),
-            (Column("REASON", 2, free=True), reason),
+            (Column("POSITION", 7, below=True), lambda each: each.get("queue_position")),
+            (Column("DEVICES", 8, below=True), devices),
+            (Column("MEMORY", 8, below=True), memory),
+            (Column("ATTEMPT", 8, below=True), lambda each: each.get("attempt")),
+            (Column("PRIORITY", 8, below=True), lambda each: each.get("priority")),
+            (Column("OWNER", 8, below=True), lambda each: each.get("owner")),
+            (Column("LABELS", 8, below=True), lambda each: labels(each.get("labels") or {})),
+            (Column("PROGRESS", 2, free=True, below=True), _progress),
+            (Column("REASON", 2, free=True, below=True), reason),
         ]
     else:
-        columns.append((Column("DETAIL", 2, free=True), detail))
+        columns.append((Column("DETAIL", 2, free=True, below=True), detail))
     return [column for column, _ in columns], [[field(each) for _, field in columns] for each in tasks]
 
 
@@ -102,10 +105,25 @@ def line(task: Task, now: datetime) -> str:
 
 
 def gpus(task: Task) -> object:
-    """Return the devices by number once it has some (`#0 #1`), else how many it asks for."""
+    """Return the devices by number once it has some (`#0 #2-5`), else how many it asks for."""
     if found := task.get("devices"):
-        return " ".join(f"#{each.get('index')}" for each in found)
+        return " ".join(_ranges(sorted(int(each.get("index") or 0) for each in found)))
     return task.get("gpus")
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """Return ascending numbers, three and more in a row as one range."""
+    runs: list[list[int]] = []
+    for each in numbers:
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return [
+        word
+        for run in runs
+        for word in ([f"#{run[0]}-{run[-1]}"] if len(run) > 2 else [f"#{each}" for each in run])
+    ]
 
 
 def devices(task: Task) -> str:
@@ -134,11 +152,11 @@ def duration(task: Task, now: datetime) -> str:
 
 
 def reason(task: Task) -> str:
-    """Return why it waits or how it failed."""
+    """Return why it waits or how it failed, in few words."""
     error = task.get("error") or {}
     if error.get("message") and task["status"] in FINAL:
         return f"{error.get('type')}: {error['message']}".partition("\n")[0]
-    return str(task.get("reason") or "")
+    return COUNT.sub("", str(task.get("reason") or ""))
 
 
 def detail(task: Task) -> str:
@@ -146,7 +164,6 @@ def detail(task: Task) -> str:
     failed."""
     position = task.get("queue_position")
     said = str(_progress(task) or "") or reason(task)
-    said = said.partition(" workers fit: ")[2] or said
     return (f"#{position}: {said}" if said else f"#{position} in the queue") if position else said
 
 

@@ -7,6 +7,7 @@ server, so that none is missed.
 import json
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -125,4 +126,4 @@ def picture(tasks: list[dict[str, Any]], total: int, trouble: str, now: datetime
     columns, rows = task_rows.table(tasks, now)
     shown = f"{len(tasks)} of {total}" if total > len(tasks) else f"{total}"
     below = trouble or f"{shown} tasks; Ctrl-C ends this view, not the tasks"
-    return [*table(columns, rows, page), "", painted(below[: page.width], "dim", page)]
+    return [*table(columns, rows, replace(page, tall=False)), "", painted(below[: page.width], "dim", page)]
