@@ -78,6 +78,13 @@ def test_page_has_no_box_and_no_noise(page: str, capsys: pytest.CaptureFixture[s
         ("tsk list", "unknown command tsk; did you mean task?"),
         ("worker lst", "unknown command lst; did you mean list?"),
         ("task lst", "unknown command lst; did you mean list?"),
+        ("task ls", "unknown command ls; did you mean list?"),
+        ("task rm 3f2a", "unknown command rm; did you mean cancel?"),
+        ("worker rm vm", "unknown command rm; did you mean remove?"),
+        ("key delete 3f2a", "unknown command delete; did you mean revoke?"),
+        ("worker get vm", "unknown command get; did you mean show?"),
+        ("version", "unknown command version; did you mean --version?"),
+        ("status --yaml", "unknown option --yaml; `gpu-orchestrator status --help` lists them"),
         ("task frobnicate", "unknown command frobnicate; known: "),
         ("task get", "TASK_ID is missing; see `gpu-orchestrator task get --help`"),
         (

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_orchestrator.cli import events, key, task_rows, worker_rows
 from gpu_orchestrator.cli.tables import Page, card, table
+from gpu_orchestrator.cli.task import verdict
 from gpu_orchestrator.cli.watch import picture
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
@@ -186,6 +187,19 @@ def test_status_explains_memory_that_cannot_be_reserved() -> None:
     assert any("(GPU_MEMORY_THRESHOLD keeps 20% of each device back)" in line for line in exact)
     none = {**answer, "total_memory_bytes": 0, "available_memory_bytes": 0}
     assert "GPU memory  none: no worker that is online has a GPU" in card(worker_rows.status(none))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"status": "queued", "reason": "no room"}, "queued: no room"),
+        ({"status": "failed", "reason": "failed; not retried"}, "failed; not retried"),
+        ({"status": "queued", "reason": "", "would_go_to": "vm"}, "queued: goes to vm"),
+        ({"status": "completed", "reason": ""}, "completed"),
+    ],
+)
+def test_explanation_begins_with_the_state(answer: dict[str, Any], said: str) -> None:
+    assert verdict(answer) == said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from rich.cells import cell_len
 
 from gpu_orchestrator.adapters.store.tasks import Counts
 from gpu_orchestrator.cli.own_worker import words
-from gpu_orchestrator.cli.view import Line, clock, shared, summary, table
+from gpu_orchestrator.cli.view import Line, clock, in_short, shared, summary, table
+from gpu_orchestrator.core.answer import Refusal
 
 LONG = "caecc98c9aacbf08a4614a57312f6f2e"
 REASON = "1 has no wholly free GPU"
@@ -84,7 +85,17 @@ def test_durations_are_short(seconds: float, shown: str) -> None:
     ],
 )
 def test_summary_counts(states: dict[str, int], said: str) -> None:
-    assert summary(Counts(0, states, {}, ("w",), "")).plain == said
+    assert summary(Counts(0, states, {}, ("w",), ""), 1).plain == said
+
+
+@pytest.mark.parametrize(("online", "said"), [(3, "3 workers; "), (1, "1 of 3 workers online; ")])
+def test_summary_says_who_is_offline(online: int, said: str) -> None:
+    assert summary(Counts(0, {}, {}, ("a", "b", "c"), ""), online).plain == f"{said}no tasks yet"
+
+
+def test_reason_is_told_in_the_words_of_lists() -> None:
+    refusal = Refusal(3, (("not ready", 2), ("have no GPU of 20480 MiB", 1)))
+    assert in_short(refusal) == "2 are offline, 1 has no GPU of 20GB"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,24 @@ from cyclopts.exceptions import (
 
 from gpu_orchestrator.cli.output import PROGRAM
 
+LIKELY = {
+    "ls": ("list",),
+    "ps": ("list", "status"),
+    "rm": ("cancel", "remove", "revoke"),
+    "delete": ("cancel", "remove", "revoke"),
+    "kill": ("cancel",),
+    "stop": ("cancel", "drain"),
+    "describe": ("get", "show"),
+    "show": ("get",),
+    "get": ("show", "list"),
+    "new": ("submit", "create"),
+    "add": ("submit", "create"),
+    "run": ("submit", "up"),
+    "start": ("up",),
+    "tasks": ("task",),
+    "version": ("--version",),
+}
+"""What people type out of habit, and the commands that they may mean."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -44,7 +62,7 @@ def words(error: CycloptsError) -> str:
 
 def meant(given: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?`, or nothing if no known word is near."""
-    close = difflib.get_close_matches(given, list(known), 1, 0.6)
+    close = difflib.get_close_matches(given, list(known), 1, 0.65)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -58,7 +76,9 @@ def _unknown(token: str, error: CycloptsError) -> str:
     if token.startswith("-"):
         return f"unknown option {token}; {_help(error)} lists them"
     known = _commands(error.app) if error.app is not None else []
-    return f"unknown command {token}{meant(token, known) or '; known: ' + ', '.join(known)}"
+    likely = [each for each in LIKELY.get(token, ()) if error.app is not None and each in error.app]
+    hint = f"; did you mean {likely[0]}?" if likely else meant(token, known)
+    return f"unknown command {token}{hint or '; known: ' + ', '.join(known)}"
 
 
 def _commands(app: App) -> list[str]:

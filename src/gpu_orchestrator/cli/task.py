@@ -182,6 +182,13 @@ def list_(
     return None
 
 
+def verdict(answer: dict[str, Any]) -> str:
+    """Return an explanation in one line; a reason that begins with the state says it once."""
+    status, goes_to = answer["status"], answer.get("would_go_to")
+    words = answer["reason"] or (f"goes to {goes_to}" if goes_to else "")
+    return words if words.startswith(status) else f"{status}: {words}" if words else status
+
+
 @app.command(sort_key=ORDER.index("explain"))
 def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE) -> None:
     """Show why a task waits: every device, and why it cannot be used."""
@@ -199,9 +206,7 @@ def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE)
         for worker in answer["workers"]
         for device in worker["devices"]
     ]
-    goes_to = answer.get("would_go_to")
-    words = answer["reason"] or (f"goes to {goes_to}" if goes_to else "")
-    output.say(lines(f"{answer['status']}: {words}" if words else answer["status"]))
+    output.say(lines(verdict(answer)))
     columns = [
         Column("WORKER"),
         Column("DEVICE"),

@@ -23,10 +23,12 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager import views
 from gpu_orchestrator.apps.manager.fleet import rows as fleet_rows
+from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.cli.plain import plain
+from gpu_orchestrator.core.answer import Refusal
 
-EVERY_S, QUIET_S, PROBLEMS_S = 0.25, 2.0, 0.5
+EVERY_S, QUIET_S, PROBLEMS_S, WORKERS_S = 0.25, 2.0, 0.5, 1.0
 ROWS, LEAST_ROWS, AROUND_ROWS = 16, 4, 14
 """At most this many tasks are shown; fewer on a low terminal, so that the key and the hints stay in sight."""
 NARROW = 28
@@ -142,7 +144,10 @@ class View:
         most = max(min(ROWS, self._console.height - AROUND_ROWS), LEAST_ROWS)
         lines = await self._lines(most, counts.now_ms)
         is_active = any(counts.states.get(state) for state in (*ACTIVE, "queued"))
-        return Group(summary(counts), *table(lines, self._console.width, most)), is_active
+        overview = self._manager.overview
+        await overview.refresh(at_most_old_s=WORKERS_S)
+        online = sum(each.online for each in overview.workers.values())
+        return Group(summary(counts, online), *table(lines, self._console.width, most)), is_active
 
     async def _lines(self, most: int, now_ms: int) -> list[Line]:
         tasks = self._manager.store.tasks
@@ -169,8 +174,13 @@ class View:
     def _why_waiting(self, name: str, row: Row) -> str:
         dispatcher = self._manager.leader.dispatcher
         refusal = dispatcher.engine.why(name) if dispatcher else None
-        # Without `0/1 nodes fit:`, which needs the room that the reason should have.
-        return refusal.message.rpartition(" fit: ")[2] if refusal else row.get("reason", "")
+        return in_short(refusal) if refusal else row.get("reason", "")
+
+
+def in_short(refusal: Refusal) -> str:
+    """Return why no worker fits, without `0/1 workers fit:`, which needs the room that the reason should
+    have."""
+    return words.message(refusal).rpartition(" fit: ")[2]
 
 
 def shared(groups: Sequence[Sequence[str]], most: int) -> list[str]:
@@ -193,12 +203,14 @@ def clock(seconds: float) -> str:
     return f"{minutes}m{second:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def summary(counts: Counts) -> Text:
-    states = counts.states
+def summary(counts: Counts, online: int) -> Text:
+    """Return counts of workers and tasks; those that are offline are said only if there are some."""
+    states, known = counts.states, len(counts.workers)
+    workers = f"{known} worker{'s' if known != 1 else ''}"
+    if online < known:
+        workers = f"{online} of {workers} online"
     said = ", ".join(f"{states[name]} {name}" for name in states if states[name]) or "no tasks yet"
-    return Text(
-        f"{len(counts.workers)} worker{'s' if len(counts.workers) != 1 else ''}; {said}", style="bold"
-    )
+    return Text(f"{workers}; {said}", style="bold")
 
 
 def table(lines: Sequence[Line], width: int, most: int) -> list[Text]:
@@ -243,5 +255,5 @@ def _detail(row: Row, status: Any) -> str:
     return f"GPU {','.join(map(str, devices))} on {worker}"
 
 
-def _problem(words: str) -> Text:
-    return plain(words).copy() if not words else Text(f"! {plain(words).plain}", style="bold red")
+def _problem(line: str) -> Text:
+    return plain(line).copy() if not line else Text(f"! {plain(line).plain}", style="bold red")

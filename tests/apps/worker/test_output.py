@@ -143,7 +143,9 @@ async def test_soft_limit_interrupts_a_flood_between_two_frames() -> None:
         await blocked(pid)
         channel.resume_reading()
         assert (await client.receive(frames.Erred)).error == "SoftLimitReached"
-        assert client.printed().endswith("SoftLimitReached: the task ran past its soft time limit\n")
+        assert client.printed().endswith(
+            "SoftLimitReached: the task ran past its soft time limit; submit it with a longer timeout\n"
+        )
         assert await client.result("echo", 1, task="next") == 1
 
 
@@ -191,6 +193,13 @@ async def test_soft_limit_interrupts_a_flood_between_two_frames() -> None:
             {"seconds": -1},
             "BadParameters: parameters of a 'sleep' task: Expected `float` >= 0.0 - at `$.seconds`\n",
             id="bad parameters",
+        ),
+        pytest.param(
+            "sleep",
+            {"second": 1},
+            "BadParameters: parameters of a 'sleep' task: Object contains unknown field `second`; "
+            "known: seconds, progress\n",
+            id="unknown parameter",
         ),
         pytest.param(
             "nonsense",

@@ -58,7 +58,9 @@ class Task:
         try:
             return msgspec.json.decode(self._parameters, type=shape)
         except msgspec.MsgspecError as error:
-            raise BadParameters(f"parameters of a '{self.type}' task: {error}") from error
+            known = ", ".join(getattr(shape, "__struct_fields__", ()))
+            more = f"; known: {known}" if known and "unknown field" in str(error) else ""
+            raise BadParameters(f"parameters of a '{self.type}' task: {error}{more}") from error
 
     def progress(self, line: str) -> None:
         """Add a line to the task's log; clients see the newest line as the task's progress."""

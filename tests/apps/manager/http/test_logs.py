@@ -88,6 +88,15 @@ async def test_welcome_says_how_much_is_kept(new_site: NewSite) -> None:
         assert welcome.log_kb == log_kb
 
 
+async def test_beginning_of_an_id_is_enough(site: Site) -> None:
+    worker, assign = await began(site)
+    await says(worker, assign, 0, "one\n")
+    await until_shown(site, assign.task[:8], "one\n")
+    assert (await shown(site, assign.task[:4]))["task_id"] == assign.task
+    async with following(site, assign.task[:4]) as follower:
+        assert (await follower.next())[1]["text"] == "one\n"
+
+
 async def test_log_is_shown_in_parts_and_as_text(site: Site) -> None:
     worker, assign = await began(site)
     name = assign.task

@@ -170,7 +170,7 @@ class Runner:
         """Raise in the main thread, but only if the limited task still runs; by now another one may."""
         limited, self._soft_limited = self._soft_limited, None
         if limited is not None and limited is self._current:
-            raise SoftLimitReached("the task ran past its soft time limit")
+            raise SoftLimitReached("the task ran past its soft time limit; submit it with a longer timeout")
 
     def _withdraw(self) -> None:
         withdrawn = tuple((run.task, run.attempt) for run in self._waiting)
