@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.cli import events, key, task_rows, worker_rows
+from gpu_orchestrator.cli import audit, events, key, task_rows, worker_rows
 from gpu_orchestrator.cli.tables import Page, card, table
 from gpu_orchestrator.cli.task import verdict
 from gpu_orchestrator.cli.watch import picture
@@ -187,6 +187,18 @@ def test_status_explains_memory_that_cannot_be_reserved() -> None:
     assert any("(GPU_MEMORY_THRESHOLD keeps 20% of each device back)" in line for line in exact)
     none = {**answer, "total_memory_bytes": 0, "available_memory_bytes": 0}
     assert "GPU memory  none: no worker that is online has a GPU" in card(worker_rows.status(none))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"entries": [{}] * 2, "total": 5, "next": 4}, "2 of 5 (--limit, --before 4)"),
+        ({"entries": [{}] * 2, "total": 5, "next": None}, ""),
+        ({"entries": [{}] * 5, "total": 5, "next": 1}, ""),
+    ],
+)
+def test_audit_says_that_there_is_more_only_if_there_is(answer: dict[str, Any], said: str) -> None:
+    assert audit.more(answer) == said
 
 
 @pytest.mark.parametrize(

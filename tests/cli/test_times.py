@@ -39,6 +39,8 @@ def test_duration_has_two_units_at_most(seconds: float, shown: str) -> None:
         (7300, "2h", "2h ago"),
         (5 * 86_400, "5d", "5d ago"),
         (-3 * 86_400, "0s", "in 3d"),
+        (-3 * 86_400 + 2, "0s", "in 3d"),
+        (-2 * 86_400 - 80_000, "0s", "in 2d"),
     ],
 )
 def test_age_has_one_unit(passed_s: float, age: str, ago: str) -> None:

@@ -1,7 +1,7 @@
 """`gpu-orchestrator audit`: who changed what, newest first."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -54,6 +54,14 @@ def audit(
         for each in answer["entries"]
     ]
     output.show_table(COLUMNS, rows)
-    if answer.get("next"):
-        output.note(f"{len(rows)} of {answer['total']} (--limit, --before {answer['next']})")
+    if words := more(answer):
+        output.note(words)
     return None
+
+
+def more(answer: dict[str, Any]) -> str:
+    """Return how to see the rest; empty if this is all."""
+    shown, total = len(answer["entries"]), answer["total"]
+    if not answer.get("next") or shown >= total:
+        return ""
+    return f"{shown} of {total} (--limit, --before {answer['next']})"

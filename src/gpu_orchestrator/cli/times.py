@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime, tzinfo
 
+SLACK_S = 30
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
@@ -51,7 +52,8 @@ def ago(moment: datetime | None, now: datetime) -> str:
     if moment is None:
         return ""
     passed_s = (now - moment).total_seconds()
-    return f"in {_one_unit(-passed_s)}" if passed_s < 0 else f"{_one_unit(passed_s)} ago"
+    # A moment after `--expires 90d` it is still `in 90d`.
+    return f"in {_one_unit(-passed_s + SLACK_S)}" if passed_s < 0 else f"{_one_unit(passed_s)} ago"
 
 
 def clock(moment: datetime | None, now: datetime, zone: tzinfo | None = None) -> str:
