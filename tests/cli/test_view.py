@@ -1,12 +1,13 @@
 """The live view of `up`, as a table of lines: readable at every width, and no id is cut."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
 from gpu_orchestrator.adapters.store.tasks import Counts
-from gpu_orchestrator.cli.own_worker import words
+from gpu_orchestrator.cli.own_worker import problem, words
 from gpu_orchestrator.cli.view import Line, clock, in_short, shared, summary, table
 from gpu_orchestrator.core.answer import Refusal
 
@@ -110,3 +111,16 @@ def test_reason_is_told_in_the_words_of_lists() -> None:
 )
 def test_last_line_of_the_worker_is_for_people(line: str, said: Any) -> None:
     assert words(line) == said
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (1, "the worker ended: no route; it starts again in 2 s; its log is /x"),
+        (-9, "the worker ended: killed by signal 9; it starts again in 2 s; its log is /x"),
+        (2, "the worker cannot start: no route; press Ctrl-C, correct it and start again"),
+        (0, ""),
+    ],
+)
+def test_end_of_the_worker_is_told_by_its_last_line_or_its_signal(status: int, said: str) -> None:
+    assert problem(status, "no route", 2, Path("/x")) == said

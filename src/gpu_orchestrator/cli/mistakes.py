@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 from cyclopts import App, CycloptsError
@@ -34,6 +35,8 @@ LIKELY = {
     "version": ("--version",),
 }
 """What people type out of habit, and the commands that they may mean."""
+OF_TASKS = ("submit", "list", "ls", "ps", "get", "watch", "logs", "wait", "explain", "cancel", "retry")
+"""Typed without `task`."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -62,8 +65,9 @@ def words(error: CycloptsError) -> str:
 
 def meant(given: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?`, or nothing if no known word is near."""
-    close = difflib.get_close_matches(given, list(known), 1, 0.65)
-    return f"; did you mean {close[0]}?" if close else ""
+    bare = {each.lstrip("-"): each for each in known}  # all options share the dashes
+    close = difflib.get_close_matches(given.lstrip("-"), list(bare), 1, 0.6)
+    return f"; did you mean {bare[close[0]]}?" if close else ""
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:
@@ -77,6 +81,8 @@ def _unknown(token: str, error: CycloptsError) -> str:
         return f"unknown option {token}; {_help(error)} lists them"
     known = _commands(error.app) if error.app is not None else []
     likely = [each for each in LIKELY.get(token, ()) if error.app is not None and each in error.app]
+    if "task" in known and token in OF_TASKS:
+        likely = [f"task {'list' if token in ('ls', 'ps') else token}"]
     hint = f"; did you mean {likely[0]}?" if likely else meant(token, known)
     return f"unknown command {token}{hint or '; known: ' + ', '.join(known)}"
 
@@ -86,11 +92,14 @@ def _commands(app: App) -> list[str]:
 
 
 def _wrong_kind(error: CoercionError) -> str:
-    token, kind = error.token, error.target_type
+    token = error.token
+    kind: Any = error.target_type
     name = (token.keyword if token else "") or _name(error)
     value = token.value if token else ""
     if error.argument is not None and (choices := _choices(kind)):
         return f"{name} {value} is not one of {', '.join(choices)}{meant(value, choices)}"
+    if isinstance(kind, UnionType):  # `int | None`
+        kind = get_args(kind)[0]
     if kind in KINDS:
         return f"{name} {value} is not {KINDS[kind]}"
     return f"{name} cannot be {value or 'that'}; see {_help(error)}"

@@ -1,10 +1,11 @@
 """Options that several commands share: which server, JSON, times in UTC."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 WHICH_SERVER = Group("Which server", sort_key=100)
 
@@ -39,9 +40,15 @@ class Server:
     ] = None
 
 
+def whole(_kind: object, tokens: Sequence[Token]) -> int:
+    """Read a whole number. The library would round 2.5."""
+    return int(tokens[0].value)
+
+
 HERE = Server()
+Whole = Annotated[int, Parameter(converter=whole)]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
 InUtc = Annotated[bool, Parameter(name="--utc", help="Show times in UTC; by default in local time.")]
-Limit = Annotated[int, Parameter(name="--limit", metavar="N", help="How many to show at most.")]
-Offset = Annotated[int, Parameter(name="--offset", metavar="N", help="How many to skip.")]
+Limit = Annotated[Whole, Parameter(name="--limit", metavar="N", help="How many to show at most.")]
+Offset = Annotated[Whole, Parameter(name="--offset", metavar="N", help="How many to skip.")]
 TaskId = Annotated[str, Parameter(help="The id of the task, or a beginning of it that no other task has.")]

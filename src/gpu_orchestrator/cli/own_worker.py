@@ -57,7 +57,7 @@ class OwnWorker:
                 return
             failed = 0 if loop.time() - began > GOOD_S else failed
             wait_s = backoff.delay_s(failed, base_s=FIRST_S, cap_s=LONGEST_S)
-            self._problem = _problem(status, self._last_line(size), wait_s, self._log)
+            self._problem = problem(status, self._last_line(size), wait_s, self._log)
             if status == CANNOT_START:
                 return
             failed += 1
@@ -147,11 +147,12 @@ def words(line: str) -> str:
     return f"{entry['message']}: {why}" if why else str(entry["message"])
 
 
-def _problem(status: int, last: str, wait_s: float, log: Path) -> str:
+def problem(status: int, last: str, wait_s: float, log: Path) -> str:
+    """Return the end of a worker in words; empty if it ended as it should."""
     if status == 0:
         return ""
     how = f"killed by signal {-status}" if status < 0 else f"exit code {status}"
-    said = last or how
+    said = how if status < 0 else last or how  # its last line tells nothing of a signal
     if status == CANNOT_START:
         return f"the worker cannot start: {said}; press Ctrl-C, correct it and start again"
     return f"the worker ended: {said}; it starts again in {wait_s:g} s; its log is {log}"

@@ -25,7 +25,13 @@ def read(given: Sequence[str]) -> Any:
             odd = next(each for each in given if "=" not in each or each.lstrip().startswith(("{", "[")))
             output.fail(f"{odd} is not a pair; give pairs such as seconds=1, or JSON in one word", code=2)
         return _json(given[0], "")
-    return dict(_pair(each) for each in given)
+    pairs = [_pair(each) for each in given]
+    names = [name for name, _ in pairs]
+    if "" in names:
+        output.fail(f"{given[names.index('')]} has no name; give pairs such as seconds=1", code=2)
+    if twice := [name for name in names if names.count(name) > 1]:
+        output.fail(f"{twice[0]} is given twice; give it once", code=2)
+    return dict(pairs)
 
 
 def seconds(text: str, option: str) -> float:

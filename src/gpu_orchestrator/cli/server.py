@@ -6,11 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gpu_orchestrator.cli.options import whole
+
 
 def server(
     *,
     host: str | None = None,
-    port: int | None = None,
+    port: Annotated[int | None, Parameter(converter=whole)] = None,
     data: Path | None = None,
     insecure_dev: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:

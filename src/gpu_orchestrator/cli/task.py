@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from gpu_orchestrator.cli import client, output, task_rows, waiting, where
 from gpu_orchestrator.cli.filters import ALL, Filter, labels
-from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId
+from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId, whole
 from gpu_orchestrator.cli.plain import lines
 from gpu_orchestrator.cli.tables import Column
 
@@ -42,11 +42,11 @@ def submit(
     /,
     *parameters: str,
     memory: Annotated[str, Parameter(metavar="AMOUNT")] = "",
-    gpus: Annotated[int, Parameter(metavar="N")] = 1,
+    gpus: Annotated[int, Parameter(metavar="N", converter=whole)] = 1,
     vendor: str = "",
     priority: str = "normal",
     timeout: Annotated[str, Parameter(metavar="TIME")] = "",
-    retries: Annotated[int | None, Parameter(metavar="N")] = None,
+    retries: Annotated[int | None, Parameter(metavar="N", converter=whole)] = None,
     model: str = "",
     label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
     callback_url: Annotated[str, Parameter(metavar="URL")] = "",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from gpu_orchestrator.cli import client, output, where
-from gpu_orchestrator.cli.options import HERE, Server, TaskId
+from gpu_orchestrator.cli.options import HERE, Server, TaskId, whole
 from gpu_orchestrator.cli.plain import output_of_a_program
 from gpu_orchestrator.cli.where import Place
 
@@ -17,7 +17,7 @@ def logs(
     /,
     *,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
-    tail: Annotated[int | None, Parameter(name=("--tail", "-n"), metavar="N")] = None,
+    tail: Annotated[int | None, Parameter(name=("--tail", "-n"), metavar="N", converter=whole)] = None,
     server: Server = HERE,
 ) -> None:
     """Show what a task has printed.

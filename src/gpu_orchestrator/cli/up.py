@@ -6,14 +6,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gpu_orchestrator.cli.options import Whole, whole
+
 
 def up(
     *,
     simulate: str = "",
-    port: int | None = None,
+    port: Annotated[int | None, Parameter(converter=whole)] = None,
     host: str | None = None,
     data: Path | None = None,
-    max_concurrent: int = 8,
+    max_concurrent: Whole = 8,
     quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Start a store, the cluster manager and a worker for this machine's GPUs.

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from gpu_orchestrator.cli import client, output, worker_rows
-from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Server
+from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Server, whole
 from gpu_orchestrator.cli.worker import app
 
 Name = Annotated[str, Parameter(help="The worker's name, as `worker list` shows it.")]
 Device = Annotated[
-    int | None, Parameter(name="--device", metavar="N", help="Only this device of the worker.")
+    int | None,
+    Parameter(name="--device", metavar="N", help="Only this device of the worker.", converter=whole),
 ]
 
 
