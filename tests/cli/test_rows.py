@@ -122,9 +122,16 @@ def test_line_of_a_task(given: dict[str, Any], line: str) -> None:
 
 
 def test_watched_list_says_how_many_there_are() -> None:
-    lines = picture([task()], 105, "", NOW, Page(80))
+    lines = picture([task()], 105, "", NOW, Page(80), 20)
     assert lines[-1] == "1 of 105 tasks; Ctrl-C ends this view, not the tasks"
-    assert picture([task()], 1, "no answer", NOW, Page(80))[-1] == "no answer"
+    assert picture([task()], 1, "no answer", NOW, Page(80), 20)[-1] == "no answer"
+
+
+def test_watched_list_is_no_taller_than_its_terminal() -> None:
+    waits = task("queued", reason="0/3 workers fit: 2 are offline, 1 has fewer than 4 free GPUs")
+    lines = picture([waits] * 4, 4, "", NOW, Page(80), 5)
+    assert [line.startswith("    ") for line in lines[:5]] == [False, False, True, False, True]
+    assert lines[5:] == ["", "2 of 4 tasks; Ctrl-C ends this view, not the tasks"]
 
 
 def gpu(index: int = 0, **more: Any) -> dict[str, Any]:

@@ -44,11 +44,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where the text goes: `width` is None if there is no limit. Without `tall` a row has one line."""
+    """Where the text goes: `width` is None if there is no limit."""
 
     width: int | None = None
     colour: bool = False
-    tall: bool = True
 
 
 PLAIN = Page()
@@ -139,7 +138,7 @@ def _kept(columns: Sequence[Column], widths: Sequence[int], page: Page) -> list[
     kept = list(range(len(columns)))
     if page.width is None:
         return kept
-    if page.tall and _least(columns, widths, kept, ROOMY) > page.width:
+    if _least(columns, widths, kept, ROOMY) > page.width:
         kept = [at for at in kept if not columns[at].below]
     while _least(columns, widths, kept) > page.width:
         last = max(kept, key=lambda at: (columns[at].rank, at))
@@ -156,7 +155,7 @@ def _least(columns: Sequence[Column], widths: Sequence[int], kept: Sequence[int]
 
 def _below(columns: Sequence[Column], row: Sequence[str], kept: Sequence[int], page: Page) -> list[str]:
     """Return the lines below a row: fields with their names, then free text."""
-    if page.width is None or not page.tall:
+    if page.width is None:
         return []
     moved = [
         (column, row[at])

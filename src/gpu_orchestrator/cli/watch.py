@@ -7,7 +7,6 @@ server, so that none is missed.
 import json
 import sys
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ from gpu_orchestrator.cli.events import task_line
 from gpu_orchestrator.cli.filters import ALL, Filter
 from gpu_orchestrator.cli.options import HERE, InUtc, Server
 from gpu_orchestrator.cli.plain import lines
-from gpu_orchestrator.cli.tables import Page, painted, state_colour, table
+from gpu_orchestrator.cli.tables import INDENT, Page, painted, state_colour, table
 from gpu_orchestrator.cli.where import Place
 
 DRAW_S = 1.0
@@ -114,16 +113,21 @@ def _list(place: Place, which: Filter) -> None:
                     raise
                 trouble = str(error)
             next_s = time.monotonic() + pause_s
-        drawing = picture(tasks, total, trouble, datetime.now(UTC), output.page())
+        most = max(output.size()[1] - LINES_BELOW - 1, 2)
+        drawing = picture(tasks, total, trouble, datetime.now(UTC), output.page(), most)
         sys.stdout.write(f"\x1b[{drawn}A\r\x1b[J" if drawn else "")
         output.say(*drawing)
         drawn = len(drawing)
         time.sleep(DRAW_S)
 
 
-def picture(tasks: list[dict[str, Any]], total: int, trouble: str, now: datetime, page: Page) -> list[str]:
-    """Return the lines to draw."""
+def picture(
+    tasks: list[dict[str, Any]], total: int, trouble: str, now: datetime, page: Page, most: int
+) -> list[str]:
+    """Return the lines to draw, with at most so many of the table."""
     columns, rows = task_rows.table(tasks, now)
-    shown = f"{len(tasks)} of {total}" if total > len(tasks) else f"{total}"
+    body = table(columns, rows, page)[:most]
+    count = sum(not line.startswith(INDENT) for line in body[1:])
+    shown = f"{count} of {total}" if total > count else f"{total}"
     below = trouble or f"{shown} tasks; Ctrl-C ends this view, not the tasks"
-    return [*table(columns, rows, replace(page, tall=False)), "", painted(below[: page.width], "dim", page)]
+    return [*body, "", painted(below[: page.width], "dim", page)]
