@@ -25,7 +25,7 @@ def server(
     port
         The port to listen on; 8000 by default.
     data
-        The folder for the store and the keys.
+        The folder for the store and the keys; ~/.local/share/gpu-orchestrator by default.
     insecure_dev
         Accept a remote store without a password.
     """

@@ -29,7 +29,7 @@ def up(
     host
         The address to listen on; 127.0.0.1 by default.
     data
-        The folder for the store and the keys.
+        The folder for the store and the keys; ~/.local/share/gpu-orchestrator by default.
     max_concurrent
         How many tasks the worker may run at once.
     quiet

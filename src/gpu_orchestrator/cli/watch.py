@@ -124,7 +124,7 @@ def _list(place: Place, which: Filter) -> None:
 def picture(
     tasks: list[dict[str, Any]], total: int, trouble: str, now: datetime, page: Page, most: int
 ) -> list[str]:
-    """Return the lines to draw, with at most so many of the table."""
+    """Return the lines to draw, with at most `most` lines of the table."""
     columns, rows = task_rows.table(tasks, now)
     body = table(columns, rows, page)[:most]
     count = sum(not line.startswith(INDENT) for line in body[1:])

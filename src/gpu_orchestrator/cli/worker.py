@@ -52,7 +52,7 @@ def run(
     processes
         How many processes share the tasks that need no GPU; by default up to one per core.
     label
-        `key=value`, for tasks that ask for it. May be repeated.
+        `key=value`, for `worker show` and for strategies of your own. May be repeated.
     function
         `name=module:function`, a function that tasks of type `python` may call. The module is installed, or
         in the current folder. May be repeated.
