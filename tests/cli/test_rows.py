@@ -246,11 +246,8 @@ def test_key_shows_its_limits_and_when_it_expires() -> None:
     }
     limits = "4 running tasks, any number of waiting tasks, weight 2"
     assert key.row(given, NOW)[5:] == ["in 90d", "never", limits]
-    assert key.row({**given, "configured": True, "expires_at": None}, NOW)[5:] == [
-        "never",
-        "not recorded",
-        "no limits",
-    ]
+    used = {"configured": True, "expires_at": None, "last_used_at": "2026-11-16T11:57:00Z"}
+    assert key.row({**given, **used}, NOW)[5:] == ["never", "3m ago", "no limits"]
 
 
 @pytest.mark.parametrize(

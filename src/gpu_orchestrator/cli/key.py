@@ -150,7 +150,7 @@ def show(*, server: Server = HERE) -> None:
 
 
 def row(key: dict[str, Any], now: datetime) -> list[object]:
-    """Return a key as cells. The server does not record the use of its own keys."""
+    """Return a key as cells."""
     is_own = key.get("configured")
     used = times.parse(key.get("last_used_at"))
     return [
@@ -160,7 +160,7 @@ def row(key: dict[str, Any], now: datetime) -> list[object]:
         ",".join(key["scopes"]),
         key["status"],
         times.ago(times.parse(key.get("expires_at")), now) or "never",
-        "not recorded" if is_own else times.ago(used, now) or "never",
+        times.ago(used, now) or "never",
         "no limits" if is_own else limits_in_words(key.get("limits") or {}) or "the server's",
     ]
 
