@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
+from gpu_orchestrator.adapters import private_files
 from gpu_orchestrator.cli import client, output, where
 from gpu_orchestrator.cli.options import Server
 from gpu_orchestrator.cli.where import Place
@@ -97,14 +98,9 @@ def _refused(error: client.Refused, key: str, address: str) -> str:
 
 
 def _store(path: Path, content: dict[str, str]) -> None:
-    """Write a file that only its user can read."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        new = path.with_suffix(".new")
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(content))
-        new.replace(path)
+        private_files.write(path, json.dumps(content))
     except OSError as error:
         output.fail(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}; set XDG_CONFIG_HOME"
