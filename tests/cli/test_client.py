@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from controlplane.cluster import free_port
-from gpu_orchestrator.cli import client
+from gpu_orchestrator.cli import client, task_logs
 from gpu_orchestrator.cli.plain import lines, output_of_a_program
 from gpu_orchestrator.cli.where import Place
 
@@ -95,6 +95,16 @@ def test_stream_goes_on_after_a_lost_connection(monkeypatch: pytest.MonkeyPatch)
         ("1-2", "a", {}),
         ("1-3", "b", {"x": 1}),
     ]
+
+
+def test_follower_of_a_log_is_told_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    events = (
+        b'id: 9\nevent: log\ndata: {"text": "two\\n", "omitted_bytes": 5}\n\n'
+        b'event: end\ndata: {"status": "completed"}\n\n'
+    )
+    with peer(http(events, kind="text/event-stream")) as url:
+        task_logs._follow(Place(url), "t", 0)
+    assert capsys.readouterr() == ("two\n", "5 bytes are not kept\n")
 
 
 def test_message_keeps_its_lines() -> None:
