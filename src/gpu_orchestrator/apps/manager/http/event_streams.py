@@ -90,8 +90,10 @@ async def serve_socket(feed: Feed, websocket: WebSocket, at: Id) -> None:
 def end_reason(sent: "asyncio.Future[None] | None") -> str:
     """Return why the stream ends; empty if the watcher disconnected."""
     match sent and sent.exception():
-        case WatchEnded() | StoreError() as error:
+        case WatchEnded() as error:
             return str(error)
+        case StoreError():  # its message names the store's address, which is not for clients
+            return "the store does not answer; resume from the last id"
         case TimeoutError():
             return f"the client did not read for {SEND_TIMEOUT_S:g} s; resume from the last id"
         case WebSocketDisconnect() | None:
