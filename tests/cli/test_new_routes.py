@@ -46,6 +46,7 @@ def test_several_tasks_are_cancelled_and_retried(user: User) -> None:
     tasks = [submitted(user, "sleep", "seconds=60", "--gpus", "0", "--label", "batch=1") for _ in range(3)]
     done = user.run("task", "cancel", tasks[0], tasks[1], "f" * 32)
     assert done.returncode == 1
+    assert "1 of 3 tasks could not be cancelled" in done.stderr
     assert len(re.findall(r"cancel(?:led|ling)", done.stdout)) >= 2
     assert tasks[2] in user.says("task", "cancel", "--label", "batch=1")
     for task in tasks:

@@ -1,6 +1,5 @@
 """`gpu-orchestrator task cancel|retry`: one task, several, or all that match."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from gpu_orchestrator.cli.filters import ALL, Filter
 from gpu_orchestrator.cli.options import HERE, AsJson, Server
 from gpu_orchestrator.cli.tables import Column
 
+DONE = {"cancel": "cancelled", "retry": "retried"}
 MOST = 1000
 """How many ids one request may name."""
 Ids = Annotated[str, Parameter(help="Ids of tasks, or beginnings of ids that no other task has.")]
@@ -70,8 +70,8 @@ def _change(
         output.note(f"{left} more match; run the command again")
     elif not is_complete:
         output.note("there are too many tasks to search all of them; more may match")
-    if task_ids and any(each.get("error") for each in found):
-        sys.exit(1)
+    if task_ids and (failed := sum(bool(each.get("error")) for each in found)):
+        output.fail(f"{failed} of {len(found)} tasks could not be {DONE[word]}; ERROR says why")
     return None
 
 
