@@ -157,8 +157,8 @@ def test_closed_pipe_keeps_the_exit_code(user: User) -> None:
 
 
 def test_plain_locale_gets_plain_letters(user: User) -> None:
-    assert "2 x L4" in user.says("worker", "list", LC_ALL="POSIX", PYTHONUTF8="0")
-    assert "2 × L4" in user.says("worker", "list", LC_ALL="C.UTF-8")
+    assert "2 x L4" in user.spawn("worker", "list", LC_ALL="POSIX", PYTHONUTF8="0").stdout
+    assert "2 × L4" in user.spawn("worker", "list", LC_ALL="C.UTF-8").stdout
 
 
 def test_bad_setting_of_a_server_does_not_stop_a_client(user: User, tmp_path: Path) -> None:

@@ -95,14 +95,11 @@ def test_key_survives_an_end_at_any_moment_of_the_first_start(
         check_next_start(folder)
 
 
-def test_start_on_a_taken_port_leaves_the_next_one_its_key(tmp_path: Path) -> None:
+def test_start_after_a_failed_one_and_without_the_client_file_has_a_key(tmp_path: Path) -> None:
+    """The client file is missing after a restore: hashes of keys come with the backup, the plain key does
+    not. Then another key is made."""
     with taken_port() as port:
         assert start(tmp_path, "up", "--port", port, "--data", str(tmp_path / "data")).returncode == 1
-    check_next_start(tmp_path)
-
-
-def test_start_without_the_client_file_makes_another_key(tmp_path: Path) -> None:
-    """As after a restore, where the hashes come with the backup and the plain key does not."""
     check_next_start(tmp_path)
     client = tmp_path / "data" / "client.json"
     old = json.loads(client.read_text())["key"]

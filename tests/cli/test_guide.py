@@ -17,13 +17,12 @@ GUIDES = {"docs/cli.md": 7, "docs/operations.md": 4, "docs/worker.md": 2}
 """The guides, and how many blocks of each are run."""
 
 
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A terminal in a folder of its own on the machine where `up` runs."""
-    (tmp_path / "parameters.json").write_text("{}")
-    with serving(tmp_path) as user:
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A terminal on the machine where `up` runs."""
+    with serving(tmp_path_factory.mktemp("guides")) as user:
         (worker,) = [each["worker_id"] for each in user.json("worker", "list")["workers"]]
-        client = json.loads((tmp_path / "data" / "client.json").read_text())
+        client = json.loads((user.folder / "data" / "client.json").read_text())
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         yield {**user.environ, "PATH": path, "WORKER": worker, "URL": client["url"], "KEY": client["key"]}
 
@@ -32,6 +31,7 @@ def terminal(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_guide_works_as_written(guide: str, terminal: dict[str, str], tmp_path: Path) -> None:
     chosen = documents.run_by(HERE, guide)
     assert len(chosen) == GUIDES[guide]
+    (tmp_path / "parameters.json").write_text("{}")
     env = {**terminal, "API_KEY": terminal["KEY"]} if guide == "docs/operations.md" else terminal
     printed = "".join(documents.type_in(chosen, cwd=tmp_path, env=env))
     if guide == "docs/cli.md":

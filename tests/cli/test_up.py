@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -41,12 +43,6 @@ def test_bad_option_is_one_line_and_writes_nothing(tmp_path: Path, words: list[s
     assert not data.exists()
 
 
-def test_data_directory_may_be_relative(tmp_path: Path) -> None:
-    with up(tmp_path, "--port", "0", data="here") as running:
-        lines_until(running, "sample-8 completed")
-    assert (tmp_path / "here" / "client.json").exists()
-
-
 def test_misspelt_setting_is_named(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("API_PROT=9000\nEDITOR=vi\n")
     done = start(tmp_path, "up", "--simulate", "x", "--data", str(tmp_path / "data"))
@@ -61,27 +57,44 @@ def test_gpus_are_counted_before_anything_starts() -> None:
         local.check(Settings(), local.Asked(simulate="-1"))
 
 
-def test_modules_in_the_current_folder_replace_none_of_python(tmp_path: Path) -> None:
+class Odd(NamedTuple):
+    """An `up` on all addresses, with a relative data directory, beside files named as modules of Python."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Odd]:
+    folder = tmp_path_factory.mktemp("odd")
     for name in ("random", "queue", "msgspec", "aiohttp"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
-    with up(tmp_path, "--port", "0") as running:
-        lines_until(running, "sample-8 completed")
+        (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    with up(folder, "--port", "0", "--host", "0.0.0.0", data="here") as running:
+        yield Odd(folder, running, "".join(lines_until(running, "sample-8 completed")))
 
 
-def test_hints_reach_this_server_and_open_ports_are_warned_of(tmp_path: Path) -> None:
-    with up(tmp_path, "--port", "0", "--host", "0.0.0.0") as running:
-        said = "".join(lines_until(running, "sample-1 completed"))
-        assert "keys travel in clear text" in said
-        hints = [line.strip() for line in said.splitlines() if line.startswith("  ")]
-        script = "\n".join(
-            [*(each for each in hints if each.startswith("export")), "gpu-orchestrator worker list"]
-        )
-        assert "gpu-orchestrator worker list" in hints
-        assert any("$(gpu-orchestrator key show)" in each for each in hints)
-        home = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            ["bash", "-ec", script], env=compiled() | home, capture_output=True, text=True, timeout=60
-        )
+def test_data_directory_may_be_relative(odd: Odd) -> None:
+    assert (odd.folder / "here" / "client.json").exists()
+
+
+def test_modules_in_the_current_folder_replace_none_of_python(odd: Odd) -> None:
+    assert "sample-8 completed" in odd.said
+    assert "the wrong module" not in odd.said + (odd.folder / "here" / "worker.log").read_text()
+
+
+def test_hints_reach_this_server_and_open_ports_are_warned_of(odd: Odd, tmp_path: Path) -> None:
+    assert "keys travel in clear text" in odd.said
+    hints = [line.strip() for line in odd.said.splitlines() if line.startswith("  ")]
+    script = "\n".join(
+        [*(each for each in hints if each.startswith("export")), "gpu-orchestrator worker list"]
+    )
+    assert "gpu-orchestrator worker list" in hints
+    assert any("$(gpu-orchestrator key show)" in each for each in hints)
+    home = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-ec", script], env=compiled() | home, capture_output=True, text=True, timeout=60
+    )
     assert "2 × Simulated" in done.stdout, done.stderr
 
 
@@ -90,16 +103,14 @@ def worker_of(pid: int) -> int:
     return found
 
 
-def test_end_of_the_worker_is_told_with_what_happens_next(tmp_path: Path) -> None:
-    with up(tmp_path, "--port", "0") as running:
-        lines_until(running, "sample-1 completed")
-        os.kill(worker_of(running.pid), signal.SIGKILL)
-        told = lines_until(running, "the worker ended")[-1]
-        assert "it starts again in 1 s" in told
-        assert str(tmp_path / "data" / "worker.log") in told
-        lines_until(running, "all is well again")
-        os.kill(worker_of(running.pid), signal.SIGKILL)
-        assert "it starts again in 2 s" in lines_until(running, "the worker ended")[-1], "it backs off"
+def test_end_of_the_worker_is_told_with_what_happens_next(odd: Odd) -> None:
+    os.kill(worker_of(odd.process.pid), signal.SIGKILL)
+    told = lines_until(odd.process, "the worker ended")[-1]
+    assert "it starts again in 1 s" in told
+    assert str(odd.folder / "here" / "worker.log") in told
+    lines_until(odd.process, "all is well again")
+    os.kill(worker_of(odd.process.pid), signal.SIGKILL)
+    assert "it starts again in 2 s" in lines_until(odd.process, "the worker ended")[-1], "it backs off"
 
 
 def test_worker_that_cannot_start_is_told_once(tmp_path: Path) -> None:

@@ -1,19 +1,32 @@
-"""The command line as a user has it: a home of their own, and one real server with simulated GPUs."""
+"""The command line as a user has it: a home of their own, and one real server with simulated GPUs.
 
+A process of its own takes a quarter of a second of CPU, most of it for imports. So a command runs in this
+process (`User.run` and what uses it), unless the process is what a test is about, with its signals, locale
+and pipes (`User.spawn` and `User.start`).
+"""
+
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import pytest
 
 from controlplane.cluster import free_port
+from gpu_orchestrator.cli import main
 from tests.support.workers import compiled
 
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
 OURS = ("GPU_ORCHESTRATOR", "API_KEY", "KUBE", "DATA_DIR", "NO_COLOR", "COLUMNS")
+PATIENCE_S = 120.0
 
 
 class User:
@@ -31,6 +44,11 @@ class User:
         }
 
     def run(self, *words: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in this process."""
+        return in_this_process(words, self.folder, {**self.environ, **environ}, stdin)
+
+    def spawn(self, *words: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a process of its own."""
         return subprocess.run(
             [COMMAND, *words],
             cwd=self.folder,
@@ -75,6 +93,46 @@ class User:
         )
 
 
+def in_this_process(
+    words: Sequence[str],
+    folder: Path,
+    environ: Mapping[str, str],
+    stdin: str = "",
+    *,
+    encoding: str = "utf-8",
+    stdout: BinaryIO | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run the program as if in a process of its own: with its own streams, variables and folder. Its output
+    is in the result, unless it is written to `stdout`."""
+    read = io.BytesIO(stdin.encode(errors="surrogateescape"))
+    written, told = io.BytesIO(), io.BytesIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    code: Any = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in set(os.environ) - set(environ):
+            patch.delenv(name)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", [COMMAND, *words])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(read, encoding, "surrogateescape"))
+        patch.setattr(sys, "stdout", io.TextIOWrapper(stdout or written, encoding))
+        patch.setattr(sys, "stderr", io.TextIOWrapper(told, encoding, "backslashreplace"))
+        try:
+            main.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        except Exception:
+            code = 1
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        texts = [each.getvalue().decode(encoding, "surrogateescape") for each in (written, told)]
+    return subprocess.CompletedProcess([COMMAND, *words], code, *texts)
+
+
 @contextmanager
 def serving(folder: Path, *words: str, **environ: str) -> Iterator[User]:
     """Run `up` with two simulated GPUs, and yield its user."""
@@ -102,9 +160,11 @@ def serving(folder: Path, *words: str, **environ: str) -> Iterator[User]:
 
 def _until_up(process: "subprocess.Popen[bytes]", log: Path, user: User) -> None:
     """Wait until a task that needs a GPU has run: then the worker has joined."""
-    for _ in range(120):
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
         assert process.poll() is None, log.read_text()
         done = user.run("task", "submit", "echo", "--wait", "-q")
         if done.returncode == 0:
             return
+        time.sleep(0.05)
     raise AssertionError(f"not up: {done.stderr}{log.read_text()}")
