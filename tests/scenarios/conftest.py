@@ -1,4 +1,7 @@
-"""Fixtures of the scenarios: the operator with a cluster for all its tests, stages for the gpu-scheduler."""
+"""Fixtures of the scenarios: the operator with a cluster for all its tests, stages for the gpu-scheduler.
+
+That cluster ends with the last scenario of a worker: an idle control plane takes a twentieth of a core.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(CUT_OFF))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator_cluster(toolbox: Toolbox) -> Iterator[Cluster]:
     """Start a cluster with all that `kubectl apply -k config/default` installs except the operator, which
     the tests start as a process. Its own cluster, because the operator counts every node in it."""
@@ -42,7 +45,7 @@ def operator_cluster(toolbox: Toolbox) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def account(operator_cluster: Cluster) -> Path:
     """Return a kubeconfig of the shipped ServiceAccount."""
     return operator_cluster.service_account_kubeconfig(SYSTEM, ACCOUNT)
@@ -63,7 +66,7 @@ def operator(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scheduler_account(operator_cluster: Cluster) -> Path:
     """Install all that ships for the gpu-scheduler, and return a kubeconfig of its ServiceAccount."""
     operator_cluster.kubectl("apply", "-k", str(ROOT / "config" / "scheduler"))

@@ -1,11 +1,9 @@
 """The operator as a real process, and a namespace of a real cluster where it has work to do."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -17,14 +15,12 @@ from uuid import uuid4
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
+from tests.support.workers import compiled
 
 SYSTEM = "gpu-orchestrator-system"
 ACCOUNT = "gpu-orchestrator-controller-manager"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/namespaces/{}/gpuworkloads"
 FINAL = ("Succeeded", "Failed")
-
-# All processes of a run share the bytecode: they start in half a second instead of one and a half.
-_BYTECODE = tempfile.TemporaryDirectory(prefix="gpu-orchestrator-bytecode-")
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -66,7 +62,7 @@ class Operator:
 
     def start(self) -> Self:
         with self.log.open("ab") as stderr:
-            self.process = subprocess.Popen(self._command, stderr=stderr, stdout=stderr, env=_environment())
+            self.process = subprocess.Popen(self._command, stderr=stderr, stdout=stderr, env=compiled())
         return self
 
     def ready(self) -> Self:
@@ -129,11 +125,6 @@ class Operator:
             assert code == 0, f"the operator ended with {code}: {text[-2000:]}"
             assert "Traceback" not in text, text[-4000:]
             assert '"exception"' not in text, [line for line in self.lines() if "exception" in line]
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": _BYTECODE.name}
 
 
 class Site:

@@ -1,8 +1,7 @@
 """`gpu-orchestrator doctor` as users run it: each problem is one line with advice, and exit code 1."""
 
 import json
-import subprocess
-import sys
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,19 +9,18 @@ import pytest
 
 from controlplane import kubeconfig
 from controlplane.cluster import Cluster, free_port
+from controlplane.pki import Authority
 from gpu_orchestrator.api import names, timestamps
 from tests.conftest import NewCluster
-from tests.support.command_line import User
+from tests.support.command_line import User, in_this_process
 from tests.support.paths import ROOT
 
-COMMAND = Path(sys.executable).with_name("gpu-orchestrator")
 CRDS = ROOT / "config" / "crd"
 
 
 def doctor(config: Path | str, *words: str) -> tuple[int, list[str], list[str]]:
     """Return the exit code, the lines of passed checks and the lines of failed checks."""
-    command = [str(COMMAND), "doctor", "--kubeconfig", str(config), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = in_this_process(["doctor", "--kubeconfig", str(config), *words], ROOT, os.environ)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
@@ -34,13 +32,6 @@ def test_healthy_cluster_passes(cluster: Cluster) -> None:
     assert (code, bad) == (0, [])
     assert any("server: https://" in line and ", v1." in line for line in good)
     assert any("gpuworkloads.gpu.warp.dev/v1alpha1" in line for line in good)
-
-
-def test_missing_crds_are_reported(new_cluster: NewCluster) -> None:
-    code, _, bad = doctor(new_cluster().kubeconfig)
-    assert code == 1
-    assert len(bad) == 3
-    assert all("kubectl apply -k config/crd" in line for line in bad)
 
 
 def test_missing_rbac_rules_are_reported(cluster: Cluster) -> None:
@@ -84,9 +75,10 @@ def test_unknown_token_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     assert "Unauthorized (401); renew the credentials of this context" in bad[0]
 
 
-def test_server_with_another_ca_is_reported(cluster: Cluster, new_cluster: NewCluster) -> None:
-    text = cluster.kubeconfig.read_text().replace(str(cluster.ca_file), str(new_cluster().ca_file))
-    config = cluster.folder / "wrong-ca.kubeconfig"
+def test_server_with_another_ca_is_reported(cluster: Cluster, tmp_path: Path) -> None:
+    other = Authority(tmp_path).cert
+    text = cluster.kubeconfig.read_text().replace(str(cluster.ca_file), str(other))
+    config = tmp_path / "wrong-ca.kubeconfig"
     config.write_text(text)
     code, _, bad = doctor(config)
     assert code == 1
@@ -143,8 +135,14 @@ def test_kubernetes_that_is_not_configured_is_no_failure(tmp_path: Path) -> None
     assert line.startswith("failed  server: no cluster manager answers at")
 
 
-def test_leader_is_looked_for_where_one_is_deployed(new_cluster: NewCluster) -> None:
+def test_missing_crds_are_reported_and_a_leader_is_looked_for_where_one_is_deployed(
+    new_cluster: NewCluster,
+) -> None:
     cluster = new_cluster()
+    code, _, bad = doctor(cluster.kubeconfig)
+    assert code == 1
+    assert len(bad) == 3
+    assert all("kubectl apply -k config/crd" in line for line in bad)
     cluster.kubectl("apply", "-k", str(CRDS))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     code, good, bad = doctor(cluster.kubeconfig)

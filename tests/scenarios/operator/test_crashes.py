@@ -85,7 +85,7 @@ class Outcome:
     created: tuple[int, int]
 
 
-def play(site: Site, story: str, operator: Operator) -> Outcome:
+def play(site: Site, story: str) -> Outcome:
     node = site.nodes(1, gpus=4)[0]
     STORIES[story](site)
     outcome = Outcome(plain(site.status("one"), node), sorted(map(_of_job, site.jobs())), (0, 0))
@@ -135,30 +135,18 @@ def proxy(account: Path) -> Iterator[Proxy]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def undisturbed(
-    operator_cluster: Cluster, account: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[Outcome, list[Write]]]:
-    """Run a story without faults and return its outcome and its writes; each story runs once."""
-    known: dict[str, tuple[Outcome, list[Write]]] = {}
+@pytest.fixture
+def operator(proxy: Proxy, tmp_path: Path) -> Iterator[Operator]:
+    """One operator for all runs of a story: after each kill it starts again, and the next run uses that."""
+    with Operator(proxy.kubeconfig, "--no-leader-elect", log=tmp_path / "operator.log") as running:
+        yield running
 
-    def run(story: str) -> tuple[Outcome, list[Write]]:
-        if story not in known:
-            known[story] = _run(story)
-        return known[story]
 
-    def _run(story: str) -> tuple[Outcome, list[Write]]:
-        log = tmp_path_factory.mktemp("undisturbed") / "operator.log"
-        with (
-            closing(Site(operator_cluster)) as site,
-            Proxy(account) as proxy,
-            Operator(proxy.kubeconfig, "--no-leader-elect", log=log) as operator,
-        ):
-            outcome = play(site, story, operator)
-            writes = writes_in(proxy)
-        return outcome, writes
-
-    return run
+def undisturbed(story: str, cluster: Cluster, proxy: Proxy) -> tuple[Outcome, list[Write]]:
+    """Run a story without faults and return its outcome and its writes."""
+    with closing(Site(cluster)) as site:
+        outcome = play(site, story)
+        return outcome, writes_in(proxy)
 
 
 def writes_in(proxy: Proxy) -> list[Write]:
@@ -178,23 +166,21 @@ def writes_in(proxy: Proxy) -> list[Write]:
 def test_kill_at_any_write_does_not_change_the_outcome(
     story: str,
     operator_cluster: Cluster,
-    undisturbed: Callable[[str], tuple[Outcome, list[Write]]],
-    account: Path,
-    tmp_path: Path,
+    operator: Operator,
+    proxy: Proxy,
     scale: Scale,
     figure: Callable[[str], None],
 ) -> None:
-    expected, writes = undisturbed(story)
+    expected, writes = undisturbed(story, operator_cluster, proxy)
     points = [(write, moment) for write in writes for moment in MOMENTS]
     # Small scale: every write of the first story at one moment in turn, and some of the others. Full scale:
     # every moment of every write.
     one_each = list(zip(writes, cycle(MOMENTS), strict=False))
     chosen = scale(test=one_each if story == "succeeds" else one_each[2::4], accept=points)
     kills = 0
-    for number, (write, moment) in enumerate(chosen):
-        log = tmp_path / f"{number}.log"
-        found, was_killed = killed_at(write, moment, story, operator_cluster, account, log)
-        assert found == expected, f"killed at {write}, {moment}; log: {log}"
+    for write, moment in chosen:
+        found, was_killed = killed_at(write, moment, story, operator_cluster, operator, proxy)
+        assert found == expected, f"killed at {write}, {moment}; log: {operator.log}"
         kills += was_killed
     # The operator may combine two changes in one write, so a run may have one write less than expected.
     assert kills >= 0.8 * (len(chosen) - 1)
@@ -202,14 +188,10 @@ def test_kill_at_any_write_does_not_change_the_outcome(
 
 
 def killed_at(
-    write: Write, moment: str, story: str, cluster: Cluster, account: Path, log: Path
+    write: Write, moment: str, story: str, cluster: Cluster, operator: Operator, proxy: Proxy
 ) -> tuple[Outcome, bool]:
     """Run a story with this kill. Return its outcome, and whether it reached that write."""
-    with (
-        closing(Site(cluster)) as site,
-        Proxy(account) as proxy,
-        Operator(proxy.kubeconfig, "--no-leader-elect", log=log) as operator,
-    ):
+    with closing(Site(cluster)) as site:
         verb, resource, nth = write
         killed, over, judging = threading.Event(), threading.Event(), threading.Lock()
 
@@ -229,7 +211,8 @@ def killed_at(
         proxy.on(verb, resource, nth=nth, do=kill_fault(moment, kill))
         helper = threading.Thread(target=start_again, daemon=True)
         helper.start()
-        outcome = play(site, story, operator)
+        outcome = play(site, story)
+        proxy.heal()
         with judging:
             was_killed = killed.is_set()
             if not was_killed:
