@@ -15,7 +15,6 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/task_changes  cancel and retry, one task or many
   http/task_changes         cancels and retries in parts, with an outcome for each task
   http/responses            reads bodies, makes JSON responses
-  http/body_errors          says plainly what is wrong with a body
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it

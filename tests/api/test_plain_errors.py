@@ -1,13 +1,15 @@
-"""What is wrong with a body, said plainly."""
+"""What is wrong with a body or with parameters, said plainly."""
 
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import pytest
 
+from gpu_orchestrator.api import plain_errors
 from gpu_orchestrator.apps.manager import schema
 from gpu_orchestrator.apps.manager.access.schema import KeyRequest
-from gpu_orchestrator.apps.manager.http import body_errors
 
 TASK = {"task_type": "echo"}
 KEY = {"name": "ann"}
@@ -48,9 +50,12 @@ KEY = {"name": "ann"}
             f"labels[{'x' * 60}…] is 5; give a text",
             id="long name of a label",
         ),
-        pytest.param(schema.TaskRequest, {}, "task_type is missing", id="missing"),
+        pytest.param(schema.TaskRequest, {}, "task_type is missing; give a text", id="missing"),
         pytest.param(
-            schema.TaskBatch, {"tasks": [TASK, {}]}, "tasks[1].task_type is missing", id="of an item"
+            schema.TaskBatch,
+            {"tasks": [TASK, {}]},
+            "tasks[1].task_type is missing; give a text",
+            id="of an item",
         ),
         pytest.param(schema.TaskRequest, [], "the body is []; give an object", id="not an object"),
         pytest.param(schema.TaskRequest, {"task_type": 5}, "task_type is 5; give a text", id="type"),
@@ -98,7 +103,7 @@ def test_error_names_field_value_and_what_may_be_sent(kind: type, body: Any, sai
     raw = msgspec.json.encode(body)
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(raw, type=kind)
-    assert body_errors.plain(caught.value, raw, kind) == said
+    assert plain_errors.plain(caught.value, raw, kind) == said
 
 
 @pytest.mark.parametrize(
@@ -122,4 +127,61 @@ def test_error_names_field_value_and_what_may_be_sent(kind: type, body: Any, sai
 def test_body_that_cannot_be_read_again_still_gets_a_sentence(body: bytes, said: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(body, type=schema.TaskRequest)
-    assert body_errors.plain(caught.value, body, schema.TaskRequest).startswith(said)
+    assert plain_errors.plain(caught.value, body, schema.TaskRequest).startswith(said)
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Limits(TypedDict):
+    lines: int
+
+
+@dataclass
+class Wishes:
+    """A shape as a user's handler may have it."""
+
+    colour: Colour
+    sizes: dict[str, Annotated[int, msgspec.Meta(ge=0)]]
+    limits: Limits | None = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        pytest.param(
+            Wishes, {"colour": "green", "sizes": {}}, "colour is 'green'; known: red, blue", id="enum"
+        ),
+        pytest.param(Wishes, {"sizes": {}}, "colour is missing; known: red, blue", id="missing"),
+        pytest.param(Wishes, {"colour": "red"}, "sizes is missing; give an object", id="object is missing"),
+        pytest.param(
+            Wishes,
+            {"colour": "red", "sizes": {"long": 5, "short": -1}},
+            "sizes[short] is -1; give at least 0",
+            id="entry",
+        ),
+        pytest.param(
+            dict[str, int], {"a": 1, "b": "two"}, "[b] is 'two'; give a whole number", id="entry at the top"
+        ),
+        pytest.param(
+            dict[str, dict[str, int]],
+            {"a": {"b": "two"}},
+            "[a][...]; give a whole number",
+            id="entry of an entry",
+        ),
+        pytest.param(
+            Wishes,
+            {"colour": "red", "sizes": {}, "limits": {"lines": "x"}},
+            "limits.lines is 'x'; give a whole number",
+            id="of a typed dict",
+        ),
+        pytest.param(Wishes, 5, "the whole is 5; give an object", id="not an object"),
+    ],
+)
+def test_any_type_that_a_handler_asks_for_gets_plain_words(kind: Any, body: Any, said: str) -> None:
+    raw = msgspec.json.encode(body).decode()
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(raw, type=kind)
+    assert plain_errors.plain(caught.value, raw, kind, whole="the whole") == said
