@@ -237,6 +237,8 @@ def _wait(
     if answer["status"] not in task_rows.FINAL:
         task_id = answer["task_id"]
         output.note(f"it has not ended yet; wait again with: {output.PROGRAM} task wait {task_id}")
+    elif answer["status"] in task_rows.FAILED:
+        output.note(f"see what it printed: {output.PROGRAM} task logs {answer['task_id']}")
     if answer["status"] != "completed":
         sys.exit(1)
 

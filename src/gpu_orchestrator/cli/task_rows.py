@@ -15,6 +15,7 @@ from gpu_orchestrator.cli.tables import Column, state_colour
 Task = Mapping[str, Any]
 Field = Callable[[Task], object]
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
+FAILED = frozenset({"failed", "dead"})
 COUNT = re.compile(r"^0/[1-9]\d* workers fit: ")
 """What a reason begins with, left out in lists: the room is for what comes after it."""
 TASK = Column("TASK")
@@ -102,6 +103,11 @@ def line(task: Task, now: datetime) -> str:
     if taken := duration(task, now):
         words += f", {taken}"
     return words + (f": {task['progress']}" if task.get("progress") and task["status"] not in FINAL else "")
+
+
+def stuck(task: Task) -> str:
+    """Return why a task may wait forever; empty if it does not."""
+    return str(task.get("reason") or "") if task.get("waits_for_worker") else ""
 
 
 def gpus(task: Task) -> object:

@@ -98,8 +98,9 @@ class TaskStatus(Answer, frozen=True):
     """`devices` are those of the current attempt, or else of the last one. `memory_reserved` is the memory
     reserved on each of them; with `exclusive` the task has whole devices. While the task is queued, `reason`
     says why it waits, and `queue_position` how far ahead it is: 1 is next, by priority and age. The position
-    is approximate, because owners take turns and some tasks fit earlier than others. Of a list's queued tasks
-    with more than 100 different requests, some have no reason; `explain` has it."""
+    is approximate, because owners take turns and some tasks fit earlier than others. `waits_for_worker`: no
+    worker that is there can ever take it, so it waits until another joins. Of a list's queued tasks with more
+    than 100 different requests, some have no reason; `explain` has it."""
 
     task_id: str
     status: str
@@ -129,6 +130,7 @@ class TaskStatus(Answer, frozen=True):
     memory_reserved_bytes: int = 0
     exclusive: bool = False
     queue_position: int | None = None
+    waits_for_worker: bool = False
 
 
 class TaskPage(Answer, frozen=True):

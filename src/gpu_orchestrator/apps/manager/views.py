@@ -31,10 +31,12 @@ def _second(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a queued task waits, and its place in the queue."""
+    """Why a queued task waits, and its place in the queue. `for_worker`: no worker that is there can ever
+    take it."""
 
     reason: str = ""
     position: int | None = None
+    for_worker: bool = False
 
 
 NO_WAIT = Wait()
@@ -73,6 +75,7 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> schema.TaskStatus:
         memory_reserved_bytes=shared_mib * MIB,
         exclusive=bool(spec.gpus) and not shared_mib,
         queue_position=wait.position,
+        waits_for_worker=wait.for_worker,
     )
 
 

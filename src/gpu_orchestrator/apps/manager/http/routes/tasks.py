@@ -152,7 +152,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
     held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
     answer = held_back or decide(wanted, cluster, policy, manager.chance) if waits else None
     goes_to = answer.node if isinstance(answer, Placement) else None
-    refused = words.message(answer) if isinstance(answer, Refusal) else held_back
+    refused = words.why_it_waits(answer) if isinstance(answer, Refusal) else held_back
     explanation = schema.Explanation(
         task_id=task_id,
         status=row["state"],
@@ -163,6 +163,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
         workers=[
             explain.worker_verdict(wanted.shape, cluster, worker, named=not owner)
             for worker in workers.values()
+            if not worker.left
         ],
     )
     return json_response(explanation)
