@@ -218,6 +218,9 @@ class WorkerVerdict(Answer, frozen=True):
 
 
 class Explanation(Answer, frozen=True):
+    """`workers` says of every device whether it could be used now; it is empty once the task has ended.
+    `last_worker` and `last_devices` are those of the current attempt, or else of the last one."""
+
     task_id: str
     status: str
     reason: str
@@ -225,6 +228,8 @@ class Explanation(Answer, frozen=True):
     would_go_to: str | None
     reasons: list[str]
     workers: list[WorkerVerdict]
+    last_worker: str | None
+    last_devices: list[TaskDevice]
 
 
 # --- workers -----------------------------------------------------------------------------------------------

@@ -70,13 +70,18 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> schema.TaskStatus:
         callback=row.get("callback", ""),
         owner=row.get("tenant") or spec.tenant,
         gpus=spec.gpus,
-        devices=_devices(row.get("place", "")),
+        devices=devices(row),
         memory_reserved=show_memory(shared_mib) if shared_mib else "",
         memory_reserved_bytes=shared_mib * MIB,
         exclusive=bool(spec.gpus) and not shared_mib,
         queue_position=wait.position,
         waits_for_worker=wait.for_worker,
     )
+
+
+def devices(row: Row) -> list[schema.TaskDevice]:
+    """Return the devices of a task's current attempt, or else of the last one."""
+    return _devices(row.get("place", ""))
 
 
 @lru_cache(maxsize=1024)

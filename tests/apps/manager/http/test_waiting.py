@@ -38,7 +38,7 @@ async def offline(site: Site, name: str) -> None:
     """Wait until the connection's end is known, then end the grace period."""
     workers = site.running.manager.store.workers
     async with asyncio.timeout(30):
-        while (row := (await workers.fetch([name]))[0] or {})["state"] != "suspect":
+        while (row := (await workers.fetch([name]))[0] or {})["state"] != "suspect":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert await workers.leave([Departure(name, int(row["epoch"]), "its lease is over")]) == (True,)
 
@@ -60,3 +60,24 @@ async def test_worker_that_left_is_not_a_reason_but_a_lost_one_is(new_site: NewS
     assert {each["worker_id"] for each in explained["workers"]} == {"here", "lost"}
     back = await site.join("left", instance="left-2")
     assert (await back.take()).task == waits
+
+
+async def test_ended_task_is_explained_by_where_it_ran_last(site: Site) -> None:
+    worker = await site.join()
+    name = await site.submit()
+    await worker.finish(await worker.take())
+    await site.wait(name)
+    _, answer = await site.call("GET", f"/tasks/{name}/explain")
+    assert (answer["status"], answer["workers"], answer["last_worker"]) == ("completed", [], "w")
+    assert answer["last_devices"] == (await site.task(name))["devices"] != []
+
+
+async def test_memory_without_a_gpu_is_refused(site: Site) -> None:
+    body = {"task_type": "echo", "resources": {"gpus": 0, "gpu_memory": "4GB"}}
+    status, answer = await site.call("POST", "/tasks", body)
+    assert status == 422
+    assert answer["error"]["message"] == (
+        "resources.gpu_memory is '4GB' and resources.gpus is 0; memory is reserved on GPUs: leave gpu_memory "
+        "out, or give gpus 1 or more"
+    )
+    assert await site.submit(resources={"gpus": 0, "gpu_memory": ""})

@@ -165,12 +165,17 @@ def _spec(manager: Manager, request: schema.TaskRequest, key: Key) -> TaskSpec:
         memory_mib = units.memory_mib(wanted.gpu_memory) if wanted.gpu_memory else 0
     except units.BadAmount as error:
         raise errors.Unprocessable(f"resources.gpu_memory: {error}") from error
+    if memory_mib and not wanted.gpus:
+        raise errors.Unprocessable(
+            f"resources.gpu_memory is {wanted.gpu_memory!r} and resources.gpus is 0; memory is reserved on "
+            "GPUs: leave gpu_memory out, or give gpus 1 or more"
+        )
     return TaskSpec(
         task_type=request.task_type,
         model_name=request.model_name,
         priority=_priority(request.priority),
         gpus=wanted.gpus,
-        memory_mib=memory_mib if wanted.gpus else 0,
+        memory_mib=memory_mib,
         vendor=wanted.vendor,
         timeout_s=timeout_s,
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),

@@ -141,7 +141,8 @@ async def wait(
 
 @router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
-    """Explain why a task waits: for every worker and every device, what keeps it from taking the task."""
+    """Explain why a task waits: for every worker and every device, what keeps it from taking the task. Of a
+    task that has ended, say where it ran last."""
     manager, owner = manager_of(request), _sees(request)
     task_id = await manager.full_id(task_id, owner)
     row = await manager.row(task_id, owner)
@@ -163,8 +164,10 @@ async def explain_task(request: Request, task_id: str) -> Response:
         workers=[
             explain.worker_verdict(wanted.shape, cluster, worker, named=not owner)
             for worker in workers.values()
-            if not worker.left
+            if not worker.left and row["state"] not in task.FINAL
         ],
+        last_worker=row.get("worker") or None,
+        last_devices=views.devices(row),
     )
     return json_response(explanation)
 
