@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.api import plain_errors
-from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager import task_schema
 from gpu_orchestrator.apps.manager.access.schema import KeyRequest
 
 TASK = {"task_type": "echo"}
@@ -19,7 +19,7 @@ KEY = {"name": "ann"}
     ("kind", "body", "said"),
     [
         pytest.param(
-            schema.TaskRequest,
+            task_schema.TaskRequest,
             {**TASK, "resources": {"gpus": 65}},
             "resources.gpus is 65; give at most 64",
             id="too large",
@@ -37,35 +37,37 @@ KEY = {"name": "ann"}
             "running_tasks, gpu_seconds_per_day, weight",
             id="unknown field",
         ),
-        pytest.param(schema.TaskBatch, {"bodies": []}, "unknown field bodies; known: tasks", id="at the top"),
         pytest.param(
-            schema.TaskBatch,
+            task_schema.TaskBatch, {"bodies": []}, "unknown field bodies; known: tasks", id="at the top"
+        ),
+        pytest.param(
+            task_schema.TaskBatch,
             {"x" * 100_000: []},
             f"unknown field {'x' * 60}…; known: tasks",
             id="long unknown field",
         ),
         pytest.param(
-            schema.TaskRequest,
+            task_schema.TaskRequest,
             {**TASK, "labels": {"x" * 100: 5}},
             f"labels[{'x' * 60}…] is 5; give a text",
             id="long name of a label",
         ),
-        pytest.param(schema.TaskRequest, {}, "task_type is missing; give a text", id="missing"),
+        pytest.param(task_schema.TaskRequest, {}, "task_type is missing; give a text", id="missing"),
         pytest.param(
-            schema.TaskBatch,
+            task_schema.TaskBatch,
             {"tasks": [TASK, {}]},
             "tasks[1].task_type is missing; give a text",
             id="of an item",
         ),
-        pytest.param(schema.TaskRequest, [], "the body is []; give an object", id="not an object"),
-        pytest.param(schema.TaskRequest, {"task_type": 5}, "task_type is 5; give a text", id="type"),
+        pytest.param(task_schema.TaskRequest, [], "the body is []; give an object", id="not an object"),
+        pytest.param(task_schema.TaskRequest, {"task_type": 5}, "task_type is 5; give a text", id="type"),
         pytest.param(
-            schema.TaskRequest,
+            task_schema.TaskRequest,
             {"task_type": ""},
             "task_type is ''; give at least 1 character",
             id="too short",
         ),
-        pytest.param(schema.TaskBatch, {"tasks": []}, "tasks is []; give at least 1 item", id="too few"),
+        pytest.param(task_schema.TaskBatch, {"tasks": []}, "tasks is []; give at least 1 item", id="too few"),
         pytest.param(KeyRequest, {**KEY, "expires_in": 0}, "expires_in is 0; give more than 0", id="bound"),
         pytest.param(
             KeyRequest,
@@ -74,25 +76,25 @@ KEY = {"name": "ann"}
             id="pattern",
         ),
         pytest.param(
-            schema.TaskRequest,
+            task_schema.TaskRequest,
             {**TASK, "labels": {"a": "x", "b": 5}},
             "labels[b] is 5; give a text",
             id="label",
         ),
         pytest.param(
-            schema.TaskRequest,
+            task_schema.TaskRequest,
             {**TASK, "labels": {"": "x"}},
             "a name in labels does not fit: give at least 1 character",
             id="name of a label",
         ),
         pytest.param(
-            schema.TaskRequest,
+            task_schema.TaskRequest,
             {"task_type": "x" * 300},
             f"task_type is '{'x' * 59}…; give at most 200 characters",
             id="long",
         ),
         pytest.param(
-            schema.TaskRequest,
+            task_schema.TaskRequest,
             {**TASK, "max_retries": 1.5},
             "max_retries is 1.5; give a whole number or null",
             id="one of several types",
@@ -126,8 +128,8 @@ def test_error_names_field_value_and_what_may_be_sent(kind: type, body: Any, sai
 )
 def test_body_that_cannot_be_read_again_still_gets_a_sentence(body: bytes, said: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
-        msgspec.json.decode(body, type=schema.TaskRequest)
-    assert plain_errors.plain(caught.value, body, schema.TaskRequest).startswith(said)
+        msgspec.json.decode(body, type=task_schema.TaskRequest)
+    assert plain_errors.plain(caught.value, body, task_schema.TaskRequest).startswith(said)
 
 
 class Colour(Enum):

@@ -74,10 +74,11 @@ session → outcomes → completion → response. Read the modules in this order
   events/history            the history of the cluster
 
   views                     rows of the store as response bodies
-  schema                    request and response bodies
+  task_schema               request and response bodies for tasks
+  schema                    the other bodies, and what all of them share
   metrics                   Prometheus metrics
   errors                    the errors of the HTTP API
 
 Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events › views ›
-fleet, access › errors, metrics, schema.
+fleet, access › errors, metrics, task_schema › schema.
 """

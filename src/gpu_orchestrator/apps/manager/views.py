@@ -10,12 +10,12 @@ import msgspec
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import session, task, timestamps
 from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
-from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager import schema, task_schema
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.nodes import ActiveAlert, WorkerState
 
-_error = msgspec.json.Decoder(schema.ErrorInfo)
-_deaths = msgspec.json.Decoder(list[schema.Death])
+_error = msgspec.json.Decoder(task_schema.ErrorInfo)
+_deaths = msgspec.json.Decoder(list[task_schema.Death])
 
 
 def when(ms: str | int | None) -> str | None:
@@ -42,12 +42,12 @@ class Wait:
 NO_WAIT = Wait()
 
 
-def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> schema.TaskStatus:
+def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskStatus:
     spec = task.decode(row["spec"])
     seconds = _seconds(row)
     shared_mib = spec.memory_mib if spec.gpus else 0
     error, deaths = row.get("error"), row.get("deaths")
-    return schema.TaskStatus(
+    return task_schema.TaskStatus(
         task_id=name,
         status=row["state"],
         task_type=spec.task_type,
@@ -79,16 +79,18 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> schema.TaskStatus:
     )
 
 
-def devices(row: Row) -> list[schema.TaskDevice]:
+def devices(row: Row) -> list[task_schema.TaskDevice]:
     """Return the devices of a task's current attempt, or else of the last one."""
     return _devices(row.get("place", ""))
 
 
 @lru_cache(maxsize=1024)
-def _devices(place: str) -> list[schema.TaskDevice]:
+def _devices(place: str) -> list[task_schema.TaskDevice]:
     """Cached, because thousands of tasks run on the same devices. Nothing changes the list."""
     grant = rows.read_grant(place) if place else None
-    return [schema.TaskDevice(each.index, each.uuid, each.model) for each in grant.devices] if grant else []
+    return (
+        [task_schema.TaskDevice(each.index, each.uuid, each.model) for each in grant.devices] if grant else []
+    )
 
 
 def _seconds(row: Row) -> float | None:
