@@ -301,3 +301,51 @@ def test_row_of_an_event(name: str, data: dict[str, Any], row: list[str]) -> Non
 )
 def test_events_are_chosen_by_type(name: str, wanted: tuple[str, ...], is_wanted: bool) -> None:
     assert events.is_wanted(name, wanted) is is_wanted
+
+
+KEY = {
+    "key_id": "bootstrap-worker",
+    "name": "bootstrap-worker",
+    "owner": "worker",
+    "scopes": ["worker"],
+    "status": "active",
+    "limits": {"running_tasks": 4, "queued_tasks": 0},
+}
+
+
+@pytest.mark.parametrize("width", [110, 80, 60])
+def test_limits_of_a_key_are_shown_at_every_width(width: int) -> None:
+    shown = table(key.COLUMNS, [key.row(KEY, NOW)], Page(width))
+    assert "4 running tasks, any number of waiting tasks" in "\n".join(shown)
+    assert max(map(len, shown)) <= width
+
+
+ROUTE = "POST /workers/{worker_id}/devices/{index}/uncordon"
+
+
+@pytest.mark.parametrize("width", [None, 110, 80, 60])
+def test_audit_never_cuts_the_route_or_the_object(width: int | None) -> None:
+    entry = {
+        "time": "2026-11-16T11:57:00Z",
+        "owner": "admin",
+        "action": ROUTE,
+        "object": ID,
+        "status": 200,
+        "key_id": "bootstrap",
+        "source": "127.0.0.1",
+        "number": 12,
+    }
+    shown = table(audit.COLUMNS, [audit.row(entry, NOW, UTC)], Page(width))
+    assert ROUTE in shown[1]
+    assert ID in "\n".join(shown)
+    assert "…" not in "\n".join(shown)
+    assert width is None or max(map(len, shown)) <= width
+    assert width is not None or shown[1].endswith("12"), "in a pipe nothing is left out"
+
+
+def test_explained_task_says_where_it_ran_last() -> None:
+    assert task_rows.last_place({"last_worker": "vm", "last_devices": DEVICES}) == (
+        "on vm, GPU 0 (L4) and GPU 3 (L4)"
+    )
+    assert task_rows.last_place({"last_worker": None, "last_devices": []}) == ""
+    assert task_rows.last_place({}) == "", "an older server does not send it"

@@ -211,3 +211,38 @@ async def test_backup_has_no_logs(store: Store, tmp_path_factory: pytest.TempPat
     names = [entry.name for _, entry in backup._records(file) if entry is not None]
     assert "t:t" in names
     assert not [name for name in names if name.startswith("log")]
+
+
+async def test_flood_of_one_owner_leaves_the_older_logs_of_others(store: Store) -> None:
+    bound = 5 * (1000 + COST)
+    flood = [f"t{number}" for number in range(10)]
+    await store.tasks.submit([task("bob", tenant="bob"), *(task(name, tenant="ann") for name in flood)])
+    epoch = await join(store, "w")
+    for name in ("bob", *flood):
+        await run(store, name, "w", epoch)
+        await store.logs.append([LogPiece(name, 1, "w", epoch, 0, "x" * 1000)], bound)
+        await asyncio.sleep(0.002)
+    kept = [name for name in ("bob", *flood) if await shown(store, name)]
+    assert kept == ["bob", *flood[-4:]]
+    await store.logs.trim(2 * (1000 + COST))
+    assert [name for name in kept if await shown(store, name)] == ["bob", "t9"]
+    await store.logs.trim(0)
+    assert await store.logs.size() == 0
+
+
+async def test_logs_of_an_older_version_go_before_those_with_an_owner(store: Store) -> None:
+    await store.tasks.submit(
+        [task("old", tenant="bob"), task("new", tenant="ann"), task("more", tenant="ann")]
+    )
+    epoch = await join(store, "w")
+    for name in ("old", "new", "more"):
+        await run(store, name, "w", epoch)
+        await store.logs.append([LogPiece(name, 1, "w", epoch, 0, "x" * 1000)], ANY)
+        await asyncio.sleep(0.002)
+    prefix = store.database.prefix
+    await store.database._execute("HDEL", f"{prefix}logs:of", "old")
+    await store.database._execute("ZREM", f"{prefix}logs:owners", "bob")
+    await store.logs.trim(2 * (1000 + COST))
+    assert [name for name in ("old", "new", "more") if await shown(store, name)] == ["new", "more"]
+    await store.logs.trim(0)
+    assert await store.logs.size() == 0

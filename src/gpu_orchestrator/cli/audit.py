@@ -1,6 +1,6 @@
 """`gpu-orchestrator audit`: who changed what, newest first."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -12,13 +12,27 @@ from gpu_orchestrator.cli.tables import Column
 COLUMNS = (
     Column("TIME"),
     Column("OWNER", 2),
-    Column("ACTION", free=True),
-    Column("OBJECT", 3),
+    Column("ACTION"),
+    Column("OBJECT", below=True),
     Column("STATUS", 1, paint=lambda word: "red" if word >= "400" else "green"),
     Column("KEY", 4),
     Column("SOURCE", 5),
     Column("NUMBER", 6),
 )
+
+
+def row(entry: dict[str, Any], now: datetime, zone: tzinfo | None = None) -> list[object]:
+    """Return an entry as cells."""
+    return [
+        times.clock(times.parse(entry["time"]), now, zone),
+        entry["owner"],
+        entry["action"],
+        entry["object"],
+        entry["status"],
+        entry["key_id"],
+        entry["source"],
+        entry["number"],
+    ]
 
 
 def audit(
@@ -40,20 +54,7 @@ def audit(
     if json_:
         return output.show_json(answer)
     now, zone = datetime.now(UTC), UTC if utc else None
-    rows = [
-        [
-            times.clock(times.parse(each["time"]), now, zone),
-            each["owner"],
-            each["action"],
-            each["object"],
-            each["status"],
-            each["key_id"],
-            each["source"],
-            each["number"],
-        ]
-        for each in answer["entries"]
-    ]
-    output.show_table(COLUMNS, rows)
+    output.show_table(COLUMNS, [row(each, now, zone) for each in answer["entries"]])
     if words := more(answer):
         output.note(words)
     return None

@@ -29,7 +29,7 @@ COLUMNS = (
     Column("STATUS", 3, paint=state_colour),
     Column("EXPIRES", 5),
     Column("LAST USED", 6),
-    Column("LIMITS", 7, free=True),
+    Column("LIMITS", free=True, below=True),
 )
 
 
@@ -161,7 +161,7 @@ def row(key: dict[str, Any], now: datetime) -> list[object]:
         key["status"],
         times.ago(times.parse(key.get("expires_at")), now) or "never",
         times.ago(used, now) or "never",
-        "no limits" if is_own else limits_in_words(key.get("limits") or {}) or "the server's",
+        "no limits" if is_own else limits_in_words(key.get("limits") or {}) or "the server's limits",
     ]
 
 

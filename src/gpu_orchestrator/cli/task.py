@@ -91,6 +91,11 @@ def submit(
     """
     from gpu_orchestrator.cli.parameters import read, seconds
 
+    if memory and gpus == 0:
+        output.fail(
+            f"--memory {memory} with --gpus 0: memory is reserved on GPUs; "
+            "leave --memory out, or ask for at least one GPU"
+        )
     body: dict[str, Any] = {
         "task_type": task_type,
         "parameters": read(parameters),
@@ -207,6 +212,10 @@ def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE)
         for device in worker["devices"]
     ]
     output.say(lines(verdict(answer)))
+    if answer["status"] in task_rows.FINAL:
+        if place := task_rows.last_place(answer):
+            output.say(lines(f"it last ran {place}"))
+        return None
     columns = [
         Column("WORKER"),
         Column("DEVICE"),
@@ -214,7 +223,7 @@ def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE)
         Column("FREE", 1),
         Column("WHY", free=True, below=True),
     ]
-    return output.show_table(columns, rows) if rows and answer["status"] not in task_rows.FINAL else None
+    return output.show_table(columns, rows) if rows else None
 
 
 def _wait(
@@ -237,6 +246,8 @@ def _wait(
     if answer["status"] not in task_rows.FINAL:
         task_id = answer["task_id"]
         output.note(f"it has not ended yet; wait again with: {output.PROGRAM} task wait {task_id}")
+    elif answer["status"] in task_rows.FAILED:
+        output.note(f"see what it printed: {output.PROGRAM} task logs {answer['task_id']}")
     if answer["status"] != "completed":
         sys.exit(1)
 

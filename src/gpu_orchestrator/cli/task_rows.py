@@ -15,6 +15,7 @@ from gpu_orchestrator.cli.tables import Column, state_colour
 Task = Mapping[str, Any]
 Field = Callable[[Task], object]
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
+FAILED = frozenset({"failed", "dead"})
 COUNT = re.compile(r"^0/[1-9]\d* workers fit: ")
 """What a reason begins with, left out in lists: the room is for what comes after it."""
 TASK = Column("TASK")
@@ -94,14 +95,26 @@ def line(task: Task, now: datetime) -> str:
         position = task.get("queue_position")
         why = task.get("reason")
         return words + (f", {position} in the queue" if position else "") + (f": {why}" if why else "")
-    if task.get("assigned_worker"):
-        words += f" on {task['assigned_worker']}"
-    if found := task.get("devices"):
-        names = " and ".join(f"GPU {each.get('index')} ({each.get('model')})" for each in found)
-        words += f", {names}"
+    if place := _place(task.get("assigned_worker"), task.get("devices")):
+        words += f" {place}"
     if taken := duration(task, now):
         words += f", {taken}"
     return words + (f": {task['progress']}" if task.get("progress") and task["status"] not in FINAL else "")
+
+
+def last_place(explanation: Task) -> str:
+    """Return where an explained task ran last: `on vm, GPU 0 (L4)`; empty if it did not run."""
+    return _place(explanation.get("last_worker"), explanation.get("last_devices"))
+
+
+def _place(worker: object, devices: Sequence[Task] | None) -> str:
+    names = " and ".join(f"GPU {each.get('index')} ({each.get('model')})" for each in devices or [])
+    return ", ".join(filter(None, [f"on {worker}" if worker else "", names]))
+
+
+def stuck(task: Task) -> str:
+    """Return why a task may wait forever; empty if it does not."""
+    return str(task.get("reason") or "") if task.get("waits_for_worker") else ""
 
 
 def gpus(task: Task) -> object:

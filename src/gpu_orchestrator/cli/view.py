@@ -180,7 +180,7 @@ class View:
 def in_short(refusal: Refusal) -> str:
     """Return why no worker fits, without `0/1 workers fit:`, which needs the room that the reason should
     have."""
-    return words.message(refusal).rpartition(" fit: ")[2]
+    return words.why_it_waits(refusal).rpartition(" fit: ")[2]
 
 
 def shared(groups: Sequence[Sequence[str]], most: int) -> list[str]:

@@ -20,6 +20,8 @@ SILENT_PAUSE_S = 600.0
 """How long one request waits if nobody looks; the most that the server allows."""
 RESTART_S = 60.0
 """How long the server may be away in between."""
+QUIET_S = 2.0
+"""A worker may be about to join: only after this time say that the task waits for one."""
 AGAIN_S = 1.0
 
 Shown = Callable[[dict[str, Any]], None]
@@ -56,18 +58,18 @@ class Patience:
 
 
 def until_ended(
-    place: Place, task_id: str, *, timeout_s: float | None = None, shown: Shown | None = None
+    place: Place, task_id: str, *, timeout_s: float | None = None, shown: Shown, pause_s: float = LONG_PAUSE_S
 ) -> Any:
-    """Return the task when it has ended, or as it is after `timeout_s`; call `shown` until then."""
+    """Return the task when it has ended, or as it is after `timeout_s`; call `shown` until then: often at
+    first, then every `pause_s`."""
     patience = Patience(None if timeout_s is None else time.monotonic() + timeout_s)
     number = 0
     task = _ask(place, task_id, 0.0, patience)
     while task["status"] not in task_rows.FINAL and patience.left_s() > 0:
-        if shown:
-            shown(task)
-        pause_s = PAUSES_S[number] if number < len(PAUSES_S) else LONG_PAUSE_S
+        shown(task)
+        next_s = PAUSES_S[number] if number < len(PAUSES_S) else pause_s
         number += 1
-        task = _ask(place, task_id, min(pause_s if shown else SILENT_PAUSE_S, patience.left_s()), patience)
+        task = _ask(place, task_id, min(next_s, patience.left_s()), patience)
     return task
 
 
@@ -82,15 +84,22 @@ def interruptible(task_id: str) -> Iterator[None]:
 
 
 def on_terminal(place: Place, task_id: str, *, timeout_s: float | None = None) -> Any:
-    """Wait, with a line that shows state and progress if somebody looks."""
-    line = Line()
+    """Wait, with a line that shows state and progress if somebody looks. If the task can wait forever, say
+    so once, also in a pipe."""
+    line, began, said = Line(), time.monotonic(), ""
 
     def shown(task: dict[str, Any]) -> None:
+        nonlocal said
+        why = task_rows.stuck(task)
+        if why not in ("", said) and time.monotonic() - began >= QUIET_S:
+            line.clear()
+            output.note(f"task {task['task_id']} waits: {why}")
+            said = why
         line.show(task_rows.line(task, datetime.now(UTC)))
 
     try:
-        is_seen = output.is_terminal(sys.stderr)
-        return until_ended(place, task_id, timeout_s=timeout_s, shown=shown if is_seen else None)
+        pause_s = LONG_PAUSE_S if output.is_terminal(sys.stderr) else SILENT_PAUSE_S
+        return until_ended(place, task_id, timeout_s=timeout_s, shown=shown, pause_s=pause_s)
     finally:
         line.clear()
 

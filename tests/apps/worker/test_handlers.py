@@ -40,9 +40,11 @@ async def test_sleep_reports_progress() -> None:
 @pytest.mark.parametrize(
     ("task_type", "parameters", "message"),
     [
-        pytest.param("sleep", {"seconds": "long"}, "Expected `float`", id="wrong type"),
-        pytest.param("sleep", {"seconds": 1, "colour": "red"}, "unknown field `colour`", id="unknown field"),
-        pytest.param("vram", {"mib": 0}, ">= 1", id="out of range"),
+        pytest.param("sleep", {"seconds": "long"}, "seconds is 'long'; give a number", id="wrong type"),
+        pytest.param("sleep", {"seconds": 1, "colour": "red"}, "unknown field colour", id="unknown field"),
+        pytest.param("sleep", {}, "seconds is missing; give a number", id="missing"),
+        pytest.param("sleep", [], "the whole is []; give an object", id="not an object"),
+        pytest.param("vram", {"mib": 0}, "mib is 0; give at least 1", id="out of range"),
         pytest.param("nonsense", {}, "unknown task type 'nonsense'", id="no such type"),
         pytest.param("command", {"arguments": ["id"]}, "--allow-command", id="command is off"),
         pytest.param("python", {"function": "add"}, "--function", id="no function registered"),

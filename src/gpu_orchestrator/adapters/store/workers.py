@@ -51,10 +51,10 @@ class Workers:
         """Store reports of devices: `(name, epoch, report as JSON, alerts)` each."""
         await self._fenced.write(_REPORT, reports)
 
-    async def disconnect(self, connection: Renewal) -> bool:
-        """Mark a worker suspect, with a short grace, because its connection is lost. Return False if it has a
-        newer connection."""
-        return await self._fenced.write(_DISCONNECT, self.grace_ms, connection)
+    async def disconnect(self, connection: Renewal, *, leaving: bool = False) -> bool:
+        """Mark a worker suspect, with a short grace, because its connection is lost; `leaving` if it had said
+        that it leaves. Return False if it has a newer connection."""
+        return await self._fenced.write(_DISCONNECT, self.grace_ms, connection, int(leaving))
 
     async def expire(self, departures: Sequence[Departure]) -> tuple[bool, ...]:
         """Remove workers whose lease has expired; the script checks again. Only the leader may."""

@@ -15,7 +15,6 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/task_changes  cancel and retry, one task or many
   http/task_changes         cancels and retries in parts, with an outcome for each task
   http/responses            reads bodies, makes JSON responses
-  http/body_errors          says plainly what is wrong with a body
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
@@ -75,10 +74,11 @@ session → outcomes → completion → response. Read the modules in this order
   events/history            the history of the cluster
 
   views                     rows of the store as response bodies
-  schema                    request and response bodies
+  task_schema               request and response bodies for tasks
+  schema                    the other bodies, and what all of them share
   metrics                   Prometheus metrics
   errors                    the errors of the HTTP API
 
 Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events › views ›
-fleet, access › errors, metrics, schema.
+fleet, access › errors, metrics, task_schema › schema.
 """

@@ -24,7 +24,7 @@ from gpu_orchestrator.adapters.store.valkey.database import Facts
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.units import show_seconds
-from gpu_orchestrator.apps.manager import schema, views
+from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
 from gpu_orchestrator.apps.manager.access.key_sync import KeySync
 from gpu_orchestrator.apps.manager.access.keys import Keys
@@ -165,7 +165,7 @@ class Manager:
             )
         return found[0] if found else start  # of an unknown task, the caller says so
 
-    async def statuses(self, rows: Mapping[str, Row]) -> list[schema.TaskStatus]:
+    async def statuses(self, rows: Mapping[str, Row]) -> list[task_schema.TaskStatus]:
         """Return tasks as the API shows them, with reason and position of those that wait."""
         waits = await self.waiting.of(rows)
         return [views.task_status(name, row, waits.get(name, views.NO_WAIT)) for name, row in rows.items()]

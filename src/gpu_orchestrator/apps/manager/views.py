@@ -10,12 +10,12 @@ import msgspec
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import session, task, timestamps
 from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
-from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager import schema, task_schema
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.nodes import ActiveAlert, WorkerState
 
-_error = msgspec.json.Decoder(schema.ErrorInfo)
-_deaths = msgspec.json.Decoder(list[schema.Death])
+_error = msgspec.json.Decoder(task_schema.ErrorInfo)
+_deaths = msgspec.json.Decoder(list[task_schema.Death])
 
 
 def when(ms: str | int | None) -> str | None:
@@ -31,21 +31,23 @@ def _second(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a queued task waits, and its place in the queue."""
+    """Why a queued task waits, and its place in the queue. `for_worker`: no worker that is there can ever
+    take it."""
 
     reason: str = ""
     position: int | None = None
+    for_worker: bool = False
 
 
 NO_WAIT = Wait()
 
 
-def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> schema.TaskStatus:
+def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskStatus:
     spec = task.decode(row["spec"])
     seconds = _seconds(row)
     shared_mib = spec.memory_mib if spec.gpus else 0
     error, deaths = row.get("error"), row.get("deaths")
-    return schema.TaskStatus(
+    return task_schema.TaskStatus(
         task_id=name,
         status=row["state"],
         task_type=spec.task_type,
@@ -68,19 +70,27 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> schema.TaskStatus:
         callback=row.get("callback", ""),
         owner=row.get("tenant") or spec.tenant,
         gpus=spec.gpus,
-        devices=_devices(row.get("place", "")),
+        devices=devices(row),
         memory_reserved=show_memory(shared_mib) if shared_mib else "",
         memory_reserved_bytes=shared_mib * MIB,
         exclusive=bool(spec.gpus) and not shared_mib,
         queue_position=wait.position,
+        waits_for_worker=wait.for_worker,
     )
 
 
+def devices(row: Row) -> list[task_schema.TaskDevice]:
+    """Return the devices of a task's current attempt, or else of the last one."""
+    return _devices(row.get("place", ""))
+
+
 @lru_cache(maxsize=1024)
-def _devices(place: str) -> list[schema.TaskDevice]:
+def _devices(place: str) -> list[task_schema.TaskDevice]:
     """Cached, because thousands of tasks run on the same devices. Nothing changes the list."""
     grant = rows.read_grant(place) if place else None
-    return [schema.TaskDevice(each.index, each.uuid, each.model) for each in grant.devices] if grant else []
+    return (
+        [task_schema.TaskDevice(each.index, each.uuid, each.model) for each in grant.devices] if grant else []
+    )
 
 
 def _seconds(row: Row) -> float | None:

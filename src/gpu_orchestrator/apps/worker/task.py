@@ -57,10 +57,13 @@ class Task:
         """Return the parameters as a value of this type, or raise `BadParameters`."""
         try:
             return msgspec.json.decode(self._parameters, type=shape)
+        except msgspec.ValidationError as error:
+            from gpu_orchestrator.api import plain_errors  # few tasks need it, and every runner would load it
+
+            why = plain_errors.plain(error, self._parameters, shape, whole="the whole")
+            raise BadParameters(f"parameters of a '{self.type}' task: {why}") from error
         except msgspec.MsgspecError as error:
-            known = ", ".join(getattr(shape, "__struct_fields__", ()))
-            more = f"; known: {known}" if known and "unknown field" in str(error) else ""
-            raise BadParameters(f"parameters of a '{self.type}' task: {error}{more}") from error
+            raise BadParameters(f"parameters of a '{self.type}' task: {error}") from error
 
     def progress(self, line: str) -> None:
         """Add a line to the task's log; clients see the newest line as the task's progress."""

@@ -33,7 +33,7 @@ def refused(spec: TaskSpec, *workers: WorkerState) -> Refusal:
 @pytest.mark.parametrize(
     ("spec", "workers", "said"),
     [
-        pytest.param(TaskSpec("echo"), [], "0/0 workers fit: no worker has joined", id="no workers"),
+        pytest.param(TaskSpec("echo"), [], "0/0 workers fit: no worker is there", id="no workers"),
         pytest.param(
             TaskSpec("echo", memory_mib=900 * 1024),
             [worker()],
@@ -102,3 +102,33 @@ def test_error_of_a_policy_is_kept() -> None:
     assert words.message(Refusal(2, error="could not be judged: KeyError")) == (
         "0/2 workers fit: could not be judged: KeyError"
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers", "advice"),
+    [
+        pytest.param(TaskSpec("echo"), [], "; start one with `gpu-orchestrator worker`", id="no workers"),
+        pytest.param(
+            TaskSpec("echo"),
+            [worker(devices=())],
+            "; start a worker on a machine with a GPU, or one with --simulate 4 to try things out",
+            id="no GPU",
+        ),
+        pytest.param(
+            TaskSpec("echo", memory_mib=900 * 1024),
+            [worker()],
+            "; none of them ever can: start a worker that can, or cancel the task",
+            id="no GPU is large enough",
+        ),
+        pytest.param(
+            TaskSpec("echo"), [worker("a", devices=()), worker("b", online=False)], "", id="one may come back"
+        ),
+        pytest.param(TaskSpec("echo", gpus=0), [worker(labels={"busy": "yes"})], "", id="no slot now"),
+    ],
+)
+def test_task_that_no_worker_can_ever_take_is_told_what_helps(
+    spec: TaskSpec, workers: list[WorkerState], advice: str
+) -> None:
+    refusal = refused(spec, *workers)
+    assert words.why_it_waits(refusal) == words.message(refusal) + advice
+    assert words.needs_another_worker(refusal) == bool(advice)

@@ -86,7 +86,7 @@ async def test_queued_tasks_say_why_they_wait_and_how_far_ahead_they_are(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "FRESH_S", -1.0)
-    assert "no worker has joined" in (await site.task(await site.submit("sleep")))["reason"]
+    assert "no worker is there" in (await site.task(await site.submit("sleep")))["reason"]
     worker = await site.join(max_concurrent=1)
     await worker.take()
     await site.call("POST", "/workers/w/devices/1/cordon")

@@ -235,7 +235,7 @@ async def test_same_idempotency_key_is_one_task(site: Site) -> None:
     ("body", "status", "text"),
     [
         pytest.param(b"{", 400, "the body is not valid JSON", id="malformed"),
-        pytest.param(b"{}", 422, "task_type is missing", id="no type"),
+        pytest.param(b"{}", 422, "task_type is missing; give a text", id="no type"),
         pytest.param(
             b'{"task_type":"echo","prio":1}', 422, "unknown field prio; known: task_type", id="unknown field"
         ),

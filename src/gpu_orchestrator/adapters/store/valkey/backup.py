@@ -27,9 +27,9 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 BATCH = 200
 LONGEST = 1 << 30
-NOT_KEPT = frozenset({"leader", "apis", "news", "owners", "levels", "logs", "logs:sizes", migrations.KEY})
+NOT_KEPT = frozenset({"leader", "apis", "news", "owners", "levels", "logs", migrations.KEY})
 REBUILT = ("s:", "o:", "on:")
-LOGS = "log:"
+LOGS = ("log:", "logs:")
 """Logs of tasks are not backed up: they may be as large as all the rest."""
 TASK = "t:"
 
@@ -141,7 +141,7 @@ async def _restore_batch(database: Database, batch: list[BackupEntry]) -> int:
 
 
 def _is_kept(name: str) -> bool:
-    return name not in NOT_KEPT and not name.startswith((*REBUILT, LOGS))
+    return name not in NOT_KEPT and not name.startswith((*REBUILT, *LOGS))
 
 
 def _write(file: gzip.GzipFile, value: Any) -> None:

@@ -260,6 +260,9 @@ class Dispatcher:
 
     def _observe(self, name: str) -> None:
         worker, cluster = self.workers[name], self.engine.cluster
+        if worker.left:  # it would be in every refusal from now on
+            self._handle(events.NodeRemoved(name))
+            return
         held = cluster.held_on(name).values() if name in cluster else ()
         reserved = rows.reserved_on(worker, self.deps.memory, held)
         self._handle(events.NodeUpdated(node_of(worker, self.deps.memory, reserved)))

@@ -70,11 +70,12 @@ class ActiveAlert(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker as stored."""
+    """A worker as stored. `left`: it ended as it was told to, so nobody expects it back."""
 
     hello: session.Hello
     epoch: int = 0
     online: bool = True
+    left: bool = False
     cordoned: bool = False
     draining: bool = False
     cordoned_devices: frozenset[int] = frozenset()

@@ -46,6 +46,7 @@ def worker_state_of(row: Row) -> WorkerState:
         hello=_hello.decode(row["spec"]),
         epoch=int(row["epoch"]),
         online=row["state"] == "online",
+        left=row["state"] == "offline" and row.get("leaving") == "1",
         cordoned=row.get("cordoned") == "1",
         draining=row.get("draining") == "1" or row.get("leaving") == "1",
         cordoned_devices=frozenset(_devices.decode(row.get("cordoned_devices") or "[]")),

@@ -20,6 +20,8 @@ _AFFINITY = re.compile(r"^(?:do|does) not match the node affinity$")
 _SLOTS = re.compile(r"^(?:have|has) (?:too little|no) slots$|^lacks \d+ slots \(.*\)$")
 _KIND = re.compile(r"^has (?:no (?:\S+ )?GPU(?: of .*)?|fewer than \d+ healthy GPUs)$")
 _FREE = re.compile(r"^lacks \d+ free GPU")
+NO_GPU = "have no GPU"
+"""What the core says of workers without any device."""
 
 
 def message(refusal: Refusal) -> str:
@@ -27,8 +29,28 @@ def message(refusal: Refusal) -> str:
     if refusal.error:
         return f"0/{refusal.nodes} workers fit: {refusal.error}"
     if not refusal.nodes:
-        return "0/0 workers fit: no worker has joined"
+        return "0/0 workers fit: no worker is there"
     return f"0/{refusal.nodes} workers fit: {', '.join(reasons(refusal))}"
+
+
+def why_it_waits(refusal: Refusal) -> str:
+    """Return the refusal of a task that waits, with what to do if none of the workers can ever take it."""
+    return f"{message(refusal)}{_advice(refusal)}"
+
+
+def needs_another_worker(refusal: Refusal) -> bool:
+    """Return True if a task can wait forever, unless another worker joins."""
+    return refusal.never and not refusal.error
+
+
+def _advice(refusal: Refusal) -> str:
+    if not needs_another_worker(refusal):
+        return ""
+    if not refusal.nodes:
+        return "; start one with `gpu-orchestrator worker`"
+    if any(text == NO_GPU for text, _ in refusal.reasons):
+        return "; start a worker on a machine with a GPU, or one with --simulate 4 to try things out"
+    return "; none of them ever can: start a worker that can, or cancel the task"
 
 
 def reasons(refusal: Refusal) -> list[str]:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gpu_orchestrator.adapters.store import logs
 from gpu_orchestrator.adapters.store.logs import LogPart, LogText
 from gpu_orchestrator.api import task
-from gpu_orchestrator.apps.manager import errors, schema
+from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.events.event_feed import WatchEnded, Watcher
 from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, SEND_TIMEOUT_S, end_reason
@@ -32,7 +32,7 @@ GATHER_S = 0.1
 _encode = msgspec.json.Encoder().encode
 
 
-async def read(manager: Manager, name: str, owner: str, after: int, most_bytes: int) -> schema.TaskLog:
+async def read(manager: Manager, name: str, owner: str, after: int, most_bytes: int) -> task_schema.TaskLog:
     """Return a part of a log. A task of another owner is reported as missing."""
     part = await manager.store.logs.read(name, after, most_bytes)
     if not part.state or (owner and part.owner != owner):
@@ -40,8 +40,8 @@ async def read(manager: Manager, name: str, owner: str, after: int, most_bytes: 
     return _task_log(name, part, logs.text_of(part, after, most_bytes))
 
 
-def _task_log(name: str, part: LogPart, text: LogText) -> schema.TaskLog:
-    return schema.TaskLog(
+def _task_log(name: str, part: LogPart, text: LogText) -> task_schema.TaskLog:
+    return task_schema.TaskLog(
         task_id=name,
         attempt=part.attempt,
         status=part.state,

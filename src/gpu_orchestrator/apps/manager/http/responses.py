@@ -9,8 +9,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from gpu_orchestrator.api import plain_errors
 from gpu_orchestrator.apps.manager import errors
-from gpu_orchestrator.apps.manager.http import body_errors
 from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of
 from gpu_orchestrator.apps.manager.schema import ErrorBody, Problem
 
@@ -47,7 +47,7 @@ async def read(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise errors.Unprocessable(body_errors.plain(error, body, kind)) from error
+        raise errors.Unprocessable(plain_errors.plain(error, body, kind)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.BadRequest(f"the body is not valid JSON: {error}") from error
 

@@ -25,7 +25,7 @@ from gpu_orchestrator.api import task, units
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.api.task import PRIORITIES, TaskSpec
 from gpu_orchestrator.api.units import MIB, show_seconds
-from gpu_orchestrator.apps.manager import errors, schema, views
+from gpu_orchestrator.apps.manager import errors, task_schema, views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
@@ -45,7 +45,7 @@ ROW_BYTES = 1000
 
 
 async def accept(
-    manager: Manager, requests: Sequence[schema.TaskRequest], key: Key, correlation: str
+    manager: Manager, requests: Sequence[task_schema.TaskRequest], key: Key, correlation: str
 ) -> list[Accepted]:
     """Store all of these tasks, or store none and raise the error that says why."""
     specs = [_spec(manager, each, key) for each in requests]
@@ -62,10 +62,10 @@ async def accept(
     return taken
 
 
-def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[schema.TaskAccepted]:
+def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[task_schema.TaskAccepted]:
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
     return [
-        schema.TaskAccepted(
+        task_schema.TaskAccepted(
             task_id=each.id,
             status="queued",
             estimated_wait_time=show_seconds(wait_s),
@@ -121,7 +121,7 @@ def _unit(key: Key, may: Allowance, settings: Settings) -> Unit:
 
 def _refusal(
     manager: Manager,
-    requests: Sequence[schema.TaskRequest],
+    requests: Sequence[task_schema.TaskRequest],
     answers: Sequence[Submitted],
     key: Key,
 ) -> errors.ApiError:
@@ -158,19 +158,24 @@ def no_room(
     )
 
 
-def _spec(manager: Manager, request: schema.TaskRequest, key: Key) -> TaskSpec:
+def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key) -> TaskSpec:
     settings, wanted = manager.settings, request.resources
     timeout_s = request.timeout or settings.task_timeout
     try:
         memory_mib = units.memory_mib(wanted.gpu_memory) if wanted.gpu_memory else 0
     except units.BadAmount as error:
         raise errors.Unprocessable(f"resources.gpu_memory: {error}") from error
+    if memory_mib and not wanted.gpus:
+        raise errors.Unprocessable(
+            f"resources.gpu_memory is {wanted.gpu_memory!r} and resources.gpus is 0; memory is reserved on "
+            "GPUs: leave gpu_memory out, or give gpus 1 or more"
+        )
     return TaskSpec(
         task_type=request.task_type,
         model_name=request.model_name,
         priority=_priority(request.priority),
         gpus=wanted.gpus,
-        memory_mib=memory_mib if wanted.gpus else 0,
+        memory_mib=memory_mib,
         vendor=wanted.vendor,
         timeout_s=timeout_s,
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
@@ -251,7 +256,7 @@ def _unknown_type(name: str, known: set[str]) -> str:
 
 
 async def _check_idempotency_keys(
-    manager: Manager, requests: Sequence[schema.TaskRequest], new: Sequence[NewTask]
+    manager: Manager, requests: Sequence[task_schema.TaskRequest], new: Sequence[NewTask]
 ) -> None:
     """Check all idempotency keys before the first task is stored: a batch is taken whole or not at all."""
     keyed = [number for number, each in enumerate(new) if each.idempotency]
@@ -272,7 +277,7 @@ async def _check_idempotency_keys(
                 raise _key_conflict(requests[number], other, task=number)
 
 
-def _key_conflict(request: schema.TaskRequest, name: str, **details: int) -> errors.Conflict:
+def _key_conflict(request: task_schema.TaskRequest, name: str, **details: int) -> errors.Conflict:
     return errors.Conflict(
         f"idempotency_key {request.idempotency_key!r} belongs to task {name}, which is different",
         task_id=name,
@@ -281,7 +286,7 @@ def _key_conflict(request: schema.TaskRequest, name: str, **details: int) -> err
 
 
 def _new(
-    manager: Manager, request: schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str
+    manager: Manager, request: task_schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str
 ) -> NewTask:
     retries = manager.settings.max_retries if request.max_retries is None else request.max_retries
     return NewTask(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gpu_orchestrator.adapters.store.records import Limit, NoRoom
 from gpu_orchestrator.adapters.store.tasks import CancelResult
 from gpu_orchestrator.api import task
-from gpu_orchestrator.apps.manager import errors, schema
+from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.http import submission
 from gpu_orchestrator.apps.manager.http.task_filter import of_selection
@@ -23,7 +23,7 @@ MOST_SHORT_IDS = 20
 """Each shortened id costs a search through all tasks."""
 AT_ONCE = 100
 
-Change = Callable[[Manager, Sequence[str], Key], Awaitable[list[schema.TaskOutcome]]]
+Change = Callable[[Manager, Sequence[str], Key], Awaitable[list[task_schema.TaskOutcome]]]
 
 
 class Chosen(NamedTuple):
@@ -31,12 +31,14 @@ class Chosen(NamedTuple):
     call. `complete` is False if not all tasks were searched."""
 
     names: list[str]
-    failed: list[schema.TaskOutcome]
+    failed: list[task_schema.TaskOutcome]
     remaining: int = 0
     complete: bool = True
 
 
-async def choose(manager: Manager, wanted: schema.TaskSelection, key: Key, states: Sequence[str]) -> Chosen:
+async def choose(
+    manager: Manager, wanted: task_schema.TaskSelection, key: Key, states: Sequence[str]
+) -> Chosen:
     """Choose the tasks to change. `states` are those in which a task can be changed."""
     filters = (wanted.status, wanted.task_type, wanted.labels, wanted.worker_id, wanted.owner, wanted.all)
     if wanted.task_ids:
@@ -54,16 +56,16 @@ async def choose(manager: Manager, wanted: schema.TaskSelection, key: Key, state
     return Chosen(list(found.ids), [], found.total - len(found.ids), is_complete)
 
 
-async def cancel(manager: Manager, names: Sequence[str], key: Key) -> list[schema.TaskOutcome]:
-    done: list[schema.TaskOutcome] = []
+async def cancel(manager: Manager, names: Sequence[str], key: Key) -> list[task_schema.TaskOutcome]:
+    done: list[task_schema.TaskOutcome] = []
     for part in _parts(names):
         answers = await manager.store.tasks.cancel(part, owner=key.sees)
         done += [cancelled(manager, name, before) for name, before in zip(part, answers, strict=True)]
     return done
 
 
-async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[schema.TaskOutcome]:
-    done: list[schema.TaskOutcome] = []
+async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[task_schema.TaskOutcome]:
+    done: list[task_schema.TaskOutcome] = []
     full: dict[Limit, str] = {}
     for part in _parts(names):
         for name, answer in zip(part, await submission.retry(manager, part, key), strict=True):
@@ -78,7 +80,7 @@ async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[schema
     return done
 
 
-def cancelled(manager: Manager, name: str, before: CancelResult) -> schema.TaskOutcome:
+def cancelled(manager: Manager, name: str, before: CancelResult) -> task_schema.TaskOutcome:
     """Return the outcome of one cancellation; tell those who wait for the task, or its worker."""
     if not before.state:
         return _outcome(name, "", f"there is no task {name}")
@@ -99,7 +101,7 @@ def not_retryable(name: str, state: str) -> str:
 
 async def _named(
     manager: Manager, given: Sequence[str], key: Key
-) -> tuple[list[str], list[schema.TaskOutcome]]:
+) -> tuple[list[str], list[task_schema.TaskOutcome]]:
     """Return the ids of tasks that are named whole or by their first characters, each once."""
     short = [name for name in given if len(name) < ID_LENGTH]
     if len(short) > MOST_SHORT_IDS:
@@ -121,5 +123,5 @@ def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
         yield names[start : start + AT_ONCE]
 
 
-def _outcome(name: str, status: str, error: str = "") -> schema.TaskOutcome:
-    return schema.TaskOutcome(task_id=name, status=status, error=error)
+def _outcome(name: str, status: str, error: str = "") -> task_schema.TaskOutcome:
+    return task_schema.TaskOutcome(task_id=name, status=status, error=error)

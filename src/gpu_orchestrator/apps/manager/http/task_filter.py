@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from gpu_orchestrator.adapters.store.task_lists import Filter
 from gpu_orchestrator.api import task, timestamps
 from gpu_orchestrator.api.units import BadAmount, span_s
-from gpu_orchestrator.apps.manager import errors, schema
+from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 
 MOST_SPAN_S = 10 * 365 * 86_400.0
@@ -26,7 +26,7 @@ def of_query(
     return Filter(tuple(states), worker_id, seen_owner(key, owner), task_type, labels, since_ms(since))
 
 
-def of_selection(key: Key, wanted: schema.TaskSelection, states: Sequence[str]) -> Filter:
+def of_selection(key: Key, wanted: task_schema.TaskSelection, states: Sequence[str]) -> Filter:
     """Return the filter of a bulk change; `states` are those in which a task can be changed."""
     return Filter(
         tuple(wanted.status or states),

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpu_orchestrator.api import session
 from gpu_orchestrator.api.units import MIB, show_memory
-from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager import task_schema
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 from gpu_orchestrator.core.answer import Placement
@@ -20,7 +20,7 @@ from gpu_orchestrator.core.request import Shape
 
 def worker_verdict(
     shape: Shape, cluster: Cluster, worker: WorkerState, *, named: bool
-) -> schema.WorkerVerdict:
+) -> task_schema.WorkerVerdict:
     """Return whether the worker fits and why not. `named` lists blocking tasks of any owner by id."""
     row = cluster.row(worker.hello.name)
     only = np.array([row])
@@ -30,7 +30,7 @@ def worker_verdict(
         if not each.passes(cluster, only)[0]
     )
     devices = [_device(shape, cluster, worker, at, named=named) for at in range(len(worker.hello.devices))]
-    return schema.WorkerVerdict(worker_id=worker.hello.name, fits=not why, why=why, devices=devices)
+    return task_schema.WorkerVerdict(worker_id=worker.hello.name, fits=not why, why=why, devices=devices)
 
 
 def score_reasons(shape: Shape, cluster: Cluster, policy: Policy, worker: str) -> list[str]:
@@ -45,12 +45,12 @@ def score_reasons(shape: Shape, cluster: Cluster, policy: Policy, worker: str) -
 
 def _device(
     shape: Shape, cluster: Cluster, worker: WorkerState, at: int, *, named: bool
-) -> schema.DeviceVerdict:
+) -> task_schema.DeviceVerdict:
     row, device = cluster.row(worker.hello.name), worker.hello.devices[at]
     free = max(int(cluster.usage.free_mib[row, at]), 0)
     kind = Kind(shape, cluster.inventory)
     fits = bool(shape.gpus) and bool(kind.free(cluster, np.array([row]))[0, at])
-    return schema.DeviceVerdict(
+    return task_schema.DeviceVerdict(
         index=device.index,
         uuid=device.uuid,
         model=device.model,

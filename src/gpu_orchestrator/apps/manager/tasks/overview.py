@@ -98,12 +98,14 @@ class Overview:
         return tasks * average_s / self._slots if self._slots else 0.0
 
     async def cluster(self) -> tuple[dict[str, WorkerState], Cluster]:
-        """Return the workers and the cluster with everything that runs on it, read now."""
+        """Return the workers, and the cluster of those that have not left, with all that runs on it; read
+        now."""
         await self.refresh(at_most_old_s=0.0)
         page = await self._store.tasks.page(states=("assigned", "running"), offset=0, limit=MOST_ACTIVE)
         stored = await self._store.tasks.fetch(page.ids)
         active = [_unfinished_task(name, row) for name, row in zip(page.ids, stored, strict=True) if row]
-        return self.workers, rows.cluster_of(self.workers, self._memory, active)
+        present = {name: worker for name, worker in self.workers.items() if not worker.left}
+        return self.workers, rows.cluster_of(present, self._memory, active)
 
     def device_gauges(self, workers: dict[str, WorkerState], cluster: Cluster) -> Iterable[Metric]:
         labels = ["worker", "device"]

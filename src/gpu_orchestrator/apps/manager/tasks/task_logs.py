@@ -1,9 +1,10 @@
 """Writes what attempts print to the store, in batches, wakes the clients that follow a log, and keeps all
 logs together within their bound.
 
-Logs give way to tasks: they get what tasks leave free of the store's memory, up to TASK_LOGS_MB, and the
-oldest are dropped when that gets less. While the store's disk is nearly full, no text is stored: what is left
-of it is for the results of tasks.
+Logs give way to tasks: they get what tasks leave free of the store's memory, up to TASK_LOGS_MB. When that is
+full or gets less, the oldest logs of the owner with most are dropped, so one owner's flood leaves the logs of
+others alone. While the store's disk is nearly full, no text is stored: what is left of it is for the results
+of tasks.
 """
 
 import asyncio

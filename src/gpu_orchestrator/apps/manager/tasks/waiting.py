@@ -13,6 +13,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.views import Wait
+from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.request import Request, Shape
@@ -26,10 +27,11 @@ NEVER = float("-inf")
 
 @dataclass(slots=True)
 class Judged:
-    """What was found out in one second: refusals by shape, and why owners are held back; empty if neither."""
+    """What was found out in one second: refusals by shape, None if one fits, and why owners are held back,
+    empty if they are not."""
 
     since: float = NEVER
-    refusals: dict[Shape, str] = field(default_factory=dict)
+    refusals: dict[Shape, Refusal | None] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,31 +55,38 @@ class Waiting:
         if not queued:
             return {}
         positions = await self._stored.positions(list(queued))
-        reasons = await self._reasons(queued)
-        return {name: Wait(reasons[name], positions.get(name)) for name in queued}
+        judged, requests = await self._judge(queued)
+        return {name: _wait(requests[name], judged, positions.get(name)) for name in queued}
 
-    async def _reasons(self, queued: Mapping[str, Row]) -> dict[str, str]:
+    async def _judge(self, queued: Mapping[str, Row]) -> tuple[Judged, dict[str, Request]]:
         if monotonic() - self._judged.since > FRESH_S:
             self._judged = Judged(monotonic())
         judged = self._judged
         requests = {name: request_of(name, task.decode(row["spec"])) for name, row in queued.items()}
         await self._judge_owners(judged.owners, {each.tenant for each in requests.values()})
         await self._judge_shapes(judged.refusals, {each.shape: each for each in requests.values()})
-        return {
-            name: judged.owners.get(request.tenant) or judged.refusals.get(request.shape, "")
-            for name, request in requests.items()
-        }
+        return judged, requests
 
     async def _judge_owners(self, known: dict[str, str], owners: set[str]) -> None:
         for owner in owners - set(known):
             if len(known) < MOST_OWNERS:
                 known[owner] = await self._held_back(owner)
 
-    async def _judge_shapes(self, known: dict[Shape, str], requests: Mapping[Shape, Request]) -> None:
+    async def _judge_shapes(
+        self, known: dict[Shape, Refusal | None], requests: Mapping[Shape, Request]
+    ) -> None:
         new = [shape for shape in requests if shape not in known][: max(MOST_SHAPES - len(known), 0)]
         if not new:
             return
         cluster = await self._cluster()
         for shape in new:
-            refusal = why_not(shape, cluster, self._registry.policy_of(requests[shape]))
-            known[shape] = words.message(refusal) if refusal else ""
+            known[shape] = why_not(shape, cluster, self._registry.policy_of(requests[shape]))
+
+
+def _wait(request: Request, judged: Judged, position: int | None) -> Wait:
+    refusal = judged.refusals.get(request.shape)
+    if held_back := judged.owners.get(request.tenant):
+        return Wait(held_back, position)
+    if refusal is None:
+        return Wait("", position)
+    return Wait(words.why_it_waits(refusal), position, words.needs_another_worker(refusal))

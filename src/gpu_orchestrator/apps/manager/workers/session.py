@@ -46,6 +46,8 @@ class Session:
     epoch: int = 0
     may_be_registered: bool = False
     """Whether the store was asked to register the worker: it may have done so even if the answer was lost."""
+    is_leaving: bool = False
+    """Whether the worker has said that it leaves."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the session is closed."""
     connection: str = field(default_factory=lambda: uuid4().hex)
@@ -144,6 +146,7 @@ class Session:
             case session.Log():
                 self.outcomes.logged(self.identity, message)
             case session.Leaving():
+                self.is_leaving = True  # it may disconnect before the next line is done
                 group.create_task(self._leaving())
             case session.Hello():
                 log.warning("a worker said hello twice", worker=self.name)

@@ -134,7 +134,7 @@ class Sessions:
             log.info("worker disconnected", worker_id=connected.name, epoch=connected.epoch)
         if connected.may_be_registered:
             with contextlib.suppress(StoreError):  # then its lease expires
-                await self._store.workers.disconnect(connected.identity)
+                await self._store.workers.disconnect(connected.identity, leaving=connected.is_leaving)
 
     async def _close(self, connected: Session, goodbye: session.Goodbye) -> None:
         """Send Goodbye and close; give up after `GOODBYE_S`."""

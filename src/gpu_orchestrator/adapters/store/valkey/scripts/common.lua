@@ -16,6 +16,7 @@
 --   log:<id>     list    what a task printed; expires with it. An entry is where it ends in the log, in bytes; its
 --                        attempt; the position after it in what that attempt printed; the text: '104 1 104 text'
 --   logs         zset    ids by last write   logs:sizes  hash   id -> bytes, '' -> bytes of all logs
+--   logs:of      hash    id -> owner         logs:of:<owner>  zset  as logs      logs:owners  zset  owner -> bytes
 --                        A log that was dropped leaves the start of its last entry in its task's row, as `log`
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
@@ -164,23 +165,44 @@ end
 local LOG_ENTRY, LOG_BASE = 64, 320
 
 local function forget_log(id)
-  local size = tonumber(redis.call('HGET', P .. 'logs:sizes', id) or 0)
+  local size, owner = tonumber(redis.call('HGET', P .. 'logs:sizes', id) or 0), redis.call('HGET', P .. 'logs:of', id)
   redis.call('DEL', P .. 'log:' .. id)
   redis.call('ZREM', P .. 'logs', id)
   redis.call('HDEL', P .. 'logs:sizes', id)
+  if owner then
+    redis.call('HDEL', P .. 'logs:of', id)
+    redis.call('ZREM', P .. 'logs:of:' .. owner, id)
+    local left = tonumber(redis.call('ZINCRBY', P .. 'logs:owners', -size, owner))
+    if left <= 0 then redis.call('ZREM', P .. 'logs:owners', owner) end
+  end
   return redis.call('HINCRBY', P .. 'logs:sizes', '', -size)
 end
 
--- Drop the logs that were written to least recently while all together are larger than this; at most a thousand per
--- call, so that other clients do not wait long.
+-- Return the log to drop first: of the owner whose logs are largest, the one that was written to least recently. Logs
+-- of a version that did not note owners go before them.
+local function log_to_drop()
+  local oldest = redis.call('ZRANGE', P .. 'logs', 0, 0)[1]
+  if not oldest or redis.call('HEXISTS', P .. 'logs:of', oldest) == 0 then return oldest end
+  local owner = redis.call('ZREVRANGE', P .. 'logs:owners', 0, 0)[1]
+  while owner do
+    local found = redis.call('ZRANGE', P .. 'logs:of:' .. owner, 0, 0)[1]
+    if found then return found end
+    redis.call('ZREM', P .. 'logs:owners', owner)
+    owner = redis.call('ZREVRANGE', P .. 'logs:owners', 0, 0)[1]
+  end
+  return oldest
+end
+
+-- Drop logs while all together are larger than this; at most a thousand per call, so that other clients do not wait
+-- long.
 local function drop_logs(most)
   local size = tonumber(redis.call('HGET', P .. 'logs:sizes', '') or 0)
   for _ = 1, 1000 do
-    local oldest = size > most and redis.call('ZRANGE', P .. 'logs', 0, 0)[1]
-    if not oldest then return end
-    local ends = string.match(last_log_entry(oldest), '^%d+ %d+ %d+ ')
-    if redis.call('EXISTS', P .. 't:' .. oldest) == 1 then redis.call('HSET', P .. 't:' .. oldest, 'log', ends .. '\n') end
-    size = forget_log(oldest)
+    local id = size > most and log_to_drop()
+    if not id then return end
+    local ends = string.match(last_log_entry(id, ''), '^%d+ %d+ %d+ ')
+    if ends and redis.call('EXISTS', P .. 't:' .. id) == 1 then redis.call('HSET', P .. 't:' .. id, 'log', ends .. '\n') end
+    size = forget_log(id)
   end
 end
 

@@ -1,11 +1,11 @@
--- Append what attempts printed to the logs of their tasks. A log has a bound, and so have all logs together: what is
--- oldest goes first. A piece counts only if its worker holds the attempt; what is stored already counts once.
+-- Append what attempts printed to the logs of their tasks. A log has a bound: what is oldest goes first. So have all
+-- logs together: the oldest of the owner with most goes first. A piece counts only if its worker holds the attempt; what is stored already counts once.
 -- Arguments: most bytes of a log, most bytes of all logs,
 --   pieces {id, attempt, worker, epoch, position in what the attempt printed, text}
 -- Answers per piece 1 if its worker holds the attempt, else 0
 local most, most_of_all, pieces = ARG[1], ARG[2], ARG[3]
-local told, written = {}, {}
-local LOG = 5 -- a column of a task's row here, after STATE, ATTEMPT, WORKER and EPOCH
+local told, owners, grown = {}, {}, {}
+local LOG, OWNER = 5, 6 -- columns of a task's row here, after STATE, ATTEMPT, WORKER and EPOCH
 
 -- Return the text from this byte on, or from the next one where a character begins.
 local function from(said, at)
@@ -16,6 +16,7 @@ end
 local function grow(id, by)
   redis.call('HINCRBY', P .. 'logs:sizes', '', by)
   redis.call('HINCRBY', P .. 'logs:sizes', id, by)
+  add(grown, id, by)
 end
 
 local function append(id, attempt, worker, position, said, dropped)
@@ -34,7 +35,6 @@ local function append(id, attempt, worker, position, said, dropped)
   local at = last.at + missing + #said
   redis.call('RPUSH', key, text(at) .. ' ' .. text(attempt) .. ' ' .. text(ends) .. ' ' .. said)
   grow(id, #said + LOG_ENTRY + (is_new and LOG_BASE or 0))
-  written[id] = true
 end
 
 -- Drop the oldest entries of a log that is a quarter larger than its bound, but keep at least as much as the bound
@@ -60,15 +60,26 @@ local function cut(id)
   grow(id, -freed)
 end
 
+-- Count what was written for the owner; all of the log, if its owner was not noted before.
+local function note(id, owner)
+  local is_noted = redis.call('HSETNX', P .. 'logs:of', id, owner) == 0
+  redis.call('ZINCRBY', P .. 'logs:owners', is_noted and grown[id] or redis.call('HGET', P .. 'logs:sizes', id), owner)
+  redis.call('ZADD', P .. 'logs:of:' .. owner, NOW, id)
+  redis.call('ZADD', P .. 'logs', NOW, id)
+end
+
 for number, piece in ipairs(pieces) do
   local id, attempt, worker, epoch, position, said = unpack(piece, 1, 6)
-  local task = redis.call('HMGET', P .. 't:' .. id, 'state', 'attempt', 'worker', 'epoch', 'log')
+  local task = redis.call('HMGET', P .. 't:' .. id, 'state', 'attempt', 'worker', 'epoch', 'log', 'tenant')
   told[number] = holds(task, attempt, worker, epoch) and 1 or 0
   if told[number] == 1 then append(id, attempt, worker, position, said, task[LOG]) end
+  owners[id] = task[OWNER] or ''
 end
-for id in pairs(written) do
-  cut(id)
-  redis.call('ZADD', P .. 'logs', NOW, id)
+for id, owner in pairs(owners) do
+  if grown[id] then
+    cut(id)
+    note(id, owner)
+  end
 end
 drop_logs(most_of_all)
 return answer(0, told)

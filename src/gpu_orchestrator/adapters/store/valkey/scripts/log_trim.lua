@@ -1,4 +1,4 @@
--- Forget logs that have expired with their tasks, and drop the oldest ones beyond the bound of all logs.
+-- Forget logs that have expired with their tasks, and drop those beyond the bound of all logs.
 -- Arguments: most bytes of all logs, last write before this many ms, how many of those to skip, most to look at
 -- Answers {looked at, forgotten}
 local most_of_all, before, skip, most = ARG[1], NOW - ARG[2], ARG[3], ARG[4]

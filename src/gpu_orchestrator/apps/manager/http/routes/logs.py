@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store import logs
-from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager import task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.http import log_stream
 from gpu_orchestrator.apps.manager.http.log_stream import LogStream
@@ -18,7 +18,7 @@ router = APIRouter(tags=["tasks"])
 MOST_BYTES = 32 << 20
 
 
-@router.get("/tasks/{task_id}/logs", **described(schema.TaskLog, needs="read"))
+@router.get("/tasks/{task_id}/logs", **described(task_schema.TaskLog, needs="read"))
 async def read(
     request: Request,
     task_id: str,

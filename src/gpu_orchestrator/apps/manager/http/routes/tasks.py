@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gpu_orchestrator.adapters.store.task_lists import Filter
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
-from gpu_orchestrator.apps.manager import errors, schema, views
+from gpu_orchestrator.apps.manager import errors, task_schema, views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
@@ -44,7 +44,7 @@ async def submit(request: Request) -> Response:
     waits up to that many seconds for the task to end, and returns the task."""
     manager, state = manager_of(request), request.scope["state"]
     seconds = _wait_s(request.scope["query_string"])
-    wanted = await read(request, schema.TaskRequest)
+    wanted = await read(request, task_schema.TaskRequest)
     (taken,) = await accept(manager, [wanted], state["key"], state["correlation"])
     state["object"] = taken.id
     if not seconds:
@@ -55,12 +55,12 @@ async def submit(request: Request) -> Response:
 async def submit_batch(request: Request) -> Response:
     """Queue many tasks at once: all of them, or none and an error that names the first bad one. Every hundred
     tasks count as one request."""
-    manager, batch = manager_of(request), await read(request, schema.TaskBatch)
+    manager, batch = manager_of(request), await read(request, task_schema.TaskBatch)
     if more := (len(batch.tasks) - 1) // TASKS_PER_REQUEST:
         manager.rate_limiter.take(request.state.key, "POST", request.scope["path"], cost=more)
     taken = await accept(manager, batch.tasks, request.state.key, request.state.correlation)
     request.state.object = f"{taken[0].id} and {len(taken) - 1} more"
-    return json_response(schema.BatchAccepted(tasks=accepted(manager, taken), total=len(taken)), 202)
+    return json_response(task_schema.BatchAccepted(tasks=accepted(manager, taken), total=len(taken)), 202)
 
 
 FAST_PATH: dict[str, Endpoint] = {"/tasks": submit, "/tasks/batch": submit_batch}
@@ -69,20 +69,21 @@ FAST_PATH: dict[str, Endpoint] = {"/tasks": submit, "/tasks/batch": submit_batch
 router.post(
     "/tasks",
     **described(
-        schema.TaskAccepted,
+        task_schema.TaskAccepted,
         needs="submit",
         status=202,
-        body=schema.TaskRequest,
-        also={200: schema.TaskStatus},
+        body=task_schema.TaskRequest,
+        also={200: task_schema.TaskStatus},
         query=WAIT,
     ),
 )(submit)
 router.post(
-    "/tasks/batch", **described(schema.BatchAccepted, needs="submit", status=202, body=schema.TaskBatch)
+    "/tasks/batch",
+    **described(task_schema.BatchAccepted, needs="submit", status=202, body=task_schema.TaskBatch),
 )(submit_batch)
 
 
-@router.get("/tasks", **described(schema.TaskPage, needs="read"))
+@router.get("/tasks", **described(task_schema.TaskPage, needs="read"))
 async def page(
     request: Request,
     status: Text = "",
@@ -110,13 +111,13 @@ async def page(
     return await _page(request, wanted, limit=limit, offset=offset)
 
 
-@router.get("/tasks/dead", **described(schema.TaskPage, needs="read"))
+@router.get("/tasks/dead", **described(task_schema.TaskPage, needs="read"))
 async def dead(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
     """List dead letters: tasks that the server gave up, with the evidence."""
     return await _page(request, Filter(("dead",), owner=_sees(request)), limit=limit, offset=offset)
 
 
-@router.get("/tasks/{task_id}", **described(schema.TaskStatus, needs="read"))
+@router.get("/tasks/{task_id}", **described(task_schema.TaskStatus, needs="read"))
 async def status(request: Request, task_id: str) -> Response:
     """Show a task. Here and in all paths, the first characters of an id (at least 4) will do if no other task
     begins with them."""
@@ -125,7 +126,7 @@ async def status(request: Request, task_id: str) -> Response:
     return await _shown(manager, name, await manager.row(name, owner))
 
 
-@router.get("/tasks/{task_id}/wait", **described(schema.TaskStatus, needs="read"))
+@router.get("/tasks/{task_id}/wait", **described(task_schema.TaskStatus, needs="read"))
 async def wait(
     request: Request,
     task_id: str,
@@ -139,9 +140,10 @@ async def wait(
     return await _shown(manager, name, await manager.wait(name, timeout_s))
 
 
-@router.get("/tasks/{task_id}/explain", **described(schema.Explanation, needs="read"))
+@router.get("/tasks/{task_id}/explain", **described(task_schema.Explanation, needs="read"))
 async def explain_task(request: Request, task_id: str) -> Response:
-    """Explain why a task waits: for every worker and every device, what keeps it from taking the task."""
+    """Explain why a task waits: for every worker and every device, what keeps it from taking the task. Of a
+    task that has ended, say where it ran last."""
     manager, owner = manager_of(request), _sees(request)
     task_id = await manager.full_id(task_id, owner)
     row = await manager.row(task_id, owner)
@@ -152,8 +154,8 @@ async def explain_task(request: Request, task_id: str) -> Response:
     held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
     answer = held_back or decide(wanted, cluster, policy, manager.chance) if waits else None
     goes_to = answer.node if isinstance(answer, Placement) else None
-    refused = words.message(answer) if isinstance(answer, Refusal) else held_back
-    explanation = schema.Explanation(
+    refused = words.why_it_waits(answer) if isinstance(answer, Refusal) else held_back
+    explanation = task_schema.Explanation(
         task_id=task_id,
         status=row["state"],
         reason=refused or row.get("reason", ""),
@@ -163,7 +165,10 @@ async def explain_task(request: Request, task_id: str) -> Response:
         workers=[
             explain.worker_verdict(wanted.shape, cluster, worker, named=not owner)
             for worker in workers.values()
+            if not worker.left and row["state"] not in task.FINAL
         ],
+        last_worker=row.get("worker") or None,
+        last_devices=views.devices(row),
     )
     return json_response(explanation)
 
@@ -195,7 +200,7 @@ async def _page(request: Request, wanted: Filter, *, limit: int, offset: int) ->
     rows = await manager.store.tasks.fetch(found.ids)
     tasks = await manager.statuses({name: row for name, row in zip(found.ids, rows, strict=True) if row})
     return json_response(
-        schema.TaskPage(
+        task_schema.TaskPage(
             tasks=tasks, total=found.total, limit=limit, offset=offset, complete=bool(found.complete)
         )
     )

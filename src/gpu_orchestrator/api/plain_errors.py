@@ -1,12 +1,12 @@
-"""Say plainly what is wrong with a body: which field, what was sent, what may be sent.
+"""Say plainly why JSON does not fit its type: which field, what was sent, what may be sent.
 
-msgspec names the place and the rule; what was sent is read again from the body, and the known fields and
-values come from the type. `responses.read` calls it for a body that does not fit its type.
+msgspec names the place and the rule; what was sent is read again from the text, and the known fields and
+values come from the type. The manager calls it for bodies of requests, a runner for parameters of tasks.
 """
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -31,52 +31,63 @@ _KINDS = {
     "array": "a list",
     "object": "an object",
 }
+_KIND_OF: dict[type[inspect.Type], str] = {
+    inspect.StrType: "str",
+    inspect.IntType: "int",
+    inspect.FloatType: "float",
+    inspect.BoolType: "bool",
+    inspect.ListType: "array",
+    inspect.VarTupleType: "array",
+    inspect.DictType: "object",
+    inspect.StructType: "object",
+}
 ANY_ENTRY = "..."
-MOST_LABEL = 1000
-"""The only objects with free names are labels, whose values are texts of at most this length."""
+_WithFields = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
 
 
-def plain(error: msgspec.ValidationError, body: bytes, kind: type) -> str:
-    """Return the error as a sentence."""
+def plain(error: msgspec.ValidationError, body: bytes | str, kind: Any, *, whole: str = "the body") -> str:
+    """Return the error as a sentence. `whole` is what to call the JSON itself."""
     found = _AT.fullmatch(str(error))
     assert found is not None  # noqa: S101 - matches any text
     steps = [name or index for name, index in _PART.findall(found["path"] or "")]
-    place = _place(body, inspect.type_info(kind))
+    place = _place(body, kind)
     for step in steps:
         place = place.down(step)
-    return _sentence(found["said"], place, is_key=bool(found["key"]))
+    return _sentence(found["said"], place, place.path or whole, is_key=bool(found["key"]))
 
 
-def _place(body: bytes, kind: inspect.Type) -> "_Place":
+def _place(body: bytes | str, kind: Any) -> "_Place":
     """Return the whole body. The first error may come before one that makes the rest unreadable: then the
     value is not known."""
     try:
-        return _Place(msgspec.json.decode(body), kind)
+        return _Place(msgspec.json.decode(body), inspect.type_info(kind), hint=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Place(None, kind, known=False)
+        return _Place(None, inspect.type_info(kind), known=False)
 
 
 class _Place:
-    """A place in a body: the value there (`known` if it was found), its type, and the way to it."""
+    """A place in a body: the value there (`known` if it was found), its type, and the way to it. `hint` is
+    the type as it is written in the code, or None if that was not looked for."""
 
-    def __init__(self, value: Any, kind: inspect.Type, path: str = "", *, known: bool = True) -> None:
-        self.value, self.kind, self.path, self.known = value, kind, path, known
+    def __init__(
+        self, value: Any, kind: inspect.Type, path: str = "", *, known: bool = True, hint: Any = None
+    ) -> None:
+        self.value, self.kind, self.path, self.known, self.hint = value, kind, path, known, hint
 
     def down(self, step: str) -> "_Place":
         """Return the place one step below."""
         match self.value:
             case dict() if step == ANY_ENTRY:
-                # msgspec does not say which entry is wrong: the first that is not a short text
-                wrong = next((name for name, each in self.value.items() if not _is_short_text(each)), None)
+                wrong = _wrong_entry(self.value, self.hint)
                 return _Place(
                     self.value.get(wrong),
                     _item(self.kind),
-                    f"{self.path}[{_short(str(wrong))}]",
+                    f"{self.path}[{ANY_ENTRY if wrong is None else _short(wrong)}]",
                     known=wrong is not None,
                 )
             case dict() if step in self.value:
                 path = f"{self.path}.{step}" if self.path else step
-                return _Place(self.value[step], _field(self.kind, step), path)
+                return _Place(self.value[step], _field(self.kind, step), path, hint=_hint(self.kind, step))
             case list() if step.isdigit() and int(step) < len(self.value):
                 return _Place(self.value[int(step)], _item(self.kind), f"{self.path}[{step}]")
             case _:
@@ -86,14 +97,23 @@ class _Place:
                 return _Place(None, _field(self.kind, step), path.removeprefix("."), known=False)
 
 
-def _is_short_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MOST_LABEL
+def _wrong_entry(value: dict[str, Any], hint: Any) -> str | None:
+    """Return the name of the first entry that does not fit: msgspec says only that there is one."""
+    return next((name for name, each in value.items() if _is_wrong(name, each, hint)), None)
 
 
-def _sentence(said: str, place: _Place, *, is_key: bool) -> str:
-    where = place.path or "the body"
+def _is_wrong(name: str, value: Any, hint: Any) -> bool:
+    try:
+        msgspec.json.decode(msgspec.json.encode({name: value}), type=Any if hint is None else hint)
+    except msgspec.ValidationError as error:
+        return f"[{ANY_ENTRY}]" in str(error)
+    return False
+
+
+def _sentence(said: str, place: _Place, where: str, *, is_key: bool) -> str:
     if missing := re.fullmatch(r"Object missing required field `(.+)`", said):
-        return f"{place.path}.{missing[1]} is missing" if place.path else f"{missing[1]} is missing"
+        name = f"{place.path}.{missing[1]}" if place.path else missing[1]
+        return f"{name} is missing{_hoped_for(_field(place.kind, missing[1]))}"
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
         inside = f" in {place.path}" if place.path else ""
         return f"unknown field {_short(unknown[1])}{inside}; known: {', '.join(_fields(place.kind))}"
@@ -117,6 +137,14 @@ def _wanted(said: str, place: _Place) -> str:
     if kinds := re.match(r"Expected `([^`]+)`", said):
         return "give " + " or ".join(_KINDS.get(each, each) for each in kinds[1].split(" | "))
     return said
+
+
+def _hoped_for(kind: inspect.Type) -> str:
+    """Return what to give where nothing was given; empty if the type is not a plain one."""
+    if choices := _choices(kind):
+        return f"; known: {', '.join(choices)}"
+    names = [_KINDS[_KIND_OF[type(each)]] for each in _branches(kind) if type(each) in _KIND_OF]
+    return f"; give {' or '.join(names)}" if names else ""
 
 
 def _shown(value: Any) -> str:
@@ -156,8 +184,8 @@ def _description(kind: inspect.Type) -> str:
             return ""
 
 
-def _structs(kind: inspect.Type) -> list[inspect.StructType]:
-    return [each for each in _branches(kind) if isinstance(each, inspect.StructType)]
+def _structs(kind: inspect.Type) -> list[_WithFields]:
+    return [each for each in _branches(kind) if isinstance(each, _WithFields)]
 
 
 def _fields(kind: inspect.Type) -> list[str]:
@@ -172,6 +200,15 @@ def _field(kind: inspect.Type, name: str) -> inspect.Type:
     return inspect.AnyType()
 
 
+def _hint(kind: inspect.Type, name: str) -> Any:
+    """Return the type of a field as it is written in the code; None if it is not found."""
+    for struct in _structs(kind):
+        for each in struct.fields:
+            if each.encode_name == name:
+                return get_type_hints(struct.cls, include_extras=True).get(each.name)
+    return None
+
+
 def _item(kind: inspect.Type) -> inspect.Type:
     for each in _branches(kind):
         match each:
@@ -183,5 +220,11 @@ def _item(kind: inspect.Type) -> inspect.Type:
 
 
 def _choices(kind: inspect.Type) -> list[str]:
-    literals = (each for each in _branches(kind) if isinstance(each, inspect.LiteralType))
-    return [str(value) for each in literals for value in each.values]
+    found: list[str] = []
+    for each in _branches(kind):
+        match each:
+            case inspect.LiteralType(values=values):
+                found += map(str, values)
+            case inspect.EnumType(cls=names):
+                found += (str(member.value) for member in names)
+    return found

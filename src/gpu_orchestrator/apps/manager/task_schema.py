@@ -1,0 +1,215 @@
+"""The request and response bodies of the HTTP API for tasks: submissions, states, logs and explanations."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpu_orchestrator.api import task
+from gpu_orchestrator.apps.manager.schema import Answer, Body
+
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Labels = Annotated[dict[Name, Annotated[str, Meta(max_length=1000)]], Meta(max_length=64)]
+"""Few and short, because the leader keeps the labels of every waiting task in memory, unlike parameters."""
+
+
+class Resources(Body, frozen=True):
+    """`gpu_memory`, such as "10GB" or "800MiB", is reserved on each of `gpus` devices. Without it the task
+    gets whole devices. `gpus` 0 means that the task needs no GPU. Memory is reserved, not enforced: no other
+    task gets it, but nothing stops a task that allocates more. What it takes beyond its reservation counts as
+    used, so less is placed beside it."""
+
+    gpu_memory: Annotated[str, Meta(max_length=40)] | int = ""
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 1
+    vendor: Annotated[str, Meta(max_length=40)] = ""
+
+
+class TaskRequest(Body, frozen=True):
+    task_type: Name
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    model_name: Annotated[str, Meta(max_length=500)] = ""
+    priority: Annotated[str, Meta(max_length=40)] | Annotated[int, Meta(ge=0, le=100)] = "normal"
+    timeout: Annotated[float, Meta(gt=0, le=604_800)] | None = None
+    resources: Resources = Resources()
+    max_retries: Annotated[int, Meta(ge=0, le=100)] | None = None
+    idempotency_key: Annotated[str, Meta(max_length=200)] = ""
+    labels: Labels = {}
+    callback_url: Annotated[str, Meta(max_length=2000)] = ""
+
+
+class TaskBatch(Body, frozen=True):
+    tasks: Annotated[list[TaskRequest], Meta(min_length=1, max_length=10_000)]
+
+
+class TaskAccepted(Answer, frozen=True):
+    task_id: str
+    status: str
+    estimated_wait_time: str
+    estimated_wait_seconds: float
+    assigned_worker: str | None
+    created_at: str
+
+
+class BatchAccepted(Answer, frozen=True):
+    tasks: list[TaskAccepted]
+    total: int
+
+
+class Death(msgspec.Struct, frozen=True):
+    worker: str
+    attempt: int
+    kind: str
+    evidence: str
+    at: int
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    retryable: bool = False
+
+
+class TaskDevice(msgspec.Struct, frozen=True):
+    """A device of an attempt. `model` is empty for attempts that an older version started."""
+
+    index: int
+    uuid: str
+    model: str = ""
+
+
+class TaskStatus(Answer, frozen=True):
+    """`devices` are those of the current attempt, or else of the last one. `memory_reserved` is the memory
+    reserved on each of them; with `exclusive` the task has whole devices. While the task is queued, `reason`
+    says why it waits, and `queue_position` how far ahead it is: 1 is next, by priority and age. The position
+    is approximate, because owners take turns and some tasks fit earlier than others. `waits_for_worker`: no
+    worker that is there can ever take it, so it waits until another joins. Of a list's queued tasks with more
+    than 100 different requests, some have no reason; `explain` has it."""
+
+    task_id: str
+    status: str
+    task_type: str
+    model_name: str
+    priority: int
+    attempt: int
+    assigned_worker: str | None
+    created_at: str
+    started_at: str | None
+    completed_at: str | None
+    duration: str | None
+    duration_seconds: float | None
+    progress: str | None
+    result: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    error: ErrorInfo | None = None
+    reason: str = ""
+    deaths: list[Death] = []
+    labels: dict[str, str] = {}
+    correlation_id: str = ""
+    callback: str = ""
+    """The state of the callback; empty if the task has none or has not ended yet."""
+    owner: str = ""
+    gpus: int = 0
+    devices: list[TaskDevice] = []
+    memory_reserved: str = ""
+    memory_reserved_bytes: int = 0
+    exclusive: bool = False
+    queue_position: int | None = None
+    waits_for_worker: bool = False
+
+
+class TaskPage(Answer, frozen=True):
+    """`total` counts all tasks that match. With `complete` false there may be more: by `task_type` and
+    `label` 100,000 tasks are searched, those that have not ended first; by `worker_id` the latest 1,000 of
+    the worker. Narrow the search with `since` or `status`."""
+
+    tasks: list[TaskStatus]
+    total: int
+    limit: int
+    offset: int
+    complete: bool = True
+
+
+class TaskChanged(Answer, frozen=True):
+    """The status of a task after a cancellation or a retry."""
+
+    task_id: str
+    status: str
+
+
+class TaskSelection(Body, frozen=True):
+    """Tasks to cancel or to retry: `task_ids`, or all that match every other field that is given. Of ids, up
+    to 20 may be shortened to their first characters. `all` is needed if no other field is given. Without
+    `status`, the tasks are those that can be cancelled or retried."""
+
+    task_ids: Annotated[list[Name], Meta(max_length=1000)] = []
+    status: Annotated[list[task.State], Meta(max_length=7)] = []
+    task_type: Annotated[str, Meta(max_length=200)] = ""
+    labels: Labels = {}
+    worker_id: Annotated[str, Meta(max_length=200)] = ""
+    owner: Annotated[str, Meta(max_length=63)] = ""
+    all: bool = False
+
+
+class TaskOutcome(Answer, frozen=True):
+    """`status` is the task's status afterwards, empty if it is not known. `error` says why nothing was done;
+    empty if it was."""
+
+    task_id: str
+    status: str
+    error: str
+
+
+class TasksChanged(Answer, frozen=True):
+    """`total` counts the tasks listed here. `remaining` counts those that match and were left, because a call
+    changes at most 10,000; repeat it. With `complete` false still more may match, as in `TaskPage`."""
+
+    tasks: list[TaskOutcome]
+    total: int
+    remaining: int = 0
+    complete: bool = True
+
+
+class TaskLog(Answer, frozen=True):
+    """A part of a task's log. Positions count the bytes since the log began: `offset` is that of the first
+    character of `text`, `next` is what to pass as `after`. `omitted_bytes` of the log before `offset` are no
+    longer kept. `ended`: the task has ended, and nothing follows."""
+
+    task_id: str
+    attempt: int
+    status: str
+    offset: int
+    next: int
+    text: str
+    omitted_bytes: int
+    ended: bool
+
+
+class DeviceVerdict(Answer, frozen=True):
+    index: int
+    uuid: str
+    model: str
+    fits: bool
+    why: str
+    memory_free: str
+    memory_free_bytes: int
+
+
+class WorkerVerdict(Answer, frozen=True):
+    worker_id: str
+    fits: bool
+    why: list[str]
+    devices: list[DeviceVerdict]
+
+
+class Explanation(Answer, frozen=True):
+    """`workers` says of every device whether it could be used now; it is empty once the task has ended.
+    `last_worker` and `last_devices` are those of the current attempt, or else of the last one."""
+
+    task_id: str
+    status: str
+    reason: str
+    policy: str
+    would_go_to: str | None
+    reasons: list[str]
+    workers: list[WorkerVerdict]
+    last_worker: str | None
+    last_devices: list[TaskDevice]
