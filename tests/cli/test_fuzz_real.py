@@ -54,8 +54,7 @@ class Line:
 
 
 def spawned(seed: int, count: int) -> list[Line]:
-    """Return lines for processes of their own. The four seeds together have every surrounding twice,
-    each time with another end."""
+    """Return lines for processes of their own. The seeds together have every surrounding and every end."""
     turns = range(seed * count, (seed + 1) * count)
     return [
         Line(words, SURROUNDINGS[turn % len(SURROUNDINGS)], ENDS[turn % len(ENDS)])
@@ -80,7 +79,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
 def test_make_test_runs_as_many_as_promised() -> None:
     assert SEEDS * (SPAWNED + INSIDE) == 200
     together = [line for seed in range(SEEDS) for line in spawned(seed, SPAWNED)]
-    assert len({(str(line.surroundings), line.end) for line in together}) == len(SURROUNDINGS) * 2
+    assert all(sum(line.surroundings == each for line in together) == 2 for each in SURROUNDINGS)
+    assert {line.end for line in together if "LC_ALL" in line.surroundings} == set(ENDS)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
