@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_server import COMMAND, PATIENCE_S, lines_until, start, taken_port
+from tests.cli.test_server import PATIENCE_S, lines_until, start, taken_port
+from tests.support.command_line import COMMAND
 from tests.support.scale import Scale
 from tests.support.workers import compiled
 

@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cli.test_server import COMMAND, only_line, start
+from tests.cli.test_server import only_line, start
+from tests.support.command_line import COMMAND
 from tests.support.fleet import Fleet, eventually, fleet
 from tests.support.nemesis import children_of, name_of
 from tests.support.workers import compiled
