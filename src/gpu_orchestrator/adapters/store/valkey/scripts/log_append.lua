@@ -1,5 +1,6 @@
 -- Append what attempts printed to the logs of their tasks. A log has a bound: what is oldest goes first. So have all
--- logs together: the oldest of the owner with most goes first. A piece counts only if its worker holds the attempt; what is stored already counts once.
+-- logs together: the oldest of the owner with most goes first. A piece counts only if its worker holds the attempt;
+-- what is stored already counts once.
 -- Arguments: most bytes of a log, most bytes of all logs,
 --   pieces {id, attempt, worker, epoch, position in what the attempt printed, text}
 -- Answers per piece 1 if its worker holds the attempt, else 0
