@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 
 def add(a: int, b: int) -> int:
@@ -196,6 +196,13 @@ def destroys(count: int) -> None:
             print("x" * 1000)  # noqa: T201 - what is tested
     finally:
         gc.set_threshold(700, 10, 10)
+
+
+def prints_before_it_sends(characters: int) -> None:
+    """Print much, as a destructor could, while this thread has the lock and sends nothing yet."""
+    with cast("Any", sys.stdout)._sending:
+        for _ in range(2):
+            sys.stdout.write("x" * characters)
 
 
 def prints_in_between(lines: int) -> None:

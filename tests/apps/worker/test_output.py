@@ -18,6 +18,7 @@ pytestmark = pytest.mark.real
 NAMES = (
     "counts",
     "destroys",
+    "prints_before_it_sends",
     "prints_in_between",
     "fail",
     "fails_in_turn",
@@ -128,6 +129,13 @@ async def test_text_may_be_printed_while_text_is_being_sent() -> None:
         await call(client, "prints_in_between", lines=500)
         assert client.printed().count("x") == 500 * 1000
         assert client.printed().count("between\n") > 5000
+
+
+async def test_much_text_may_be_printed_before_text_is_being_sent() -> None:
+    """The thread must not wait for the sender, which waits for the lock that the thread has."""
+    async with running(OPTIONS) as client:
+        await call(client, "prints_before_it_sends", characters=output.MOST_WAITING)
+        assert client.printed().count("x") == 2 * output.MOST_WAITING
 
 
 async def test_soft_limit_interrupts_a_flood_between_two_frames() -> None:

@@ -63,7 +63,7 @@ class Output(io.TextIOBase):
         self._is_awake = self._is_full = False
         self._is_forked = False
         self._c_stdout = _c_stdout()
-        self._sending_in = 0
+        self._is_sending = False
         self._make_locks()
         os.register_at_fork(after_in_child=self._forked)
         sys.stdout = sys.stderr = self
@@ -165,8 +165,12 @@ class Output(io.TextIOBase):
         if not self._is_full:
             self._is_full = True
             self._bell.put(None)
-        while self._size >= MOST_WAITING and self._sender and self._sending_in != threading.get_ident():
+        while self._size >= MOST_WAITING and self._sender and not self._is_sending_here():
             sleep(PAUSE_S)
+
+    def _is_sending_here(self) -> bool:
+        """Return whether this thread has the lock: `_is_sending` is set a moment later."""
+        return bool(self._sending._is_owned())  # type: ignore[attr-defined]
 
     def _wake_sender(self) -> None:
         if self._sender is None:
@@ -199,14 +203,14 @@ class Output(io.TextIOBase):
 
     def _send_all(self) -> None:
         with self._sending:
-            if self._sending_in:
+            if self._is_sending:
                 return  # a destructor printed while this thread sends
-            self._sending_in = threading.get_ident()
+            self._is_sending = True
             try:
                 while self._parts:
                     self._send_next()
             finally:
-                self._sending_in = 0
+                self._is_sending = False
                 self._sent_at = monotonic()
 
     def _send_next(self) -> None:
@@ -241,7 +245,7 @@ class Output(io.TextIOBase):
 
     def _make_locks(self) -> None:
         self._sending = threading.RLock()
-        self._sending_in = 0
+        self._is_sending = False
         self._bell: SimpleQueue[None] = SimpleQueue()
 
 
