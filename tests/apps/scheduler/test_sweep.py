@@ -46,6 +46,7 @@ class Swept:
             Store(),
             AgentLiveness(clock, lambda: datetime.now(UTC)),
             leases_of=coordinator.lease_index.of,
+            is_bound=coordinator.holdings.__contains__,
             freed=coordinator.freed,
             clock=clock,
             wait_s=WAIT_S,
