@@ -28,44 +28,58 @@ def heartbeat(renewed: datetime) -> Lease:
     return Lease(ObjectMeta("gpu-agent-a"), LeaseSpec(renew_time=renewed.isoformat()))
 
 
-def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100.0) -> Releaser:
-    """`used`: the report names the pod; None: without a report."""
+def releaser(
+    *, used: bool | None, agent_age_s: float | None, clock: float = 100.0, seen: bool = False
+) -> Releaser:
+    """`used`: the report names the pod; None: without a report. `seen`: an earlier report named it."""
     node_statuses: Store[GpuNodeStatus] = Store()
-    if used is not None:
-        node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
     agents = AgentLiveness(lambda: clock, lambda: NOW)
     if agent_age_s is not None:
         agents.on_lease(None, heartbeat(NOW - timedelta(seconds=agent_age_s)))
-    return Releaser(
+    made = Releaser(
         None,
         node_statuses,
         agents,
         leases_of=lambda _: [],
-        is_bound=lambda _: False,
+        is_bound=lambda uid: uid == "p",
         freed=lambda _: None,
         clock=lambda: clock,
         wait_s=30.0,
     )
+    for in_use in ([True] if seen else []) + ([] if used is None else [used]):
+        for change in node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if in_use else []})):
+            made.on_node_status(*change)
+    return made
 
 
 @pytest.mark.parametrize(
-    ("used", "agent_age_s", "short", "remaining_s"),
+    ("used", "agent_age_s", "seen", "remaining_s"),
     [
         pytest.param(None, None, False, 20, id="no agent: 30 s after the end"),
         pytest.param(None, 1, False, 20, id="an agent that reports nothing"),
-        pytest.param(False, 1, False, 0, id="the agent does not see it any more"),
+        pytest.param(False, 1, True, 0, id="the agent saw it and does not any more"),
         pytest.param(True, 1, False, POLL_S, id="the agent still sees it"),
-        pytest.param(False, 1, True, 20, id="too short to have been seen"),
+        pytest.param(False, 1, False, 20, id="the agent has never seen it: it may have been too late"),
         pytest.param(True, 91, False, 20, id="the agent has died"),
+        pytest.param(False, 91, True, 20, id="the agent has died after it saw the end"),
     ],
 )
-def test_remaining_s(used: bool | None, agent_age_s: float | None, short: bool, remaining_s: float) -> None:
-    made = releaser(used=used, agent_age_s=agent_age_s)
-    assert made.remaining_s(EndedPod("p", "a", at=90.0, short_lived=short)) == remaining_s
+def test_remaining_s(used: bool | None, agent_age_s: float | None, seen: bool, remaining_s: float) -> None:
+    made = releaser(used=used, agent_age_s=agent_age_s, seen=seen)
+    assert made.remaining_s(EndedPod("p", "a", at=90.0)) == remaining_s
 
 
 def test_pod_that_was_never_bound_is_released_at_once() -> None:
     assert releaser(used=None, agent_age_s=None).remaining_s(EndedPod("p", "", at=100.0)) == 0
+
+
+@pytest.mark.parametrize("renewed", ["", "soon", "2026-01-01T00:00:00", "9" * 5000, "0001-01-01T00:00:00Z"])
+def test_agent_with_an_unreadable_heartbeat_is_not_live(renewed: str) -> None:
+    heard: list[str] = []
+    agents = AgentLiveness(lambda: 0.0, lambda: NOW, heard.append)
+    agents.on_lease(None, Lease(ObjectMeta("gpu-agent-a"), LeaseSpec(renew_time=renewed)))
+    assert not agents.is_live("a")
+    assert heard == ["a"]
 
 
 def test_agent_liveness_uses_our_clock() -> None:

@@ -52,7 +52,9 @@ def test_changed_annotation_frees_no_device_and_takes_none(stage: Stage) -> None
         annotate(stage, "large", allocated=f"{large}:{','.join(map(str, range(8)))}")
         stage.create(pod("next", gpus=1, nodeSelector={"size": "small"}))
         for name in ("small", "large"):  # the sweep has looked at them twice
-            until(lambda name=name: conflicts(stage, name) or "next" in stage.bound(), "swept, or given twice")
+            until(
+                lambda name=name: conflicts(stage, name) or "next" in stage.bound(), "swept, or given twice"
+            )
         assert "next" not in stage.bound()
         assert leases_of(stage, "small") == {f"gpu-{small}-0"}
         assert leases_of(stage, "large") == given
@@ -138,7 +140,9 @@ def test_plugin_pod_with_a_forged_annotation_still_bars_the_node(stage: Stage) -
     annotate(stage, "plugin", allocated=f"{node}:1")
     stage.scheduler(**ALONE)
     stage.create(pod("claimed", gpus=1))
-    stage.wait_event("claimed", "1 has pods of a device plugin and no agent that reports which devices they use")
+    stage.wait_event(
+        "claimed", "1 has pods of a device plugin and no agent that reports which devices they use"
+    )
     assert "claimed" not in stage.bound()
 
 
