@@ -1,5 +1,5 @@
-"""Tenants annotate and unannotate bound pods at random while pods come and go, an administrator deletes leases and the
-scheduler is restarted: no device is given twice, and no lease of a live pod is deleted by us."""
+"""Tenants annotate bound pods at random while pods come and go, an administrator deletes leases
+and the scheduler is restarted: no device is given twice, and no lease of a live pod is deleted by us."""
 
 import asyncio
 import json
@@ -40,7 +40,10 @@ from tests.support.lease_server import LeaseServer
 from tests.support.scheduler_harness import Shown
 from tests.support.scheduler_stage import holders
 
-pytestmark = pytest.mark.looptime
+KILLED = "ignore:Exception ignored in. <coroutine object:pytest.PytestUnraisableExceptionWarning"
+"""A kill may come before a coroutine has started."""
+
+pytestmark = [pytest.mark.looptime, pytest.mark.filterwarnings(KILLED)]
 
 NODES, GPUS, STEPS = ("a", "b"), 3, 150
 WAIT_S = 3.0
@@ -49,13 +52,14 @@ Json = dict[str, Any]
 
 
 class Server(LeaseServer):
-    """Pods and leases as the API server has them. `truth` is what each live bound pod was given, by lease and in
-    milli; `shown` are the changes that the watches have not delivered yet."""
+    """Pods and leases as the API server has them. `truth` is what each live bound pod was given, by lease and
+    in milli; `shown` are the changes that the watches have not delivered yet."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.pods: dict[str, Json] = {}
         self.truth: dict[str, dict[str, int]] = {}
+        self.binds, self.violations = 0, list[str]()
         self.shown: dict[str, list[tuple[str, Json | None]]] = {"pods": [], "leases": []}
 
     def _answer(self, method: str, target: str, body: Json) -> Answer:
@@ -70,7 +74,9 @@ class Server(LeaseServer):
         for name in before.keys() | self.leases.keys():
             now = holders(self.leases[name]) if name in self.leases else set()
             for uid in before.get(name, set()) - now:
-                assert name not in self.truth.get(uid, {}), f"{method} took {name} from the live pod {uid}"
+                self._check(
+                    name not in self.truth.get(uid, {}), f"{method} took {name} from {uid}, which lives"
+                )
         if method != "GET" and answer.status < 300:
             name = path.rpartition("/leases")[2].strip("/") or body["metadata"]["name"]
             self.shown["leases"].append((name, _copy(self.leases.get(name))))
@@ -94,15 +100,22 @@ class Server(LeaseServer):
         return Answer(500, b"") if lost else Answer(200, json.dumps(found).encode())
 
     def _bind(self, found: Json, body: Json) -> None:
+        self.binds += 1
         uid, node = found["metadata"]["uid"], body["target"]["name"]
         found["spec"]["nodeName"] = node
         found["metadata"]["annotations"] |= body["metadata"]["annotations"]
         ids = body["metadata"]["annotations"]["gpu.scheduling/allocated"].rpartition(":")[2].split(",")
         self.truth[uid] = {f"gpu-{node}-{each}": 300 if "shared" in uid else 1000 for each in ids}
         for name in self.truth[uid]:
-            assert uid in holders(self.leases[name]), f"{uid} was bound without {name}"
+            held_by = holders(self.leases[name]) if name in self.leases else set()
+            self._check(uid in held_by, f"{uid} was bound without {name}")
             given = {each: parts[name] for each, parts in self.truth.items() if name in parts}
-            assert sum(given.values()) <= 1000, f"{name} was given twice: {given}"
+            self._check(sum(given.values()) <= 1000, f"{name} was given twice: {given}")
+
+    def _check(self, holds: bool, violation: str) -> None:
+        """Remember a violation. Raised here, it would be one more failed request to the scheduler."""
+        if not holds:
+            self.violations.append(violation)
 
     def write(self, name: str) -> None:
         """Store a change of the pod, and let the watch show it later."""
@@ -285,7 +298,7 @@ class Play:
         self.server.write(name)
 
     async def delete_a_lease(self) -> None:
-        """Nothing but memory knows of it until the sweep has restored it: the scheduler lives on until then."""
+        """Nothing but memory knows of it until the sweep has restored it: no restart before that."""
         await self.settle()
         if self.server.leases:
             self.server.delete_lease(self.rng.choice(list(self.server.leases)))
@@ -308,9 +321,10 @@ async def test_no_device_is_given_twice_and_no_live_pod_loses_its_lease(seed: in
     await play.settle()
     held = {(name, uid) for name, lease in play.server.leases.items() for uid in holders(lease)}
     assert {(name, uid) for uid, parts in play.server.truth.items() for name in parts} <= held
-    assert len(play.server.truth) > 2  # pods were bound at all
+    assert play.server.binds > 3
     for name in list(play.server.pods):
         play.server.delete(name)
     await play.settle()
     assert play.server.leases == {}
+    assert play.server.violations == []
     await play.term.end()

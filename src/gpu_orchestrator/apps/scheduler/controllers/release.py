@@ -21,6 +21,8 @@ from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, 
 WORKERS = 16
 POLL_S = 5.0
 RETRY_S = 1.0
+# A rest from rounding may be less than the clock can measure; the check would repeat without end.
+SHORTEST_S = 0.01
 
 log = structlog.get_logger()
 
@@ -93,7 +95,7 @@ class Releaser:
             return
         remaining_s = self.remaining_s(ended)
         if remaining_s > 0:
-            self.queue.add_after(uid, remaining_s)
+            self.queue.add_after(uid, max(remaining_s, SHORTEST_S))
             return
         if not await self._release(uid):
             self.queue.add_after(uid, RETRY_S)
