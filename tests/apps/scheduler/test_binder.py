@@ -1,4 +1,4 @@
-"""One bind against a server that refuses, loses answers, and has pods whose owners change their annotations."""
+"""One bind against a server that refuses and loses answers, for a pod whose owner changes its annotations."""
 
 import asyncio
 import json

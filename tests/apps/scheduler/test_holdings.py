@@ -1,5 +1,5 @@
-"""What a bound pod holds: what its leases or our own binding say, whatever its owner writes, and never less while it
-lives."""
+"""What a bound pod holds: what its leases or our own binding say, whatever its owner writes, and never less
+while it lives."""
 
 from typing import Any
 
@@ -209,7 +209,7 @@ def test_resized_pod_keeps_its_devices() -> None:
 
 
 def test_leftover_leases_found_at_the_start_are_cleared_beside_other_schedulers_too() -> None:
-    """Most of them are from before a crash. Later such a lease may be another scheduler's bind in progress."""
+    """Most of them are from before a crash. Later such a lease may be another scheduler's bind."""
     world = World(node("a", 2), clears_leftovers=False, opened=False)
     world.lease(lease(0, "p"))
     world.pod(pod("p", gpus=1))

@@ -7,19 +7,28 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.store import Store
+from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
+from gpu_orchestrator.apps.scheduler.actions import PodEnded
+from gpu_orchestrator.apps.scheduler.binding.binder import Binder
+from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, LeaseHold
+from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.release import POLL_S, EndedPod, Releaser
+from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
+from gpu_orchestrator.apps.scheduler.executor import KubeExecutor
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from tests.apps.scheduler.test_coordinator import lease
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown
-from tests.support.scheduler_objects import report
+from tests.support.scheduler_harness import Shown, World
+from tests.support.scheduler_objects import pod, report
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -131,4 +140,44 @@ async def test_lease_written_to_since_it_was_seen_is_released_on_retry() -> None
     known.put(written)  # the watch catches up
     await asyncio.sleep(5)
     assert (server.leases, freed) == ({}, ["p"])
+    running.cancel()
+
+
+@pytest.mark.looptime
+async def test_pod_that_we_never_saw_bound_waits_where_its_leases_are() -> None:
+    """Another scheduler may have bound it, and its processes may still run there."""
+    world, clock = World(), asyncio.get_running_loop().time
+    freed: list[str] = []
+    made = Releaser(
+        None,
+        world.node_statuses,
+        AgentLiveness(clock, lambda: NOW),
+        leases_of=world.coordinator.lease_index.of,
+        is_bound=world.coordinator.holdings.__contains__,
+        freed=freed.append,
+        clock=clock,
+        wait_s=30.0,
+    )
+    client, metrics, pacer = Client(LeaseServer(0)), Metrics(), Pacer(clock)
+    status = PodStatusWriter(client, world.pods)
+    reporter = Reporter(status, Recorder(client, "test"), pacer, lambda _: None)
+    binder = Binder(
+        client,
+        status,
+        None,
+        ClaimWriter(client),
+        reserves_claims=False,
+        may_write=lambda: True,
+        now=lambda: "now",
+    )
+    executor = KubeExecutor(client, status, None, binder, reporter, metrics=metrics, pacer=pacer)
+    executor.attach(world.coordinator, made)
+    world.lease(lease("a", 0, "uid-p"))
+    executor.release(PodEnded(pod("p", gpus=1), None))
+    executor.release(PodEnded(pod("q", gpus=1), None))
+    running = asyncio.create_task(made.run())
+    await asyncio.sleep(1)
+    assert freed == ["uid-q"]  # it has no lease, so it was never bound
+    await asyncio.sleep(30)
+    assert freed == ["uid-q", "uid-p"]
     running.cancel()

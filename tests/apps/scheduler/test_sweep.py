@@ -29,7 +29,7 @@ from gpu_orchestrator.core.answer import Placement
 from tests.apps.scheduler.test_coordinator import lease
 from tests.support.lease_server import LeaseServer
 from tests.support.scheduler_harness import Shown, World
-from tests.support.scheduler_objects import node, pod, report
+from tests.support.scheduler_objects import claim, node, pod, report
 
 pytestmark = pytest.mark.looptime
 
@@ -255,7 +255,29 @@ async def test_object_that_breaks_our_code_does_not_end_the_sweep() -> None:
         world.pod(pod(f"p{device}", gpus=1))
         world.bind(world.executor.jobs[device])
     structs.force_setattr(world.coordinator.our_pods["uid-p0"].metadata, "annotations", None)
+    broken = lease("a", 1, "uid-gone")
+    world.leases.put(broken)
+    structs.force_setattr(broken.metadata, "annotations", None)
     swept = Swept(world)
     await swept.sweep.once()
     assert set(swept.server.leases) == {"gpu-a-0", "gpu-a-1"}
     assert (swept.metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "sweep"}) or 0) > 0
+
+
+async def test_sweep_that_fails_starts_again() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1))
+    world.bind(world.executor.jobs[0])
+    broken = claim("c")
+    world.claims.put(broken)
+    name = structs.replace(broken.metadata)
+    structs.force_setattr(broken, "metadata", None)
+    swept = Swept(world)
+    running = asyncio.create_task(swept.sweep.run(10.0))
+    await asyncio.sleep(5)
+    assert swept.metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "sweep"}) == 1
+    structs.force_setattr(broken, "metadata", name)
+    await asyncio.sleep(10)
+    assert swept.metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "sweep"}) == 1
+    assert not running.done()
+    running.cancel()

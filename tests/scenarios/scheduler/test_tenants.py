@@ -1,5 +1,5 @@
-"""Tenants who annotate their pods, swap their claims and write long numbers: what a pod holds is what its leases
-say, and nobody's text stops the scheduler."""
+"""Tenants who annotate their pods, swap their claims and write long numbers: what a pod holds is what its
+leases say, and nobody's text stops the scheduler."""
 
 import json
 import time
@@ -99,7 +99,7 @@ def test_lease_deleted_by_hand_is_restored_after_a_restart(stage: Stage) -> None
         annotate(stage, "q", allocated=f"{node}:7")
         for name in before:
             stage.cluster.api.request("DELETE", f"{stage.leases_path}/{name}")
-        until(lambda: set(stage.leases()) == set(held), "both are back")
+        until(lambda held=held: set(stage.leases()) == set(held), "both are back")
         assert {name: entries(lease) for name, lease in stage.leases().items()} == held
         assert not before.items() & {name: x["metadata"]["uid"] for name, x in stage.leases().items()}.items()
         restart(process)

@@ -24,7 +24,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
 from gpu_orchestrator.api import claims, deviceleases, names, translate
 from gpu_orchestrator.api.deviceleases import Hold
-from gpu_orchestrator.api.kubernetes import PODS, Pod
+from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.binding.device_leases import (
     DeviceLeases,
@@ -124,8 +124,11 @@ class Sweeper:
     async def _check_leases(self, leases: DeviceLeases) -> None:
         before, self._first_seen = self._first_seen, {}
         async for lease in _yielding(self._deps.coordinator.stores.leases):
-            for hold in holds(lease):
-                await self._one(self._check_hold(hold, leases, before), hold.ref.lease)
+            await self._one(self._check_lease(lease, leases, before), lease.metadata.name)
+
+    async def _check_lease(self, lease: Lease, leases: DeviceLeases, before: dict[LeaseHold, float]) -> None:
+        for hold in holds(lease):
+            await self._one(self._check_hold(hold, leases, before), hold.ref.lease)
 
     async def _check_hold(
         self, hold: LeaseHold, leases: DeviceLeases, before: dict[LeaseHold, float]
