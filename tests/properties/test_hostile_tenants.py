@@ -258,7 +258,11 @@ class Play:
             case "create":
                 self.made += 1
                 kind = rng.choice(["one", "two", "shared"])
-                asking = {"one": {"gpus": 1}, "two": {"gpus": 2}, "shared": {"claim_template": "shared"}}
+                asking: Json = {
+                    "one": {"gpus": 1},
+                    "two": {"gpus": 2},
+                    "shared": {"claim_template": "shared"},
+                }
                 self.server.create(f"{kind}-{self.made}", **asking[kind])
             case "annotate" if bound:
                 self.annotate(rng.choice(bound))

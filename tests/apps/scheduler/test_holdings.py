@@ -239,7 +239,11 @@ def test_device_in_use_by_a_pod_that_does_not_hold_it_is_taken() -> None:
 def test_report_of_a_silent_agent_takes_no_device_except_for_plugin_pods() -> None:
     world = World(node("a", 3))
     world.pod(pod("plugin", node="a", schedulerName="default-scheduler", **PLUGIN))
-    used = [{"id": 0, "inUseBy": ["uid-plugin"]}, {"id": 1, "inUseBy": ["uid-gone"]}, {"id": 2}]
+    used: list[dict[str, Any]] = [
+        {"id": 0, "inUseBy": ["uid-plugin"]},
+        {"id": 1, "inUseBy": ["uid-gone"]},
+        {"id": 2},
+    ]
     world.report(report("a", *used))
     assert world.free("a") == 1
     world.silent.add("a")
