@@ -87,3 +87,10 @@ def test_sums_are_the_same_in_every_unit(one: int, other: int) -> None:
     """Nothing is lost on the way, as it would be with floats."""
     assert quantity.parse(f"{one}n") + quantity.parse(f"{other}n") == quantity.parse(f"{one + other}n")
     assert quantity.parse(f"{one}Ki") == one * quantity.parse("1Ki")
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "1e" + "9" * 5000, "0." + "1" * 5000, "9" * 65])
+def test_long_number_is_a_bad_quantity(text: str) -> None:
+    with pytest.raises(quantity.BadQuantity) as refused:
+        quantity.whole(text)
+    assert len(str(refused.value)) < 200

@@ -57,7 +57,8 @@ class RecordingExecutor:
 
 
 class World:
-    """A coordinator with its stores, changed as a watch would change them."""
+    """A coordinator with its stores, changed as a watch would change them. The agents of the nodes in
+    `silent` give no sign of life."""
 
     def __init__(self, *nodes: Node, opened: bool = True, **config: Any) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
@@ -69,8 +70,14 @@ class World:
         self.executor = RecordingExecutor()
         engine = Engine(Registry().policy_of, random.Random(1))
         self.now = 0.0
+        self.silent: set[str] = set()
         self.coordinator = Coordinator(
-            engine, stores, self.executor, CoordinatorConfig(**config), clock=lambda: self.now
+            engine,
+            stores,
+            self.executor,
+            CoordinatorConfig(**config),
+            clock=lambda: self.now,
+            is_agent_live=lambda node: node not in self.silent,
         )
         for each in nodes:
             self.node(each)

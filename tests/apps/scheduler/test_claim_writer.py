@@ -155,8 +155,7 @@ def test_share_becomes_a_request_and_a_holding() -> None:
     made = claim("c", exclusivity="Shared", share=250, memoryMiB=4096)
     found = claims.request(pod("p", claim="c"), made.spec).shape
     assert (found.exclusive, found.milli, found.memory_mib) == (False, 250, 4096)
-    held = claims.held(pod("p", node="a", claim="c", allocated="a:3"), made.spec)
-    assert held is not None
+    held = claims.bound(pod("p", node="a", claim="c", allocated="a:3"), made.spec)
     assert (held.devices, held.exclusive, held.milli, held.memory_mib) == ((3,), False, 250, 4096)
 
 
@@ -164,9 +163,7 @@ def test_allocation_for_another_node_does_not_count() -> None:
     assert claims.given(pod("p", node="a", allocated="b:0,1")) == ()
     assert claims.given(pod("p", node="a", allocated="a:0,1")) == (0, 1)
     assert claims.given(pod("p", node="a")) == ()
-    held = claims.held(pod("p", node="a", allocated="b:0,1"), None)
-    assert held is not None
-    assert (held.devices, held.unnamed) == ((), 0)
+    assert claims.bound(pod("p", node="a", allocated="b:0,1"), None).devices == ()
 
 
 def test_each_pod_of_a_template_gets_its_own_claim() -> None:

@@ -4,30 +4,34 @@ import asyncio
 import json
 from contextlib import AbstractAsyncContextManager
 
+import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.transport.base import Answer, Request, Stream
-from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from gpu_orchestrator.api.kubernetes import Pod, PodCondition, PodStatus
+from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter, condition
 from tests.support.scheduler_objects import pod
 
 pytestmark = pytest.mark.looptime
 
 
 class PodServer:
-    """Stores one pod; a write that names its version moves the version."""
+    """Stores one pod; a write that names its version moves the version, except for the first `unmoved`."""
 
     def __init__(self, version: str) -> None:
-        self.version = version
+        self.version, self.unmoved = version, 0
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         await asyncio.sleep(1)
         if json.loads(request.body or b"{}")["metadata"]["resourceVersion"] != self.version:
             return Answer(409, b'{"kind":"Status","code":409,"reason":"Conflict"}')
-        self.version = str(int(self.version) + 10_000)
+        if self.unmoved:
+            self.unmoved -= 1
+        else:
+            self.version = str(int(self.version) + 10_000)
         meta = {"name": "p", "namespace": "default", "uid": "uid-p", "resourceVersion": self.version}
         return Answer(200, json.dumps({"metadata": meta}).encode())
 
@@ -118,3 +122,34 @@ async def test_writes_to_a_pod_that_is_bound_or_gone_are_forgotten(end: str) -> 
         scene.writer.on_pod(*change)
     await writing
     assert scene.writer._moved == {}
+
+
+def waiting_since(status: str, moment: str | None) -> Pod:
+    condition = PodCondition("PodScheduled", status, last_transition_time=moment)
+    return msgspec.structs.replace(pod("p", gpus=1), status=PodStatus(conditions=[condition]))
+
+
+@pytest.mark.parametrize(
+    ("status", "moment", "is_kept"),
+    [
+        pytest.param("False", "2026-01-01T00:00:00Z", True, id="waits already"),
+        pytest.param("True", "2026-01-01T00:00:00Z", False, id="did not wait"),
+        pytest.param("False", None, False, id="without a time"),
+    ],
+)
+def test_time_of_the_condition_is_when_the_pod_began_to_wait(
+    status: str, moment: str | None, is_kept: bool
+) -> None:
+    body = condition(waiting_since(status, moment), "Unschedulable", "no room")
+    written = body["status"]["conditions"][0]["lastTransitionTime"]
+    assert (written == moment) is is_kept
+    assert written
+
+
+async def test_version_that_did_not_move_is_moved_again() -> None:
+    """The server counts in seconds: a second write within one second may change nothing."""
+    scene = Scene()
+    scene.server.unmoved = 1
+    before = scene.pod.metadata.resource_version
+    written = await scene.writer.bump_version(scene.pod, "does not fit")
+    assert written.metadata.resource_version == scene.server.version != before

@@ -3,13 +3,18 @@
 import asyncio
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
 from gpu_orchestrator.apps.scheduler.actions import Failed
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
@@ -20,10 +25,11 @@ from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import YIELD_EVERY, Sweeper, SweeperDeps
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.core.answer import Placement
 from tests.apps.scheduler.test_coordinator import lease
 from tests.support.lease_server import LeaseServer
 from tests.support.scheduler_harness import Shown, World
-from tests.support.scheduler_objects import node, pod, report
+from tests.support.scheduler_objects import claim, node, pod, report
 
 pytestmark = pytest.mark.looptime
 
@@ -46,6 +52,7 @@ class Swept:
             Store(),
             AgentLiveness(clock, lambda: datetime.now(UTC)),
             leases_of=coordinator.lease_index.of,
+            is_bound=coordinator.holdings.__contains__,
             freed=coordinator.freed,
             clock=clock,
             wait_s=WAIT_S,
@@ -121,7 +128,8 @@ async def test_refused_write_does_not_stop_the_sweep() -> None:
     """Both bound pods have lost their lease; the API server refuses to write the first one."""
     world = World(node("a", 2))
     for device in range(2):
-        world.pod(pod(f"p{device}", node="a", gpus=1, allocated=f"a:{device}"))
+        world.pod(pod(f"p{device}", gpus=1))
+        world.bind(world.executor.jobs[device])
     swept = Swept(world)
     swept.server.forbidden.add("gpu-a-0")
     await swept.sweep.once()
@@ -139,6 +147,7 @@ async def test_refused_write_does_not_stop_the_sweep() -> None:
 async def test_second_sweep_reports_a_device_plugin_conflict(used: int | None, conflicts: int) -> None:
     """kube-scheduler ignores claims, so the two can meet."""
     world = World(node("a", 2))
+    world.lease(lease("a", 0, "uid-ours"))
     world.pod(pod("ours", node="a", gpus=1, allocated="a:0"))
     limits = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     world.pod(pod("plugin", node="a", schedulerName="default-scheduler", containers=[limits]))
@@ -176,3 +185,99 @@ async def test_lease_of_a_failed_acquire_that_the_watch_shows_is_kept() -> None:
     world.lease(found)
     await Swept(world).sweep.once()
     assert world.free("a") == 0
+
+
+def conflicts(swept: Swept) -> float | None:
+    return swept.metrics.registry.get_sample_value("gpu_scheduler_conflicts_total")
+
+
+@pytest.mark.parametrize("allocated", [{}, {"allocated": "a:7"}, {"allocated": "c:0"}])
+@pytest.mark.parametrize("is_ours", [True, False], ids=["we bound it", "bound before we started"])
+async def test_lease_of_a_live_pod_is_kept_whatever_its_annotation_says(
+    allocated: dict[str, str], is_ours: bool
+) -> None:
+    world = World(node("a", 2), node("b", 1), opened=is_ours)
+    swept = Swept(world)
+    if is_ours:
+        world.pod(pod("p", gpus=1, nodeSelector={}))
+        world.bind(world.executor.jobs[0])
+        at = world.executor.jobs[0].placement
+    else:
+        at = Placement("uid-p", "a", devices=(0,))
+    held = lease(at.node, at.devices[0], "uid-p")
+    swept.server.leases[held.metadata.name] = msgspec.to_builtins(held)
+    world.lease(held)
+    world.pod(pod("p", node=at.node, gpus=1, **allocated))
+    for expected in (0, 1, 1):
+        await swept.sweep.once()
+        assert conflicts(swept) == expected
+    assert set(swept.server.leases) == {held.metadata.name}
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["we bound it", "bound before we started"])
+async def test_lease_that_a_bound_pod_certainly_lacks_is_released(is_ours: bool) -> None:
+    """On another node, and for a pod that we have bound ourselves also on its own."""
+    world = World(node("a", 2), node("b", 2), opened=is_ours)
+    swept = Swept(world)
+    if is_ours:
+        world.pod(pod("p", gpus=1))
+        world.bind(world.executor.jobs[0])
+        at = world.executor.jobs[0].placement
+    else:
+        at = Placement("uid-p", "a", devices=(0,))
+    other = "b" if at.node == "a" else "a"
+    for name, device in ((at.node, 0), (at.node, 1), (other, 0)):
+        held = lease(name, device, "uid-p")
+        swept.server.leases[held.metadata.name] = msgspec.to_builtins(held)
+        world.lease(held)
+    world.pod(pod("p", node=at.node, gpus=1, allocated=f"{at.node}:{at.devices[0]}"))
+    await swept.sweep.once()
+    kept = {f"gpu-{at.node}-{each}" for each in ((at.devices[0],) if is_ours else (0, 1))}
+    assert set(swept.server.leases) == kept
+
+
+async def test_restored_lease_has_the_terms_and_the_time_of_the_lost_one() -> None:
+    world = World(node("a", 1))
+    swept = Swept(world)
+    ref, holder = DeviceRef("a", 0), Holder("uid-p", "p", "default", 250, since="t1")
+    made = deviceleases.shared(ref, [holder], "system", "t1")
+    world.lease(structs.replace(made, metadata=structs.replace(made.metadata, uid="l", resource_version="1")))
+    world.pod(pod("p", node="a", gpus=1))
+    world.lease_gone("gpu-a-0")
+    await swept.sweep.once()
+    (restored,) = (msgspec.convert(each, Lease) for each in swept.server.leases.values())
+    assert deviceleases.holders(restored) == (holder,)
+
+
+async def test_object_that_breaks_our_code_does_not_end_the_sweep() -> None:
+    world = World(node("a", 2))
+    for device in range(2):
+        world.pod(pod(f"p{device}", gpus=1))
+        world.bind(world.executor.jobs[device])
+    structs.force_setattr(world.coordinator.our_pods["uid-p0"].metadata, "annotations", None)
+    broken = lease("a", 1, "uid-gone")
+    world.leases.put(broken)
+    structs.force_setattr(broken.metadata, "annotations", None)
+    swept = Swept(world)
+    await swept.sweep.once()
+    assert set(swept.server.leases) == {"gpu-a-0", "gpu-a-1"}
+    assert (swept.metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "sweep"}) or 0) > 0
+
+
+async def test_sweep_that_fails_starts_again() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1))
+    world.bind(world.executor.jobs[0])
+    broken = claim("c")
+    world.claims.put(broken)
+    name = structs.replace(broken.metadata)
+    structs.force_setattr(broken, "metadata", None)
+    swept = Swept(world)
+    running = asyncio.create_task(swept.sweep.run(10.0))
+    await asyncio.sleep(5)
+    assert swept.metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "sweep"}) == 1
+    structs.force_setattr(broken, "metadata", name)
+    await asyncio.sleep(10)
+    assert swept.metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "sweep"}) == 1
+    assert not running.done()
+    running.cancel()

@@ -67,7 +67,8 @@ class Crowd:
             case "claim_template":
                 self.stage.create(pod(name, claim_template="template"))
             case "shared":
-                self.stage.create(*(pod(f"{name}-{n}", claim_template="shared") for n in range(2)))
+                packed = {"claim_template": "shared", "strategy": "binPack"}  # the second joins the first
+                self.stage.create(*(pod(f"{name}-{n}", **packed) for n in range(2)))
             case "unfit":
                 self.stage.create(pod(name, gpus=9))
             case "delete":

@@ -39,7 +39,9 @@ These calls go back up, against that order:
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.
   lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice
-  node_view → holdings       `is_counted`: the same question about the pods that an agent reports
+  lease_index → holdings     `keeps_lost`: whether a lease that disappeared was a live pod's; `recount` of
+                             node_view: what a pod holds has changed
+  node_view → holdings       `devices`: what a pod holds of a node, for the pods that an agent reports
   release → scheduler        `freed`: an ended pod's devices are free; `scheduler` passes this on to the
                              coordinator and to the claim controller
   reporter → scheduler       `pending_pod`: whether the pod still waits, and why, just before the write

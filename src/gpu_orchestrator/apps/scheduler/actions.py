@@ -27,11 +27,13 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`found` are leases of other holders that made the job fail; the watch may not show them yet."""
+    """`found` are leases that made the job fail, or that it had to leave; the watch may not show them yet.
+    `is_permanent`: the API server refused it, and will refuse it again."""
 
     job: BindJob
     why: str
     found: tuple[Lease, ...] = ()
+    is_permanent: bool = False
 
 
 Outcome = Bound | Failed

@@ -13,7 +13,7 @@ from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
-from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outcome, PodEnded
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Failed, Outcome, PodEnded
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, holds_of
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
@@ -25,7 +25,6 @@ from gpu_orchestrator.apps.scheduler.metrics import Metrics
 CLEAR_TRIES = 10
 SHOWN_WITHIN_S = 2.0
 POLL_S = 0.02
-SHORT_LIVED_S = 30.0
 
 log = structlog.get_logger()
 
@@ -53,7 +52,6 @@ class KubeExecutor:
         self._metrics, self._pacer = metrics, pacer
         self._tasks = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
-        self._bound_at: dict[str, float] = {}
 
     def attach(self, coordinator: Coordinator, releaser: Releaser) -> None:
         """Report outcomes to this coordinator, and hand ended pods to this releaser."""
@@ -74,10 +72,10 @@ class KubeExecutor:
     def release(self, ended: PodEnded) -> None:
         """Hand an ended pod to the releaser."""
         uid = ended.pod.metadata.uid
-        node = ended.placement.node if ended.placement else ""
-        bound_at = self._bound_at.pop(uid, float("-inf"))
-        short_lived = asyncio.get_running_loop().time() - bound_at < SHORT_LIVED_S
-        self._releaser.add(uid, node, short_lived=short_lived)
+        # A pod that we never saw bound may have been: then its processes ran where its leases are.
+        leased = [hold.ref.node for hold in self._coordinator.lease_index.holds(uid)]
+        node = ended.placement.node if ended.placement else next(iter(leased), "")
+        self._releaser.add(uid, node)
 
     def clear_leases(self, pod: Pod) -> None:
         self._tasks.start(self._clear_leases(pod))
@@ -108,10 +106,9 @@ class KubeExecutor:
         try:
             outcome = await self._binder.perform(job)
         except Exception as error:  # the edge of one job: it fails, the others go on
+            self._metrics.error("bind")
             log.exception("binding failed", pod=key(job.pod))
             outcome = Failed(job, repr(error))
-        if isinstance(outcome, Bound):
-            self._bound_at[job.pod.metadata.uid] = loop.time()
         self._observe(outcome, loop.time() - began)
         self._coordinator.done(outcome)
         self._pacer.set(len(self._coordinator.binding))
@@ -138,11 +135,16 @@ class KubeExecutor:
                 log.info("leftover leases cleared", pod=key(pod), leases=[each.ref.lease for each in found])
         except KubeError as error:
             log.warning("leftover leases not cleared", pod=key(pod), error=str(error))
+        except Exception:  # the edge of one job: without `cleared` the pod would wait for ever
+            self._metrics.error("clear")
+            log.exception("leftover leases not cleared", pod=key(pod))
         self._coordinator.cleared(uid)
 
     async def _bump_version(self, pod: Pod) -> bool:
         """Move the pod's version; return False if the pod is gone or was bound meanwhile."""
         uid = pod.metadata.uid
+        if pod.spec.node_name:
+            return False
         for _ in range(CLEAR_TRIES):
             try:
                 why = "an unused reservation was released; scheduling again"

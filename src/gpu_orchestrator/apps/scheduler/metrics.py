@@ -37,7 +37,8 @@ class Metrics:
         )
         self.conflicts = Counter(
             "gpu_scheduler_conflicts",
-            "Conflicts the sweep found: two holders of a device, or an unrelated Lease with its name.",
+            "Conflicts the sweep found: two holders of a device, an unrelated Lease with its name, or a pod "
+            "whose annotation and leases name different devices.",
             registry=registry,
         )
         self.leaked = Counter(
@@ -45,11 +46,21 @@ class Metrics:
             "Unused device leases that the sweep removed.",
             registry=registry,
         )
+        self.errors = Counter(
+            "gpu_scheduler_errors",
+            "Objects that could not be handled because of an unexpected error, by the part that failed.",
+            ["part"],
+            registry=registry,
+        )
         self.result = cache(lambda result: self.scheduling.labels(result))
         self._lease = cache(lambda op, result: self.lease_operations.labels(op, result))
 
     def lease(self, op: str, result: str) -> None:
         self._lease(op, result).inc()
+
+    def error(self, part: str) -> None:
+        """Count an object that this part could not handle; the log has the traceback."""
+        self.errors.labels(part).inc()
 
     def watch(self, engine: Engine) -> None:
         """Count pods and devices when the metrics are read, not at every change."""

@@ -79,6 +79,9 @@ class Scheduler:
         engine = Engine(
             registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
         )
+        self._agent_liveness = AgentLiveness(
+            clock, lambda: datetime.now(UTC), changed=lambda node: self.coordinator.nodes.on_agent(node)
+        )
         self.coordinator = Coordinator(
             engine,
             stores,
@@ -90,13 +93,14 @@ class Scheduler:
             ),
             clock=clock,
             waited_s=waited_s,
+            is_agent_live=self._agent_liveness.is_live,
         )
-        self._agent_liveness = AgentLiveness(clock, lambda: datetime.now(UTC))
         self._releaser = Releaser(
             used_leases,
             stores.node_statuses,
             self._agent_liveness,
             leases_of=self.coordinator.lease_index.of,
+            is_bound=self.coordinator.holdings.__contains__,
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,

@@ -10,10 +10,16 @@ LIVE_S = 90.0
 
 
 class AgentLiveness:
-    """`clock` is monotonic; `today` is wall-clock time, for leases that existed before we started."""
+    """`clock` is monotonic; `today` is wall-clock time, for leases that existed before we started. `changed`
+    is called with the node whenever a heartbeat came or went."""
 
-    def __init__(self, clock: Callable[[], float], today: Callable[[], datetime]) -> None:
-        self._clock, self._today = clock, today
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        today: Callable[[], datetime],
+        changed: Callable[[str], None] = lambda node: None,
+    ) -> None:
+        self._clock, self._today, self._changed = clock, today, changed
         self._renewed: dict[str, float] = {}
 
     def on_lease(self, old: Lease | None, new: Lease | None) -> None:
@@ -30,6 +36,7 @@ class AgentLiveness:
             self._renewed[node] = self._clock() - self._age_s(new)
         elif old.spec.renew_time != new.spec.renew_time:
             self._renewed[node] = self._clock()
+        self._changed(node)
 
     def is_live(self, node: str) -> bool:
         renewed = self._renewed.get(node)
@@ -37,7 +44,6 @@ class AgentLiveness:
 
     def _age_s(self, lease: Lease) -> float:
         try:
-            renewed = timestamps.parse(lease.spec.renew_time)
-        except ValueError:
+            return abs((self._today() - timestamps.parse(lease.spec.renew_time)).total_seconds())
+        except (ValueError, TypeError, OverflowError):  # malformed, or without a time zone
             return LIVE_S
-        return abs((self._today() - renewed).total_seconds())

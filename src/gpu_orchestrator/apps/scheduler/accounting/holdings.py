@@ -1,14 +1,18 @@
 """What bound pods hold, including pods that other schedulers bound.
 
-Without device leases, the devices of an ended pod stay counted here until `freed` is called.
+A pod's resources come from its spec. Its devices come from our own binding, as long as this process lives, or
+else from its leases, which `lease_index` counts. Its annotations count only without leases, and only as they
+were when the pod was first seen bound: the pod's owner can change them. What a pod holds never becomes less
+while it lives. Devices of an ended pod that no lease counts stay counted here until `freed` is called.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import structlog
 
-from gpu_orchestrator.api import claims
+from gpu_orchestrator.api import claims, deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef, Hold
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
@@ -21,51 +25,118 @@ log = structlog.get_logger()
 
 
 class Holdings:
-    def __init__(self, feed: Callable[[Event], None], stores: Stores, *, keeps_ended: bool) -> None:
-        self.nodes = NodeView(feed, stores.nodes, stores.node_statuses, self.__contains__)
-        self._feed, self._stores, self._keeps_ended = feed, stores, keeps_ended
+    """`leased` returns the devices of a node that a pod holds by its leases; `is_live` whether the node's
+    agent is."""
+
+    def __init__(
+        self,
+        feed: Callable[[Event], None],
+        stores: Stores,
+        *,
+        leased: Callable[[str, str], set[int]],
+        is_live: Callable[[str], bool],
+    ) -> None:
+        self.nodes = NodeView(feed, stores.nodes, stores.node_statuses, self.devices, is_live)
+        self._feed, self._stores, self._leased = feed, stores, leased
         self._placements: dict[str, Placement] = {}
+        self._named: dict[str, tuple[int, ...]] = {}
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._placements
 
     def get(self, uid: str) -> Placement | None:
+        """Return what a bound pod counts itself: devices that it holds by leases only are not in it."""
         return self._placements.get(uid)
+
+    def devices_of(self, uid: str) -> tuple[int, ...]:
+        """Return the devices that a bound pod holds on its node."""
+        bound = self._placements.get(uid)
+        return tuple(sorted(self.devices(uid, bound.node))) if bound else ()
+
+    def devices(self, uid: str, node: str) -> set[int]:
+        """Return the devices of a node that a pod holds, by its binding or by its leases."""
+        own = self._placements.get(uid)
+        mine = own.devices if own is not None and own.node == node else ()
+        return self._leased(uid, node).union(mine)
+
+    def is_leftover(self, uid: str, ref: DeviceRef) -> bool:
+        """Return True if a bound pod certainly lacks a device that it holds by lease: the pod is on another
+        node, or we have bound it to other devices ourselves. Its annotation decides nothing."""
+        bound = self._placements.get(uid)
+        if bound is None or bound.node != ref.node:
+            return bound is not None
+        return bool(bound.devices) and ref.device not in bound.devices
+
+    def keeps_lost(self, lost: Hold, held: Iterable[Hold]) -> bool:
+        """Return True if a lease that disappeared was a live bound pod's: the pod has the device all the
+        same. `held` is all that it had by leases. Leases of another scheduler's attempt at the same pod are
+        not kept: that scheduler takes them back."""
+        uid, node = lost.holder.uid, lost.ref.node
+        bound = self._placements.get(uid)
+        if bound is None or bound.node != node or bound.devices:
+            return False  # with devices of its own, it counts them itself
+        here = [each for each in held if each.ref.node == node]
+        return deviceleases.bound_attempt(self._named.get(uid, ()), here) in ("", lost.holder.since)
 
     def record(self, uid: str, placement: Placement) -> None:
         """Record a pod that we have bound; the engine counts its placement already."""
         self._placements[uid] = placement
+        self.nodes.recount(uid, placement.node)
 
-    def placement_of(self, pod: Pod) -> Placement | None:
-        """Return what a bound pod takes from its node; None if it takes nothing."""
-        try:
-            return claims.held(pod, self._stores.claim_spec(pod))
-        except BadQuantity as error:
-            log.error("pod cannot be counted", pod=key(pod), error=str(error))
-            return None
-
-    def add(self, placement: Placement) -> None:
-        """Record what a bound pod has, and send it to the engine."""
-        uid = placement.key
-        if placement.unnamed:
-            self.nodes.add_plugin_pod(uid, placement.node, placement.unnamed)
-            placement = replace(placement, unnamed=0)
+    def add(self, pod: Pod, *, by_annotation: bool) -> None:
+        """Record a bound pod, or its changed resources, and send them to the engine. `by_annotation`: nothing
+        but its annotation says which devices it was bound to."""
+        uid, known = pod.metadata.uid, self._placements.get(pod.metadata.uid)
+        taken = _taken(pod)
+        if taken.unnamed:
+            self.nodes.add_plugin_pod(uid, taken.node, taken.unnamed)
+        devices = known
+        if known is None and (named := claims.given(pod)):
+            self._named[uid] = named
+            devices = claims.bound(pod, self._stores.claim_spec(pod)) if by_annotation else None
+        placement = _with_devices(replace(taken, unnamed=0), devices)
         self._placements[uid] = placement
         self._feed(PlacementObserved(placement))
+        self.nodes.recount(uid, placement.node)
 
     def remove(self, uid: str) -> Placement | None:
         """Remove an ended pod; return what it held."""
+        self._named.pop(uid, None)
         return self._placements.pop(uid, None)
 
-    def keep_ended(self, uid: str, placement: Placement) -> None:
-        """Keep counting the devices of an ended pod, unless leases do that."""
-        if placement.devices and self._keeps_ended:
-            kept = replace(placement, key=_ended_key(uid), resources=(), host_ports=())
+    def keep_ended(self, uid: str, placement: Placement, leased: Iterable[int]) -> None:
+        """Keep counting the devices of an ended pod, except those that a lease counts."""
+        left = tuple(each for each in placement.devices if each not in set(leased))
+        if left:
+            kept = replace(placement, key=_ended_key(uid), devices=left, resources=(), host_ports=())
             self._feed(PlacementObserved(kept))
 
     def freed(self, uid: str) -> None:
         """Free the devices of an ended pod: no process uses them any longer."""
         self._feed(RequestRemoved(_ended_key(uid)))
+
+
+def _taken(pod: Pod) -> Placement:
+    """Return what the pod takes apart from given devices. A pod whose quantities cannot be read counts as one
+    pod: it is there, and whatever devices it holds count."""
+    try:
+        return claims.taken(pod)
+    except BadQuantity as error:
+        log.error("resources of a pod cannot be counted", pod=key(pod), error=str(error))
+        return Placement(pod.metadata.uid, pod.spec.node_name, resources=(("pods", 1),))
+
+
+def _with_devices(taken: Placement, known: Placement | None) -> Placement:
+    if known is None or not known.devices:
+        return taken
+    return replace(
+        taken,
+        devices=known.devices,
+        exclusive=known.exclusive,
+        milli=known.milli,
+        memory_mib=known.memory_mib,
+        bandwidth_gbps=known.bandwidth_gbps,
+    )
 
 
 def _ended_key(uid: str) -> str:

@@ -1,16 +1,17 @@
 """Device leases by device and by pod, and which of them count as taken.
 
 A lease counts by itself unless its holder already counts the device: a pod being bound by the engine's
-assumption, a bound pod by its own placement. So each device is counted exactly once at any moment, and stays
-taken when an ended pod leaves its lease behind. An unrelated Lease with a device lease's name also takes the
-device: the device could not be leased.
+assumption, a pod that we have bound by its own placement. So each device is counted exactly once at any
+moment, with the terms that its lease states, and stays taken when an ended pod leaves its lease behind. If
+the lease of a live bound pod disappears, it stays counted as lost until it is restored or the pod's devices
+are free. An unrelated Lease with a device lease's name also takes the device: it could not be leased.
 """
 
 from collections.abc import Callable
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api import deviceleases
-from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from gpu_orchestrator.api.deviceleases import DeviceRef, Hold, Holder
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.core.answer import Placement
@@ -18,65 +19,108 @@ from gpu_orchestrator.engine.events import Event, PlacementObserved, RequestRemo
 
 
 class LeaseIndex:
-    """`placement_of` returns what a pod already counts, by its UID; `store` is that of the lease watch."""
+    """`placement_of` returns what a pod already counts, by its UID; `store` is that of the lease watch.
+    `keeps` is called with a hold that disappeared and all that its holder had, and returns True if the holder
+    is a live pod that has the device all the same. `changed` is called with the holder and
+    the node of every lease that came, changed or went."""
 
     def __init__(
         self,
         feed: Callable[[Event], None],
         placement_of: Callable[[str], Placement | None],
         store: Store[Lease],
+        *,
+        keeps: Callable[[Hold, list[Hold]], bool],
+        changed: Callable[[str, str], None],
     ) -> None:
         self._feed, self._placement_of, self._store = feed, placement_of, store
+        self._keeps, self._changed = keeps, changed
         self._found: dict[str, Lease] = {}
         self._counted: dict[str, dict[str, Placement]] = {}
         self._by_pod: dict[str, dict[str, Lease]] = {}
+        self._lost: dict[str, dict[str, Hold]] = {}
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._by_pod
+        return uid in self._by_pod or bool(self.lost(uid))
 
     def of(self, uid: str) -> list[Lease]:
         """Return the device leases that name this pod."""
         return list(self._by_pod.get(uid, {}).values())
 
+    def lost(self, uid: str) -> list[Hold]:
+        """Return what the live pod holds although its lease has disappeared."""
+        return [held[uid] for held in self._lost.values() if uid in held]
+
+    def holds(self, uid: str) -> list[Hold]:
+        """Return what the pod holds by its leases, the lost ones included."""
+        named = [hold for lease in self.of(uid) for hold in deviceleases.holds(lease)]
+        return [*(hold for hold in named if hold.holder.uid == uid), *self.lost(uid)]
+
+    def devices(self, uid: str, node: str) -> set[int]:
+        """Return the devices of a node that the pod holds by its leases."""
+        if uid not in self:
+            return set()
+        return {hold.ref.device for hold in self.holds(uid) if hold.ref.node == node}
+
     def on_lease(self, old: Lease | None, new: Lease | None) -> None:
         lease = new or old
         if lease is None:
             return
-        name, before, after = lease.metadata.name, _holders(old), _holders(new)
-        for uid in before - after:
-            self._drop(uid, name)
+        at, before, after = key(lease), _by_holder(old), _by_holder(new)
+        for uid, hold in before.items():
+            if uid not in after:
+                self._drop(hold, at)
         for uid in after:
-            self._by_pod.setdefault(uid, {})[name] = lease
-        self._update(name, new)
+            self._by_pod.setdefault(uid, {})[at] = lease
+            self._found_again(uid, at)
+        self._update(at, new)
+        for uid, hold in (before | after).items():
+            self._changed(uid, hold.ref.node)
 
     def add_found(self, lease: Lease) -> None:
-        """Count a lease that a failed acquire found, maybe before the watch shows it."""
-        self._found[lease.metadata.name] = lease
-        self._update(lease.metadata.name, lease)
+        """Count a lease that a failed job found or left, maybe before the watch shows it."""
+        self._found[key(lease)] = lease
+        self._update(key(lease), lease)
 
     def forget_found(self) -> None:
-        """Forget leases that failed acquires found and the watch never showed: they may be deleted by now,
-        and the watch would never report that. A later failed acquire adds them again."""
+        """Forget leases that failed jobs found and the watch never showed: they may be deleted by now, and
+        the watch would never report that. A later failed acquire adds them again."""
         found, self._found = self._found, {}
-        for name, lease in found.items():
-            self._update(name, self._store.get(key(lease)))
+        for at in found:
+            self._update(at, self._store.get(at))
+
+    def forget_lost(self, uid: str) -> None:
+        """Forget what an ended pod held by lost leases: its devices are free."""
+        for at in [at for at, held in self._lost.items() if uid in held]:
+            self._found_again(uid, at)
+            self._update(at, self._store.get(at))
 
     def recount(self, uid: str) -> None:
         """Update the pod's leases after the devices that it counts itself have changed."""
-        for name, lease in list(self._by_pod.get(uid, {}).items()):
-            self._update(name, lease)
+        for at, lease in list(self._by_pod.get(uid, {}).items()):
+            self._update(at, lease)
 
-    def _drop(self, uid: str, name: str) -> None:
+    def _drop(self, hold: Hold, at: str) -> None:
+        uid = hold.holder.uid
+        if self._keeps(hold, self.holds(uid)):
+            self._lost.setdefault(at, {})[uid] = hold
         mine = self._by_pod.get(uid, {})
-        mine.pop(name, None)
+        mine.pop(at, None)
         if not mine:
             self._by_pod.pop(uid, None)
 
-    def _update(self, name: str, lease: Lease | None) -> None:
+    def _found_again(self, uid: str, at: str) -> None:
+        held = self._lost.get(at, {})
+        if held.pop(uid, None) and not held:
+            del self._lost[at]
+
+    def _update(self, at: str, lease: Lease | None) -> None:
         wanted = self._placements(lease) if lease else {}
-        counted = self._counted.pop(name, {})
+        for uid, hold in self._lost.get(at, {}).items():
+            wanted.setdefault(uid, hold.placement)
+        counted = self._counted.pop(at, {})
         if wanted:
-            self._counted[name] = wanted
+            self._counted[at] = wanted
         for uid, placement in wanted.items():
             if counted.get(uid) != placement:
                 self._feed(PlacementObserved(placement))
@@ -87,14 +131,10 @@ class LeaseIndex:
     def _placements(self, lease: Lease) -> dict[str, Placement]:
         if ref := deviceleases.obstructed(lease):
             return {"": Holder("").placement(ref, exclusive=True)}
-        ref = deviceleases.device_ref(lease)
-        if ref is None:
-            return {}
-        exclusive = not deviceleases.is_shared(lease)
         return {
-            holder.uid: holder.placement(ref, exclusive=exclusive)
-            for holder in deviceleases.holders(lease)
-            if not self._counts_itself(holder.uid, ref)
+            hold.holder.uid: hold.placement
+            for hold in deviceleases.holds(lease)
+            if not self._counts_itself(hold.holder.uid, hold.ref)
         }
 
     def _counts_itself(self, uid: str, ref: DeviceRef) -> bool:
@@ -102,8 +142,6 @@ class LeaseIndex:
         return placement is not None and placement.node == ref.node and ref.device in placement.devices
 
 
-def _holders(lease: Lease | None) -> set[str]:
-    """Return the UIDs of the device's holders; empty if the Lease is not for a device."""
-    if lease is None or not deviceleases.is_device(lease):
-        return set()
-    return {each.uid for each in deviceleases.holders(lease)}
+def _by_holder(lease: Lease | None) -> dict[str, Hold]:
+    """Return the holds of a device by the UID of the holder; empty if the Lease is not for a device."""
+    return {hold.holder.uid: hold for hold in deviceleases.holds(lease)} if lease is not None else {}

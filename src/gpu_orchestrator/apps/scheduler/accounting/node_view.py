@@ -1,7 +1,8 @@
 """Nodes as the engine may use them: from the Node, its agent's report, and the pods of a device plugin.
 
 A pod that got GPUs from a device plugin takes the devices that the agent reports for it. If no agent reports
-them, all devices of the node are barred: some are in use, and it is not known which.
+them, all devices of the node are barred: some are in use, and it is not known which. A device that a live
+agent reports in use by a pod that does not hold it is taken as well.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,24 +22,28 @@ log = structlog.get_logger()
 
 
 class NodeView:
-    """`is_counted` returns True if a pod's devices are already counted as its own holding."""
+    """`held` returns the devices of a node that a pod holds; `is_live` whether the node's agent is."""
 
     def __init__(
         self,
         feed: Callable[[Event], None],
         nodes: Store[Node],
         node_statuses: Store[GpuNodeStatus],
-        is_counted: Callable[[str], bool],
+        held: Callable[[str, str], set[int]],
+        is_live: Callable[[str], bool],
     ) -> None:
-        self._feed, self._is_counted = feed, is_counted
+        self._feed, self._held, self._is_live = feed, held, is_live
         self._nodes, self._node_statuses = nodes, node_statuses
         self._plugin_gpus: dict[str, dict[str, int]] = {}
         self._untracked: dict[str, Placement] = {}
+        self._used: dict[str, dict[str, tuple[int, ...]]] = {}
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
             self.update(new.metadata.name)
         elif old is not None:
+            self._used.pop(old.metadata.name, None)
+            self._count_untracked(old.metadata.name)
             self._feed(NodeRemoved(old.metadata.name))
 
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
@@ -55,6 +60,21 @@ class NodeView:
         if self._plugin_gpus.get(node, {}).pop(uid, None) is not None:
             self.update(node)
 
+    def recount(self, uid: str, node: str) -> None:
+        """Count again what is in use on a node: what this pod holds there has changed."""
+        if uid in self._used.get(node, ()):
+            self._count_untracked(node)
+
+    def on_agent(self, node: str) -> None:
+        """Count again what is in use on a node: its agent has come to life, or is gone."""
+        if self._used.get(node):
+            self._count_untracked(node)
+
+    def recount_silent(self) -> None:
+        """Count again where agents may have fallen silent: what a dead agent reported is not believed."""
+        for node in [node for node in self._untracked if not self._is_live(node)]:
+            self._count_untracked(node)
+
     def plugin_conflict(self, name: str, devices: Iterable[int]) -> str:
         """Return why a device plugin's pod may use these devices as well; empty if none is known to."""
         plugin, report = self._plugin_gpus.get(name, {}), self._node_statuses.get(name)
@@ -69,7 +89,8 @@ class NodeView:
         seen, report = self._nodes.get(name), self._node_statuses.get(name)
         if seen is None:
             return
-        self._count_untracked(name, report)  # before the node may be given to others
+        self._used[name] = inventory.used_by(report)
+        self._count_untracked(name)  # before the node may be given to others
         try:
             node = inventory.node_of(seen, report, barred=self._barred(name, report))
         except (BadQuantity, CoreError) as error:
@@ -83,12 +104,16 @@ class NodeView:
         unreported = any(len(used.get(uid, ())) < gpus for uid, gpus in plugin.items())
         return inventory.PLUGIN_UNREPORTED if unreported else ""
 
-    def _count_untracked(self, name: str, report: GpuNodeStatus | None) -> None:
-        """Count devices in use by pods without a holding of their own: a plugin's pods, and ended pods whose
-        processes still run."""
-        used, plugin = inventory.used_by(report), self._plugin_gpus.get(name, {})
-        uids = [uid for uid in used if uid in plugin or not self._is_counted(uid)]
-        ids = {each for uid in uids for each in used[uid]}
+    def _count_untracked(self, name: str) -> None:
+        """Count devices in use by pods that do not hold them: a plugin's pods, ended pods whose processes
+        still run, and strangers. The last two only while the agent lives: nobody else would end them."""
+        plugin, is_live = self._plugin_gpus.get(name, {}), self._is_live(name)
+        ids = set[int]()
+        for uid, devices in self._used.get(name, {}).items():
+            if uid in plugin:
+                ids.update(devices)
+            elif is_live:
+                ids.update(set(devices) - self._held(uid, name))
         placement = Placement(f"untracked/{name}", name, devices=tuple(sorted(ids)))
         before = self._untracked.pop(name, None)
         if ids:

@@ -1,13 +1,15 @@
 """Carry out one decision: acquire the devices' leases and the pod's claim, then bind, in that order.
 
     acquire all ──▶ bind at the pod's version ──▶ Bound
-        │ held by        │ refused: read the pod again; it is bound, or we release our leases
-        ▼ another        │ answer lost: move the pod's version until the result is certain, then the same
-      Failed ◀───────────┘
+        │ held by        │ refused: release the leases that we have made
+        ▼ another        │ answer lost: read the pod, and move its version while it is unbound, until the
+      Failed ◀───────────┘              result is certain; leases that it may have are left
 
 The executor calls it for every `Place` of the engine, many at once. The version in the bind was read before
 the leases were acquired. So a scheduler that takes one of them away must first write to the pod, and that
-makes this bind fail.
+makes this bind fail. We release only leases that this job made, at the version that it made: another
+scheduler that binds the same pod takes them over first, which moves their version. What the pod's annotation
+says decides nothing, because its owner can change it.
 """
 
 import asyncio
@@ -20,11 +22,11 @@ import structlog
 from gpu_orchestrator.adapters.kube import pods
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import (
-    ApiError,
     Conflict,
     KubeError,
     LostAnswer,
     NotFound,
+    Permanent,
     Unavailable,
 )
 from gpu_orchestrator.api import claims, deviceleases
@@ -46,11 +48,13 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class Acquired:
     """The results of acquiring leases and claim. `holds` are ours. With `refusals` the job cannot go on;
-    `found` are the leases of other holders that caused some of them."""
+    `found` are the leases of other holders that caused some of them. `is_permanent`: the API server refused
+    one for good."""
 
     holds: list[LeaseHold]
     refusals: list[str]
     found: tuple[Lease, ...] = ()
+    is_permanent: bool = False
 
 
 class Binder:
@@ -83,10 +87,10 @@ class Binder:
                 why = "another scheduler leads now"
             if why:
                 await self._release(acquired.holds)
-                return Failed(job, why, acquired.found)
+                return Failed(job, why, acquired.found, acquired.is_permanent)
             return await self._bind(job, acquired.holds)
         except KubeError as error:
-            return Failed(job, str(error))
+            return Failed(job, str(error), is_permanent=_is_permanent(error))
 
     async def _acquire(self, job: BindJob) -> Acquired:
         """Acquire all leases and the claim at once. If one is refused, the caller releases the others."""
@@ -105,6 +109,7 @@ class Binder:
             [each for each in results if isinstance(each, LeaseHold)],
             refusals,
             tuple(each.lease for each in results if isinstance(each, HeldByOther) and each.lease),
+            any(map(_is_permanent, results)),
         )
 
     async def _bind(self, job: BindJob, holds: list[LeaseHold]) -> Outcome:
@@ -113,48 +118,32 @@ class Binder:
             await pods.bind(self._client, job.pod, job.placement.node, annotations=answer, at_version=True)
         except (LostAnswer, Unavailable) as error:
             return await self._settle(job, holds, str(error))
-        except ApiError as error:
-            return await self._refused(job, holds, str(error))
-        except KubeError as error:  # the request never reached the server
+        except KubeError as error:  # refused, or the request never reached the server
             await self._release(holds)
-            return Failed(job, str(error))
+            return Failed(job, str(error), is_permanent=_is_permanent(error))
         return Bound(job)
-
-    async def _refused(self, job: BindJob, holds: list[LeaseHold], why: str) -> Outcome:
-        """The server refused this bind. Another scheduler's bind may have succeeded."""
-        pod = await self._read(job.pod)
-        if pod is None or not pod.spec.node_name:
-            await self._release(holds)
-            return Failed(job, why)
-        return await self._keep_named(job, pod, holds)
 
     async def _settle(self, job: BindJob, holds: list[LeaseHold], why: str) -> Outcome:
         """Find out whether a bind without an answer was carried out, or make sure that it never will be."""
         while True:
             try:
                 pod = await self._read(job.pod)
-                if pod is None:
-                    break
-                if pod.spec.node_name:
-                    return await self._keep_named(job, pod, holds)
-                why_again = f"the bind to {job.placement.node} had no answer; scheduling again"
-                await self._pod_status.bump_version(pod, why_again)
+                if pod is not None and pod.spec.node_name == job.placement.node:
+                    return _bound_here(job, pod, holds)
+                if pod is not None and not pod.spec.node_name:
+                    why_again = f"the bind to {job.placement.node} had no answer; scheduling again"
+                    await self._pod_status.bump_version(pod, why_again)
                 break
             except Conflict:
                 continue
+            except Permanent as error:  # we cannot find out: keep the leases, so that nothing is given twice
+                log.error("outcome of a bind unknown, leases kept", pod=key(job.pod), error=str(error))
+                return Failed(job, f"{why}; {error}", _leases(holds), is_permanent=True)
             except KubeError as error:
                 log.warning("outcome of a bind unknown, asking again", pod=key(job.pod), error=str(error))
                 await asyncio.sleep(SETTLE_EVERY_S)
         await self._release(holds)
         return Failed(job, why)
-
-    async def _keep_named(self, job: BindJob, pod: Pod, holds: list[LeaseHold]) -> Outcome:
-        """Keep those of our leases that the bound pod's annotation names, and release the others."""
-        named = {(pod.spec.node_name, device) for device in claims.given(pod)}
-        await self._release([hold for hold in holds if (hold.ref.node, hold.ref.device) not in named])
-        if named == {(ref.node, ref.device) for ref in _refs(job)}:
-            return Bound(job)
-        return Failed(job, f"the pod was bound to {pod.spec.node_name} by another scheduler")
 
     async def _read(self, pod: Pod) -> Pod | None:
         """Return the pod as it is now; None if it is gone, also if another pod has its name."""
@@ -165,12 +154,33 @@ class Binder:
         return found if found.metadata.uid == pod.metadata.uid else None
 
     async def _release(self, holds: list[LeaseHold]) -> None:
-        """Release these holds. The sweep finds those that cannot be released now."""
-        if self._leases is not None and holds:
-            results = await _all([self._leases.release(hold) for hold in holds])
+        """Release those of the holds that the job made. The sweep finds those that cannot be released now."""
+        made = [hold for hold in holds if hold.is_new]
+        if self._leases is not None and made:
+            results = await _all([self._leases.release(hold) for hold in made])
             for error in results:
                 if isinstance(error, KubeError):
                     log.warning("lease not released, the sweep will", error=str(error))
+
+
+def _bound_here(job: BindJob, pod: Pod, holds: list[LeaseHold]) -> Outcome:
+    """The pod is on the node that we wanted. If its annotation does not say what we wrote, we cannot tell
+    whether we have bound it or another scheduler: our leases stay, and say what it holds."""
+    if set(claims.given(pod)) == set(job.placement.devices):
+        return Bound(job)
+    return Failed(
+        job, f"the pod is on {pod.spec.node_name} and its annotation is not this scheduler's", _leases(holds)
+    )
+
+
+def _leases(holds: list[LeaseHold]) -> tuple[Lease, ...]:
+    return tuple(hold.lease for hold in holds if hold.lease)
+
+
+def _is_permanent(result: object) -> bool:
+    """Return True for a refusal that will repeat. A conflict will not: the next try reads the object
+    again."""
+    return isinstance(result, Permanent) and not isinstance(result, Conflict | NotFound)
 
 
 def _refs(job: BindJob) -> list[DeviceRef]:

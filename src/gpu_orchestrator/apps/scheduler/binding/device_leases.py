@@ -11,7 +11,7 @@ names the version it has seen.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, NotFound
@@ -27,13 +27,16 @@ TRIES = 12
 
 @dataclass(frozen=True, slots=True)
 class LeaseHold:
-    """A hold of one device as we know it; a removal must find it unchanged."""
+    """A hold of one device as we know it; a removal must find it unchanged. `is_new`: this acquire made it;
+    otherwise the pod had it before, perhaps from another scheduler that binds it now."""
 
     ref: DeviceRef
     holder: Holder
     uid: str
     version: str
     exclusive: bool
+    is_new: bool = field(default=False, compare=False)
+    lease: Lease | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,10 @@ def obstruction(ref: DeviceRef) -> str:
 
 def holds(lease: Lease) -> list[LeaseHold]:
     """Return every hold in a Lease."""
-    ref, meta = deviceleases.device_ref(lease), lease.metadata
-    if ref is None:
-        return []
-    exclusive = not deviceleases.is_shared(lease)
+    meta = lease.metadata
     return [
-        LeaseHold(ref, holder, meta.uid, meta.resource_version, exclusive)
-        for holder in deviceleases.holders(lease)
+        LeaseHold(each.ref, each.holder, meta.uid, meta.resource_version, each.exclusive)
+        for each in deviceleases.holds(lease)
     ]
 
 
@@ -115,7 +115,7 @@ class DeviceLeases:
             lease = await self._client.create(LEASES, made, idempotent=True)
         except AlreadyExists:
             return await self._take_over(ref, holder)
-        return _hold(ref, holder, lease)
+        return replace(_hold(ref, holder, lease), is_new=True)
 
     async def _take_over(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:
         found = await self._read(ref)
@@ -136,7 +136,9 @@ class DeviceLeases:
                     return written
                 if written is not None:
                     self._known.keep(written)
-                    return _hold(ref, holder, written, exclusive=False)
+                    before = deviceleases.holders(lease) if lease else ()
+                    is_new = all(each.uid != holder.uid for each in before)
+                    return replace(_hold(ref, holder, written, exclusive=False), is_new=is_new)
                 lease = await self._read(ref)
             return HeldByOther(ref, lease)
 
@@ -235,7 +237,8 @@ class _CountedLock:
 
 
 def _hold(ref: DeviceRef, holder: Holder, lease: Lease, *, exclusive: bool = True) -> LeaseHold:
-    return LeaseHold(ref, holder, lease.metadata.uid, lease.metadata.resource_version, exclusive)
+    meta = lease.metadata
+    return LeaseHold(ref, holder, meta.uid, meta.resource_version, exclusive, lease=lease)
 
 
 def _holders_patch(holders: list[Holder]) -> Json:

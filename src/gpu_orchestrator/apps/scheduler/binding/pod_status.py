@@ -33,10 +33,14 @@ class PodStatusWriter:
 
     async def bump_version(self, pod: Pod, why: str) -> Pod:
         """Move the pod's version. Raise Conflict if the pod has changed since we read it, e.g. was bound."""
-        body = condition(SCHEDULER_ERROR, why)
-        # A new time makes every call a change: a patch that changes nothing would not move the version.
-        body["status"]["conditions"][0]["lastProbeTime"] = _now()
-        return await self.write(pod, body)
+        while True:
+            body = condition(pod, SCHEDULER_ERROR, why)
+            # A new time makes the call a change: a patch that changes nothing would not move the version.
+            body["status"]["conditions"][0]["lastProbeTime"] = _now()
+            written = await self.write(pod, body)
+            if written.metadata.resource_version != pod.metadata.resource_version:
+                return written
+            await asyncio.sleep(1.0)  # the second time within one second: the server counts in seconds
 
     async def write(self, pod: Pod, body: Json) -> Pod:
         """Patch the pod's status. Raise Conflict if the pod has changed since we read it: otherwise a reason
@@ -74,14 +78,17 @@ class PodStatusWriter:
             self._moved.pop(pod.metadata.uid, None)
 
 
-def condition(reason: str, message: str) -> Json:
-    """Return the condition PodScheduled=False, which kubectl shows and cluster autoscalers act upon."""
+def condition(pod: Pod, reason: str, message: str) -> Json:
+    """Return the condition PodScheduled=False, which kubectl shows and cluster autoscalers act upon. Its time
+    is when the pod began to wait, whatever the reason was then."""
+    known = next((each for each in pod.status.conditions if each.type == SCHEDULED), None)
+    since = known.last_transition_time if known and known.status == "False" else None
     scheduled = {
         "type": SCHEDULED,
         "status": "False",
         "reason": reason,
         "message": message,
-        "lastTransitionTime": _now(),
+        "lastTransitionTime": since or _now(),
     }
     return {"status": {"conditions": [scheduled]}}
 

@@ -1,12 +1,12 @@
 """Free the devices of an ended pod when none of its processes is left on them.
 
-With a live agent on the node, that is when the agent's report does not name the pod any more. A short-lived
-pod, which the agent may not have seen yet, and every pod on a node without an agent wait `wait_s` after their
-end. So a pod deleted by force does not pass a busy GPU on to the next pod.
+With a live agent on the node that has reported the pod, that is when its report does not name the pod any
+more. Every other pod waits `wait_s` after its end: the agent may not have seen it yet, or is not there. So a
+pod deleted by force does not pass a busy GPU on to the next pod, however late it began to use it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -21,21 +21,26 @@ from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, 
 WORKERS = 16
 POLL_S = 5.0
 RETRY_S = 1.0
+# A rest from rounding may be less than the clock can measure; the check would repeat without end.
+SHORTEST_S = 0.01
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class EndedPod:
-    """`node` is empty for a pod that was never bound; `short_lived`: it was bound shortly before its end."""
+    """`node` is empty if the pod was never bound; `was_seen`: an agent has reported it on a device."""
 
     uid: str
     node: str
     at: float
-    short_lived: bool = False
+    was_seen: bool = False
 
 
 class Releaser:
+    """`leases_of` returns a pod's leases, and `is_bound` whether a pod is bound and alive; `freed` is called
+    when the devices of an ended pod are free."""
+
     def __init__(
         self,
         leases: DeviceLeases | None,
@@ -43,30 +48,43 @@ class Releaser:
         agents: AgentLiveness,
         *,
         leases_of: Callable[[str], list[Lease]],
+        is_bound: Callable[[str], bool],
         freed: Callable[[str], None],
         clock: Callable[[], float],
         wait_s: float,
     ) -> None:
         self._leases, self._node_statuses, self._agent_liveness = leases, node_statuses, agents
-        self._leases_of, self._freed = leases_of, freed
+        self._leases_of, self._is_bound, self._freed = leases_of, is_bound, freed
         self._clock, self._wait_s = clock, wait_s
         self._ended: dict[str, EndedPod] = {}
+        self._seen: dict[str, set[str]] = {}
         self.queue: WorkQueue[str] = WorkQueue()
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._ended
 
-    def add(self, uid: str, node: str, *, short_lived: bool = False) -> None:
+    def add(self, uid: str, node: str) -> None:
         """Queue an ended pod for release."""
         if uid not in self._ended:
-            self._ended[uid] = EndedPod(uid, node, self._clock(), short_lived)
+            self._ended[uid] = EndedPod(uid, node, self._clock(), uid in self._seen.get(node, ()))
             self.queue.add(uid)
 
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         report = new or old
+        if report is None:
+            return
+        node = report.spec.node_name
+        self._remember_seen(node, new)
         for ended in list(self._ended.values()):
-            if report is not None and ended.node == report.spec.node_name:
+            if ended.node == node:
                 self.queue.add(ended.uid)
+
+    def _remember_seen(self, node: str, report: GpuNodeStatus | None) -> None:
+        """Remember which pods the agent has reported, as long as they may be released."""
+        used = inventory.used_by(report)
+        before = {uid for uid in self._seen.pop(node, ()) if self._is_bound(uid) or uid in self._ended}
+        if seen := before.union(used):
+            self._seen[node] = seen
 
     async def run(self) -> None:
         await self.queue.run(self._check, workers=WORKERS)
@@ -75,11 +93,9 @@ class Releaser:
         ended = self._ended.get(uid)
         if ended is None:
             return
-        if self._is_used(ended):
-            self._ended[uid] = ended = replace(ended, short_lived=False)  # the agent has seen it
         remaining_s = self.remaining_s(ended)
         if remaining_s > 0:
-            self.queue.add_after(uid, remaining_s)
+            self.queue.add_after(uid, max(remaining_s, SHORTEST_S))
             return
         if not await self._release(uid):
             self.queue.add_after(uid, RETRY_S)
@@ -98,7 +114,7 @@ class Releaser:
             return patience_s
         if self._is_used(ended):
             return POLL_S
-        return patience_s if ended.short_lived else 0.0
+        return 0.0 if ended.was_seen or ended.uid in self._seen.get(ended.node, ()) else patience_s
 
     def _is_used(self, ended: EndedPod) -> bool:
         return ended.uid in inventory.used_by(self._node_statuses.get(ended.node))

@@ -72,7 +72,7 @@ class Reporter:
         if _reported_reason(pod) == why:
             return
         try:
-            await self._pod_status.write(pod, condition(UNSCHEDULABLE, why))
+            await self._pod_status.write(pod, condition(pod, UNSCHEDULABLE, why))
         except NotFound:
             return
         except Conflict:

@@ -1,10 +1,12 @@
 """Compare leases, bound pods and claims, at start and at intervals, and repair leftovers.
 
-lease of a pod that is bound elsewhere           released
+lease of a live pod that it certainly lacks      released: it is on another node, or we bound it elsewhere
+any other lease of a live bound pod              kept, whatever the pod's annotation says
 lease of a pod that is gone                      released by the rules of `controllers/release`
 lease from a failed acquire, not in the watch    not counted any more
 lease of an unbound pod that is not being bound  released after `wait_s`, with a write to the pod first
-bound pod without its lease                      gets it back; a lease of another holder is a conflict
+lost lease of a bound pod                        restored; a lease of another holder is a conflict
+bound pod with another annotation than leases    a conflict; the leases count
 bound pod beside a device plugin's pod           a conflict if they share a device, or may share one
 unrelated Lease with a device lease's name       a conflict; the device stays unused while it exists
 claim                                            checked by `controllers/claims`
@@ -12,7 +14,7 @@ pending pod whose reason has changed             reported with the new reason
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,8 +22,8 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
-from gpu_orchestrator.api import deviceleases, translate
-from gpu_orchestrator.api.deviceleases import DeviceRef
+from gpu_orchestrator.api import claims, deviceleases, names, translate
+from gpu_orchestrator.api.deviceleases import Hold
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.binding.device_leases import (
@@ -37,6 +39,7 @@ from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import Device
 
 T = TypeVar("T")
 
@@ -73,6 +76,7 @@ class Sweeper:
         self._clear_leases, self._now, self._clock, self._wait_s = clear_leases, now, clock, wait_s
         self._first_seen: dict[LeaseHold, float] = {}
         self._plugin_conflicts: set[str] = set()
+        self._disputed: dict[str, tuple[str | None, bool]] = {}
 
     async def run(self, every_s: float) -> None:
         while True:
@@ -80,36 +84,58 @@ class Sweeper:
                 await self.once()
             except KubeError as error:
                 log.warning("sweep interrupted", error=str(error))
+            except Exception:  # the edge of the loop: the next sweep starts again
+                self._deps.metrics.error("sweep")
+                log.exception("sweep failed")
             await asyncio.sleep(every_s)
 
     async def once(self) -> None:
         coordinator, claim_controller = self._deps.coordinator, self._deps.claim_controller
+        coordinator.nodes.recount_silent()
         if self._leases is not None:
             coordinator.lease_index.forget_found()
             await self._check_leases(self._leases)
+            disputed, self._disputed = self._disputed, {}
             async for pod in _yielding(coordinator.our_pods.values()):
-                await _skip_if_refused(self._restore(pod, self._leases), key(pod))
+                await self._one(self._restore(pod, self._leases), key(pod))
+                await self._one(_done(self._report_dispute, pod, disputed), key(pod))
             self._report_obstructed()
         coordinator.pending.refresh(MAX_REFRESHED)
         async for claim in _yielding(coordinator.stores.claims):
-            claim_controller.check(key(claim))
+            await self._one(_done(claim_controller.check, key(claim)), key(claim))
         before, self._plugin_conflicts = self._plugin_conflicts, set()
         async for pod in _yielding(coordinator.our_pods.values()):
-            self._report_plugin_conflict(pod, before)
-            claim_controller.check_pod(pod)
+            await self._one(_done(self._report_plugin_conflict, pod, before), key(pod))
+            await self._one(_done(claim_controller.check_pod, pod), key(pod))
+
+    async def _one(self, step: Coroutine[Any, Any, None], at: str) -> None:
+        """Go on to the next object if the API server refuses this one, or if it breaks our code. If the
+        server is unavailable or overloaded, the error ends the sweep."""
+        try:
+            await step
+        except Permanent as error:
+            log.warning("left as it is, the next sweep looks again", at=at, error=str(error))
+        except KubeError:
+            raise
+        except Exception:  # the edge of one object: what a user wrote must not end the sweep of all others
+            self._deps.metrics.error("sweep")
+            log.exception("object could not be checked", at=at)
 
     async def _check_leases(self, leases: DeviceLeases) -> None:
         before, self._first_seen = self._first_seen, {}
         async for lease in _yielding(self._deps.coordinator.stores.leases):
-            for hold in _device_holds(lease):
-                await _skip_if_refused(self._check_hold(hold, leases, before), hold.ref.lease)
+            await self._one(self._check_lease(lease, leases, before), lease.metadata.name)
+
+    async def _check_lease(self, lease: Lease, leases: DeviceLeases, before: dict[LeaseHold, float]) -> None:
+        for hold in holds(lease):
+            await self._one(self._check_hold(hold, leases, before), hold.ref.lease)
 
     async def _check_hold(
         self, hold: LeaseHold, leases: DeviceLeases, before: dict[LeaseHold, float]
     ) -> None:
         coordinator, uid = self._deps.coordinator, hold.holder.uid
         match coordinator.state_of(uid):
-            case "bound" if not _is_placed_on(coordinator, hold):
+            case "bound" if coordinator.holdings.is_leftover(uid, hold.ref):
                 self._deps.metrics.leaked.inc()
                 log.warning("lease of a pod that has its devices elsewhere", lease=hold.ref.lease, uid=uid)
                 await leases.release(hold)
@@ -137,25 +163,58 @@ class Sweeper:
         return pod.metadata.uid != holder.uid or pod.status.phase in translate.TERMINAL
 
     async def _restore(self, pod: Pod, leases: DeviceLeases) -> None:
-        placement = self._deps.coordinator.holdings.get(pod.metadata.uid)
-        if placement is None or not pod.spec.node_name:
+        """Restore the leases that a bound pod has lost, as far as we know them from our own binding or from
+        the leases themselves."""
+        bound = self._deps.coordinator.holdings.get(pod.metadata.uid)
+        if bound is None or not pod.spec.node_name:
             return
-        for ref in self._missing_leases(pod):
-            holder = deviceleases.holder_of(pod, placement, self._now())
-            result = await leases.acquire(ref, holder, exclusive=placement.exclusive)
+        for hold in self._missing(pod, bound):
+            result = await leases.acquire(hold.ref, hold.holder, exclusive=hold.exclusive)
             if isinstance(result, HeldByOther):
                 await self._report_conflict(pod, result)
             else:
-                log.warning("bound pod had no lease, restored", pod=key(pod), lease=ref.lease)
+                log.warning("bound pod had no lease, restored", pod=key(pod), lease=hold.ref.lease)
 
-    def _missing_leases(self, pod: Pod) -> Iterator[DeviceRef]:
-        coordinator = self._deps.coordinator
-        placement = coordinator.holdings.get(pod.metadata.uid)
-        held = {lease.metadata.name for lease in coordinator.lease_index.of(pod.metadata.uid)}
-        devices = coordinator.engine.cluster.devices(placement) if placement else ()
-        for ref in deviceleases.device_refs(pod.spec.node_name, devices):
-            if ref.lease not in held:
-                yield ref
+    def _missing(self, pod: Pod, bound: Placement) -> list[Hold]:
+        """Return the holds of a bound pod that no lease shows. They carry the time of those that are left:
+        all leases of a pod must look as one attempt's."""
+        coordinator, uid = self._deps.coordinator, pod.metadata.uid
+        held, lost = coordinator.lease_index.holds(uid), coordinator.lease_index.lost(uid)
+        leased = {hold.ref.device for hold in held if hold.ref.node == bound.node}
+        since = next((hold.holder.since for hold in held if hold.ref.node == bound.node), self._now())
+        holder = deviceleases.holder_of(pod, bound, since)
+        missing = [(each, holder, bound.exclusive) for each in bound.devices if each not in leased]
+        missing += [(each.ref.device, each.holder, each.exclusive) for each in lost]
+        by_id = {device.id: device for device in self._devices(bound.node, [each[0] for each in missing])}
+        return [
+            Hold(deviceleases.device_refs(bound.node, [by_id[device]])[0], holder, exclusive)
+            for device, holder, exclusive in missing
+            if device in by_id
+        ]
+
+    def _devices(self, node: str, ids: Iterable[int]) -> tuple[Device, ...]:
+        return self._deps.coordinator.engine.cluster.devices(Placement("", node, devices=tuple(ids)))
+
+    def _report_dispute(self, pod: Pod, before: dict[str, tuple[str | None, bool]]) -> None:
+        """Report a bound pod whose annotation names other devices than it holds, once for each annotation,
+        if two consecutive sweeps saw it: the watches of pods and leases do not move together."""
+        uid, text = pod.metadata.uid, pod.metadata.annotations.get(names.ALLOCATED, "")
+        bound, held = (
+            self._deps.coordinator.holdings.get(uid),
+            self._deps.coordinator.holdings.devices_of(uid),
+        )
+        if bound is None or set(claims.given(pod)) == set(held):
+            return
+        seen, is_reported = before.get(uid, (None, False))
+        self._disputed[uid] = text, seen == text
+        if seen == text and not is_reported:
+            self._deps.metrics.conflicts.inc()
+            has = f"devices {','.join(map(str, held))} of {bound.node}" if held else "no device"
+            shown = claims.shortened(text) or "nothing"
+            self._deps.reporter.report_conflict(
+                pod,
+                f"its annotation {names.ALLOCATED} says {shown}; by its leases it has {has}, which counts",
+            )
 
     async def _report_conflict(self, pod: Pod, other: HeldByOther) -> None:
         if other.lease is None:
@@ -172,14 +231,15 @@ class Sweeper:
         claims, so such a pod can land there at any time. Report conflicts that two consecutive sweeps saw: an
         agent needs a moment to report which devices the pod uses."""
         coordinator, uid = self._deps.coordinator, pod.metadata.uid
-        placement = coordinator.holdings.get(uid)
-        why = coordinator.nodes.plugin_conflict(placement.node, placement.devices) if placement else ""
-        if placement is None or not placement.devices or not why:
+        placement, devices = coordinator.holdings.get(uid), coordinator.holdings.devices_of(uid)
+        if placement is None or not devices:
+            return
+        if not (why := coordinator.nodes.plugin_conflict(placement.node, devices)):
             return
         self._plugin_conflicts.add(uid)
         if uid in before:
             self._deps.metrics.conflicts.inc()
-            given = f"devices {','.join(map(str, placement.devices))} of {placement.node}"
+            given = f"devices {','.join(map(str, devices))} of {placement.node}"
             self._deps.reporter.report_conflict(
                 pod, f"this pod has {given}: {why}; keep the two kinds of pods apart"
             )
@@ -187,7 +247,7 @@ class Sweeper:
     def _report_obstructed(self) -> None:
         coordinator = self._deps.coordinator
         for ref in filter(None, map(deviceleases.obstructed, coordinator.stores.leases)):
-            if coordinator.engine.cluster.devices(Placement("", ref.node, devices=(ref.device,))):
+            if self._devices(ref.node, [ref.device]):
                 self._deps.metrics.conflicts.inc()
                 log.error("device unused", why=obstruction(ref))
 
@@ -201,19 +261,5 @@ async def _yielding(all_of: Iterable[T]) -> AsyncIterator[T]:
             await asyncio.sleep(0)
 
 
-async def _skip_if_refused(step: Coroutine[Any, Any, None], at: str) -> None:
-    """Go on to the next object if the API server refuses this one. If the server is unavailable or
-    overloaded, the error ends the sweep."""
-    try:
-        await step
-    except Permanent as error:
-        log.warning("left as it is, the next sweep looks again", at=at, error=str(error))
-
-
-def _device_holds(lease: Lease) -> list[LeaseHold]:
-    return holds(lease) if deviceleases.is_device(lease) else []
-
-
-def _is_placed_on(coordinator: Coordinator, hold: LeaseHold) -> bool:
-    placement = coordinator.holdings.get(hold.holder.uid)
-    return placement is not None and placement.node == hold.ref.node and hold.ref.device in placement.devices
+async def _done(step: Callable[..., None], *given: Any) -> None:
+    step(*given)

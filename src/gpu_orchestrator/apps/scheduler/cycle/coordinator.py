@@ -20,7 +20,7 @@ from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
 from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
-from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Outcome, PodEnded
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Failed, Outcome, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
@@ -34,14 +34,19 @@ from gpu_orchestrator.engine.events import Event, RequestAdded
 
 PodState = Literal["bound", "binding", "pending", "unknown"]
 
+TOLD_AFTER = 3
+"""Failures in a row after which a pod is told why it is not bound. A refusal that will repeat is told at
+once."""
+
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
     """`clears_leftovers`: clear unknown leases of an unbound pod at once. Only a single scheduler may do so;
-    beside others, such a lease may be another scheduler's bind in progress. `uses_leases`: False if devices
-    have no leases; then the coordinator itself remembers what an ended pod still holds."""
+    beside others, such a lease may be another scheduler's bind in progress. Leases found at the start are
+    cleared by every scheduler: most of them are its own, from before a crash. `uses_leases`: False if devices
+    have no leases; then a pod's annotation is the only word on its devices."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
@@ -49,7 +54,7 @@ class CoordinatorConfig:
 
 
 class Coordinator:
-    """`waited_s` returns how long ago a pod was created."""
+    """`waited_s` returns how long ago a pod was created; `is_agent_live` whether a node's agent is."""
 
     def __init__(
         self,
@@ -60,21 +65,30 @@ class Coordinator:
         *,
         clock: Callable[[], float],
         waited_s: Callable[[Pod], float] = lambda pod: 0.0,
+        is_agent_live: Callable[[str], bool] = lambda node: True,
     ) -> None:
         self.engine, self.stores = engine, stores
         self.our_pods: dict[str, Pod] = {}
         self.binding: dict[str, BindJob] = {}
         self.pending = PendingPods(self._feed, engine, self.our_pods, executor.report_refused)
-        self.lease_index = LeaseIndex(self._feed, self._own_placement, stores.leases)
-        self.holdings = Holdings(self._feed, stores, keeps_ended=not config.uses_leases)
+        self.lease_index = LeaseIndex(
+            self._feed,
+            self._own_placement,
+            stores.leases,
+            keeps=lambda hold, held: self.holdings.keeps_lost(hold, held),
+            changed=lambda uid, node: self.nodes.recount(uid, node),
+        )
+        self.holdings = Holdings(self._feed, stores, leased=self.lease_index.devices, is_live=is_agent_live)
         self.nodes = self.holdings.nodes
         self._executor, self._config, self._clock, self._waited_s = executor, config, clock, waited_s
         self._clearing: set[str] = set()
         self._claim_users = ClaimUsers()
-        self._closed = False
+        self._failures: dict[str, int] = {}
+        self._opened = self._closed = False
 
     def open(self) -> None:
         """Begin to decide: the watches have delivered the initial state."""
+        self._opened = True
         self.pending.open()
 
     def close(self) -> None:
@@ -105,10 +119,9 @@ class Coordinator:
             return
         if new.spec.scheduler_name == self._config.scheduler_name:
             self.our_pods[new.metadata.uid] = new
-        if old is not None and _is_same_holding(old, new):
-            return
         if new.spec.node_name:
-            self._pod_bound(new, just_bound=old is not None and not old.spec.node_name)
+            if old is None or old.spec != new.spec:  # what its metadata or status say changes no holding
+                self._pod_bound(new, was_shown=old is not None, was_bound=bool(old and old.spec.node_name))
         elif new.metadata.uid in self.our_pods:
             self._check_unbound(new)
 
@@ -122,28 +135,44 @@ class Coordinator:
         if isinstance(outcome, Bound):
             self._placed(job)
             return
-        if uid not in self.holdings:  # if another scheduler has bound it meanwhile, it keeps its claim
-            self._free_claim(uid)
         for lease in outcome.found:
             self.lease_index.add_found(lease)
         self.lease_index.recount(uid)
+        pod = self.our_pods.get(uid)
+        if pod is not None and pod.spec.node_name and uid not in self.holdings:
+            self._count_bound(pod, by_annotation=not self._config.uses_leases)
+        if uid not in self.holdings:  # if another scheduler has bound it meanwhile, it keeps its claim
+            self._free_claim(uid)
         self._feed(events.PlaceFailed(uid))
-        if (pod := self.our_pods.get(uid)) is not None and not pod.spec.node_name:
+        if pod is not None and not pod.spec.node_name:
             self._check_unbound(pod)
+            self._tell_failure(outcome)
+
+    def _tell_failure(self, failed: Failed) -> None:
+        """Report a failure that will repeat, if the pod is tried again. Most others are races, of which a
+        single one says nothing."""
+        uid = failed.job.pod.metadata.uid
+        self._failures[uid] = self._failures.get(uid, 0) + 1
+        is_tried_again = uid in self._clearing or self.engine.waiting(uid) is not None
+        if is_tried_again and (failed.is_permanent or self._failures[uid] >= TOLD_AFTER):
+            self.pending.refuse(uid, f"could not be bound to {failed.job.placement.node}: {failed.why}")
 
     def _placed(self, job: BindJob) -> None:
-        uid = job.pod.metadata.uid
+        uid, placement = job.pod.metadata.uid, job.placement
+        self._failures.pop(uid, None)
         if uid in self.our_pods:
-            self.holdings.record(uid, job.placement)
+            self.pending.clear_reason(uid)
+            self.holdings.record(uid, placement)
         else:  # it ended before the bind was answered
-            self.holdings.keep_ended(uid, job.placement)
-            self._executor.release(PodEnded(job.pod, job.placement))
+            self.holdings.keep_ended(uid, placement, self.lease_index.devices(uid, placement.node))
+            self._executor.release(PodEnded(job.pod, placement))
         self.lease_index.recount(uid)
         self._feed(events.Placed(uid))
 
     def freed(self, uid: str) -> None:
         """Count the devices and the claim of an ended pod as free."""
         self.holdings.freed(uid)
+        self.lease_index.forget_lost(uid)
         self._free_claim(uid)
 
     def cleared(self, uid: str) -> None:
@@ -180,46 +209,69 @@ class Coordinator:
             return
         if pod.metadata.deletion_timestamp or pod_request.is_gated(pod):
             self.pending.withdraw(uid)
-        elif self._config.clears_leftovers and not cleared and uid in self.lease_index:
+        elif self._clears_leftovers and not cleared and uid in self.lease_index:
             self._clearing.add(uid)
             self.pending.withdraw(uid)
             self._executor.clear_leases(pod)
         else:
             self._queue(pod)
 
+    @property
+    def _clears_leftovers(self) -> bool:
+        return self._config.clears_leftovers or not self._opened
+
     def _queue(self, pod: Pod) -> None:
-        user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
-        match pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, user):
+        match self._request_of(pod):
             case Request() as request:
                 self.pending.add(RequestAdded(request, self._clock() - self._waited_s(pod)))
             case Unschedulable(why):
                 self.pending.withdraw(pod.metadata.uid)
                 self.pending.refuse(pod.metadata.uid, why)
 
+    def _request_of(self, pod: Pod) -> Request | Unschedulable:
+        user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
+        try:
+            return pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, user)
+        except Exception as error:  # the edge of one pod: its owner learns of it, the others go on
+            log.exception("pod could not be judged", pod=key(pod))
+            return Unschedulable(f"could not be judged: {claims.shortened(repr(error))}")
+
     # --- bound and ended pods ------------------------------------------------------------------------------
 
-    def _pod_bound(self, pod: Pod, *, just_bound: bool) -> None:
+    def _pod_bound(self, pod: Pod, *, was_shown: bool, was_bound: bool) -> None:
         uid, known = pod.metadata.uid, self.holdings.get(pod.metadata.uid)
         self.pending.clear_reason(uid)
-        if just_bound and known and (known.node, known.devices) == (pod.spec.node_name, claims.given(pod)):
+        self._failures.pop(uid, None)
+        if known is not None and known.node == pod.spec.node_name and not was_bound:
             return  # we have just bound it so
-        if (placement := self.holdings.placement_of(pod)) is not None:
-            # Before the engine gets the event: it may place another pod at once.
-            self._claim_users.assign(pod)
-            self.holdings.add(placement)
-            self.lease_index.recount(uid)
+        job = self.binding.get(uid)
+        if known is None and job is not None and job.placement.node == pod.spec.node_name:
+            return  # most likely by this job, which counts its devices until `done` has its outcome
+        # Without leases: a pod that comes with a node was not bound by us, unless that was before we started.
+        by_annotation = not self._config.uses_leases and (was_shown or not self._opened)
+        self._count_bound(pod, by_annotation=by_annotation)
+
+    def _count_bound(self, pod: Pod, *, by_annotation: bool) -> None:
+        if pod.metadata.uid not in self.holdings:
+            self._claim_users.assign(
+                pod
+            )  # before the engine gets the event: it may place another pod at once
+        self.holdings.add(pod, by_annotation=by_annotation)
+        self.lease_index.recount(pod.metadata.uid)
 
     def _pod_ended(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         self.our_pods.pop(uid, None)
+        self._failures.pop(uid, None)
         placement = self.holdings.remove(uid)
         if placement is None:
             self.pending.withdraw(uid)
         self.lease_index.recount(uid)  # before the pod's own count goes: its lease counts from here on
         if placement is not None:
-            self.holdings.keep_ended(uid, placement)
+            self.holdings.keep_ended(uid, placement, self.lease_index.devices(uid, placement.node))
             self.pending.withdraw(uid)
             self.nodes.remove_plugin_pod(uid, placement.node)
+            self.nodes.recount(uid, placement.node)
         if uid in self.binding:
             return  # `done` decides when its job has an outcome
         if uid in self.lease_index or (placement is not None and placement.devices):
@@ -235,9 +287,11 @@ class Coordinator:
     # --- the engine ----------------------------------------------------------------------------------------
 
     def _own_placement(self, uid: str) -> Placement | None:
-        """Return what a pod counts apart from its leases: what the engine assumes, or what it is bound to."""
+        """Return what a pod counts apart from its leases: what it is bound to, or what the engine assumes."""
+        if (bound := self.holdings.get(uid)) is not None:
+            return bound
         job = self.binding.get(uid)
-        return job.placement if job else self.holdings.get(uid)
+        return job.placement if job else None
 
     def _feed(self, event: Event) -> None:
         """Send an event to the engine and perform the actions that it returns."""
@@ -262,15 +316,6 @@ class Coordinator:
             self._executor.bind(job)
         else:
             self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
-
-
-def _is_same_holding(old: Pod, new: Pod) -> bool:
-    """Return True if a bound pod holds the same as before: only its status has changed."""
-    return (
-        bool(new.spec.node_name)
-        and old.spec == new.spec
-        and old.metadata.annotations.get(names.ALLOCATED) == new.metadata.annotations.get(names.ALLOCATED)
-    )
 
 
 def _usability(claim: GpuClaim) -> tuple[str, str, bool]:

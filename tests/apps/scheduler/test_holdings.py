@@ -1,0 +1,283 @@
+"""What a bound pod holds: what its leases or our own binding say, whatever its owner writes, and never less
+while it lives."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from gpu_orchestrator.api.kubernetes import Lease
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed
+from tests.support.scheduler_harness import World
+from tests.support.scheduler_objects import claim, node, pod, report
+
+PLUGIN: dict[str, Any] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+
+
+def lease(device: int, *holders: str, since: str = "t1", share: int = 0, on: str = "a") -> Lease:
+    """Return the lease of a device: shared, if a share is given."""
+    all_of = [Holder(f"uid-{name}", name, "default", share, since=since) for name in holders]
+    ref = DeviceRef(on, device)
+    made = (
+        deviceleases.shared(ref, all_of, "system", since)
+        if share
+        else deviceleases.exclusive(ref, all_of[0], "system")
+    )
+    meta = msgspec.structs.replace(made.metadata, uid=f"lease-{on}-{device}", resource_version="1")
+    return msgspec.structs.replace(made, metadata=meta)
+
+
+def bound_world(**config: Any) -> World:
+    """Return a world of two devices in which we have bound `p` to one of them."""
+    world = World(node("a", 2), **config)
+    world.pod(pod("p", gpus=1))
+    world.bind(world.executor.jobs[0])
+    return world
+
+
+@pytest.mark.parametrize("uses_leases", [True, False], ids=["leases", "binding"])
+@pytest.mark.parametrize("allocated", [None, "a:1", "a:0,1", "b:0", "a:" + "9" * 5000, "x"])
+def test_annotation_changes_nothing_that_a_bound_pod_holds(allocated: str | None, uses_leases: bool) -> None:
+    world = bound_world(uses_leases=uses_leases)
+    more = {} if allocated is None else {"allocated": allocated}
+    world.pod(pod("p", node="a", gpus=1, **more))
+    assert world.coordinator.holdings.devices_of("uid-p") == (0,)
+    world.pod(pod("q", gpus=2))
+    assert "q" in world.executor.refused
+
+
+@pytest.mark.parametrize("allocated", [None, "a:0", "a:1", "a:0,1", "b:0"])
+def test_pod_bound_before_we_started_holds_what_its_leases_say(allocated: str | None) -> None:
+    world = World(node("a", 2), opened=False)
+    world.lease(lease(0, "p"))
+    world.pod(pod("p", node="a", gpus=1, **({} if allocated is None else {"allocated": allocated})))
+    world.coordinator.open()
+    assert world.free("a") == 1
+    assert world.coordinator.holdings.devices_of("uid-p") == (0,)
+
+
+@pytest.mark.parametrize("scheduler", ["gpu-scheduler", "default-scheduler"])
+@pytest.mark.parametrize("opened", [True, False], ids=["while we run", "before we started"])
+def test_annotation_without_a_lease_holds_nothing(scheduler: str, opened: bool) -> None:
+    world = World(node("a", 2), opened=opened)
+    world.pod(pod("forged", node="a", gpus=2, allocated="a:0,1", schedulerName=scheduler))
+    assert world.free("a") == 2
+
+
+def test_without_leases_a_pod_that_comes_with_a_node_holds_nothing() -> None:
+    """Nobody but its owner can have written its annotation; before we started, another leader may have."""
+    world = World(node("a", 3), uses_leases=False, opened=False)
+    world.pod(pod("before", node="a", gpus=1, allocated="a:0"))
+    world.coordinator.open()
+    world.pod(pod("forged", node="a", gpus=1, allocated="a:1"))
+    assert world.free("a") == 2
+    world.pod(pod("late", gpus=2))
+    world.pod(pod("late", node="a", gpus=2, allocated="a:1,2"))  # bound by the leader before us
+    assert world.free("a") == 0
+
+
+def test_terms_come_from_the_lease_and_not_from_the_claim() -> None:
+    world = World(node("a", 1))
+    world.claim(claim("whole"))
+    world.lease(lease(0, "p", share=100))
+    world.pod(pod("p", node="a", claim="whole", allocated="a:0"))
+    world.claim(claim("most", exclusivity="Shared", share=900))
+    world.pod(pod("q", claim="most"))
+    assert [job.placement.devices for job in world.executor.jobs] == [(0,)]
+
+
+def test_exclusive_lease_stays_exclusive_when_its_pod_names_a_shared_claim() -> None:
+    world = World(node("a", 1))
+    world.claim(claim("tenth", exclusivity="Shared", share=100))
+    world.lease(lease(0, "p"))
+    world.pod(pod("p", node="a", claim="tenth", allocated="a:0"))
+    world.pod(pod("q", claim_template="tenth"))
+    assert world.executor.jobs == []
+
+
+def test_lost_lease_of_a_live_pod_stays_counted_until_its_devices_are_free() -> None:
+    world = World(node("a", 1))
+    world.lease(lease(0, "p"))
+    world.pod(pod("p", node="a", gpus=1))
+    world.lease_gone("gpu-a-0")
+    assert world.free("a") == 0
+    (hold,) = world.coordinator.lease_index.lost("uid-p")
+    assert (hold.ref, hold.exclusive) == (DeviceRef("a", 0), True)
+    world.pod_gone("p")
+    assert world.free("a") == 0
+    assert [each.pod.metadata.name for each in world.executor.released] == ["p"]
+    world.coordinator.freed("uid-p")
+    assert world.free("a") == 1
+
+
+def test_lost_lease_of_a_pod_that_we_bound_stays_counted_until_its_devices_are_free() -> None:
+    world = bound_world()
+    world.lease(lease(0, "p"))
+    world.lease_gone("gpu-a-0")
+    assert world.free("a") == 1
+    world.pod_gone("p")
+    assert world.free("a") == 1
+    world.coordinator.freed("uid-p")
+    assert world.free("a") == 2
+
+
+def test_lost_lease_that_comes_back_counts_once() -> None:
+    world = World(node("a", 1))
+    world.lease(lease(0, "p", share=400))
+    world.pod(pod("p", node="a", gpus=1))
+    world.lease_gone("gpu-a-0")
+    world.lease(lease(0, "p", share=400))
+    assert world.coordinator.lease_index.lost("uid-p") == []
+    assert [
+        each.milli for each in world.coordinator.engine.cluster.held_on("a").values() if each.devices
+    ] == [400]
+
+
+def test_lease_that_another_scheduler_takes_back_is_not_kept() -> None:
+    """Two others tried the same pod, each with a device of the same node. One of them has bound it."""
+    world = World(node("a", 2))
+    world.lease(lease(0, "p", since="t1"))
+    world.lease(lease(1, "p", since="t2"))
+    world.pod(pod("p", gpus=1))
+    world.pod(pod("p", node="a", gpus=1, allocated="a:0"))
+    assert world.free("a") == 0
+    world.lease_gone("gpu-a-1")
+    assert world.free("a") == 1
+
+
+def test_part_of_a_pods_devices_is_kept_although_its_annotation_names_the_others() -> None:
+    world = World(node("a", 2))
+    for device in (0, 1):
+        world.lease(lease(device, "p", since="t1"))
+    world.pod(pod("p", node="a", gpus=2, allocated="a:0"))
+    world.lease_gone("gpu-a-1")
+    assert world.free("a") == 0
+
+
+def start_bind() -> tuple[World, BindJob]:
+    world = World(node("a", 2))
+    world.pod(pod("p", gpus=1))
+    return world, world.executor.jobs[0]
+
+
+def test_device_stays_taken_when_the_watch_shows_our_bind_before_the_answer() -> None:
+    world, job = start_bind()
+    world.pod(pod("p", node="a", gpus=1))  # its owner has removed the annotation already
+    assert world.free("a") == 1
+    world.coordinator.done(Bound(job))
+    assert world.free("a") == 1
+    assert world.coordinator.state_of("uid-p") == "bound"
+
+
+def test_device_stays_taken_when_our_bind_succeeded_and_we_could_not_tell() -> None:
+    """The answer was lost, and the pod's annotation was changed before we read it."""
+    world, job = start_bind()
+    world.pod(pod("p", node="a", gpus=1, allocated="a:1"))
+    world.coordinator.done(Failed(job, "no answer", found=(lease(0, "p"),)))
+    assert world.free("a") == 1
+    assert world.coordinator.holdings.devices_of("uid-p") == ()  # the watch has not shown the lease
+    world.lease(lease(0, "p"))
+    assert world.coordinator.holdings.devices_of("uid-p") == (0,)
+    assert world.free("a") == 1
+
+
+def test_plugin_pod_with_an_annotation_bars_the_node() -> None:
+    world = World(node("a", 2))
+    world.pod(pod("plugin", node="a", allocated="a:1", schedulerName="default-scheduler", **PLUGIN))
+    world.pod(pod("p", gpus=1))
+    assert "pods of a device plugin" in world.executor.refused["p"]
+
+
+def test_pod_whose_quantities_cannot_be_read_still_holds_its_devices() -> None:
+    world = World(node("a", 1))
+    world.lease(lease(0, "p"))
+    bad = {"resources": {"requests": {"cpu": "9" * 5000}}}
+    world.pod(pod("p", node="a", gpus=1, containers=[bad]))
+    assert world.coordinator.state_of("uid-p") == "bound"
+    assert world.free("a") == 0
+
+
+def test_resized_pod_keeps_its_devices() -> None:
+    world = bound_world()
+    more = {"resources": {"requests": {"cpu": "4"}}}
+    world.pod(pod("p", node="a", gpus=1, containers=[more]))
+    (held,) = world.coordinator.engine.cluster.held_on("a").values()
+    assert held.devices == (0,)
+    assert ("cpu", 4000) in held.resources
+
+
+def test_leftover_leases_found_at_the_start_are_cleared_beside_other_schedulers_too() -> None:
+    """Most of them are from before a crash. Later such a lease may be another scheduler's bind."""
+    world = World(node("a", 2), clears_leftovers=False, opened=False)
+    world.lease(lease(0, "p"))
+    world.pod(pod("p", gpus=1))
+    assert world.executor.cleared == ["p"]
+
+
+def test_holder_that_the_agent_reports_is_not_counted_as_a_stranger_after_a_restart() -> None:
+    """Reports are heard first, then leases, then pods."""
+    world = World(node("a", 1), opened=False)
+    world.claim(claim("tenth", exclusivity="Shared", share=100))
+    world.report(report("a", {"id": 0, "inUseBy": ["uid-p"]}))
+    world.lease(lease(0, "p", share=100))
+    world.pod(pod("p", node="a", claim_template="tenth"))
+    world.coordinator.open()
+    world.pod(pod("q", claim_template="tenth"))
+    assert [job.pod.metadata.name for job in world.executor.jobs] == ["q"]
+
+
+def test_device_in_use_by_a_pod_that_does_not_hold_it_is_taken() -> None:
+    world = World(node("a", 2))
+    world.lease(lease(0, "p"))
+    world.pod(pod("p", node="a", gpus=1))
+    world.report(report("a", {"id": 0, "inUseBy": ["uid-p"]}, {"id": 1, "inUseBy": ["uid-p"]}))
+    assert world.free("a") == 0
+
+
+def test_report_of_a_silent_agent_takes_no_device_except_for_plugin_pods() -> None:
+    world = World(node("a", 3))
+    world.pod(pod("plugin", node="a", schedulerName="default-scheduler", **PLUGIN))
+    used: list[dict[str, Any]] = [
+        {"id": 0, "inUseBy": ["uid-plugin"]},
+        {"id": 1, "inUseBy": ["uid-gone"]},
+        {"id": 2},
+    ]
+    world.report(report("a", *used))
+    assert world.free("a") == 1
+    world.silent.add("a")
+    world.coordinator.nodes.recount_silent()
+    assert world.free("a") == 2
+    world.silent.clear()
+    world.coordinator.nodes.on_agent("a")
+    assert world.free("a") == 1
+
+
+def test_refusal_that_will_repeat_is_told_at_once_and_others_the_third_time() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1))
+    for turn in range(3):
+        assert "p" not in world.executor.refused
+        world.coordinator.done(Failed(world.executor.jobs[turn], f"device 0 of a is held by x ({turn})"))
+        world.now += 60
+        world.coordinator.tick()
+    assert world.executor.refused.pop("p") == "could not be bound to a: device 0 of a is held by x (2)"
+    world.bind(world.executor.jobs[3])
+    assert world.coordinator.pending.reason("uid-p") == ""
+    world.pod_gone("p")
+    world.coordinator.freed("uid-p")
+    world.pod(pod("q", gpus=1))
+    world.coordinator.done(Failed(world.executor.jobs[4], "not allowed (403)", is_permanent=True))
+    assert world.executor.refused.pop("q") == "could not be bound to a: not allowed (403)"
+    assert world.coordinator.pending.reason("uid-q") == "could not be bound to a: not allowed (403)"
+
+
+def test_pod_that_breaks_our_code_is_refused_and_the_next_is_placed() -> None:
+    world = World(node("a", 1))
+    broken = pod("broken", gpus=1)
+    msgspec.structs.force_setattr(broken.spec, "volumes", None)
+    world.pod(broken)
+    assert world.executor.refused["broken"].startswith("could not be judged: TypeError")
+    world.pod(pod("p", gpus=1))
+    assert len(world.executor.jobs) == 1
