@@ -94,6 +94,7 @@ class Standing:
     def _start_over(self, cluster: "Cluster") -> None:
         self.seen.clear()
         size = cluster.inventory.size
+        cluster.standings.rows_judged += size
         self.fact_codes, self.codes = np.zeros(size, np.int16), np.zeros(size, np.int16)
         self.scores = np.full(size, -np.inf)
         rows = np.arange(size)

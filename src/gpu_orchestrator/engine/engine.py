@@ -32,7 +32,8 @@ class Engine:
     """`policy_of` may raise for a request that it cannot serve: `handle` then raises and changes nothing, and
     `handle_all` refuses that request and takes in the other events. A policy that raises while it decides
     refuses its request, which rests and is tried again. `max_in_flight` bounds decisions that are not yet
-    carried out, so that a later request can still go first. `max_decisions` bounds one call, so that the
+    carried out, so that a later request can still go first. `max_decisions` bounds one call, and `max_rows` how
+    many rows of nodes may be judged for shapes that are not cached, from one `Tick` to the next, so that the
     caller stays responsive: `deadline` then returns "now"."""
 
     def __init__(
@@ -44,10 +45,12 @@ class Engine:
         backoff: Backoff | None = None,
         max_in_flight: int = 1_000_000,
         max_decisions: int = 1_000_000,
+        max_rows: int | None = None,
     ) -> None:
         self._policy_of, self._rng = policy_of, rng
         self._order = order or PriorityThenTime()
         self._max_in_flight, self._max_decisions = max_in_flight, max_decisions
+        self._max_rows, self._rows_at_tick = max_rows, 0
         self._cache = Cache()
         self._fair_share = FairShare()
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff())
@@ -167,7 +170,7 @@ class Engine:
             case events.LimitChanged(flow, most):
                 self._queue.limits_changed(self._fair_share.allow(flow, most))
             case events.Tick():
-                pass
+                self._rows_at_tick = self.cluster.standings.rows_judged
 
     def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
@@ -254,12 +257,20 @@ class Engine:
     def _decide_active(self, now: float, actions: list[Action]) -> None:
         queue = self._queue
         for _ in range(self._max_decisions):
-            if len(self._in_flight) >= self._max_in_flight or (waiting := queue.pop()) is None:
+            if len(self._in_flight) >= self._max_in_flight or self._has_judged_most():
+                return
+            if (waiting := queue.pop()) is None:
                 return
             if (refusal := queue.join_parked(waiting)) is not None:
                 actions.append(Refuse(waiting.request, refusal))
             else:
                 actions.append(self._decide(waiting, now))
+
+    def _has_judged_most(self) -> bool:
+        """Return True if the next decision must wait for a `Tick`."""
+        if self._max_rows is None:
+            return False
+        return self.cluster.standings.rows_judged - self._rows_at_tick >= self._max_rows
 
     def _decide(self, waiting: Waiting, now: float) -> Action:
         request, queue = waiting.request, self._queue

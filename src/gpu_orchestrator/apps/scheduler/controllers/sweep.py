@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
 from gpu_orchestrator.api import deviceleases, translate
@@ -90,7 +91,7 @@ class Sweeper:
             async for pod in _yielding(coordinator.our_pods.values()):
                 await _skip_if_refused(self._restore(pod, self._leases), key(pod))
             self._report_obstructed()
-        coordinator.pending.refresh(MAX_REFRESHED)
+        await Breath(self._clock).through(coordinator.pending.refresh(MAX_REFRESHED))
         async for claim in _yielding(coordinator.stores.claims):
             claim_controller.check(key(claim))
         before, self._plugin_conflicts = self._plugin_conflicts, set()

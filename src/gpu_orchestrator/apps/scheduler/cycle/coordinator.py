@@ -41,11 +41,13 @@ log = structlog.get_logger()
 class CoordinatorConfig:
     """`clears_leftovers`: clear unknown leases of an unbound pod at once. Only a single scheduler may do so;
     beside others, such a lease may be another scheduler's bind in progress. `uses_leases`: False if devices
-    have no leases; then the coordinator itself remembers what an ended pod still holds."""
+    have no leases; then the coordinator itself remembers what an ended pod still holds. `max_waiting_shapes`:
+    how many different shapes of one namespace are considered at once."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
     uses_leases: bool = True
+    max_waiting_shapes: int = 1000
 
 
 class Coordinator:
@@ -64,7 +66,14 @@ class Coordinator:
         self.engine, self.stores = engine, stores
         self.our_pods: dict[str, Pod] = {}
         self.binding: dict[str, BindJob] = {}
-        self.pending = PendingPods(self._feed, engine, self.our_pods, executor.report_refused)
+        self.pending = PendingPods(
+            self._feed,
+            engine,
+            self.our_pods,
+            executor.report_refused,
+            wake=lambda: executor.wake_at(clock()),
+            max_shapes=config.max_waiting_shapes,
+        )
         self.lease_index = LeaseIndex(self._feed, self._own_placement, stores.leases)
         self.holdings = Holdings(self._feed, stores, keeps_ended=not config.uses_leases)
         self.nodes = self.holdings.nodes
@@ -74,7 +83,8 @@ class Coordinator:
         self._closed = False
 
     def open(self) -> None:
-        """Begin to decide: the watches have delivered the initial state."""
+        """Begin to decide: the watches have delivered the initial state. The pods that wait already come in a few
+        per tick."""
         self.pending.open()
 
     def close(self) -> None:
@@ -154,6 +164,7 @@ class Coordinator:
 
     def tick(self) -> None:
         self._feed(events.Tick())
+        self.pending.enter_some()
 
     # --- queries -------------------------------------------------------------------------------------------
 
@@ -249,7 +260,7 @@ class Coordinator:
                 self.pending.refuse(action.request.key, action.refusal.message)
             else:
                 self._place(action)
-        self._executor.wake_at(self.engine.deadline(now))
+        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
 
     def _place(self, action: events.Place) -> None:
         uid = action.request.key
