@@ -131,7 +131,9 @@ class Scheduler:
     async def work(self) -> None:
         """Take in the initial state, then decide until `stop` is called and the running jobs have ended."""
         _freeze_known_objects()
-        await self._register_handlers(Breath(asyncio.get_running_loop().time))
+        breath = Breath(asyncio.get_running_loop().time)
+        await self._register_handlers(breath)
+        await breath.through(self.coordinator.count_holdings())
         _freeze_known_objects()
         self.coordinator.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
@@ -177,8 +179,8 @@ class Scheduler:
 
 def _freeze_known_objects() -> None:
     """Exclude the nodes and pods of the initial state from garbage collection: they live long, and a scan of
-    all of them would delay every bind while it runs."""
-    gc.collect()
+    all of them would delay every bind while it runs. For the same reason nothing is collected before: what is
+    garbage now stays, which is little, because reference counting frees nearly all."""
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY)
 

@@ -7,7 +7,7 @@ Each of our pods is in one of these states:
     clearing  leases of an earlier try are being released    bound    by us or by another scheduler
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Outcome, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
+from gpu_orchestrator.apps.scheduler.cycle.initial_holdings import InitialHoldings
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable
 from gpu_orchestrator.apps.scheduler.informers import Stores
@@ -80,11 +81,25 @@ class Coordinator:
         self._executor, self._config, self._clock, self._waited_s = executor, config, clock, waited_s
         self._clearing: set[str] = set()
         self._claim_users = ClaimUsers()
+        self._initial: InitialHoldings | None = InitialHoldings()
         self._closed = False
+
+    def count_holdings(self) -> Iterator[None]:
+        """Count what is held in the initial state, step by step. Afterwards every change counts at once."""
+        if self._initial is not None:
+            for batch in self._initial.batches():
+                try:
+                    self.engine.handle_all(batch, self._clock())
+                except Exception:  # the edge of one batch: the engine has taken in the others
+                    log.exception("holdings could not be counted", keys=[each.placement.key for each in batch])
+                yield
+            self._initial = None
 
     def open(self) -> None:
         """Begin to decide: the watches have delivered the initial state. The pods that wait already come in a few
         per tick."""
+        for _ in self.count_holdings():
+            pass
         self.pending.open()
 
     def close(self) -> None:
@@ -252,7 +267,7 @@ class Coordinator:
 
     def _feed(self, event: Event) -> None:
         """Send an event to the engine and perform the actions that it returns."""
-        if self._closed:
+        if self._closed or (self._initial is not None and self._initial.keep(event)):
             return
         now = self._clock()
         for action in self.engine.handle(event, now):
