@@ -69,6 +69,9 @@ class StandingCache:
         self._kept.pop(key, None)
         self._refused.pop(key, None)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._kept or key in self._refused
+
     def __len__(self) -> int:
         return len(self._kept) + len(self._refused)
 

@@ -27,6 +27,9 @@ from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
 
+MAX_WAVES = 4
+"""How often one call wakes more of very many parked requests."""
+
 
 class Engine:
     """`policy_of` may raise for a request that it cannot serve: `handle` then raises and changes nothing, and
@@ -255,13 +258,17 @@ class Engine:
             self._queue.wake_for(self.cluster, node, observed=observed)
 
     def _decide_active(self, now: float, actions: list[Action]) -> None:
-        queue = self._queue
+        queue, waves = self._queue, 0
         for _ in range(self._max_decisions):
             if len(self._in_flight) >= self._max_in_flight or self._has_judged_most():
                 return
             if (waiting := queue.pop()) is None:
+                waves += 1
+                if waves <= MAX_WAVES and queue.wake_more(self.cluster):
+                    continue
                 return
-            if (refusal := queue.join_parked(waiting)) is not None:
+            refusal = queue.join_parked(waiting) or queue.park_again(waiting, self.cluster)
+            if refusal is not None:
                 actions.append(Refuse(waiting.request, refusal))
             else:
                 actions.append(self._decide(waiting, now))

@@ -4,6 +4,7 @@ As in kube-scheduler: `pop` hands out the next request to decide, and the engine
 parks it (`park`) or lets it rest (`rest`). What becomes free wakes the parked requests that fit there.
 """
 
+from math import inf
 from typing import Literal
 
 from gpu_orchestrator.core.answer import Refusal
@@ -14,6 +15,7 @@ from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.engine.unschedulable import Unschedulable
 
+LAST = (inf,)
 State = Literal["active", "parked", "resting", "in flight", "held"]
 """Where a request is in the engine; the first three are the queue's."""
 
@@ -42,8 +44,8 @@ class SchedulingQueue:
         return {"active": active, "parked": parked, "resting": len(self._waiting) - active - parked}
 
     def has_next(self) -> bool:
-        """Return True if `pop` would return a request."""
-        return self._active.has_turn()
+        """Return True if `pop` would return a request, or `wake_more` may find some."""
+        return self._active.has_turn() or self._unschedulable.next_wave() is not None
 
     def rested_at(self) -> float | None:
         """Return when the next resting request becomes active; None if none rests."""
@@ -63,7 +65,11 @@ class SchedulingQueue:
         self.rest(waiting, now)
 
     def pop(self) -> Waiting | None:
-        """Return the next request to decide; None if all active ones belong to flows at their limit."""
+        """Return the next request to decide; None if all active ones belong to flows at their limit, or if one
+        that `wake_more` finds may come before them."""
+        last_woken = self._unschedulable.next_wave()
+        if last_woken is not None and (self._active.first() or LAST) > last_woken:
+            return None
         return self._active.pop()
 
     def join_parked(self, waiting: Waiting) -> Refusal | None:
@@ -72,6 +78,10 @@ class SchedulingQueue:
             return None
         self._unschedulable.join(group, waiting)
         return group.refusal
+
+    def park_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
+        """Park a woken request that by the numbers fits nowhere, and return why; None if it must be judged."""
+        return self._unschedulable.sleep_again(waiting, cluster)
 
     def park(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
         """Park a request that was refused just now, until a node could take it."""
@@ -109,6 +119,15 @@ class SchedulingQueue:
         is free on it."""
         for group in self._unschedulable.helped_by(cluster, node, observed=observed):
             self._activate(self._unschedulable.wake(group))
+
+    def wake_more(self, cluster: Cluster) -> bool:
+        """Wake the next parked requests that fit on a node that changed; return False if there are none left to
+        check."""
+        if self._unschedulable.next_wave() is None:
+            return False
+        for group in self._unschedulable.helped_more(cluster):
+            self._activate(self._unschedulable.wake(group))
+        return True
 
     def limits_changed(self, changed: bool) -> None:
         """If a flow reached its limit or dropped below it, let each awake group send its next request."""

@@ -120,16 +120,16 @@ def test_takeover_of_a_full_cluster_on_half_a_core(bare_stage: Stage, scale: Sca
     until(lambda: '"scheduling"' in first.log.read_text(), "the first leader decides", 300)
     standby = bare_stage.scheduler()
     with half_speed(standby):
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), standby.cpu_s
         first.stop()
-        bind_one(bare_stage, "first")
-        waited_s = time.monotonic() - began
+        bind_one(bare_stage, "first", within_s=300)
+        waited_s, cpu_s = time.monotonic() - began, standby.cpu_s - cpu_s
         waits = [bind_one(bare_stage, f"later-{number}") for number in range(5)]
         time.sleep(scale(test=0.0, accept=40.0))  # renewals and a sweep
         waits.append(bind_one(bare_stage, "last"))
     figure(
         f"takeover of {nodes} nodes and {(nodes - 1) * GPUS} leased pods on half a core: first bind after "
-        f"{waited_s:.1f} s, later ones within {max(waits):.2f} s, {standby.memory_mb:.0f} MB"
+        f"{waited_s:.1f} s ({cpu_s:.1f} s of CPU), later ones within {max(waits):.2f} s, {standby.memory_mb:.0f} MB"
     )
     assert waited_s <= scale(test=60.0, accept=10.0)
     assert_leads_all_along(standby)
