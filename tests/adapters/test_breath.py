@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 
 from gpu_orchestrator.adapters.breath import Breath
 
@@ -33,7 +34,7 @@ async def test_other_tasks_run_after_each_slice() -> None:
 
     await breath.through(steps())
     task.cancel()
-    gaps = [after - before for before, after in zip(turns, turns[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(turns)]
     assert len(gaps) == 5
     assert max(gaps) < 0.0201
 

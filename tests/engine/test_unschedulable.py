@@ -1,11 +1,15 @@
 """What very many parked shapes cost: an event looks at a bounded number of them, and the order is kept."""
 
 import random
+from typing import Any
 
 import pytest
 
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.standing import first_obstacle
 from gpu_orchestrator.engine import unschedulable
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
@@ -25,19 +29,19 @@ from tests.support.builders import node, request
 MANY = 300
 
 
-def engine_with(*nodes: Node, **options: int) -> Engine:
+def engine_with(*nodes: Node, **options: Any) -> Engine:
     made = Engine(Registry().policy_of, random.Random(1), **options)
     for each in nodes:
         made.handle(NodeUpdated(each), 0.0)
     return made
 
 
-def different(number: int, gpus: int = 8, **more: object) -> Request:
+def different(number: int, gpus: int = 8, **more: Any) -> Request:
     """Return a request unlike the others: each asks for another amount of memory."""
     return request(f"r{number}", gpus, resources={"memory": number + 1}, **more)
 
 
-def with_memory(name: str, **more: object) -> Node:
+def with_memory(name: str, **more: Any) -> Node:
     return node(name, 8, resources={"memory": 10**6}, **more)
 
 
@@ -90,10 +94,12 @@ def test_shapes_woken_in_vain_are_not_judged_again() -> None:
 def test_event_on_a_node_checks_one_wave_and_the_next_ticks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unschedulable, "WAVE", 10)
     checked = list[int]()
-    fits = unschedulable.first_obstacle
-    monkeypatch.setattr(
-        unschedulable, "first_obstacle", lambda *given: (checked.append(1), fits(*given))[1]
-    )
+
+    def check(filters: tuple[Filter, ...], cluster: Cluster, row: int) -> Filter | None:
+        checked.append(row)
+        return first_obstacle(filters, cluster, row)
+
+    monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.first_obstacle", check)
     engine = engine_with(with_memory("a"), max_decisions=1)
     for number in range(MANY):  # by the numbers each fits on the node, but no node has such a label
         engine.handle(RequestAdded(different(number, 1, labels={"zone": str(number)})), float(number))

@@ -245,8 +245,8 @@ def _finish(engine: Engine, model: Model) -> None:
 @cases(150)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 60), at_once=st.sampled_from([2, 1000]))
 def test_slices_do_not_change_what_is_placed(seed: int, length: int, at_once: int) -> None:
-    """One engine decides all at once. The other judges one shape per tick, wakes one parked shape at a time, and
-    has forgotten nearly every standing."""
+    """One engine decides all at once. The other judges one shape per tick, wakes one parked shape at a time,
+    and has forgotten nearly every standing."""
     rng = Random(seed)
     whole = Engine(REGISTRY.policy_of, Random(1), max_in_flight=at_once)
     sliced = Engine(REGISTRY.policy_of, Random(1), max_in_flight=at_once, max_decisions=1, max_rows=1)

@@ -1,5 +1,5 @@
-"""Let other tasks run during long work on the event loop, so that no renewal of a lease and no bind waits for all
-of it."""
+"""Let other tasks run during long work on the event loop, so that no renewal of a lease and no bind waits for
+all of it."""
 
 import asyncio
 from collections.abc import Callable, Iterable

@@ -1,8 +1,8 @@
 """A cache of standings that drops the least recently used. A copy shares them until one side updates one.
 Kept by the cluster.
 
-Standings of shapes that fit nowhere are kept apart and dropped first: thousands of waiting shapes, each judged
-now and then, must not push out those of the shapes that are placed all the time."""
+Standings of shapes that fit nowhere are kept apart and dropped first: thousands of waiting shapes, each
+judged now and then, must not push out those of the shapes that are placed all the time."""
 
 from typing import TYPE_CHECKING
 

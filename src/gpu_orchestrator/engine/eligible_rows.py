@@ -1,7 +1,8 @@
-"""Which nodes could take each parked shape by their facts, whatever is free on them: one bit per row and slot.
+"""Which nodes could take each parked shape by their facts, whatever is free on them: one bit per row and
+slot.
 
-A node that is observed again could take every shape until one is checked and found otherwise. So an event on one
-node costs one line of bits, however many shapes are parked.
+A node that is observed again could take every shape until one is checked and found otherwise. So an event on
+one node costs one line of bits, however many shapes are parked.
 """
 
 import numpy as np

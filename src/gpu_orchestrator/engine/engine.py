@@ -35,9 +35,9 @@ class Engine:
     """`policy_of` may raise for a request that it cannot serve: `handle` then raises and changes nothing, and
     `handle_all` refuses that request and takes in the other events. A policy that raises while it decides
     refuses its request, which rests and is tried again. `max_in_flight` bounds decisions that are not yet
-    carried out, so that a later request can still go first. `max_decisions` bounds one call, and `max_rows` how
-    many rows of nodes may be judged for shapes that are not cached, from one `Tick` to the next, so that the
-    caller stays responsive: `deadline` then returns "now"."""
+    carried out, so that a later request can still go first. `max_decisions` bounds one call, and `max_rows`
+    how many rows of nodes may be judged for shapes that are not cached, from one `Tick` to the next, so that
+    the caller stays responsive: `deadline` then returns "now"."""
 
     def __init__(
         self,

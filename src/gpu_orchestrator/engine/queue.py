@@ -43,8 +43,8 @@ class Queue:
         return self._size > 0 and any(lane.has_turn(self._fair_share) for lane in self.lanes.values())
 
     def first(self) -> tuple[float, ...] | None:
-        """Return where the first request stands beside those of other queues: by lane, rank and number; None if
-        the queue is empty. What flows have had does not count."""
+        """Return where the first request stands beside those of other queues: by lane, rank and number; None
+        if the queue is empty. What flows have had does not count."""
         for number in sorted(self.lanes, reverse=True):
             if (first := self.lanes[number].first()) is not None:
                 return -number, *first

@@ -65,8 +65,8 @@ class SchedulingQueue:
         self.rest(waiting, now)
 
     def pop(self) -> Waiting | None:
-        """Return the next request to decide; None if all active ones belong to flows at their limit, or if one
-        that `wake_more` finds may come before them."""
+        """Return the next request to decide; None if all active ones belong to flows at their limit, or if
+        one that `wake_more` finds may come before them."""
         last_woken = self._unschedulable.next_wave()
         if last_woken is not None and (self._active.first() or LAST) > last_woken:
             return None
@@ -80,7 +80,8 @@ class SchedulingQueue:
         return group.refusal
 
     def park_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
-        """Park a woken request that by the numbers fits nowhere, and return why; None if it must be judged."""
+        """Park a woken request that by the numbers fits nowhere, and return why; None if it must be
+        judged."""
         return self._unschedulable.sleep_again(waiting, cluster)
 
     def park(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
@@ -121,8 +122,8 @@ class SchedulingQueue:
             self._activate(self._unschedulable.wake(group))
 
     def wake_more(self, cluster: Cluster) -> bool:
-        """Wake the next parked requests that fit on a node that changed; return False if there are none left to
-        check."""
+        """Wake the next parked requests that fit on a node that changed; return False if there are none left
+        to check."""
         if self._unschedulable.next_wave() is None:
             return False
         for group in self._unschedulable.helped_more(cluster):

@@ -4,13 +4,12 @@ A group sleeps until a node could take its shape. Then only its first request be
 placed activates the next, and the first that is refused puts the group back to sleep. So ten thousand equal
 requests cost one decision per event that could help them, and an event that cannot help costs one comparison.
 
-Ten thousand different ones are woken in waves: an event checks and wakes the first `WAVE` groups, in the order of
-their requests, and `helped_more` the next ones. A group that was woken in vain goes back to sleep after a look at
-the numbers, without a closer look at every node.
+Ten thousand different ones are woken in waves: an event checks and wakes the first `WAVE` groups, in the
+order of their requests, and `helped_more` the next ones. A group that was woken in vain goes back to sleep
+after a look at the numbers, without a closer look at every node.
 """
 
 from dataclasses import dataclass
-from heapq import nsmallest
 
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
@@ -77,8 +76,8 @@ class Unschedulable:
         self._eligible.set(group.slot, standing.eligible(), cluster.inventory.size)
 
     def sleep_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
-        """Park a woken request and return why, if by the numbers it fits nowhere and the closer look would have to
-        begin from the start; None if it must be judged."""
+        """Park a woken request and return why, if by the numbers it fits nowhere and the closer look would
+        have to begin from the start; None if it must be judged."""
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
         if group is None or key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):

@@ -83,8 +83,8 @@ class WakeupIndex:
 
 
 def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
-    """Return True if some node has enough for the shape by the numbers. If none has, the shape fits nowhere, and
-    the closer look at every node can be saved."""
+    """Return True if some node has enough for the shape by the numbers. If none has, the shape fits nowhere,
+    and the closer look at every node can be saved."""
     usage, inventory = cluster.usage, cluster.inventory
     has, needs = (
         (usage.whole, shape.gpus) if shape.exclusive else (usage.spare_milli, shape.gpus * shape.milli)

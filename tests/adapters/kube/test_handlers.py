@@ -1,4 +1,5 @@
-"""A late handler sees every object added first and then its changes in order, also if it takes them in slices."""
+"""A late handler sees every object added first and then its changes in order, also if it takes them in
+slices."""
 
 import asyncio
 from random import Random

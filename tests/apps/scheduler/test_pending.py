@@ -1,4 +1,5 @@
-"""Pods that wait enter the engine in order, a few at a time, and their reasons are kept true at a bounded cost."""
+"""Pods that wait enter the engine in order, a few at a time, and their reasons are kept true at a bounded
+cost."""
 
 import pytest
 
@@ -130,14 +131,12 @@ def test_no_turn_of_the_loop_judges_more_than_its_share(scale: Scale) -> None:
         world.pod(pod(f"p{number}", gpus=8, containers=asking(1000 + number)))
     before = standings.rows_judged
     world.coordinator.open()
-    ticks = 0
     while world.executor.tick_at is not None:
         assert standings.rows_judged - before <= most
-        before, ticks = standings.rows_judged, ticks + 1
+        before = standings.rows_judged
         world.executor.tick_at = None
         world.coordinator.tick()
     assert len(world.executor.refused) == shapes
-    assert ticks >= shapes * size / most
     world.node(node("n0", 8, unschedulable=True))
     before = standings.rows_judged
     for steps, _ in enumerate(world.coordinator.pending.refresh(100), 1):

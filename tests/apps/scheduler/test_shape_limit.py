@@ -12,7 +12,9 @@ from gpu_orchestrator.engine.events import RequestAdded
 from tests.support.examples import cases
 
 
-def added(key: str, gpus: int, *, tenant: str = "team", priority: int = 0, since: float = 0.0) -> RequestAdded:
+def added(
+    key: str, gpus: int, *, tenant: str = "team", priority: int = 0, since: float = 0.0
+) -> RequestAdded:
     return RequestAdded(request(key, gpus, tenant=tenant, priority=priority), since)
 
 

@@ -21,8 +21,9 @@ GPUS = 8
 def test_many_different_waiting_pods_do_not_end_leadership(
     bare_stage: Stage, scale: Scale, figure: Figure
 ) -> None:
-    """Each pod asks for something else, and one namespace has more of them than are considered at once. A pod of
-    another namespace that fits is bound as if they were not there, while nodes change and reasons are refreshed."""
+    """Each pod asks for something else, and one namespace has more of them than are considered at once. A pod
+    of another namespace that fits is bound as if they were not there, while nodes change and reasons are
+    refreshed."""
     limit, crowds, nodes = scale(test=200, accept=1000), scale(test=1, accept=8), scale(test=50, accept=5000)
     names = bare_stage.gpu_nodes(nodes, gpus=GPUS)
     scheduler = bare_stage.scheduler(maxWaitingShapes=limit, sweepSeconds=scale(test=1.0, accept=10.0))
@@ -40,8 +41,9 @@ def test_many_different_waiting_pods_do_not_end_leadership(
         waits.append(bind_one(bare_stage, f"fits-{number}"))
         time.sleep(scale(test=0.5, accept=10.0))
     figure(
-        f"{limit * (crowds + 1)} shapes wait and {len(held_back)} pods beyond the limit on {nodes} nodes (reasons "
-        f"after {took_s:.0f} s): a pod that fits is bound within {max(waits):.2f} s, {scheduler.memory_mb:.0f} MB"
+        f"{limit * (crowds + 1)} shapes wait and {len(held_back)} pods beyond the limit on {nodes} nodes "
+        f"(reasons after {took_s:.0f} s): a pod that fits is bound within {max(waits):.2f} s, "
+        f"{scheduler.memory_mb:.0f} MB"
     )
     assert max(waits) <= scale(test=15.0, accept=1.0)
     assert_leads_all_along(scheduler)
@@ -49,7 +51,7 @@ def test_many_different_waiting_pods_do_not_end_leadership(
 
 
 def let_in(over: Stage, held_back: list[str]) -> None:
-    """Delete pods that wait: as many of those held back are considered instead, and the others go on waiting."""
+    """Delete pods that wait: as many of those held back are considered instead, the others go on waiting."""
     leaving = [name for name in over.pods() if name not in held_back][: len(held_back) // 2]
     over.delete(*leaving, force=True)
 
@@ -107,7 +109,8 @@ def bind_one(stage: Stage, name: str, within_s: float = 60.0) -> float:
 
 def assert_leads_all_along(scheduler: Process) -> None:
     said = scheduler.log.read_text()
-    assert scheduler.is_running and said.count('"leading"') == 1, scheduler.last_words()
+    assert scheduler.is_running, scheduler.last_words()
+    assert said.count('"leading"') == 1, scheduler.last_words()
     assert "leadership lost" not in said, scheduler.last_words()
 
 
@@ -129,7 +132,8 @@ def test_takeover_of_a_full_cluster_on_half_a_core(bare_stage: Stage, scale: Sca
         waits.append(bind_one(bare_stage, "last"))
     figure(
         f"takeover of {nodes} nodes and {(nodes - 1) * GPUS} leased pods on half a core: first bind after "
-        f"{waited_s:.1f} s ({cpu_s:.1f} s of CPU), later ones within {max(waits):.2f} s, {standby.memory_mb:.0f} MB"
+        f"{waited_s:.1f} s ({cpu_s:.1f} s of CPU), later ones within {max(waits):.2f} s, "
+        f"{standby.memory_mb:.0f} MB"
     )
     assert waited_s <= scale(test=60.0, accept=10.0)
     assert_leads_all_along(standby)

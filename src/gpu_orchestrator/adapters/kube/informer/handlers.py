@@ -1,8 +1,9 @@
 """The handlers of a watch, called in the order in which they were added.
 
-A handler that comes late receives the existing objects first. In slices, that takes a while, and objects change
-meanwhile: a change of an object that the handler has not received yet is not reported, because the handler will
-receive the object as it is then. So each handler sees every object added first, and then its changes in order.
+A handler that comes late receives the existing objects first. In slices, that takes a while, and objects
+change meanwhile: a change of an object that the handler has not received yet is not reported, because the
+handler will receive the object as it is then. So each handler sees every object added first, and then its
+changes in order.
 """
 
 from collections import deque
@@ -57,8 +58,8 @@ class Handlers(Generic[T]):
         return bool(self._listed)
 
     def set_listed(self, changes: list[Change[T]]) -> None:
-        """Set the changes that a list brought, for `report_listed`. A handler that is added later is left out: it
-        receives the objects as they are then."""
+        """Set the changes that a list brought, for `report_listed`. A handler that is added later is left
+        out: it receives the objects as they are then."""
         self._listed_for = list(self._handlers)
         self._listed.extend(changes if self._listed_for else ())
 

@@ -91,13 +91,15 @@ class Coordinator:
                 try:
                     self.engine.handle_all(batch, self._clock())
                 except Exception:  # the edge of one batch: the engine has taken in the others
-                    log.exception("holdings could not be counted", keys=[each.placement.key for each in batch])
+                    log.exception(
+                        "holdings could not be counted", keys=[each.placement.key for each in batch]
+                    )
                 yield
             self._initial = None
 
     def open(self) -> None:
-        """Begin to decide: the watches have delivered the initial state. The pods that wait already come in a few
-        per tick."""
+        """Begin to decide: the watches have delivered the initial state. The pods that wait already come in a
+        few per tick."""
         for _ in self.count_holdings():
             pass
         self.pending.open()

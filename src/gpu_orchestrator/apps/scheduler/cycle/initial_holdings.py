@@ -1,7 +1,7 @@
 """What is held when a scheduler takes over, collected before the engine counts it. Kept by the coordinator.
 
-A device lease counts until the pod that holds it is known, and then the pod counts instead. In a full cluster the
-engine would take in tens of thousands of placements only to remove them again a moment later.
+A device lease counts until the pod that holds it is known, and then the pod counts instead. In a full cluster
+the engine would take in tens of thousands of placements only to remove them again a moment later.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ class InitialHoldings:
         self._observed: dict[str, PlacementObserved] = {}
 
     def keep(self, event: Event) -> bool:
-        """Return True if the event is kept here, or ends a placement that was; the engine need not know then."""
+        """Return True if the event is kept here, or ends a placement that was; the engine need not know
+        then."""
         match event:
             case PlacementObserved(placement):
                 self._observed[placement.key] = event

@@ -1,7 +1,7 @@
 """Pods that wait: each has a request in the engine, or a reported reason why it cannot be scheduled.
 
-Until `open` is called, requests are held back: all holdings must be known before the first device is given. From
-then on each enters the engine at once, unless many come together: those enter a few per tick.
+Until `open` is called, requests are held back: all holdings must be known before the first device is given.
+From then on each enters the engine at once, unless many come together: those enter a few per tick.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +15,14 @@ from gpu_orchestrator.policies.registry import UnknownPolicy
 
 ENTER_PER_TICK = 64
 MAX_JUDGED = 400
-"""How many different shapes one refresh judges: among thousands of nodes, each takes a millisecond or more."""
+"""How many different shapes one refresh judges: among thousands of nodes, each takes a millisecond or
+more."""
 
 
 class PendingPods:
-    """`our_pods` are this scheduler's pods by UID; `report` is called when a pod's reason to wait changes, and
-    `wake` when `enter_some` is to be called soon. Of one namespace, `max_shapes` different shapes wait in the
-    engine at once."""
+    """`our_pods` are this scheduler's pods by UID; `report` is called when a pod's reason to wait changes,
+    and `wake` when `enter_some` is to be called soon. Of one namespace, `max_shapes` different shapes wait in
+    the engine at once."""
 
     def __init__(
         self,
@@ -52,9 +53,11 @@ class PendingPods:
         return self._is_open and bool(self._entering)
 
     def open(self) -> None:
-        """Let requests enter: the watches have delivered the initial state. Those held back so far enter in the
-        order in which the engine tries them."""
-        held_back = sorted(self._entering.values(), key=lambda each: (-each.request.priority, each.since or 0.0))
+        """Let requests enter: the watches have delivered the initial state. Those held back so far enter in
+        the order in which the engine tries them."""
+        held_back = sorted(
+            self._entering.values(), key=lambda each: (-each.request.priority, each.since or 0.0)
+        )
         self._entering = {each.request.key: each for each in held_back}
         self._is_open = True
         self.enter_some()
@@ -109,7 +112,8 @@ class PendingPods:
             yield
 
     def _report_changed(self, uids: dict[str, None], limit: int) -> int:
-        """Judge the shape of these pods and report up to `limit` changed reasons; return what is left of it."""
+        """Judge the shape of these pods and report up to `limit` changed reasons; return what is left of
+        it."""
         now = self._why(uids)
         for uid in [uid for uid in uids if now and self.reason(uid) not in ("", now)][:limit]:
             limit -= 1
@@ -157,7 +161,7 @@ class PendingPods:
 
 def _too_many_shapes(namespace: str, most: int) -> str:
     return (
-        f"{most} different GPU requests of namespace {namespace} wait already, the most that are considered at "
-        "once (maxWaitingShapes), and this pod asks for something else again; it is considered when one of them "
-        "is bound or deleted; let pods ask alike, or ask an administrator to raise the limit"
+        f"{most} different GPU requests of namespace {namespace} wait already, the most that are considered "
+        "at once (maxWaitingShapes), and this pod asks for something else again; it is considered when one "
+        "of them is bound or deleted; let pods ask alike, or ask an administrator to raise the limit"
     )

@@ -1,8 +1,8 @@
 """How many different shapes of one namespace wait in the engine at once. Kept by `pending`.
 
 Equal requests wait together and cost one judgement; each different one costs its own. So a namespace may have
-`most` different ones in the engine; the pods beyond are held back and come in as others leave, highest priority
-first, then the earliest. Pods that ask like one that waits already come in at once.
+`most` different ones in the engine; the pods beyond are held back and come in as others leave, highest
+priority first, then the earliest. Pods that ask like one that waits already come in at once.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ def kind_of(request: Request) -> Kind:
 
 @dataclass(slots=True)
 class _Namespace:
-    """`waiting` counts the requests in the engine by kind; `queue` has entries of requests that have left `held`
-    meanwhile."""
+    """`waiting` counts the requests in the engine by kind; `queue` has entries of requests that have left
+    `held` meanwhile."""
 
     waiting: dict[Kind, int] = field(default_factory=dict)
     held: dict[Kind, dict[str, RequestAdded]] = field(default_factory=dict)
@@ -58,7 +58,8 @@ class ShapeLimit:
         return False
 
     def leave(self, key: str) -> list[RequestAdded]:
-        """Take a request out. Return those that come in for it, in order; all of one kind come in together."""
+        """Take a request out. Return those that come in for it, in order; all of one kind come in
+        together."""
         added = self._known.pop(key, None)
         if added is None:
             return []
