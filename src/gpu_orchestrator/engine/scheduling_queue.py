@@ -45,7 +45,7 @@ class SchedulingQueue:
 
     def has_next(self) -> bool:
         """Return True if `pop` would return a request, or `wake_more` may find some."""
-        return self._active.has_turn() or self._unschedulable.next_wave() is not None
+        return self._active.has_turn() or self._unschedulable.has_more
 
     def rested_at(self) -> float | None:
         """Return when the next resting request becomes active; None if none rests."""
@@ -67,8 +67,8 @@ class SchedulingQueue:
     def pop(self) -> Waiting | None:
         """Return the next request to decide; None if all active ones belong to flows at their limit, or if
         one that `wake_more` finds may come before them."""
-        last_woken = self._unschedulable.next_wave()
-        if last_woken is not None and (self._active.first() or LAST) > last_woken:
+        parked = self._unschedulable
+        if parked.has_more and (self._active.first() or LAST) > parked.checked_up_to():
             return None
         return self._active.pop()
 
@@ -124,7 +124,7 @@ class SchedulingQueue:
     def wake_more(self, cluster: Cluster) -> bool:
         """Wake the next parked requests that fit on a node that changed; return False if there are none left
         to check."""
-        if self._unschedulable.next_wave() is None:
+        if not self._unschedulable.has_more:
             return False
         for group in self._unschedulable.helped_more(cluster):
             self._activate(self._unschedulable.wake(group))

@@ -100,9 +100,14 @@ class Unschedulable:
             self._eligible.notice(cluster.row(name))
         return self._next_wave(cluster, name, FIRST)
 
-    def next_wave(self) -> Order | None:
-        """Return the order after which `helped_more` goes on; None if there are no more groups to check."""
-        return min(self._waves.values()) if self._waves else None
+    @property
+    def has_more(self) -> bool:
+        """True if `helped_more` has groups to check."""
+        return bool(self._waves)
+
+    def checked_up_to(self) -> Order:
+        """Return the order up to which all groups were checked that a node could help."""
+        return min(self._waves.values())
 
     def helped_more(self, cluster: Cluster) -> list[Group]:
         """Return the next sleeping groups that fit on a node on which not all groups were checked yet."""
@@ -111,9 +116,13 @@ class Unschedulable:
         return self._next_wave(cluster, name, after) if name in cluster else []
 
     def _next_wave(self, cluster: Cluster, name: str, after: Order) -> list[Group]:
-        self._waves.pop(name, None)
+        if self._waves:
+            self._waves.pop(name, None)
         row = cluster.row(name)
-        slots: list[int] = self._eligible.among(self._wakeup.met_by(cluster, row), row).tolist()
+        met = self._wakeup.met_by(cluster, row)
+        if not len(met):
+            return []
+        slots: list[int] = self._eligible.among(met, row).tolist()
         if after != FIRST:
             slots = [slot for slot in slots if self._orders[slot] > after]
         if len(slots) > WAVE:

@@ -65,14 +65,20 @@ def let_in(over: Stage, held_back: list[str]) -> None:
 
 
 def crowd(stage: Stage, number: int, count: int) -> Stage:
-    """Create pods of `count` different shapes that fit nowhere, in a namespace of their own."""
-    name = f"crowd-{number}"
+    """Create pods of `count` different shapes that fit nowhere, in a namespace of their own. No other crowd has
+    these shapes."""
+    name, first_mib = f"crowd-{number}", 10_000 * number + 1
     stage.cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     here = replace(stage, namespace=name, running=[], nodes=[])
     where = {"stage": stage.namespace}
     here.create(
         *(
-            pod(f"unfit-{n}", gpus=GPUS, nodeSelector=where, resources=asking(cpu="997", memory=f"{n + 1}Mi"))
+            pod(
+                f"unfit-{n}",
+                gpus=GPUS,
+                nodeSelector=where,
+                resources=asking(cpu="997", memory=f"{first_mib + n}Mi"),
+            )
             for n in range(count)
         )
     )
