@@ -65,8 +65,8 @@ def let_in(over: Stage, held_back: list[str]) -> None:
 
 
 def crowd(stage: Stage, number: int, count: int) -> Stage:
-    """Create pods of `count` different shapes that fit nowhere, in a namespace of their own. No other crowd has
-    these shapes."""
+    """Create pods of `count` different shapes that fit nowhere and that no other crowd has, in a namespace of
+    their own."""
     name, first_mib = f"crowd-{number}", 10_000 * number + 1
     stage.cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     here = replace(stage, namespace=name, running=[], nodes=[])
