@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
@@ -66,7 +67,7 @@ class World:
         *nodes: Node,
         opened: bool = True,
         max_decisions: int = 1_000_000,
-        max_rows: int | None = None,
+        max_rows: float = inf,
         **config: Any,
     ) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})

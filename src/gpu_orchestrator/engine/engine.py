@@ -11,8 +11,9 @@ task dispatcher each run one: they differ in where events come from and who perf
 
 from collections.abc import Callable, Iterable
 from itertools import count
+from math import inf
 
-from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, why_not
 from gpu_orchestrator.core.policy import Policy, Rng
@@ -27,17 +28,13 @@ from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
 
-MAX_WAVES = 4
-"""How often one call wakes more of very many parked requests."""
-
 
 class Engine:
     """`policy_of` may raise for a request that it cannot serve: `handle` then raises and changes nothing, and
     `handle_all` refuses that request and takes in the other events. A policy that raises while it decides
     refuses its request, which rests and is tried again. `max_in_flight` bounds decisions that are not yet
     carried out, so that a later request can still go first. `max_decisions` bounds one call, and `max_rows`
-    how many rows of nodes may be judged for shapes that are not cached, from one `Tick` to the next, so that
-    the caller stays responsive: `deadline` then returns "now"."""
+    the rows of nodes judged for new shapes from one `Tick` to the next: `deadline` then returns "now"."""
 
     def __init__(
         self,
@@ -48,7 +45,7 @@ class Engine:
         backoff: Backoff | None = None,
         max_in_flight: int = 1_000_000,
         max_decisions: int = 1_000_000,
-        max_rows: int | None = None,
+        max_rows: float = inf,
     ) -> None:
         self._policy_of, self._rng = policy_of, rng
         self._order = order or PriorityThenTime()
@@ -104,7 +101,7 @@ class Engine:
             # `policy_of` may be a plugin: what it raises concerns this request alone.
             except Exception as error:
                 if isinstance(event, RequestAdded):
-                    actions.append(Refuse(event.request, self._broken(error)))
+                    actions.append(Refuse(event.request, not_judged(len(self.cluster), error)))
                 else:
                     failed = failed or error
         if failed is not None:
@@ -130,7 +127,7 @@ class Engine:
         try:
             return why_not(waiting.request.shape, self.cluster, waiting.policy)
         except Exception as error:  # `_decide` refuses the request with the same words
-            return self._broken(error)
+            return not_judged(len(self.cluster), error)
 
     def state_of(self, key: str) -> State | None:
         """Return the state of a request; None if the engine does not know it."""
@@ -258,25 +255,19 @@ class Engine:
             self._queue.wake_for(self.cluster, node, observed=observed)
 
     def _decide_active(self, now: float, actions: list[Action]) -> None:
-        queue, waves = self._queue, 0
+        queue = self._queue
         for _ in range(self._max_decisions):
             if len(self._in_flight) >= self._max_in_flight or self._has_judged_most():
                 return
-            if (waiting := queue.pop()) is None:
-                waves += 1
-                if waves <= MAX_WAVES and queue.wake_more(self.cluster):
-                    continue
+            if (waiting := queue.pop(self.cluster)) is None:
                 return
-            refusal = queue.join_parked(waiting) or queue.park_again(waiting, self.cluster)
-            if refusal is not None:
+            if refusal := queue.join_parked(waiting) or queue.park_again(waiting, self.cluster):
                 actions.append(Refuse(waiting.request, refusal))
             else:
                 actions.append(self._decide(waiting, now))
 
     def _has_judged_most(self) -> bool:
         """Return True if the next decision must wait for a `Tick`."""
-        if self._max_rows is None:
-            return False
         return self.cluster.standings.rows_judged - self._rows_at_tick >= self._max_rows
 
     def _decide(self, waiting: Waiting, now: float) -> Action:
@@ -286,7 +277,7 @@ class Engine:
         except Exception as error:  # policy and order may be plugins: the others go on, this one is retried
             queue.rest(waiting, now)
             queue.activate_next(waiting)
-            return Refuse(request, self._broken(error))
+            return Refuse(request, not_judged(len(self.cluster), error))
         if isinstance(answer, Refusal):
             queue.park(waiting, answer, self.cluster)
             return Refuse(request, answer)
@@ -306,7 +297,3 @@ class Engine:
         if isinstance(answer, Placement):
             self._cache.assume(answer)
         return answer, cost
-
-    def _broken(self, error: Exception) -> Refusal:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return Refusal(len(self.cluster), error=f"could not be judged: {said}")

@@ -44,7 +44,7 @@ class SchedulingQueue:
         return {"active": active, "parked": parked, "resting": len(self._waiting) - active - parked}
 
     def has_next(self) -> bool:
-        """Return True if `pop` would return a request, or `wake_more` may find some."""
+        """Return True if `pop` may return a request now or soon."""
         return self._active.has_turn() or self._unschedulable.has_more
 
     def rested_at(self) -> float | None:
@@ -64,13 +64,17 @@ class SchedulingQueue:
         self._enter(waiting)
         self.rest(waiting, now)
 
-    def pop(self) -> Waiting | None:
+    def pop(self, cluster: Cluster) -> Waiting | None:
         """Return the next request to decide; None if all active ones belong to flows at their limit, or if
-        one that `wake_more` finds may come before them."""
-        parked = self._unschedulable
-        if parked.has_more and (self._active.first() or LAST) > parked.checked_up_to():
-            return None
-        return self._active.pop()
+        parked ones are left to be checked that may come before: call it again soon."""
+        if self._may_be_behind():
+            self._wake_more(cluster)
+            if self._may_be_behind():
+                return None
+        found = self._active.pop()
+        if found is None and self._unschedulable.has_more:
+            self._wake_more(cluster)
+        return found
 
     def join_parked(self, waiting: Waiting) -> Refusal | None:
         """Park a request whose shape is known not to fit, and return why; None if that is not known."""
@@ -121,20 +125,20 @@ class SchedulingQueue:
         for group in self._unschedulable.helped_by(cluster, node, observed=observed):
             self._activate(self._unschedulable.wake(group))
 
-    def wake_more(self, cluster: Cluster) -> bool:
-        """Wake the next parked requests that fit on a node that changed; return False if there are none left
-        to check."""
-        if not self._unschedulable.has_more:
-            return False
-        for group in self._unschedulable.helped_more(cluster):
-            self._activate(self._unschedulable.wake(group))
-        return True
-
     def limits_changed(self, changed: bool) -> None:
         """If a flow reached its limit or dropped below it, let each awake group send its next request."""
         if changed:
             for waiting in self._unschedulable.wake_all():
                 self._active.push(waiting)
+
+    def _may_be_behind(self) -> bool:
+        """Return True if parked requests are left to be checked that may come before all active ones."""
+        parked = self._unschedulable
+        return parked.has_more and (self._active.first() or LAST) > parked.checked_up_to()
+
+    def _wake_more(self, cluster: Cluster) -> None:
+        for group in self._unschedulable.helped_more(cluster):
+            self._activate(self._unschedulable.wake(group))
 
     def _enter(self, waiting: Waiting) -> None:
         self._waiting[waiting.request.key] = waiting

@@ -87,21 +87,12 @@ class Coordinator:
     def count_holdings(self) -> Iterator[None]:
         """Count what is held in the initial state, step by step. Afterwards every change counts at once."""
         if self._initial is not None:
-            for batch in self._initial.batches():
-                try:
-                    self.engine.handle_all(batch, self._clock())
-                except Exception:  # the edge of one batch: the engine has taken in the others
-                    log.exception(
-                        "holdings could not be counted", keys=[each.placement.key for each in batch]
-                    )
-                yield
+            yield from self._initial.send(lambda batch: self.engine.handle_all(batch, self._clock()))
             self._initial = None
 
     def open(self) -> None:
-        """Begin to decide: the watches have delivered the initial state. The pods that wait already come in a
-        few per tick."""
-        for _ in self.count_holdings():
-            pass
+        """Begin to decide: the initial state is known. The pods that wait already come in a few per tick."""
+        list(self.count_holdings())
         self.pending.open()
 
     def close(self) -> None:
