@@ -6,17 +6,21 @@ from itertools import count
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_orchestrator.core import standing_cache
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.columns import Floats
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.engine import unschedulable
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
+    Action,
     Event,
     LimitChanged,
     NodeRemoved,
@@ -67,6 +71,7 @@ STATES: dict[str, set[str | None]] = {
 
 
 IN_FLIGHT: set[str | None] = {"in flight"}
+WAITS = STATES["waiting"]
 
 
 @dataclass
@@ -235,3 +240,42 @@ def _finish(engine: Engine, model: Model) -> None:
     counts = engine.counts()
     assert counts["active"] == counts["resting"] == counts["in flight"] == 0
     assert counts["parked"] == len(model.keys("waiting"))
+
+
+@cases(150)
+@given(seed=st.integers(0, 2**32), length=st.integers(1, 60), at_once=st.sampled_from([2, 1000]))
+def test_slices_do_not_change_what_is_placed(seed: int, length: int, at_once: int) -> None:
+    """One engine decides all at once. The other judges one shape per tick, wakes one parked shape at a time,
+    and has forgotten nearly every standing."""
+    rng = Random(seed)
+    whole = Engine(REGISTRY.policy_of, Random(1), max_in_flight=at_once)
+    sliced = Engine(REGISTRY.policy_of, Random(1), max_in_flight=at_once, max_decisions=1, max_rows=1)
+    shapes, model = [a_shape(rng) for _ in range(8)], Model(PriorityThenTime())
+    for number in range(length):
+        event = _some_event(rng, model, shapes, number)
+        if isinstance(event, RequestAdded) and event.request.strategy in ("unheard", "fragile"):
+            continue
+        model.now += 0.7
+        model.expect(event)
+        placed = _placed(whole.handle(event, model.now))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(unschedulable, "WAVE", 1)
+            patch.setattr(standing_cache, "KEEP", 2)
+            patch.setattr(standing_cache, "KEEP_REFUSED", 1)
+            assert _placed(_all_slices(sliced, event, model.now)) == placed
+        for key, _ in placed:
+            model.phases[key] = "flying"
+        assert {key: sliced.state_of(key) in WAITS for key in model.phases} == {
+            key: whole.state_of(key) in WAITS for key in model.phases
+        }
+
+
+def _placed(actions: list[Action]) -> list[tuple[str, Placement]]:
+    return [(action.request.key, action.placement) for action in actions if isinstance(action, Place)]
+
+
+def _all_slices(engine: Engine, event: Event, now: float) -> list[Action]:
+    actions = engine.handle(event, now)
+    while engine.deadline(now) == now:
+        actions += engine.handle(Tick(), now)
+    return actions

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
@@ -37,6 +38,7 @@ class RecordingExecutor:
         self.refused: dict[str, str] = {}
         self.released: list[PodEnded] = []
         self.cleared: list[str] = []
+        self.tick_at: float | None = None
 
     def bind(self, job: BindJob) -> None:
         self.jobs.append(job)
@@ -53,14 +55,22 @@ class RecordingExecutor:
     def clear_leases(self, pod: Pod) -> None:
         self.cleared.append(pod.metadata.name)
 
-    def wake_at(self, moment: float | None) -> None: ...
+    def wake_at(self, moment: float | None) -> None:
+        self.tick_at = moment
 
 
 class World:
     """A coordinator with its stores, changed as a watch would change them. The agents of the nodes in
     `silent` give no sign of life."""
 
-    def __init__(self, *nodes: Node, opened: bool = True, **config: Any) -> None:
+    def __init__(
+        self,
+        *nodes: Node,
+        opened: bool = True,
+        max_decisions: int = 1_000_000,
+        max_rows: float = inf,
+        **config: Any,
+    ) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
@@ -68,7 +78,9 @@ class World:
         self.leases: Store[Lease] = Store()
         stores = Stores(self.pods, self.nodes, self.claims, self.node_statuses, self.leases, Store(), Store())
         self.executor = RecordingExecutor()
-        engine = Engine(Registry().policy_of, random.Random(1))
+        engine = Engine(
+            Registry().policy_of, random.Random(1), max_decisions=max_decisions, max_rows=max_rows
+        )
         self.now = 0.0
         self.silent: set[str] = set()
         self.coordinator = Coordinator(

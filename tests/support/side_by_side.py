@@ -19,6 +19,7 @@ HEAVY = frozenset(
         "tests/scenarios/manager/test_logs.py",
         "tests/scenarios/manager/test_nemesis.py",
         "tests/scenarios/scheduler/test_crashes.py",
+        "tests/scenarios/scheduler/test_leadership.py",
         "tests/scenarios/scheduler/test_races.py",
         "tests/scenarios/scheduler/test_scale.py",
         "tests/scenarios/manager/test_sharing.py",

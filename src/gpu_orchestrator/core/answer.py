@@ -65,6 +65,12 @@ class Refusal:
         return self.message
 
 
+def not_judged(nodes: int, error: Exception) -> Refusal:
+    """Return the refusal of a request for which the policy raised."""
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return Refusal(nodes, error=f"could not be judged: {said}")
+
+
 _SINGULAR = {"have": "has", "are": "is", "offer": "offers", "lack": "lacks", "do": "does"}
 
 

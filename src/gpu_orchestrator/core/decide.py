@@ -24,6 +24,7 @@ def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Plac
     does."""
     standing = current(request.shape, cluster, policy)
     row = _best(standing.scores, policy, rng)
+    cluster.standings.set_fitting((request.shape, policy), fits=row is not None)
     if row is None:
         return explain.refusal(standing, cluster)
     return _placement(request, standing.offers(cluster, np.array([row])))

@@ -56,9 +56,10 @@ class Standing:
         """Check again the nodes that changed since the last time."""
         if self.changed_mark == cluster.changed.mark:
             return
-        observed = cluster.observed.since(self.observed_mark)
-        changed = cluster.changed.since(self.changed_mark)
-        if observed is None or changed is None or len(self.codes) != cluster.inventory.size:
+        is_sized = len(self.codes) == cluster.inventory.size
+        observed = cluster.observed.since(self.observed_mark) if is_sized else None
+        changed = cluster.changed.since(self.changed_mark) if is_sized else None
+        if observed is None or changed is None:
             self._start_over(cluster)
         elif not observed and len(changed) <= FEW and self._may_look_up(cluster):
             self._look_again(cluster, changed)
@@ -94,6 +95,7 @@ class Standing:
     def _start_over(self, cluster: "Cluster") -> None:
         self.seen.clear()
         size = cluster.inventory.size
+        cluster.standings.rows_judged += size
         self.fact_codes, self.codes = np.zeros(size, np.int16), np.zeros(size, np.int16)
         self.scores = np.full(size, -np.inf)
         rows = np.arange(size)

@@ -11,8 +11,9 @@ task dispatcher each run one: they differ in where events come from and who perf
 
 from collections.abc import Callable, Iterable
 from itertools import count
+from math import inf
 
-from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, why_not
 from gpu_orchestrator.core.policy import Policy, Rng
@@ -32,8 +33,8 @@ class Engine:
     """`policy_of` may raise for a request that it cannot serve: `handle` then raises and changes nothing, and
     `handle_all` refuses that request and takes in the other events. A policy that raises while it decides
     refuses its request, which rests and is tried again. `max_in_flight` bounds decisions that are not yet
-    carried out, so that a later request can still go first. `max_decisions` bounds one call, so that the
-    caller stays responsive: `deadline` then returns "now"."""
+    carried out, so that a later request can still go first. `max_decisions` bounds one call, and `max_rows`
+    the rows of nodes judged for new shapes from one `Tick` to the next: `deadline` then returns "now"."""
 
     def __init__(
         self,
@@ -44,10 +45,12 @@ class Engine:
         backoff: Backoff | None = None,
         max_in_flight: int = 1_000_000,
         max_decisions: int = 1_000_000,
+        max_rows: float = inf,
     ) -> None:
         self._policy_of, self._rng = policy_of, rng
         self._order = order or PriorityThenTime()
         self._max_in_flight, self._max_decisions = max_in_flight, max_decisions
+        self._max_rows, self._rows_at_tick = max_rows, 0
         self._cache = Cache()
         self._fair_share = FairShare()
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff())
@@ -98,7 +101,7 @@ class Engine:
             # `policy_of` may be a plugin: what it raises concerns this request alone.
             except Exception as error:
                 if isinstance(event, RequestAdded):
-                    actions.append(Refuse(event.request, self._broken(error)))
+                    actions.append(Refuse(event.request, not_judged(len(self.cluster), error)))
                 else:
                     failed = failed or error
         if failed is not None:
@@ -124,7 +127,7 @@ class Engine:
         try:
             return why_not(waiting.request.shape, self.cluster, waiting.policy)
         except Exception as error:  # `_decide` refuses the request with the same words
-            return self._broken(error)
+            return not_judged(len(self.cluster), error)
 
     def state_of(self, key: str) -> State | None:
         """Return the state of a request; None if the engine does not know it."""
@@ -167,7 +170,7 @@ class Engine:
             case events.LimitChanged(flow, most):
                 self._queue.limits_changed(self._fair_share.allow(flow, most))
             case events.Tick():
-                pass
+                self._rows_at_tick = self.cluster.standings.rows_judged
 
     def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
@@ -254,12 +257,18 @@ class Engine:
     def _decide_active(self, now: float, actions: list[Action]) -> None:
         queue = self._queue
         for _ in range(self._max_decisions):
-            if len(self._in_flight) >= self._max_in_flight or (waiting := queue.pop()) is None:
+            if len(self._in_flight) >= self._max_in_flight or self._has_judged_most():
                 return
-            if (refusal := queue.join_parked(waiting)) is not None:
+            if (waiting := queue.pop(self.cluster)) is None:
+                return
+            if refusal := queue.join_parked(waiting) or queue.park_again(waiting, self.cluster):
                 actions.append(Refuse(waiting.request, refusal))
             else:
                 actions.append(self._decide(waiting, now))
+
+    def _has_judged_most(self) -> bool:
+        """Return True if the next decision must wait for a `Tick`."""
+        return self.cluster.standings.rows_judged - self._rows_at_tick >= self._max_rows
 
     def _decide(self, waiting: Waiting, now: float) -> Action:
         request, queue = waiting.request, self._queue
@@ -268,7 +277,7 @@ class Engine:
         except Exception as error:  # policy and order may be plugins: the others go on, this one is retried
             queue.rest(waiting, now)
             queue.activate_next(waiting)
-            return Refuse(request, self._broken(error))
+            return Refuse(request, not_judged(len(self.cluster), error))
         if isinstance(answer, Refusal):
             queue.park(waiting, answer, self.cluster)
             return Refuse(request, answer)
@@ -288,7 +297,3 @@ class Engine:
         if isinstance(answer, Placement):
             self._cache.assume(answer)
         return answer, cost
-
-    def _broken(self, error: Exception) -> Refusal:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return Refusal(len(self.cluster), error=f"could not be judged: {said}")

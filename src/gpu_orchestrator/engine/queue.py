@@ -42,6 +42,14 @@ class Queue:
         """Return True if a request waits whose flow is below its limit."""
         return self._size > 0 and any(lane.has_turn(self._fair_share) for lane in self.lanes.values())
 
+    def first(self) -> tuple[float, ...] | None:
+        """Return where the first request stands beside those of other queues: by lane, rank and number; None
+        if the queue is empty. What flows have had does not count."""
+        for number in sorted(self.lanes, reverse=True):
+            if (first := self.lanes[number].first()) is not None:
+                return -number, *first
+        return None
+
     def push(self, waiting: Waiting) -> None:
         waiting.queue = self
         lane = self.lanes.get(waiting.lane)
@@ -90,6 +98,14 @@ class _Lane:
 
     def __bool__(self) -> bool:
         return bool(self._flows)
+
+    def first(self) -> tuple[float, ...] | None:
+        """Return rank and number of the first request; None if there is none."""
+        for heap in self._heaps.values():
+            while heap and heap[0][2].queue is not self._queue:
+                heappop(heap)
+        firsts = [(*heap[0][0], heap[0][1]) for heap in self._heaps.values() if heap]
+        return min(firsts, default=None)
 
     def has_turn(self, fair_share: FairShare) -> bool:
         return any(not fair_share.is_full(flow) for _, flow in self._flows)

@@ -4,6 +4,7 @@ As in kube-scheduler: `pop` hands out the next request to decide, and the engine
 parks it (`park`) or lets it rest (`rest`). What becomes free wakes the parked requests that fit there.
 """
 
+from math import inf
 from typing import Literal
 
 from gpu_orchestrator.core.answer import Refusal
@@ -14,6 +15,7 @@ from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.engine.unschedulable import Unschedulable
 
+LAST = (inf,)
 State = Literal["active", "parked", "resting", "in flight", "held"]
 """Where a request is in the engine; the first three are the queue's."""
 
@@ -42,8 +44,8 @@ class SchedulingQueue:
         return {"active": active, "parked": parked, "resting": len(self._waiting) - active - parked}
 
     def has_next(self) -> bool:
-        """Return True if `pop` would return a request."""
-        return self._active.has_turn()
+        """Return True if `pop` may return a request now or soon."""
+        return self._active.has_turn() or self._unschedulable.has_more
 
     def rested_at(self) -> float | None:
         """Return when the next resting request becomes active; None if none rests."""
@@ -62,9 +64,17 @@ class SchedulingQueue:
         self._enter(waiting)
         self.rest(waiting, now)
 
-    def pop(self) -> Waiting | None:
-        """Return the next request to decide; None if all active ones belong to flows at their limit."""
-        return self._active.pop()
+    def pop(self, cluster: Cluster) -> Waiting | None:
+        """Return the next request to decide; None if all active ones belong to flows at their limit, or if
+        parked ones are left to be checked that may come before: call it again soon."""
+        if self._may_be_behind():
+            self._wake_more(cluster)
+            if self._may_be_behind():
+                return None
+        found = self._active.pop()
+        if found is None and self._unschedulable.has_more:
+            self._wake_more(cluster)
+        return found
 
     def join_parked(self, waiting: Waiting) -> Refusal | None:
         """Park a request whose shape is known not to fit, and return why; None if that is not known."""
@@ -72,6 +82,11 @@ class SchedulingQueue:
             return None
         self._unschedulable.join(group, waiting)
         return group.refusal
+
+    def park_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
+        """Park a woken request that by the numbers fits nowhere, and return why; None if it must be
+        judged."""
+        return self._unschedulable.sleep_again(waiting, cluster)
 
     def park(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
         """Park a request that was refused just now, until a node could take it."""
@@ -115,6 +130,15 @@ class SchedulingQueue:
         if changed:
             for waiting in self._unschedulable.wake_all():
                 self._active.push(waiting)
+
+    def _may_be_behind(self) -> bool:
+        """Return True if parked requests are left to be checked that may come before all active ones."""
+        parked = self._unschedulable
+        return parked.has_more and (self._active.first() or LAST) > parked.checked_up_to()
+
+    def _wake_more(self, cluster: Cluster) -> None:
+        for group in self._unschedulable.helped_more(cluster):
+            self._activate(self._unschedulable.wake(group))
 
     def _enter(self, waiting: Waiting) -> None:
         self._waiting[waiting.request.key] = waiting

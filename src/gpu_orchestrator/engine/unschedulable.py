@@ -3,9 +3,13 @@
 A group sleeps until a node could take its shape. Then only its first request becomes active; each one that is
 placed activates the next, and the first that is refused puts the group back to sleep. So ten thousand equal
 requests cost one decision per event that could help them, and an event that cannot help costs one comparison.
+
+Ten thousand different ones are woken in waves: an event checks and wakes the first `WAVE` groups, in the
+order of their requests, and `helped_more` the next ones. A group that was woken in vain goes back to sleep
+after a look at the numbers, without a closer look at every node.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
@@ -13,15 +17,17 @@ from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, first_obstacle
+from gpu_orchestrator.engine.eligible_rows import EligibleRows
 from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.queue import Queue, Waiting
-from gpu_orchestrator.engine.wakeup_index import WakeupIndex
+from gpu_orchestrator.engine.wakeup_index import WakeupIndex, is_met_anywhere
 
-FEW = 256
-"""A group that at most this many nodes could ever take is looked up by node; the others are compared with
-every node."""
+WAVE = 512
+"""How many groups are checked closely at once."""
 
 Key = tuple[Shape, Policy]
+Order = tuple[float, ...]
+FIRST: Order = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +37,6 @@ class Group:
     refusal: Refusal
     slot: int
     filters: tuple[Filter, ...] = ()
-    rows: set[int] = field(default_factory=set)
     asleep: bool = True
 
 
@@ -42,8 +47,10 @@ class Unschedulable:
         self._wakeup = WakeupIndex()
         self._slots: list[Group | None] = []
         self._unused: list[int] = []
-        self._few: set[int] = set()
-        self._by_row: dict[int, set[int]] = {}
+        self._eligible = EligibleRows()
+        self._orders: list[Order] = []
+        self._waves: dict[str, Order] = {}
+        """By node: the last group in order that was checked, while others are left to be checked."""
 
     def __len__(self) -> int:
         return sum(len(group.queue) for group in self._groups.values())
@@ -62,34 +69,75 @@ class Unschedulable:
             group = self._groups[key] = Group(key, Queue(self._fair_share), refusal, self._new_slot())
             self._slots[group.slot] = group
         group.refusal, group.asleep = refusal, True
-        group.queue.push(waiting)
-        self._unwatch(group)
-        self._watch(group, cluster)
+        self.join(group, waiting)
+        standing = current(waiting.request.shape, cluster, waiting.policy)
+        group.filters = standing.filters
+        self._wakeup.set(group.slot, waiting.request.shape, cluster)
+        self._eligible.set(group.slot, standing.eligible(), cluster.inventory.size)
+
+    def sleep_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
+        """Park a woken request and return why, if by the numbers it fits nowhere and the closer look would
+        have to begin from the start; None if it must be judged."""
+        key = (waiting.request.shape, waiting.policy)
+        group = self._groups.get(key)
+        if group is None or key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
+            return None
+        group.asleep = True
+        self.join(group, waiting)
+        self._wakeup.set(group.slot, waiting.request.shape, cluster)
+        return group.refusal
 
     def join(self, group: Group, waiting: Waiting) -> None:
         group.queue.push(waiting)
+        self._orders[group.slot] = group.queue.first() or FIRST
 
     def helped_by(self, cluster: Cluster, name: str, *, observed: bool) -> list[Group]:
         """Return the sleeping groups that fit on this node now. `observed`: the node itself changed, not only
         what is free on it."""
         if not self._groups:
             return []
-        row = cluster.row(name)
         if observed:
-            self._notice(row)
+            self._eligible.notice(cluster.row(name))
+        return self._next_wave(cluster, name, FIRST)
+
+    @property
+    def has_more(self) -> bool:
+        """True if `helped_more` has groups to check."""
+        return bool(self._waves)
+
+    def checked_up_to(self) -> Order:
+        """Return the order up to which all groups were checked that a node could help."""
+        return min(self._waves.values())
+
+    def helped_more(self, cluster: Cluster) -> list[Group]:
+        """Return the next sleeping groups that fit on a node on which not all groups were checked yet."""
+        name = min(self._waves, key=self._waves.__getitem__)
+        after = self._waves.pop(name)
+        return self._next_wave(cluster, name, after) if name in cluster else []
+
+    def _next_wave(self, cluster: Cluster, name: str, after: Order) -> list[Group]:
+        if self._waves:
+            self._waves.pop(name, None)
+        row = cluster.row(name)
         met = self._wakeup.met_by(cluster, row)
-        near = self._by_row.get(row, set())
-        slots = [slot for slot in met if slot not in self._few or slot in near]
+        if not len(met):
+            return []
+        slots: list[int] = self._eligible.among(met, row).tolist()
+        if after != FIRST:
+            slots = [slot for slot in slots if self._orders[slot] > after]
+        if len(slots) > WAVE:
+            slots = sorted(slots, key=self._orders.__getitem__)[:WAVE]
+            self._waves[name] = self._orders[slots[-1]]
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
 
     def wake(self, group: Group) -> Waiting | None:
         """Return the next request of a group that may fit; None if all of its flows are at their limit. A
-        group without requests is dropped."""
+        group without requests is dropped, but not while its last one is being decided."""
         if group.asleep:
             group.asleep = False
-            self._unwatch(group)
+            self._wakeup.clear(group.slot)
         first = group.queue.pop()
-        if not group.queue:
+        if first is None and not group.queue:
             self._drop(group)
         return first
 
@@ -112,47 +160,12 @@ class Unschedulable:
 
     def _fits(self, group: Group, cluster: Cluster, row: int) -> bool:
         obstacle = first_obstacle(group.filters, cluster, row)
-        if obstacle is not None and obstacle.fact and group.slot in self._few:
-            self._look_away(group, row)  # this node cannot take the group until the node itself changes
+        if obstacle is not None and obstacle.fact:
+            self._eligible.exclude(group.slot, row)
         return obstacle is None
 
-    def _watch(self, group: Group, cluster: Cluster) -> None:
-        """Register the group, so that `helped_by` finds it when a node could take it."""
-        shape, policy = group.key
-        standing = current(shape, cluster, policy)
-        group.filters = standing.filters
-        self._wakeup.set(group.slot, shape, cluster)
-        rows = standing.eligible()
-        if len(rows) <= FEW:
-            self._few.add(group.slot)
-            for row in rows.tolist():
-                self._look_at(group, row)
-
-    def _unwatch(self, group: Group) -> None:
-        self._wakeup.clear(group.slot)
-        self._few.discard(group.slot)
-        for row in list(group.rows):
-            self._look_away(group, row)
-
-    def _notice(self, row: int) -> None:
-        """A node changed: for a group that watches few nodes, it may have become one of them."""
-        for slot in self._few:
-            if (group := self._slots[slot]) is not None:
-                self._look_at(group, row)
-
-    def _look_at(self, group: Group, row: int) -> None:
-        group.rows.add(row)
-        self._by_row.setdefault(row, set()).add(group.slot)
-
-    def _look_away(self, group: Group, row: int) -> None:
-        group.rows.discard(row)
-        slots = self._by_row[row]
-        slots.discard(group.slot)
-        if not slots:
-            del self._by_row[row]
-
     def _drop(self, group: Group) -> None:
-        self._unwatch(group)
+        self._wakeup.clear(group.slot)
         del self._groups[group.key]
         self._slots[group.slot] = None
         self._unused.append(group.slot)
@@ -161,4 +174,5 @@ class Unschedulable:
         if self._unused:
             return self._unused.pop()
         self._slots.append(None)
+        self._orders.append(FIRST)
         return len(self._slots) - 1

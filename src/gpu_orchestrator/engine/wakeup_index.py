@@ -13,6 +13,7 @@ from gpu_orchestrator.core.request import Shape
 NOTHING = np.iinfo(np.int64).min
 IMPOSSIBLE = np.iinfo(np.int64).max
 WHOLE_DEVICES, MILLI, FIRST_RESOURCE = 0, 1, 2
+NONE: Ints = np.zeros(0, np.int64)
 
 
 class WakeupIndex:
@@ -45,7 +46,7 @@ class WakeupIndex:
         if slot < self._table.shape[1]:
             self._table[:, slot] = IMPOSSIBLE
 
-    def met_by(self, cluster: Cluster, row: int) -> list[int]:
+    def met_by(self, cluster: Cluster, row: int) -> Ints:
         """Return the slots for which this node has enough by the numbers. Devices are compared first, because
         they decide most often."""
         self._hear_of_new(cluster)
@@ -54,15 +55,14 @@ class WakeupIndex:
         if self._least is None:
             self._least = _least(table[WHOLE_DEVICES]), _least(table[MILLI])
         if whole < self._least[0] and milli < self._least[1]:
-            return []
+            return NONE
         slots = where((table[WHOLE_DEVICES] <= whole) & (table[MILLI] <= milli))
         kinds = table.shape[0] - FIRST_RESOURCE
         has = np.zeros(kinds, np.int64)
         known = min(kinds, usage.kinds)
         has[:known] = usage.free[row, :known]
         enough = np.logical_and.reduce(table[FIRST_RESOURCE:, slots] <= has[:, None], axis=0)
-        found: list[int] = slots[enough].tolist()
-        return found
+        return slots[enough]
 
     def _hear_of_new(self, cluster: Cluster) -> None:
         """Add the shapes that need a resource which no node had, once a node offers a new resource."""
@@ -80,6 +80,22 @@ class WakeupIndex:
         self._table[: old.shape[0], : old.shape[1]] = old
         used = where(old[WHOLE_DEVICES] != IMPOSSIBLE)
         self._table[old.shape[0] :, used] = NOTHING
+
+
+def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
+    """Return True if some node has enough for the shape by the numbers. If none has, the shape fits nowhere,
+    and the closer look at every node can be saved."""
+    usage, inventory = cluster.usage, cluster.inventory
+    has, needs = (
+        (usage.whole, shape.gpus) if shape.exclusive else (usage.spare_milli, shape.gpus * shape.milli)
+    )
+    rows = where(inventory.alive & (has[: inventory.size] >= needs))
+    for name, amount in shape.resources:
+        kind = inventory.kind(name)
+        if not len(rows) or not 0 < kind < usage.kinds:
+            return False
+        rows = rows[usage.free[rows, kind] >= amount]
+    return len(rows) > 0
 
 
 def _least(needs: Ints) -> int:

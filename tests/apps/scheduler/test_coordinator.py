@@ -185,12 +185,12 @@ def test_refusal_is_reported_again_only_when_the_reason_changes() -> None:
     world = World(node("a", 1))
     world.pod(pod("p", gpus=2))
     assert world.executor.refused.pop("p") == "0/1 nodes fit: 1 has fewer than 2 free GPUs"
-    world.coordinator.pending.refresh(10)
+    list(world.coordinator.pending.refresh(10))
     assert world.executor.refused == {}
     world.node(node("a", 1, unschedulable=True))
-    world.coordinator.pending.refresh(0)
+    list(world.coordinator.pending.refresh(0))
     assert world.executor.refused == {}
-    world.coordinator.pending.refresh(10)
+    list(world.coordinator.pending.refresh(10))
     assert world.executor.refused == {"p": "0/1 nodes fit: 1 is cordoned"}
 
 

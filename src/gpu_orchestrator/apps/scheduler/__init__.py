@@ -10,6 +10,8 @@ Read the modules in this order:
   cycle/pod_request          a pod and its claim → the engine's request, or why the pod cannot be scheduled
   cycle/claim_users          which pod each claim is assigned to, from the decision until its devices are free
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
+  cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
+  cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
   accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
   accounting/holdings        what bound pods hold
   accounting/lease_index     device leases by device and by pod, and which of them count as taken
@@ -35,6 +37,7 @@ These calls go back up, against that order:
   executor → coordinator     `done`, `cleared`, `tick`: a job's outcome, the end of a clearing, and the timer
                              that the engine asked for. They come from the event loop, never from inside a
                              call of the coordinator, so that its handlers run to their end first.
+  pending → executor         `wake`, through the coordinator: requests wait for the next tick to enter
   pending, holdings, lease_index, node_view → coordinator
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.

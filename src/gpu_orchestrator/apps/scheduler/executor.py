@@ -51,7 +51,8 @@ class KubeExecutor:
         self._binder, self._reporter = binder, reporter
         self._metrics, self._pacer = metrics, pacer
         self._tasks = BackgroundTasks()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._tick_at = 0.0
 
     def attach(self, coordinator: Coordinator, releaser: Releaser) -> None:
         """Report outcomes to this coordinator, and hand ended pods to this releaser."""
@@ -81,13 +82,14 @@ class KubeExecutor:
         self._tasks.start(self._clear_leases(pod))
 
     def wake_at(self, moment: float | None) -> None:
-        """Send the engine a tick at this time; None cancels it. Only the latest call counts."""
+        """Send the engine a tick at this time or before; None cancels it."""
         if self._timer is not None:
-            if self._timer.when() == moment:
+            if moment is not None and self._tick_at <= moment:
                 return
             self._timer.cancel()
             self._timer = None
         if moment is not None:
+            self._tick_at = moment
             self._timer = asyncio.get_running_loop().call_at(moment, self._tick)
 
     async def finish(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
@@ -35,6 +36,8 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 
 MAX_DECISIONS = 64
+# How many rows of nodes to judge for new shapes before other tasks may run: 10 to 30 ms.
+MAX_ROWS = 50_000
 # Allocations less deallocations before a garbage collection. Reference counting frees nearly all our objects.
 COLLECT_EVERY = 20_000
 
@@ -77,7 +80,11 @@ class Scheduler:
             client, self._pod_status, used_leases, binder, self._reporter, metrics=metrics, pacer=pacer
         )
         engine = Engine(
-            registry.policy_of, rng, max_in_flight=settings.max_in_flight, max_decisions=MAX_DECISIONS
+            registry.policy_of,
+            rng,
+            max_in_flight=settings.max_in_flight,
+            max_decisions=MAX_DECISIONS,
+            max_rows=MAX_ROWS,
         )
         self._agent_liveness = AgentLiveness(
             clock, lambda: datetime.now(UTC), changed=lambda node: self.coordinator.nodes.on_agent(node)
@@ -90,6 +97,7 @@ class Scheduler:
                 settings.scheduler_name,
                 clears_leftovers=settings.leader_elect,
                 uses_leases=uses_leases,
+                max_waiting_shapes=settings.max_waiting_shapes,
             ),
             clock=clock,
             waited_s=waited_s,
@@ -126,7 +134,10 @@ class Scheduler:
 
     async def work(self) -> None:
         """Take in the initial state, then decide until `stop` is called and the running jobs have ended."""
-        self._register_handlers()
+        _freeze_known_objects()
+        breath = Breath(asyncio.get_running_loop().time)
+        await self._register_handlers(breath)
+        await breath.through(self.coordinator.count_holdings())
         _freeze_known_objects()
         self.coordinator.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
@@ -142,23 +153,24 @@ class Scheduler:
     def stop(self) -> None:
         self._stopped.set()
 
-    def _register_handlers(self) -> None:
-        """Register in this order: everything held must be known before a pod's request is queued."""
+    async def _register_handlers(self, breath: Breath) -> None:
+        """Register in this order: everything held must be known before a pod's request is queued. In a large
+        cluster this takes seconds, in which the leader must renew its lease."""
         watches = self._watches
-        watches.nodes.on_change(self.coordinator.nodes.on_node)
-        watches.node_statuses.on_change(self.coordinator.nodes.on_node_status)
-        watches.node_statuses.on_change(self._releaser.on_node_status)
-        watches.claims.on_change(self.coordinator.on_claim)
-        watches.leases.on_change(self._written_leases.observe)
-        watches.leases.on_change(self._agent_liveness.on_lease)
-        watches.leases.on_change(self.coordinator.lease_index.on_lease)
-        watches.pods.on_change(self._pod_status.on_pod)
-        watches.pods.on_change(self.coordinator.on_pod)
-        watches.volumes.on_change(self.coordinator.on_volume)
-        watches.volume_claims.on_change(self.coordinator.on_volume_claim)
-        watches.pods.on_change(self._claim_controller.on_pod)
-        watches.leases.on_change(self._claim_controller.on_lease)
-        watches.claims.on_change(self._claim_controller.on_claim)
+        await watches.nodes.on_change_in_slices(self.coordinator.nodes.on_node, breath)
+        await watches.node_statuses.on_change_in_slices(self.coordinator.nodes.on_node_status, breath)
+        await watches.node_statuses.on_change_in_slices(self._releaser.on_node_status, breath)
+        await watches.claims.on_change_in_slices(self.coordinator.on_claim, breath)
+        await watches.leases.on_change_in_slices(self._written_leases.observe, breath)
+        await watches.leases.on_change_in_slices(self._agent_liveness.on_lease, breath)
+        await watches.leases.on_change_in_slices(self.coordinator.lease_index.on_lease, breath)
+        await watches.pods.on_change_in_slices(self._pod_status.on_pod, breath)
+        await watches.pods.on_change_in_slices(self.coordinator.on_pod, breath)
+        await watches.volumes.on_change_in_slices(self.coordinator.on_volume, breath)
+        await watches.volume_claims.on_change_in_slices(self.coordinator.on_volume_claim, breath)
+        await watches.pods.on_change_in_slices(self._claim_controller.on_pod, breath)
+        await watches.leases.on_change_in_slices(self._claim_controller.on_lease, breath)
+        await watches.claims.on_change_in_slices(self._claim_controller.on_claim, breath)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)
@@ -171,8 +183,8 @@ class Scheduler:
 
 def _freeze_known_objects() -> None:
     """Exclude the nodes and pods of the initial state from garbage collection: they live long, and a scan of
-    all of them would delay every bind while it runs."""
-    gc.collect()
+    all of them would delay every bind while it runs. For the same reason nothing is collected before: what is
+    garbage now stays, which is little, because reference counting frees nearly all."""
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY)
 

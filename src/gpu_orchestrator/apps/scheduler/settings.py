@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     metrics_bind_address: str = ":8080"
     health_probe_bind_address: str = ":8081"
     max_in_flight: Annotated[int, Meta(ge=1, le=1000)] = 64
+    max_waiting_shapes: Annotated[int, Meta(ge=1)] = 1000
     sweep_seconds: Seconds = 30.0
     release_seconds: Annotated[float, Meta(ge=0)] = 30.0
 

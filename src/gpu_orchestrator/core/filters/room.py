@@ -1,6 +1,5 @@
 """Filters on everything that is not a device: cpu, memory, pods, extended resources, host ports."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -47,8 +46,8 @@ class Enough(Filter):
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
         first_short = (self.free(cluster, rows) < self.amounts).argmax(axis=1)
         has_any = self.capacity(cluster.inventory, rows)[np.arange(len(rows)), first_short] > 0
-        counted = Counter(zip(first_short.tolist(), has_any.tolist(), strict=True))
-        return {_short_of(self.names[at], has_any=any_): n for (at, any_), n in counted.items()}
+        counted = enumerate(np.bincount(2 * first_short + has_any).tolist())
+        return {_short_of(self.names[at >> 1], has_any=bool(at & 1)): n for at, n in counted if n}
 
     def lack(self, cluster: "Cluster", row: int) -> str:
         free = np.maximum(self.free(cluster, np.array([row]))[0], 0)

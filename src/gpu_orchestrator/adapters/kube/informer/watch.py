@@ -18,18 +18,20 @@ not ended `grace_s` later. The server sends bookmarks before the end, so the ver
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import structlog
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.frames import Frame, Frames
+from gpu_orchestrator.adapters.kube.informer.handlers import Handler, Handlers
 from gpu_orchestrator.adapters.kube.informer.interning import intern_strings
-from gpu_orchestrator.adapters.kube.informer.store import Change, Index, Store
+from gpu_orchestrator.adapters.kube.informer.store import Index, Store
 from gpu_orchestrator.adapters.kube.retry import Backoff
 from gpu_orchestrator.adapters.kube.transport import codec
 from gpu_orchestrator.adapters.kube.transport.base import Request
@@ -37,7 +39,6 @@ from gpu_orchestrator.adapters.kube.transport.urls import collection
 from gpu_orchestrator.api.wire import Object, Resource, key
 
 T = TypeVar("T", bound=Object)
-Handler = Callable[[T | None, T | None], None]
 
 TURN_S = (30.0, 45.0)
 GRACE_S = 10.0
@@ -82,7 +83,7 @@ class Watch(Generic[T]):
         self._selectors = {"labelSelector": labels, "fieldSelector": fields}
         self._turn_s, self._grace_s = turn_s, grace_s
         self._operation = errors.Operation("watch", resource.plural, resource.group, "", namespace)
-        self._handlers: list[Handler[T]] = []
+        self._handlers = Handlers(self.store, resource.plural)
         self._synced = asyncio.Event()
         self._streams_lists = True
         self._version = ""
@@ -91,9 +92,11 @@ class Watch(Generic[T]):
 
     def on_change(self, handler: Handler[T]) -> None:
         """Call `handler(old, new)` for each object in the store and for each change from now on."""
-        self._handlers.append(handler)
-        for obj in list(self.store):
-            self._call(handler, None, obj)
+        self._handlers.add(handler)
+
+    async def on_change_in_slices(self, handler: Handler[T], breath: Breath) -> None:
+        """Like `on_change`, and let other tasks run while the handler receives the objects in the store."""
+        await self._handlers.add_in_slices(handler, breath)
 
     async def synced(self) -> None:
         """Wait until the first list is complete."""
@@ -134,6 +137,7 @@ class Watch(Generic[T]):
                 await asyncio.sleep(backoff.delay_s(failed, at_least_s))
 
     async def _turn(self) -> None:
+        await self._report_listed()  # the rest, if the last stream ended in the middle of it
         if self._version:
             await self._watch()
         elif self._streams_lists:
@@ -156,6 +160,7 @@ class Watch(Generic[T]):
                 intern_strings(obj)
                 self._gathering[key(obj)] = obj
         self._complete(version)
+        await self._report_listed()
         self._got_event = True
 
     async def _streamed_list(self) -> None:
@@ -206,6 +211,8 @@ class Watch(Generic[T]):
                 for frame in frames.feed(chunk):
                     self._handle(frame)
                     self._got_event = True
+                    if self._handlers.has_listed:
+                        await self._report_listed()
                 if initial:
                     left_s = INITIAL_SILENCE_S if self._gathering is not None else self._turn_s[1]
                     limit.reschedule(loop.time() + left_s)
@@ -233,7 +240,7 @@ class Watch(Generic[T]):
             self._gathering[key(obj)] = obj
             return
         self._version = obj.metadata.resource_version
-        self._notify(self.store.put(obj))
+        self._handlers.notify(self.store.put(obj))
 
     def _handle_deletion(self, gone: codec.MetadataOnly) -> None:
         """Remove the object. Only its metadata is read, so it need not fit its type."""
@@ -241,7 +248,7 @@ class Watch(Generic[T]):
             self._gathering.pop(key(gone), None)
             return
         self._version = gone.metadata.resource_version
-        self._notify(self.store.drop(key(gone), gone.metadata.uid))
+        self._handlers.notify(self.store.drop(key(gone), gone.metadata.uid))
 
     def _handle_bookmark(self, mark: codec.MetadataOnly) -> None:
         version = mark.metadata.resource_version
@@ -255,9 +262,13 @@ class Watch(Generic[T]):
         gathered, self._gathering = self._gathering or {}, None
         self._version = version
         self.counts.lists += 1
-        changes = self.store.replace(gathered)
+        self._handlers.set_listed(self.store.replace(gathered))
         self._synced.set()
-        self._notify(changes)
+
+    async def _report_listed(self) -> None:
+        """Report a list before the next event is handled, and let other tasks run meanwhile: after an outage
+        every object may have changed."""
+        await self._handlers.report_listed(Breath(asyncio.get_running_loop().time))
 
     def _list_again(self, error: errors.KubeError | None) -> None:
         log.info("listing again", resource=self._resource.plural, error=str(error))
@@ -277,7 +288,7 @@ class Watch(Generic[T]):
         is_same = known is not None and known.metadata.uid == bad.metadata.uid
         if self._gathering is None:
             self._version = bad.metadata.resource_version
-            self._notify([] if is_same else self.store.drop(key(bad)))
+            self._handlers.notify([] if is_same else self.store.drop(key(bad)))
         elif known is not None and is_same:
             self._gathering[key(bad)] = known
 
@@ -287,14 +298,3 @@ class Watch(Generic[T]):
         write = log.warning if type(error) is not type(self.last_error) else log.debug
         write("watch interrupted", resource=self._resource.plural, error=str(error))
         self.last_error = error
-
-    def _notify(self, changes: list[Change[T]]) -> None:
-        for old, new in changes:
-            for handler in self._handlers:
-                self._call(handler, old, new)
-
-    def _call(self, handler: Handler[T], old: T | None, new: T | None) -> None:
-        try:
-            handler(old, new)
-        except Exception:
-            log.exception("watch handler failed", resource=self._resource.plural)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
 from gpu_orchestrator.api import claims, deviceleases, names, translate
@@ -100,7 +101,7 @@ class Sweeper:
                 await self._one(self._restore(pod, self._leases), key(pod))
                 await self._one(_done(self._report_dispute, pod, disputed), key(pod))
             self._report_obstructed()
-        coordinator.pending.refresh(MAX_REFRESHED)
+        await Breath(self._clock).through(coordinator.pending.refresh(MAX_REFRESHED))
         async for claim in _yielding(coordinator.stores.claims):
             await self._one(_done(claim_controller.check, key(claim)), key(claim))
         before, self._plugin_conflicts = self._plugin_conflicts, set()

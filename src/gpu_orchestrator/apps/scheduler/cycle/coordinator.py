@@ -7,7 +7,7 @@ Each of our pods is in one of these states:
     clearing  leases of an earlier try are being released    bound    by us or by another scheduler
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Failed, Outcome, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
+from gpu_orchestrator.apps.scheduler.cycle.initial_holdings import InitialHoldings
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable
 from gpu_orchestrator.apps.scheduler.informers import Stores
@@ -46,11 +47,13 @@ class CoordinatorConfig:
     """`clears_leftovers`: clear unknown leases of an unbound pod at once. Only a single scheduler may do so;
     beside others, such a lease may be another scheduler's bind in progress. Leases found at the start are
     cleared by every scheduler: most of them are its own, from before a crash. `uses_leases`: False if devices
-    have no leases; then a pod's annotation is the only word on its devices."""
+    have no leases; then a pod's annotation is the only word on its devices. `max_waiting_shapes`: how many
+    different shapes of one namespace are considered at once."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
     uses_leases: bool = True
+    max_waiting_shapes: int = 1000
 
 
 class Coordinator:
@@ -70,7 +73,14 @@ class Coordinator:
         self.engine, self.stores = engine, stores
         self.our_pods: dict[str, Pod] = {}
         self.binding: dict[str, BindJob] = {}
-        self.pending = PendingPods(self._feed, engine, self.our_pods, executor.report_refused)
+        self.pending = PendingPods(
+            self._feed,
+            engine,
+            self.our_pods,
+            executor.report_refused,
+            wake=lambda: executor.wake_at(clock()),
+            max_shapes=config.max_waiting_shapes,
+        )
         self.lease_index = LeaseIndex(
             self._feed,
             self._own_placement,
@@ -84,10 +94,18 @@ class Coordinator:
         self._clearing: set[str] = set()
         self._claim_users = ClaimUsers()
         self._failures: dict[str, int] = {}
+        self._initial: InitialHoldings | None = InitialHoldings()
         self._opened = self._closed = False
 
+    def count_holdings(self) -> Iterator[None]:
+        """Count what is held in the initial state, step by step. Afterwards every change counts at once."""
+        if self._initial is not None:
+            yield from self._initial.send(lambda batch: self.engine.handle_all(batch, self._clock()))
+            self._initial = None
+
     def open(self) -> None:
-        """Begin to decide: the watches have delivered the initial state."""
+        """Begin to decide: the initial state is known. The pods that wait already come in a few per tick."""
+        list(self.count_holdings())
         self._opened = True
         self.pending.open()
 
@@ -183,6 +201,7 @@ class Coordinator:
 
     def tick(self) -> None:
         self._feed(events.Tick())
+        self.pending.enter_some()
 
     # --- queries -------------------------------------------------------------------------------------------
 
@@ -295,7 +314,7 @@ class Coordinator:
 
     def _feed(self, event: Event) -> None:
         """Send an event to the engine and perform the actions that it returns."""
-        if self._closed:
+        if self._closed or (self._initial is not None and self._initial.keep(event)):
             return
         now = self._clock()
         for action in self.engine.handle(event, now):
@@ -303,7 +322,7 @@ class Coordinator:
                 self.pending.refuse(action.request.key, action.refusal.message)
             else:
                 self._place(action)
-        self._executor.wake_at(self.engine.deadline(now))
+        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
 
     def _place(self, action: events.Place) -> None:
         uid = action.request.key

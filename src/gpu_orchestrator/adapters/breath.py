@@ -1,0 +1,24 @@
+"""Let other tasks run during long work on the event loop, so that no renewal of a lease and no bind waits for
+all of it."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+SLICE_S = 0.02
+
+
+class Breath:
+    """Give the event loop back whenever the caller has used it for `slice_s`. Call it between two steps."""
+
+    def __init__(self, clock: Callable[[], float], slice_s: float = SLICE_S) -> None:
+        self._clock, self._slice_s, self._since = clock, slice_s, clock()
+
+    async def __call__(self) -> None:
+        if self._clock() - self._since >= self._slice_s:
+            await asyncio.sleep(0)
+            self._since = self._clock()
+
+    async def through(self, steps: Iterable[object]) -> None:
+        """Do all steps, and breathe between them."""
+        for _ in steps:
+            await self()

@@ -1,0 +1,87 @@
+"""How many different shapes of one namespace wait in the engine at once."""
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_orchestrator.apps.scheduler.cycle.shape_limit import ShapeLimit, kind_of
+from gpu_orchestrator.core.request import request
+from gpu_orchestrator.engine.events import RequestAdded
+from tests.support.examples import cases
+
+
+def added(
+    key: str, gpus: int, *, tenant: str = "team", priority: int = 0, since: float = 0.0
+) -> RequestAdded:
+    return RequestAdded(request(key, gpus, tenant=tenant, priority=priority), since)
+
+
+def keys(coming: list[RequestAdded]) -> list[str]:
+    return [each.request.key for each in coming]
+
+
+def test_equal_shapes_count_once() -> None:
+    limit = ShapeLimit(2)
+    assert all(limit.enter(added(f"p{n}", 1)) for n in range(10))
+    assert limit.enter(added("q", 2))
+    assert not limit.enter(added("r", 3))
+
+
+def test_namespaces_have_limits_of_their_own() -> None:
+    limit = ShapeLimit(1)
+    assert limit.enter(added("p", 1))
+    assert not limit.enter(added("q", 2))
+    assert limit.enter(added("r", 2, tenant="others"))
+
+
+def test_highest_priority_then_the_earliest_comes_in_with_its_equals() -> None:
+    limit = ShapeLimit(1)
+    limit.enter(added("p", 1))
+    for held in (
+        added("late", 2, since=3),
+        added("early", 3, since=1),
+        added("urgent", 4, since=9, priority=5),
+        added("early too", 3, since=8),
+    ):
+        assert not limit.enter(held)
+    assert keys(limit.leave("p")) == ["urgent"]
+    assert keys(limit.leave("urgent")) == ["early", "early too"]
+    assert limit.leave("early") == []
+    assert keys(limit.leave("early too")) == ["late"]
+
+
+def test_held_request_that_leaves_does_not_come_in() -> None:
+    limit = ShapeLimit(1)
+    limit.enter(added("p", 1))
+    limit.enter(added("q", 2, since=1))
+    limit.enter(added("r", 3, since=2))
+    assert limit.leave("q") == []
+    assert keys(limit.leave("p")) == ["r"]
+
+
+@cases(100)
+@given(seed=st.integers(0, 2**32), most=st.integers(1, 4))
+def test_no_request_is_lost_and_no_namespace_has_more_than_its_limit(seed: int, most: int) -> None:
+    rng, limit = Random(seed), ShapeLimit(most)
+    known: dict[str, RequestAdded] = {}
+    inside: set[str] = set()
+    for number in range(60):
+        if known and rng.random() < 0.45:
+            key = rng.choice(sorted(known))
+            del known[key]
+            inside.discard(key)
+            inside.update(keys(limit.leave(key)))
+        else:
+            new = added(f"r{number}", rng.randint(1, 8), tenant=rng.choice("ab"), since=number)
+            known[new.request.key] = new
+            if limit.enter(new):
+                inside.add(new.request.key)
+        shapes = {(known[key].request.tenant, kind_of(known[key].request)) for key in inside}
+        wanted = {(each.request.tenant, kind_of(each.request)) for each in known.values()}
+        per_namespace, in_all = Counter(name for name, _ in shapes), Counter(name for name, _ in wanted)
+        for namespace, count in in_all.items():
+            assert per_namespace[namespace] == min(most, count), "a place is left unused, or used twice"
+        for key, each in known.items():
+            assert (key in inside) == ((each.request.tenant, kind_of(each.request)) in shapes)
