@@ -49,6 +49,7 @@ class NodeSpec(Wire, frozen=True, gc=False):
 
 
 class NodeStatus(Wire, frozen=True, gc=False):
+    capacity: Quantities = {}
     allocatable: Quantities = {}
     conditions: list[StatusCondition] = []
 

@@ -55,6 +55,11 @@ def affinity(kind: str) -> dict[str, Any]:
             id="device plugin",
         ),
         pytest.param(
+            {"gpus": 1, "initContainers": [{"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}]},
+            "a request for nvidia.com/mig-1g.10gb beside a claim",
+            id="slices of a device plugin",
+        ),
+        pytest.param(
             {"gpus": 1, "containers": [{"resources": {"requests": {"cpu": "many"}}}]},
             "'many' is not a quantity",
             id="bad quantity",

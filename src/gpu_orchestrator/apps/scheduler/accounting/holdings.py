@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_orchestrator.api import claims
+from gpu_orchestrator.api import claims, translate
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
@@ -39,7 +39,10 @@ class Holdings:
     def placement_of(self, pod: Pod) -> Placement | None:
         """Return what a bound pod takes from its node; None if it takes nothing."""
         try:
-            return claims.held(pod, self._stores.claim_spec(pod))
+            taken = claims.held(pod, self._stores.claim_spec(pod))
+            if taken is None or not translate.has_gpu_parts(pod, taken):
+                return taken
+            return replace(taken, unnamed=taken.unnamed + 1)  # of some device, at least
         except BadQuantity as error:
             log.error("pod cannot be counted", pod=key(pod), error=str(error))
             return None

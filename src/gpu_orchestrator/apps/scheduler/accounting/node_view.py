@@ -1,7 +1,7 @@
 """Nodes as the engine may use them: from the Node, its agent's report, and the pods of a device plugin.
 
-A pod that got GPUs from a device plugin takes the devices that the agent reports for it. If no agent reports
-them, all devices of the node are barred: some are in use, and it is not known which.
+A pod that got GPUs, or parts of them, from a device plugin takes the devices that the agent reports for it.
+If no agent reports them, all devices of the node are barred: some are in use, and it is not known which.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,9 +12,7 @@ from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Node
-from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.engine.events import Event, NodeRemoved, NodeUpdated, PlacementObserved, RequestRemoved
 
 log = structlog.get_logger()
@@ -34,11 +32,13 @@ class NodeView:
         self._nodes, self._node_statuses = nodes, node_statuses
         self._plugin_gpus: dict[str, dict[str, int]] = {}
         self._untracked: dict[str, Placement] = {}
+        self._reasons: dict[str, str] = {}
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
             self.update(new.metadata.name)
         elif old is not None:
+            self._reasons.pop(old.metadata.name, None)
             self._feed(NodeRemoved(old.metadata.name))
 
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
@@ -46,7 +46,7 @@ class NodeView:
             self.update(report.spec.node_name)
 
     def add_plugin_pod(self, uid: str, node: str, gpus: int) -> None:
-        """Record a pod that got this number of GPUs from the node's device plugin."""
+        """Record a pod that got at least this number of GPUs from the node's device plugin or DRA driver."""
         if self._plugin_gpus.setdefault(node, {}).get(uid) != gpus:
             self._plugin_gpus[node][uid] = gpus
             self.update(node)
@@ -70,11 +70,10 @@ class NodeView:
         if seen is None:
             return
         self._count_untracked(name, report)  # before the node may be given to others
-        try:
-            node = inventory.node_of(seen, report, barred=self._barred(name, report))
-        except (BadQuantity, CoreError) as error:
-            log.error("node cannot be counted", node=name, error=str(error))
-            return
+        node = inventory.node_of(seen, report, barred=self._barred(name, report))
+        if node.barred != self._reasons.get(name, ""):
+            self._reasons[name] = node.barred
+            log.warning("claims on node", node=name, barred=node.barred or "no longer")
         self._feed(NodeUpdated(node))
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:

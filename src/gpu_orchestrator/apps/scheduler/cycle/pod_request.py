@@ -91,10 +91,14 @@ def _placement_rules(spec: PodSpec) -> dict[str, bool]:
 
 
 def _gpu_resources(spec: PodSpec) -> list[str]:
-    """Return the names of device-plugin resources (whole GPUs) that the pod requests."""
+    """Return the names of device-plugin resources (GPUs, or parts of them) that the pod requests."""
     containers = [*spec.containers, *spec.init_containers]
     requested = [each.resources.limits | each.resources.requests for each in containers]
-    return sorted({name for each in requested for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
+    return sorted({name for each in requested for name in each if _is_gpu(name, each[name])})
+
+
+def _is_gpu(name: str, amount: str) -> bool:
+    return names.is_gpu_resource(name) and amount != "0"
 
 
 def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedulable | None:
