@@ -7,7 +7,7 @@ number of GPUs.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import deviceleases, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.job import EndedPod
 from gpu_orchestrator.api.kubernetes import Pod
@@ -16,6 +16,10 @@ from gpu_orchestrator.core.device import WHOLE, Device
 from gpu_orchestrator.core.request import Fabric, Request, Shape
 
 MAX_GPUS = 64
+LONGEST_IDS = 5 * 1024
+"""Characters of the device ids in an annotation: as many as a node can have, of four digits each."""
+SHOWN_CHARACTERS = 80
+"""Of a text that somebody wrote: a message with a long one would hide the rest, or not be stored."""
 
 
 class BadGpuRequest(ValueError):
@@ -44,7 +48,7 @@ def claim_name(pod: Pod) -> str:
 
 def child_name(pod: Pod) -> str:
     """Return a name that can be computed again: creating the child twice creates it once."""
-    return f"{pod.metadata.name[:240]}-{pod.metadata.uid[:8]}"
+    return f"{pod.metadata.name[:240].rstrip('-.')}-{pod.metadata.uid[:8]}"
 
 
 def reserved_for(claim: GpuClaim) -> str:
@@ -56,9 +60,15 @@ def reserved_for(claim: GpuClaim) -> str:
 def _annotated_gpus(pod: Pod) -> int:
     """Return the number in `gpu.scheduling/gpus`."""
     text = pod.metadata.annotations[names.GPUS]
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_GPUS:
-        raise BadGpuRequest(f"{names.GPUS} is {text!r}; write a number from 1 to {MAX_GPUS}")
-    return int(text)
+    gpus = int(text) if text.isascii() and text.isdecimal() and len(text) <= SHOWN_CHARACTERS else 0
+    if not 1 <= gpus <= MAX_GPUS:
+        raise BadGpuRequest(f"{names.GPUS} is {shortened(text)!r}; write a number from 1 to {MAX_GPUS}")
+    return gpus
+
+
+def shortened(text: str) -> str:
+    """Return a text that somebody wrote so that it fits into a message."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def request(pod: Pod, spec: GpuClaimSpec | None) -> Request:
@@ -113,11 +123,13 @@ def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
 
 
 def given(pod: Pod | EndedPod) -> tuple[int, ...]:
-    """Return the devices in a bound pod's annotation; none if the annotation names another node."""
+    """Return the devices in a bound pod's annotation; none if the annotation names another node or cannot be
+    read. The pod's owner can write the annotation: it proves nothing, only leases do."""
     node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
-    if not node or node != pod.spec.node_name:
+    if not node or node != pod.spec.node_name or len(ids) > LONGEST_IDS:
         return ()
-    return tuple(int(each) for each in ids.split(",") if each.isdecimal())
+    read = [deviceleases.device_id(each) for each in ids.split(",")]
+    return tuple(dict.fromkeys(each for each in read if each is not None))
 
 
 def uuids(pod: Pod | EndedPod) -> tuple[str, ...]:

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, nesting
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec, Pod
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import WHOLE, Device
+from gpu_orchestrator.core.limits import MOST_DEVICES, MOST_MIB
 
 SHARED = "shared"
+LONGEST_HOLDERS = 262_144
+"""Characters of the holders' annotation: what Kubernetes allows for all annotations of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,19 @@ class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, om
             milli=WHOLE if exclusive else self.share,
             memory_mib=0 if exclusive else self.memory_mib,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What one holder has of one device, as its Lease says."""
+
+    ref: DeviceRef
+    holder: Holder
+    exclusive: bool
+
+    @property
+    def placement(self) -> Placement:
+        return self.holder.placement(self.ref, exclusive=self.exclusive)
 
 
 def device_refs(node: str, devices: Iterable[Device]) -> list[DeviceRef]:
@@ -122,11 +138,18 @@ def obstructed(lease: Lease) -> DeviceRef | None:
 
 
 def _named(name: str) -> DeviceRef | None:
-    head, _, device = name.rpartition("-")
-    node = head.removeprefix(names.DEVICE_LEASE_PREFIX)
-    if node == head or not device.isdecimal() or device != str(int(device)):
+    head, _, text = name.rpartition("-")
+    node, device = head.removeprefix(names.DEVICE_LEASE_PREFIX), device_id(text)
+    if node == head or device is None or text != str(device):
         return None
-    return DeviceRef(node, int(device))
+    return DeviceRef(node, device)
+
+
+def device_id(text: str) -> int | None:
+    """Return the number of a device; None if the text is not one that a device can have."""
+    if not 1 <= len(text) <= len(str(MOST_DEVICES)) or not text.isascii() or not text.isdecimal():
+        return None
+    return int(text) if int(text) < MOST_DEVICES else None
 
 
 def holders(lease: Lease) -> tuple[Holder, ...]:
@@ -135,11 +158,42 @@ def holders(lease: Lease) -> tuple[Holder, ...]:
     spec, about = lease.spec, lease.metadata.annotations
     if not is_shared(lease):
         pod, namespace = about.get(names.LEASE_POD, ""), about.get(names.LEASE_NAMESPACE, "")
-        return (Holder(spec.holder_identity, pod, namespace, since=spec.acquire_time),)
+        return (Holder(spec.holder_identity, pod, namespace, since=spec.acquire_time or ""),)
+    return _decoded(about.get(names.LEASE_HOLDERS, "[]"))
+
+
+def _decoded(text: str) -> tuple[Holder, ...]:
+    unreadable = (Holder("unreadable", share=WHOLE),)
+    if len(text) > LONGEST_HOLDERS or nesting.is_too_deep(text.encode(errors="replace")):
+        return unreadable
     try:
-        return tuple(msgspec.json.decode(about.get(names.LEASE_HOLDERS, "[]"), type=list[Holder]))
-    except msgspec.DecodeError:
-        return (Holder("unreadable", share=WHOLE),)
+        found = tuple(msgspec.json.decode(text, type=list[Holder]))
+    except (msgspec.DecodeError, UnicodeError):
+        return unreadable
+    return found if all(map(_can_be_counted, found)) else unreadable
+
+
+def _can_be_counted(holder: Holder) -> bool:
+    return 0 <= holder.share <= WHOLE and 0 <= holder.memory_mib <= MOST_MIB
+
+
+def holds(lease: Lease) -> list[Hold]:
+    """Return every hold in a Lease; none if it is not for a device."""
+    ref = device_ref(lease) if is_device(lease) else None
+    if ref is None:
+        return []
+    exclusive = not is_shared(lease)
+    return [Hold(ref, holder, exclusive) for holder in holders(lease)]
+
+
+def bound_attempt(bound: Iterable[int], held: Iterable[Hold]) -> str:
+    """Return the time of the attempt that bound a pod, out of what it holds on its node; empty if that is not
+    certain. All leases of one attempt carry the same time, so an attempt whose devices are exactly those that
+    the binding named is the one that succeeded."""
+    wanted, attempts = set(bound), dict[str, set[int]]()
+    for hold in held:
+        attempts.setdefault(hold.holder.since, set()).add(hold.ref.device)
+    return next((since for since, devices in attempts.items() if devices == wanted), "")
 
 
 def fits(known: Iterable[Holder], new: Holder, memory_mib: int) -> bool:

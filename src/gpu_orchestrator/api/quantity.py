@@ -21,6 +21,8 @@ _SUFFIXES = {
 }
 # The server caps numbers at 2^63-1; a larger exponent than this would only cost memory.
 _LARGEST_EXPONENT = 30
+# The server writes shorter numbers; a long one costs time, and Python refuses one of 4,300 digits.
+_LONGEST = 64
 _REMEMBERED = 4096
 
 
@@ -30,6 +32,8 @@ class BadQuantity(ValueError):
 
 @lru_cache(_REMEMBERED)
 def parse(text: str) -> Fraction:
+    if len(text) > _LONGEST:
+        raise BadQuantity(f"a quantity of {len(text)} characters cannot be counted; write at most {_LONGEST}")
     found = _SHAPE.fullmatch(text)
     if not found:
         raise BadQuantity(f"{text!r} is not a quantity; write a number with a unit, such as 500m, 2 or 16Gi")

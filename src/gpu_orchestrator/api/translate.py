@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from gpu_orchestrator.api import names, nodedevices, quantity
+from gpu_orchestrator.api import deviceleases, names, nodedevices, quantity
 from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.api.kubernetes import Pod, PodSpec
 from gpu_orchestrator.api.nodedevices import DeviceEntry
@@ -97,13 +97,13 @@ def _entry(seen: WireNode) -> DeviceEntry:
 def described(seen: WireNode, entry: DeviceEntry, ids: Iterable[int]) -> list[Device]:
     """Return the node's devices with these ids, as its annotation and its labels describe them."""
     labels, island_of = seen.metadata.labels, entry.island_of
-    alike = Device(
-        0,
-        vendor=names.VENDOR_OF.get(gpu_resource(seen), entry.vendor),
-        model=entry.model or _first(labels, MODEL_LABELS),
-        memory_mib=entry.memory_mib or _mib(_first(labels, MEMORY_LABELS)),
-    )
-    return [replace(alike, id=each, island=island_of.get(each, -1)) for each in ids]
+    vendor = names.VENDOR_OF.get(gpu_resource(seen), entry.vendor)
+    model = entry.model or _first(labels, MODEL_LABELS)
+    mib = entry.memory_mib or _mib(_first(labels, MEMORY_LABELS))
+    return [
+        Device(each, vendor=vendor, model=model, memory_mib=mib, island=island_of.get(each, -1))
+        for each in ids
+    ]
 
 
 def _count(seen: WireNode, resource: str) -> int:
@@ -147,12 +147,7 @@ def _gpus_given(pod: Pod) -> int:
     """Return how many devices the gpu-scheduler gave the pod, which requests none by name: `node-a:0,1`. Text
     that names another node or no device of a node counts for nothing."""
     node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
-    return len(set(map(_device_id, ids.split(","))) - {-1}) if node == pod.spec.node_name else 0
-
-
-def _device_id(text: str) -> int:
-    number = int(text) if len(text) <= 4 and text.isascii() and text.isdecimal() else -1
-    return number if number < MOST_DEVICES else -1
+    return len(set(map(deviceleases.device_id, ids.split(","))) - {None}) if node == pod.spec.node_name else 0
 
 
 def shape(

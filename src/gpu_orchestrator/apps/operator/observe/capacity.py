@@ -116,10 +116,13 @@ class Capacity:
                 self._feed(NodeRemoved(old.metadata.name))
             return
         seen = translate.counted_node(new)
-        if seen.barred:
+        if seen.barred and seen.barred != self._barred(seen.name):
             log.error("node is not used", node=seen.name, why=seen.barred)
         self._resources[seen.name] = translate.gpu_resource(new)
         self._feed(NodeUpdated(self._as_barred(seen)))
+
+    def _barred(self, name: str) -> str:
+        return self.engine.cluster.node(name).barred if name in self.engine.cluster else ""
 
     def _as_barred(self, node: CoreNode) -> CoreNode:
         own = "" if node.barred == CLAIMED else node.barred

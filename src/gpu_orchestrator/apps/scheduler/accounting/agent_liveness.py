@@ -37,7 +37,7 @@ class AgentLiveness:
 
     def _age_s(self, lease: Lease) -> float:
         try:
-            renewed = timestamps.parse(lease.spec.renew_time)
+            renewed = timestamps.parse(lease.spec.renew_time or "")
         except ValueError:
             return LIVE_S
         return abs((self._today() - renewed).total_seconds())

@@ -60,6 +60,8 @@ def _pod_problem(pod: Pod) -> Unschedulable | None:
             f"the pod asks for GPUs in {len(ways)} ways at once ({', '.join(ways)}); "
             "keep one of the annotations"
         )
+    if names.GPUS not in ways and not claims.named_claim(pod):
+        return Unschedulable(f"{ways[0]} is empty; write the name of a GpuClaim")
     if missing := unsupported(pod):
         uses = ", ".join(missing)
         return Unschedulable(f"the pod uses features that this scheduler does not implement: {uses}")
