@@ -19,13 +19,16 @@ import pytest
 from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
-from tests.support.hostile_writes import MERGE, Hostile, Write
+from tests.support.hostile_tenant import MERGE, Write
+from tests.support.hostile_writes import Hostile
 from tests.support.object_history import Change, History
 from tests.support.operator_process import SYSTEM, Operator, Site
 from tests.support.scale import Scale
 from tests.support.scheduler_stage import CLAIMS, REPORTS, Stage, claim, pod
 
 THREADS = 6
+PATIENCE_S = 300.0
+"""For pods and workloads that should be served in seconds: a busy machine must not fail the test."""
 WORKLOADS: dict[str, Json] = {"plain": {}, "claimed": {"claim": {"devices": {"policy": "packed"}}}}
 ENDED = ("Succeeded", "Failed")
 LONG_NAME = "n" * 235
@@ -111,7 +114,7 @@ def test_hostile_writes_end_nobody_and_hold_up_nobody(
         *site.nodes(3, prefix="hostile", gpus=8, labels={"crowd": "hostile"}),
         *site.nodes(1, prefix=LONG_NAME, labels={"crowd": "hostile", "kubernetes.io/hostname": "long"}),
     ]
-    hostile = Hostile(Random(seed), site.namespace, SYSTEM, nodes, [*crowd.claimed, *crowd.plain])
+    hostile = Hostile(Random(seed), site.namespace, nodes, [*crowd.claimed, *crowd.plain])
     scheduler = stage.scheduler(
         kubeconfig=scheduler_account, leaderElect=False, releaseSeconds=1, sweepSeconds=1
     )
@@ -121,7 +124,7 @@ def test_hostile_writes_end_nobody_and_hold_up_nobody(
             while accepted.total() < wanted:
                 crowd.come()
                 accepted += write(site.cluster, [next(hostile) for _ in range(scale(test=350, accept=600))])
-                crowd.served(within_s=120)
+                crowd.served(within_s=PATIENCE_S)
                 assert scheduler.is_running, stage.last_words()
                 assert operator.process is not None
                 assert operator.process.poll() is None, operator.log.read_text()[-3000:]
@@ -131,7 +134,7 @@ def test_hostile_writes_end_nobody_and_hold_up_nobody(
         scheduler.start()
         with Operator(account, "--no-leader-elect", log=tmp_path / "operator.log"):
             crowd.come()  # it takes longer than a sweep
-            crowd.served(within_s=120)
+            crowd.served(within_s=PATIENCE_S)
             assert scheduler.is_running, stage.last_words()
     figure(f"{accepted.total()} of {hostile.number} writes accepted by the API server: {dict(accepted)}")
     assert given_twice(history) == []
