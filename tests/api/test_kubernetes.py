@@ -134,6 +134,14 @@ def test_lease_keeps_its_fields(cluster: Cluster, namespace: str) -> None:
     assert create(cluster, LEASES, namespace, body, kubernetes.Lease).spec == spec
 
 
+def test_lease_of_the_first_moment_decodes(cluster: Cluster, namespace: str) -> None:
+    """The server writes that moment as null. A Lease that does not decode would be overlooked."""
+    first = "0001-01-01T00:00:00.000000Z"
+    body = {"metadata": {"name": "first"}, "spec": {"holderIdentity": "me", "renewTime": first}}
+    spec = create(cluster, LEASES, namespace, body, kubernetes.Lease).spec
+    assert (spec.holder_identity, spec.renew_time) == ("me", None)
+
+
 def create(cluster: Cluster, resource: Resource[Any], namespace: str, body: Json, cls: type[Any]) -> Any:
     whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
     return msgspec.convert(cluster.api.request("POST", resource.path(namespace), whole), cls)

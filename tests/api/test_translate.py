@@ -7,7 +7,7 @@ import pytest
 
 from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.kubernetes import Node, Pod, PodSpec
-from gpu_orchestrator.api.quantity import BadQuantity
+from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.limits import MOST_AMOUNT
 from gpu_orchestrator.core.request import Expression, HostPort, Term
@@ -83,9 +83,32 @@ def test_impossible_memory_counts_as_unknown(told: str) -> None:
     assert [device.memory_mib for device in translate.counted_node(seen).devices] == [0]
 
 
-def test_too_many_devices_are_refused_before_any_is_made() -> None:
-    with pytest.raises(BadQuantity, match="on one node; at most 1024 can be counted"):
-        translate.counted_node(node(gives={"nvidia.com/gpu": "9223372036854775807"}))
+@pytest.mark.parametrize(
+    ("gives", "why"),
+    [
+        pytest.param(
+            {"nvidia.com/gpu": "9223372036854775807"},
+            "cannot be counted: 9007199254740992 nvidia.com/gpu on one node; at most 1024 can be counted",
+            id="too many devices",
+        ),
+        pytest.param(
+            {"nvidia.com/gpu": "-1"}, "cannot be counted: '-1' is negative; write 0 or more", id="negative"
+        ),
+        pytest.param({"memory": "NaN"}, "cannot be counted: 'NaN' is not a quantity", id="no number"),
+        pytest.param({"cpu": "1e999"}, "cannot be counted: '1e999' is beyond what can be counted", id="huge"),
+    ],
+)
+def test_node_that_cannot_be_counted_is_barred(gives: dict[str, str], why: str) -> None:
+    seen = node(gives=gives, labels={"zone": "x"}, conditions=[{"type": "Ready", "status": "True"}])
+    made = translate.counted_node(seen)
+    assert made.barred.startswith(why)
+    assert (made.devices, made.resources, made.labels, made.ready) == ((), (), (("zone", "x"),), True)
+    assert translate.gpu_resource(seen) in ("", "nvidia.com/gpu")
+
+
+def test_reason_why_a_node_cannot_be_counted_is_short() -> None:
+    made = translate.counted_node(node(gives={"memory": "x" * 100_000}))
+    assert len(made.barred) < 300
 
 
 def test_too_large_amounts_are_capped() -> None:
@@ -200,6 +223,14 @@ def bound(*, phase: str = "Running", node_name: str = "a", allocated: str = "", 
             bound(allocated="a:0,5"), Placement("u", "a", unnamed=2, resources=(("pods", 1),)), id="by claim"
         ),
         pytest.param(
+            bound(allocated="b:0,5"), Placement("u", "a", resources=(("pods", 1),)), id="of another node"
+        ),
+        pytest.param(
+            bound(allocated=f"a:0,0,1024,{'9' * 5000},\u0663,-1,,x"),
+            Placement("u", "a", unnamed=1, resources=(("pods", 1),)),
+            id="what no device can be called",
+        ),
+        pytest.param(
             bound(containers=[{"name": "x", "ports": [{"hostPort": 80}, {"hostPort": 0}]}]),
             Placement("u", "a", resources=(("pods", 1),), host_ports=(HostPort(80),)),
             id="a host port",
@@ -223,10 +254,39 @@ def test_pod_node_constraints() -> None:
     pod = spec(
         nodeSelector={"disk": "ssd"}, affinity=affinity, tolerations=[{"key": "k", "operator": "Exists"}]
     )
-    shape = translate.shape(pod, 2, vendor="amd", avoid={"b"})
+    shape = translate.shape(pod, 2, vendor="amd", avoid={"b"}, tolerated=translate.GPU_TAINTS)
     assert (shape.gpus, shape.vendor, shape.labels) == (2, "amd", (("disk", "ssd"),))
     assert shape.affinity == (
         Term((Expression("zone", "In", ("x",)),), (Expression("metadata.name", "NotIn", ("b",)),)),
     )
     assert "k" in {each.key for each in shape.tolerations}
     assert "nvidia.com/gpu" in {each.key for each in shape.tolerations}
+    assert {each.key for each in translate.shape(pod, 2).tolerations} == {"k"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "has_parts"),
+    [
+        pytest.param(spec(containers=[container(limits={"nvidia.com/gpu": "1"})]), False, id="whole GPUs"),
+        pytest.param(spec(containers=[container(limits={"example.com/fpga": "1"})]), False, id="others"),
+        pytest.param(spec(containers=[container(limits={"nvidia.com/mig-1g.10gb": "0"})]), False, id="none"),
+        pytest.param(spec(containers=[container(limits={"nvidia.com/hostdev": "1"})]), False, id="network"),
+        pytest.param(spec(containers=[container(limits={"amd.com/nic": "1"})]), False, id="AMD network"),
+        pytest.param(
+            spec(containers=[container(limits={"gpu.intel.com/i915_monitoring": "1"})]),
+            False,
+            id="monitoring",
+        ),
+        pytest.param(spec(containers=[container(limits={"nvidia.com/mig-1g.10gb": "2"})]), True, id="MIG"),
+        pytest.param(spec(containers=[container(limits={"nvidia.com/gpu.shared": "1"})]), True, id="shared"),
+        pytest.param(spec(containers=[container(limits={"nvidia.com/gpu-a100": "1"})]), True, id="renamed"),
+        pytest.param(spec(initContainers=[container(limits={"amd.com/cpx_nps4": "1"})]), True, id="init"),
+        pytest.param(spec(resources={"requests": {"gpu.intel.com/tiles": "1"}}), True, id="of the pod"),
+        pytest.param(spec(resourceClaims=[{"name": "gpu"}]), True, id="DRA"),
+    ],
+)
+def test_parts_of_gpus_are_noticed_and_not_counted_as_gpus(pod: PodSpec, has_parts: bool) -> None:
+    taken = translate.placement("u", "a", pod)
+    seen = Pod(ObjectMeta(uid="u"), pod)
+    assert translate.has_gpu_parts(seen, taken) is has_parts
+    assert taken.unnamed == (1 if "nvidia.com/gpu" in str(pod.containers) and not has_parts else 0)

@@ -41,6 +41,9 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             id="barred, but waiting would not help either",
         ),
         pytest.param(
+            {}, {"gpus": 0, "barred": "cannot be counted"}, {}, "1 cannot be counted", id="barred, uncounted"
+        ),
+        pytest.param(
             {}, {"taints": [Taint("gpu", "no")]}, {}, "1 has the taint gpu=no:NoSchedule", id="tainted"
         ),
         pytest.param(

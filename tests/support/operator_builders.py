@@ -84,11 +84,14 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
 
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
     """Build a pod. `owner` is the name of its Job, `unschedulable_since` a time, `said` the scheduler's
-    message, `gpus` a number, `given` the devices of its node and `uuids` theirs, `created` a time."""
+    message, `gpus` a number, `given` the devices of its node and `uuids` theirs, `allocated` the annotation
+    instead of these, `created` a time."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
         visible = ",".join(more.get("uuids", ()))
         meta["annotations"] = {names.ALLOCATED: f"{node}:{given}", names.VISIBLE_DEVICES: visible}
+    if allocated := more.get("allocated"):
+        meta["annotations"] = {names.ALLOCATED: allocated}
     if created := more.get("created"):
         meta["creationTimestamp"] = created.isoformat()
     if owner:

@@ -35,10 +35,17 @@ def node(
     *,
     annotations: dict[str, str] | None = None,
     labels: dict[str, str] | None = None,
+    gives: dict[str, str] | None = None,
+    capacity: dict[str, str] | None = None,
     **spec: Any,
 ) -> Node:
+    """Return a node that is Ready. `gives` is what it allocates besides `gpus`."""
     amounts = {"cpu": "96", "memory": "1Ti", "pods": "110"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
-    status = {"allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    status = {
+        "capacity": capacity or {},
+        "allocatable": amounts | (gives or {}),
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
     meta = {**_meta(name, annotations=annotations or {}, labels=labels or {}), "namespace": ""}
     return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Node)
 

@@ -18,6 +18,7 @@ from controlplane.cluster import Cluster, free_port
 from controlplane.process import Process
 from gpu_orchestrator.api import crds, names
 from tests.support.paths import ROOT
+from tests.support.tracebacks import tracebacks
 
 T = TypeVar("T")
 
@@ -273,8 +274,7 @@ class Stage:
         for node in self.nodes:
             self.cluster.api.request("DELETE", f"/api/v1/nodes/{node}")
         for each in self.running:
-            lines = each.log.read_text().splitlines() if each.log.exists() else []
-            broken = [line for line in lines if "Traceback" in line or '"exception"' in line]
+            broken = tracebacks(each.log.read_text()) if each.log.exists() else []
             assert not broken, f"{each.name} had a traceback: {broken[0][:3000]}"
 
 

@@ -158,7 +158,7 @@ def holders(lease: Lease) -> tuple[Holder, ...]:
     spec, about = lease.spec, lease.metadata.annotations
     if not is_shared(lease):
         pod, namespace = about.get(names.LEASE_POD, ""), about.get(names.LEASE_NAMESPACE, "")
-        return (Holder(spec.holder_identity, pod, namespace, since=spec.acquire_time),)
+        return (Holder(spec.holder_identity, pod, namespace, since=spec.acquire_time or ""),)
     return _decoded(about.get(names.LEASE_HOLDERS, "[]"))
 
 

@@ -1,16 +1,20 @@
 """A node with its devices: from its agent's report, else from its annotation, else from its GPU count.
 
 The scheduler calls `node_of` whenever a node or its report changed. A report wins over everything else, also
-over the node's own count. Device slices are left out: no request can ask for them yet.
+over the node's own count. Without one, a node whose devices cannot be numbered is barred, with the reason. So
+is a node with anything that cannot be counted. Device slices are left out: no request can ask for them yet.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_orchestrator.api import translate
+from gpu_orchestrator.api import nodedevices, translate
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
 from gpu_orchestrator.api.kubernetes import Node as WireNode
+from gpu_orchestrator.api.nodedevices import DeviceEntry
+from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.core.node import Node, node
 
 PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports which devices they use"
@@ -19,11 +23,28 @@ PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports whic
 def node_of(seen: WireNode, report: GpuNodeStatus | None = None, *, barred: str = "") -> Node:
     """Return the node for the core. `barred`: why none of its devices may be given now."""
     known = translate.counted_node(seen)
-    if report is not None:
-        known = _reported(known, report)
-    elif not known.devices and (entry := translate.device_entry(seen)) is not None:
-        known = _with(known, *_described(entry))
-    return replace(known, barred=barred) if barred else known
+    try:
+        if not known.barred:
+            known = _unreported(known, seen) if report is None else _reported(known, report)
+    except (BadQuantity, CoreError) as error:
+        known = translate.uncounted_node(seen, str(error))
+    return replace(known, barred=barred) if barred and not known.barred else known
+
+
+def _unreported(known: Node, seen: WireNode) -> Node:
+    try:
+        entry = nodedevices.entry(seen)
+    except nodedevices.BadEntry:
+        return replace(known, barred=nodedevices.UNREADABLE)
+    why = nodedevices.unnumbered(seen, translate.gpu_resource(seen), entry)
+    if entry is not None and (entry.count or not known.devices):
+        devices = translate.described(seen, entry, _ids(entry))
+        known = _with(known, devices, dict.fromkeys(entry.island_of, entry.bandwidth_gbps))
+    return replace(known, barred=why) if why else known
+
+
+def _ids(entry: DeviceEntry) -> list[int]:
+    return sorted(set(entry.island_of) | set(range(entry.count)))
 
 
 def _reported(known: Node, report: GpuNodeStatus) -> Node:
@@ -51,22 +72,6 @@ def _device(seen: NodeDevice, *, sliced: bool) -> Device:
         island=-1 if seen.island is None else seen.island,
         numa=-1 if seen.numa_node is None else seen.numa_node,
     )
-
-
-def _described(entry: translate.DeviceEntry) -> tuple[list[Device], dict[int, int]]:
-    island_of = entry.island_of
-    ids = sorted(set(island_of) | set(range(entry.count)))
-    devices = [
-        Device(
-            each,
-            vendor=entry.vendor,
-            model=entry.model,
-            memory_mib=entry.memory_mib,
-            island=island_of.get(each, -1),
-        )
-        for each in ids
-    ]
-    return devices, dict.fromkeys(island_of, entry.bandwidth_gbps)
 
 
 def _with(

@@ -49,6 +49,7 @@ class NodeSpec(Wire, frozen=True, gc=False):
 
 
 class NodeStatus(Wire, frozen=True, gc=False):
+    capacity: Quantities = {}
     allocatable: Quantities = {}
     conditions: list[StatusCondition] = []
 
@@ -60,10 +61,12 @@ class Node(Wire, frozen=True, gc=False):
 
 
 class LeaseSpec(Wire, frozen=True, gc=False):
+    """The server writes the first moment of the year 1 as null."""
+
     holder_identity: str = ""
     lease_duration_seconds: int = 0
-    acquire_time: str = ""
-    renew_time: str = ""
+    acquire_time: str | None = ""
+    renew_time: str | None = ""
     lease_transitions: int = 0
 
 

@@ -69,6 +69,11 @@ VENDOR_OF = {
 }
 GPU_RESOURCES = tuple(VENDOR_OF)
 
+# Domains whose extended resources are GPUs, or parts of them such as `nvidia.com/mig-1g.10gb`, and words in
+# the names of those that are not: network adapters, and Intel's access for monitoring.
+GPU_DOMAINS = ("nvidia.com/", "amd.com/", "gpu.intel.com/")
+NOT_GPUS = ("nic", "rdma", "sriov", "hostdev", "mlnx", "_monitoring")
+
 # PriorityClasses by the priority of a GPUWorkload.
 PRIORITY_CLASSES = {"low": "gpu-low", "normal": "gpu-normal", "high": "gpu-high"}
 
@@ -92,6 +97,11 @@ JOB_CREATED = "JobCreated"
 JOB_SUCCEEDED = "JobSucceeded"
 JOB_FAILED = "JobFailed"
 PREEMPTED = "Preempted"
+
+
+def is_gpu_resource(name: str) -> bool:
+    """Return True if a pod with this extended resource may use a GPU, or a part of one."""
+    return name.startswith(GPU_DOMAINS) and not any(word in name for word in NOT_GPUS)
 
 
 def device_lease(node: str, device: int) -> str:

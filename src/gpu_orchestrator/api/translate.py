@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import msgspec
-
-from gpu_orchestrator.api import names, quantity
+from gpu_orchestrator.api import deviceleases, names, nodedevices, quantity
 from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.api.kubernetes import Pod, PodSpec
+from gpu_orchestrator.api.nodedevices import DeviceEntry
 from gpu_orchestrator.api.pod import Container, NodeSelectorTerm, Requirement, Requirements
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
-from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_DEVICES, MOST_MIB, MOST_NUMBER, within
+from gpu_orchestrator.core.errors import CoreError
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_DEVICES, MOST_MIB, within
 from gpu_orchestrator.core.node import Node, Taint, node
 from gpu_orchestrator.core.request import EVERY_ADDRESS, Expression, HostPort, Shape, Term, Toleration, pairs
 
@@ -25,54 +25,30 @@ Amounts = dict[str, int]
 MODEL_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
 MEMORY_LABELS = ("nvidia.com/gpu.memory",)
 TERMINAL = ("Succeeded", "Failed")
-# A node may be tainted with the name of its GPU resource, to keep other pods away.
+LONGEST_REASON = 200
+# A node may be tainted with the name of its GPU resource, to keep other pods away. The operator adds these
+# tolerations to the pods that it makes.
 GPU_TAINTS = tuple(Toleration(resource, "Exists") for resource in names.GPU_RESOURCES)
-
-
-class DeviceEntry(
-    msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB", "bandwidth_gbps": "bandwidthGBps"}
-):
-    """The annotation `gpu.scheduling/devices` of a node. `count` and `vendor` matter only where no device
-    plugin counts the GPUs."""
-
-    count: int = 0
-    vendor: str = "nvidia"
-    model: str = ""
-    memory_mib: int = 0
-    bandwidth_gbps: int = 0
-    islands: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def island_of(self) -> dict[int, int]:
-        return {device: at for at, island in enumerate(self.islands) for device in island}
-
-    @property
-    def can_be_counted(self) -> bool:
-        return 0 <= self.memory_mib <= MOST_MIB and 0 <= self.bandwidth_gbps <= MOST_NUMBER
-
-
-def device_entry(seen: WireNode) -> DeviceEntry | None:
-    """Return what a person wrote about the node's devices; None if nothing, or nothing readable."""
-    if (text := seen.metadata.annotations.get(names.NODE_DEVICES)) is None:
-        return None
-    try:
-        return msgspec.json.decode(text, type=DeviceEntry)
-    except msgspec.DecodeError:
-        return None
 
 
 def gpu_resource(seen: WireNode) -> str:
     """Return the extended resource that counts the node's GPUs; empty if it has none. On a node with GPUs of
     two vendors, only those of the vendor listed first are used."""
     given = seen.status.allocatable
-    return next((name for name in names.GPU_RESOURCES if quantity.whole(given.get(name, "0"))), "")
+    return next((name for name in names.GPU_RESOURCES if _is_some(given.get(name, "0"))), "")
+
+
+def _is_some(text: str) -> bool:
+    try:
+        return quantity.whole(text) > 0
+    except quantity.BadQuantity:
+        return False
 
 
 def model(seen: WireNode) -> str:
     """Return the model of the node's GPUs, as a person described them or as its labels say; empty if
     unknown."""
-    entry = device_entry(seen)
-    return (entry.model if entry else "") or _first(seen.metadata.labels, MODEL_LABELS)
+    return _entry(seen).model or _first(seen.metadata.labels, MODEL_LABELS)
 
 
 def is_ready(seen: WireNode) -> bool:
@@ -80,36 +56,54 @@ def is_ready(seen: WireNode) -> bool:
 
 
 def counted_node(seen: WireNode) -> Node:
-    """Return the node for the core, with as many GPUs as its device plugin counts."""
+    """Return the node for the core, with as many GPUs as its device plugin counts. A node with a number that
+    cannot be counted is barred, with nothing to give."""
+    try:
+        return _node(seen, **_devices(seen), resources=_without_gpus(amounts(seen.status.allocatable)))
+    except (quantity.BadQuantity, CoreError) as error:
+        return uncounted_node(seen, str(error))
+
+
+def uncounted_node(seen: WireNode, why: str) -> Node:
+    """Return a node of which nothing can be given, because one of its numbers cannot be counted."""
+    return _node(seen, barred=f"cannot be counted: {why[:LONGEST_REASON]}")
+
+
+def _node(seen: WireNode, **more: Any) -> Node:
     return node(
         seen.metadata.name,
-        **_devices(seen),
-        resources=_without_gpus(amounts(seen.status.allocatable)),
         labels=seen.metadata.labels,
         taints=[Taint(taint.key, taint.value, taint.effect) for taint in seen.spec.taints],
         ready=is_ready(seen),
         schedulable=not seen.spec.unschedulable,
+        **more,
     )
 
 
 def _devices(seen: WireNode) -> dict[str, Any]:
-    resource, labels = gpu_resource(seen), seen.metadata.labels
-    count, entry = _count(seen, resource), device_entry(seen)
-    # Without an entry the count is known all the same; model, memory and links are not.
-    if entry is None or not entry.can_be_counted:
-        entry = DeviceEntry()
-    island_of = entry.island_of
-    devices = [
-        Device(
-            number,
-            vendor=names.VENDOR_OF[resource],
-            model=entry.model or _first(labels, MODEL_LABELS),
-            memory_mib=entry.memory_mib or _mib(_first(labels, MEMORY_LABELS)),
-            island=island_of.get(number, -1),
-        )
-        for number in range(count)
+    resource, entry = gpu_resource(seen), _entry(seen)
+    devices = described(seen, entry, range(_count(seen, resource)))
+    return {"gpus": devices, "gbps": dict.fromkeys(entry.island_of, entry.bandwidth_gbps)}
+
+
+def _entry(seen: WireNode) -> DeviceEntry:
+    """Without an entry the count is known all the same; model, memory and links are not."""
+    try:
+        return nodedevices.entry(seen) or DeviceEntry()
+    except nodedevices.BadEntry:
+        return DeviceEntry()
+
+
+def described(seen: WireNode, entry: DeviceEntry, ids: Iterable[int]) -> list[Device]:
+    """Return the node's devices with these ids, as its annotation and its labels describe them."""
+    labels, island_of = seen.metadata.labels, entry.island_of
+    vendor = names.VENDOR_OF.get(gpu_resource(seen), entry.vendor)
+    model = entry.model or _first(labels, MODEL_LABELS)
+    mib = entry.memory_mib or _mib(_first(labels, MEMORY_LABELS))
+    return [
+        Device(each, vendor=vendor, model=model, memory_mib=mib, island=island_of.get(each, -1))
+        for each in ids
     ]
-    return {"gpus": devices, "gbps": dict.fromkeys(island_of, entry.bandwidth_gbps)}
 
 
 def _count(seen: WireNode, resource: str) -> int:
@@ -125,7 +119,7 @@ def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
 
 def _mib(text: str) -> int:
     """Return the number; 0 for a value that no device can have."""
-    mib = int(text) if text.isdecimal() and len(text) < 20 else 0
+    mib = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
     return mib if mib <= MOST_MIB else 0
 
 
@@ -150,21 +144,29 @@ def placement(key: str, node_name: str, spec: PodSpec) -> Placement:
 
 
 def _gpus_given(pod: Pod) -> int:
-    """Return how many devices the gpu-scheduler gave the pod, which requests none by name: `node-a:0,1`."""
-    _, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
-    return len(ids.split(",")) if ids else 0
+    """Return how many devices the gpu-scheduler gave the pod, which requests none by name: `node-a:0,1`. Text
+    that names another node or no device of a node counts for nothing."""
+    node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
+    return len(set(map(deviceleases.device_id, ids.split(","))) - {None}) if node == pod.spec.node_name else 0
 
 
-def shape(spec: PodSpec, gpus: int, *, vendor: str = "", avoid: Iterable[str] = ()) -> Shape:
-    """Return what decides where a pod with this many GPUs fits. `avoid` names nodes that it must not go
-    to."""
+def shape(
+    spec: PodSpec,
+    gpus: int,
+    *,
+    vendor: str = "",
+    avoid: Iterable[str] = (),
+    tolerated: tuple[Toleration, ...] = (),
+) -> Shape:
+    """Return what decides where a pod with this many GPUs fits. `avoid` names nodes that it must not go to;
+    `tolerated` is what its maker adds to the pod's own tolerations."""
     return Shape(
         gpus=gpus,
         vendor=vendor,
         resources=pairs(asked(spec)),
         labels=tuple(sorted(spec.node_selector.items())),
         affinity=_affinity(spec, tuple(sorted(avoid))),
-        tolerations=(*map(_toleration, spec.tolerations), *GPU_TAINTS),
+        tolerations=(*map(_toleration, spec.tolerations), *tolerated),
         host_ports=host_ports(spec),
     )
 
@@ -205,6 +207,12 @@ def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
 def gpus_asked(spec: PodSpec) -> int:
     """Return how many whole GPUs of any vendor a pod's containers request."""
     return _gpus(_all_asked(spec))
+
+
+def has_gpu_parts(pod: Pod, taken: Placement) -> bool:
+    """Return True if a pod may have a part of a GPU, or a GPU that no number names: a slice, a shared GPU, or
+    what Dynamic Resource Allocation gave it. `taken` is its placement. None of this counts as whole GPUs."""
+    return bool(pod.spec.resource_claims) or any(names.is_gpu_resource(name) for name, _ in taken.resources)
 
 
 def _gpus(wanted: Amounts) -> int:

@@ -34,7 +34,7 @@ class Topology:
     @cached_property
     def levels(self) -> tuple[int, ...]:
         """The distinct bandwidths, best first."""
-        pairs = {self.bandwidth[i][j] for i in range(len(self.ids)) for j in range(i)}
+        pairs = set[int]().union(*(row[:i] for i, row in enumerate(self.bandwidth)))
         return tuple(sorted(pairs, reverse=True))
 
     @cached_property
@@ -52,16 +52,22 @@ def from_links(
     """`links` maps pairs of ids to GB/s. Islands that are not given are the connected components of the
     links."""
     order = tuple(sorted(ids))
-    pairs = {frozenset(pair): gbps for pair, gbps in links.items()}
-    bandwidth = tuple(tuple(0 if a == b else pairs.get(frozenset((a, b)), 0) for b in order) for a in order)
+    bandwidth = _bandwidth(order, links)
     told = islands or {}
-    found = _components(bandwidth)
+    found = _components(bandwidth) if links else range(len(order))
     return Topology(
         ids=order,
         bandwidth=bandwidth,
         islands=tuple(told.get(a, found[i]) for i, a in enumerate(order)),
         numa=tuple((numa or {}).get(a, -1) for a in order),
     )
+
+
+def _bandwidth(order: tuple[int, ...], links: Mapping[tuple[int, int], int]) -> tuple[tuple[int, ...], ...]:
+    if not links:  # a plugin that shares GPUs may count hundreds of them: do not look at every pair
+        return ((0,) * len(order),) * len(order)
+    pairs = {frozenset(pair): gbps for pair, gbps in links.items()}
+    return tuple(tuple(0 if a == b else pairs.get(frozenset((a, b)), 0) for b in order) for a in order)
 
 
 def from_islands(

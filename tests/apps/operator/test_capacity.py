@@ -243,6 +243,27 @@ def test_node_with_claimed_pods_takes_no_plain_workload() -> None:
     assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
 
 
+def test_node_that_can_no_longer_be_counted_is_not_used_as_it_was_before() -> None:
+    stage = Stage("a")
+    stage.capacity.see_node(None, node("a", 1025))
+    holder = pod(uid="p", node="a", given="0,1")
+    for _ in range(2):  # also while claimed pods come and go
+        refusal = stage.ask("x", gpuCount=1)
+        assert isinstance(refusal, Refusal)
+        assert refusal.message.startswith("0/1 nodes fit: 1 cannot be counted: 1025 nvidia.com/gpu")
+        stage.capacity.see_pod(None, holder)
+        stage.capacity.see_pod(holder, None)
+    stage.capacity.see_node(None, node("a", 4))
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+
+
+def test_pod_does_not_hold_devices_of_another_node() -> None:
+    stage = Stage("a")
+    forged = pod(uid="p", node="a", allocated="b:0,1,2,3")
+    stage.capacity.see_pod(None, forged)
+    assert stage.ask("x", gpuCount=4) == Given("a", NVIDIA)
+
+
 @pytest.mark.parametrize(
     "closed",
     [

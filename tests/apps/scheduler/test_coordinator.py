@@ -1,12 +1,15 @@
 """The coordinator alone: objects in, jobs and refusals out; each device is counted exactly once."""
 
+from typing import Any
+
 import pytest
 
-from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api import deviceleases, inventory
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
+from gpu_orchestrator.core.answer import singular
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import claim, node, pod, report
 
@@ -179,6 +182,54 @@ def test_device_plugin_pod_blocks_its_device_or_the_node(used: list[str], free: 
     world.pod_gone("plugin")
     world.report(report("a", {"id": 0}, {"id": 1}))
     assert len(world.executor.jobs) == 1
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        pytest.param({"containers": [{"resources": {"limits": {"nvidia.com/mig-1g.10gb": "2"}}}]}, id="MIG"),
+        pytest.param(
+            {"containers": [{"resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}]}, id="shared"
+        ),
+        pytest.param({"resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}, id="DRA"),
+    ],
+)
+def test_pod_with_part_of_a_gpu_bars_its_node_until_it_is_reported(uses: dict[str, Any]) -> None:
+    world = World(node("a", 2))
+    world.pod(pod("other", node="a", schedulerName="default-scheduler", **uses))
+    world.pod(pod("p", gpus=1))
+    assert world.executor.refused["p"] == f"0/1 nodes fit: 1 {singular(inventory.PLUGIN_UNREPORTED)}"
+    world.report(report("a", {"id": 0, "inUseBy": ["uid-other"]}, {"id": 1}))
+    assert [each.placement.devices for each in world.executor.jobs] == [(1,)]
+
+
+def test_pod_with_part_of_a_gpu_bars_its_node_until_it_has_ended() -> None:
+    world = World(node("a", 2))
+    world.pod(pod("other", node="a", resourceClaims=[{"name": "gpu"}], schedulerName="default-scheduler"))
+    world.pod(pod("p", gpus=1))
+    assert world.executor.jobs == []
+    world.pod_gone("other")
+    assert [each.placement.devices for each in world.executor.jobs] == [(0,)]
+
+
+def test_node_that_can_no_longer_be_counted_is_not_used_as_it_was_before() -> None:
+    world = World(node("a", 2))
+    world.node(node("a", 0, gives={"nvidia.com/gpu": "1025"}))
+    world.pod(pod("p", gpus=1))
+    assert world.executor.refused["p"] == (
+        "0/1 nodes fit: 1 cannot be counted: 1025 nvidia.com/gpu on one node; at most 1024 can be counted"
+    )
+    world.node(node("a", 2))
+    assert [each.placement.devices for each in world.executor.jobs] == [(0,)]
+
+
+def test_gpu_taint_keeps_pods_away_that_do_not_tolerate_it() -> None:
+    taint = {"key": "nvidia.com/gpu", "value": "team-a", "effect": "NoExecute"}
+    world = World(node("a", 2, taints=[taint]))
+    world.pod(pod("p", gpus=1))
+    assert world.executor.refused["p"] == "0/1 nodes fit: 1 has the taint nvidia.com/gpu=team-a:NoExecute"
+    world.pod(pod("q", gpus=1, tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]))
+    assert [each.pod.metadata.name for each in world.executor.jobs] == ["q"]
 
 
 def test_refusal_is_reported_again_only_when_the_reason_changes() -> None:

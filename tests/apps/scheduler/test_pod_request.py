@@ -55,6 +55,13 @@ def affinity(kind: str) -> dict[str, Any]:
             id="device plugin",
         ),
         pytest.param(
+            {"gpus": 1, "initContainers": [{"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}]},
+            "a request for nvidia.com/mig-1g.10gb beside a claim",
+            id="slices of a device plugin",
+        ),
+        pytest.param({"claim": ""}, "gpu.scheduling/claim is empty; write the name", id="empty claim"),
+        pytest.param({"claim_template": ""}, "gpu.scheduling/claim-template is empty", id="empty template"),
+        pytest.param(
             {"gpus": 1, "containers": [{"resources": {"requests": {"cpu": "many"}}}]},
             "'many' is not a quantity",
             id="bad quantity",

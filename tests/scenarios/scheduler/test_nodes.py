@@ -102,6 +102,58 @@ def test_node_with_unreported_plugin_pods_gets_no_claimed_pods(stage: Stage) -> 
     assert stage.wait_bound(waiting) == {waiting: f"{reported}:1"}
 
 
+def test_odd_nodes_take_no_claims_and_say_why(stage: Stage) -> None:
+    """Time-slicing, another pod's slice or resource claim, a sick GPU, a GPU taint: each pod waits for its
+    node with the reason, and is bound when the reason has gone."""
+    shared = odd_node(stage, "shared", 80, {"nvidia.com/gpu.count": "8", "nvidia.com/gpu.replicas": "10"})
+    sick, tainted = odd_node(stage, "sick"), odd_node(stage, "tainted")
+    sliced, allocated = odd_node(stage, "sliced"), odd_node(stage, "allocated")
+    patch_node(stage, sick, "/status", {"status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+    taint = {"key": "nvidia.com/gpu", "value": "team-a", "effect": "NoExecute"}
+    patch_node(stage, tainted, "", {"spec": {"taints": [taint]}})
+    slices = {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
+    claims = [{"name": "gpu", "resourceClaimName": "one"}]
+    ordinary = {"schedulerName": "default-scheduler"}
+    stage.create(
+        pod("with-slice", nodeName=sliced, resources=slices, **ordinary),
+        pod("with-claim", nodeName=allocated, resourceClaims=claims, **ordinary),
+    )
+    stage.scheduler(leaderElect=False, releaseSeconds=1)
+    stage.create(*(pod(kind, gpus=1, nodeSelector={"kind": kind}) for kind in REASONS))
+    for kind, why in REASONS.items():
+        stage.wait_event(kind, f"1 {why}")
+    assert not stage.bound(REASONS)
+    patch_node(stage, shared, "", {"metadata": {"annotations": {"gpu.scheduling/devices": '{"count": 8}'}}})
+    patch_node(stage, sick, "/status", {"status": {"allocatable": {"nvidia.com/gpu": "2"}}})
+    stage.delete("with-slice", "with-claim", force=True)
+    tolerant = pod("tolerant", gpus=1, nodeSelector={"kind": "tainted"})
+    tolerant["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    stage.create(tolerant)
+    bound = stage.wait_bound("shared", "sick", "sliced", "allocated", "tolerant")
+    expected = {"shared": shared, "sick": sick, "sliced": sliced, "allocated": allocated, "tolerant": tainted}
+    assert bound == {name: f"{node}:0" for name, node in expected.items()}
+    assert not stage.bound(["tainted"])
+
+
+REASONS = {
+    "shared": "has GPUs that are shared (time-slicing or MPS) and cannot be numbered: run the agent there",
+    "sick": "has an unhealthy GPU and no agent that reports which one",
+    "sliced": "has pods of a device plugin and no agent that reports which devices they use",
+    "allocated": "has pods of a device plugin and no agent that reports which devices they use",
+    "tainted": "has the taint nvidia.com/gpu=team-a:NoExecute",
+}
+
+
+def odd_node(stage: Stage, kind: str, gpus: int = 2, labels: dict[str, str] | None = None) -> str:
+    prefix = f"{stage.namespace}-{kind}"
+    return stage.gpu_nodes(1, prefix=prefix, gpus=gpus, labels={"kind": kind, **(labels or {})})[0]
+
+
+def patch_node(stage: Stage, name: str, subresource: str, body: Json) -> None:
+    merge = {"content_type": "application/merge-patch+json"}
+    stage.cluster.api.request("PATCH", f"/api/v1/nodes/{name}{subresource}", body, **merge)
+
+
 def test_agent_heartbeat_with_a_device_lease_name_blocks_that_device(stage: Stage) -> None:
     """`gpu-agent-x-0-1` is the heartbeat of node x-0-1, and the lease name of device 1 on node agent-x-0."""
     (node,) = stage.gpu_nodes(1, gpus=2, prefix=f"agent-{stage.namespace}")

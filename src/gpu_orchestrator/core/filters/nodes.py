@@ -26,6 +26,8 @@ def for_shape(shape: Shape) -> Iterator[Filter]:
         yield Affine(shape.affinity)
     if shape.fabric != Fabric():
         yield Wired(shape.fabric)
+    if shape.gpus:
+        yield Known()
 
 
 def openness(shape: Shape) -> Iterator[Filter]:
@@ -59,6 +61,15 @@ class Open(Filter):
     def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
         inventory = cluster.inventory
         return Counter(inventory.names.values[at] for at in inventory.barred[rows])
+
+
+class Known(Open):
+    """The node has devices, or no reason why none is known. Otherwise it would be counted as a node without
+    GPUs."""
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        passed: Bools = super().passes(cluster, rows) | (cluster.inventory.gpus[rows] > 0)
+        return passed
 
 
 class Tolerated(Filter):

@@ -115,16 +115,18 @@ class Capacity:
                 self._resources.pop(old.metadata.name, None)
                 self._feed(NodeRemoved(old.metadata.name))
             return
-        try:
-            seen = translate.counted_node(new)
-        except BadQuantity as error:
-            log.error("node cannot be counted", node=new.metadata.name, error=str(error))
-            return
+        seen = translate.counted_node(new)
+        if seen.barred and seen.barred != self._barred(seen.name):
+            log.error("node is not used", node=seen.name, why=seen.barred)
         self._resources[seen.name] = translate.gpu_resource(new)
         self._feed(NodeUpdated(self._as_barred(seen)))
 
+    def _barred(self, name: str) -> str:
+        return self.engine.cluster.node(name).barred if name in self.engine.cluster else ""
+
     def _as_barred(self, node: CoreNode) -> CoreNode:
-        return replace(node, barred=CLAIMED if self._claimed.get(node.name) else "")
+        own = "" if node.barred == CLAIMED else node.barred
+        return replace(node, barred=own or (CLAIMED if self._claimed.get(node.name) else ""))
 
     def see_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old

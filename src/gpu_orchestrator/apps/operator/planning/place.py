@@ -62,7 +62,9 @@ def wishes(snapshot: WorkloadSnapshot, wanted: Template) -> list[Request]:
     return [
         Request(
             jobs.key_of(workload, workload.status.retry_count),
-            translate.shape(wanted.pod, spec.gpu_count, vendor=vendor, avoid=avoid),
+            translate.shape(
+                wanted.pod, spec.gpu_count, vendor=vendor, avoid=avoid, tolerated=translate.GPU_TAINTS
+            ),
             priority=PRIORITIES[spec.priority],
             tenant=workload.metadata.namespace,
             strategy=spec.scheduling_strategy,

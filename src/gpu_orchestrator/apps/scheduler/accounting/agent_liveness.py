@@ -44,6 +44,7 @@ class AgentLiveness:
 
     def _age_s(self, lease: Lease) -> float:
         try:
-            return abs((self._today() - timestamps.parse(lease.spec.renew_time)).total_seconds())
+            renewed = timestamps.parse(lease.spec.renew_time or "")
+            return abs((self._today() - renewed).total_seconds())
         except (ValueError, TypeError, OverflowError):  # malformed, or without a time zone
             return LIVE_S

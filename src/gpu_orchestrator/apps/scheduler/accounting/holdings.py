@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_orchestrator.api import claims, deviceleases
+from gpu_orchestrator.api import claims, deviceleases, translate
 from gpu_orchestrator.api.deviceleases import DeviceRef, Hold
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.quantity import BadQuantity
@@ -120,7 +120,9 @@ def _taken(pod: Pod) -> Placement:
     """Return what the pod takes apart from given devices. A pod whose quantities cannot be read counts as one
     pod: it is there, and whatever devices it holds count."""
     try:
-        return claims.taken(pod)
+        taken = claims.taken(pod)
+        has_parts = translate.has_gpu_parts(pod, taken)
+        return replace(taken, unnamed=taken.unnamed + 1) if has_parts else taken  # of some device, at least
     except BadQuantity as error:
         log.error("resources of a pod cannot be counted", pod=key(pod), error=str(error))
         return Placement(pod.metadata.uid, pod.spec.node_name, resources=(("pods", 1),))

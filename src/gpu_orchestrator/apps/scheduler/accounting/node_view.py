@@ -1,8 +1,8 @@
 """Nodes as the engine may use them: from the Node, its agent's report, and the pods of a device plugin.
 
-A pod that got GPUs from a device plugin takes the devices that the agent reports for it. If no agent reports
-them, all devices of the node are barred: some are in use, and it is not known which. A device that a live
-agent reports in use by a pod that does not hold it is taken as well.
+A pod that got GPUs, or parts of them, from a device plugin takes the devices that the agent reports for it.
+If no agent reports them, all devices of the node are barred: some are in use, and it is not known which. A
+device that a live agent reports in use by a pod that does not hold it is taken as well.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,9 +13,7 @@ from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Node
-from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.engine.events import Event, NodeRemoved, NodeUpdated, PlacementObserved, RequestRemoved
 
 log = structlog.get_logger()
@@ -37,12 +35,14 @@ class NodeView:
         self._plugin_gpus: dict[str, dict[str, int]] = {}
         self._untracked: dict[str, Placement] = {}
         self._used: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._reasons: dict[str, str] = {}
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
             self.update(new.metadata.name)
         elif old is not None:
             self._used.pop(old.metadata.name, None)
+            self._reasons.pop(old.metadata.name, None)
             self._count_untracked(old.metadata.name)
             self._feed(NodeRemoved(old.metadata.name))
 
@@ -51,7 +51,7 @@ class NodeView:
             self.update(report.spec.node_name)
 
     def add_plugin_pod(self, uid: str, node: str, gpus: int) -> None:
-        """Record a pod that got this number of GPUs from the node's device plugin."""
+        """Record a pod that got at least this number of GPUs from the node's device plugin or DRA driver."""
         if self._plugin_gpus.setdefault(node, {}).get(uid) != gpus:
             self._plugin_gpus[node][uid] = gpus
             self.update(node)
@@ -91,11 +91,10 @@ class NodeView:
             return
         self._used[name] = inventory.used_by(report)
         self._count_untracked(name)  # before the node may be given to others
-        try:
-            node = inventory.node_of(seen, report, barred=self._barred(name, report))
-        except (BadQuantity, CoreError) as error:
-            log.error("node cannot be counted", node=name, error=str(error))
-            return
+        node = inventory.node_of(seen, report, barred=self._barred(name, report))
+        if node.barred != self._reasons.get(name, ""):
+            self._reasons[name] = node.barred
+            log.warning("claims on node", node=name, barred=node.barred or "no longer")
         self._feed(NodeUpdated(node))
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:

@@ -60,6 +60,8 @@ def _pod_problem(pod: Pod) -> Unschedulable | None:
             f"the pod asks for GPUs in {len(ways)} ways at once ({', '.join(ways)}); "
             "keep one of the annotations"
         )
+    if names.GPUS not in ways and not claims.named_claim(pod):
+        return Unschedulable(f"{ways[0]} is empty; write the name of a GpuClaim")
     if missing := unsupported(pod):
         uses = ", ".join(missing)
         return Unschedulable(f"the pod uses features that this scheduler does not implement: {uses}")
@@ -91,10 +93,14 @@ def _placement_rules(spec: PodSpec) -> dict[str, bool]:
 
 
 def _gpu_resources(spec: PodSpec) -> list[str]:
-    """Return the names of device-plugin resources (whole GPUs) that the pod requests."""
+    """Return the names of device-plugin resources (GPUs, or parts of them) that the pod requests."""
     containers = [*spec.containers, *spec.init_containers]
     requested = [each.resources.limits | each.resources.requests for each in containers]
-    return sorted({name for each in requested for name in names.GPU_RESOURCES if each.get(name, "0") != "0"})
+    return sorted({name for each in requested for name in each if _is_gpu(name, each[name])})
+
+
+def _is_gpu(name: str, amount: str) -> bool:
+    return names.is_gpu_resource(name) and amount != "0"
 
 
 def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedulable | None:
