@@ -37,7 +37,7 @@ def test_jobs_without_pods_do_not_keep_gpus_from_others(site: Site, other_site: 
     other_site.create("greedy", gpus=4, run_for="1h", retryPolicy=PATIENT)
     other_site.until("greedy", "Scheduled")
     site.create("fair", gpus=4, run_for="1h", retryPolicy=PATIENT)
-    site.until("fair", "Running")
+    site.until("fair", "Running", timeout_s=120)  # after the 30 s that the other Job has
     status = other_site.until("greedy", "Pending")
     assert status["retryCount"] == 1
     assert "created no pod for 30 s" in status["message"]
