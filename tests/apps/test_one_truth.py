@@ -66,6 +66,9 @@ CASES = [
         Case("costOptimized", {"a": 8, "b": 4}, (2, 2, 2), ("b", "b", "a"), cheap=("b",)),
         id="cheap before large",
     ),
+    pytest.param(
+        Case("leastFragmenting", {"a": 8, "b": 2}, (1, 1, 2), ("b", "b", "a")), id="whole nodes stay whole"
+    ),
     pytest.param(Case("leastLoaded", {}, (1,), (NOWHERE,)), id="no node at all"),
 ]
 
@@ -82,9 +85,9 @@ def test_operator_places_as_in_the_table(case: Case) -> None:
         )
 
         def ask(
-            requests: Sequence[Request], name: str = f"team/w{number}", at: int = number
+            wishes: Sequence[Request], most: int = 1, *, name: str = f"team/w{number}", at: int = number
         ) -> Given | Refusal:
-            answer = world.ask(name, requests, float(at))
+            answer = world.ask(name, wishes, float(at), most)
             found.append(answer.node if isinstance(answer, Given) else NOWHERE)
             return answer
 

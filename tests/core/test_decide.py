@@ -7,7 +7,7 @@ import pytest
 
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.decide import decide, fits, why_not
+from gpu_orchestrator.core.decide import decide, fits, rank, why_not
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.node import Node, Taint
 from gpu_orchestrator.core.request import Expression, Fabric, HostPort, Request, Term, Toleration
@@ -377,3 +377,10 @@ def test_fits_and_why_not_answer_without_deciding() -> None:
     said = why_not(request("pod", 3).shape, both, POLICY)
     assert said is not None
     assert said.never
+
+
+def test_rank_names_the_nodes_that_fit_best_first() -> None:
+    nodes = cluster(node("a", 2), node("b", 8), node("c", 4), node("d", 4, ready=False))
+    assert rank(request("pod", 1).shape, nodes, POLICY) == ["b", "c", "a"]
+    assert rank(request("pod", 4).shape, nodes, POLICY) == ["b", "c"]
+    assert rank(request("pod", 9).shape, nodes, POLICY) == []

@@ -22,7 +22,8 @@ GPUS = 8
 
 
 class Life(RuleBasedStateMachine):
-    """Workloads ask, become Jobs and pods, and end; pods of other owners come and go."""
+    """Workloads ask, become Jobs and pods, and end; others suspend, resume and forge Jobs; pods
+    of other owners come and go."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,13 +34,16 @@ class Life(RuleBasedStateMachine):
         self.given: dict[str, tuple[GPUWorkload, str]] = {}
         self.waiting: dict[str, GPUWorkload] = {}
         self.jobs: dict[str, tuple[GPUWorkload, Job]] = {}
+        self.suspended: set[str] = set()
         self.pods: dict[str, Pod] = {}
         self.others: dict[str, tuple[Pod, int]] = {}
 
     @rule(gpus=some.integers(1, 8), strategy=some.sampled_from(["leastLoaded", "binPack", "random"]))
     def ask(self, gpus: int, strategy: str) -> None:
         self.number += 1
-        self._ask(workload(f"w{self.number}", gpuCount=gpus, schedulingStrategy=strategy))
+        asker = workload(f"w{self.number}", gpuCount=gpus, schedulingStrategy=strategy)
+        self.capacity.see_workload(None, asker)
+        self._ask(asker)
 
     def _ask(self, asker: GPUWorkload) -> None:
         name = asker.metadata.name
@@ -76,10 +80,39 @@ class Life(RuleBasedStateMachine):
             self.bind(name)
         self.capacity.see_job(None, made)
 
-    @precondition(lambda self: bool(set(self.jobs) - set(self.pods)))
+    @rule(where=some.sampled_from(NODES), gpus=some.integers(1, 8), owner=some.sampled_from(["", "another"]))
+    def forge_job(self, where: str, gpus: int, owner: str) -> None:
+        """Someone creates a Job that names no workload, or one that does not exist: it counts for nothing."""
+        self.number += 1
+        forged = workload(f"forged{self.number}", gpuCount=gpus)
+        self.capacity.see_job(None, job(forged, where, owned_by=owner))
+
+    @property
+    def podless(self) -> list[str]:
+        return sorted(set(self.jobs) - set(self.pods) - self.suspended)
+
+    @precondition(lambda self: self.podless)
+    @rule(pick=some.randoms())
+    def suspend_job(self, pick: random.Random) -> None:
+        name = pick.choice(self.podless)
+        asker, made = self.jobs[name]
+        self.suspended.add(name)
+        self.capacity.see_job(made, job(asker, made.node, suspend=True))
+
+    @precondition(lambda self: self.suspended)
+    @rule(pick=some.randoms())
+    def resume_job(self, pick: random.Random) -> None:
+        name = pick.choice(sorted(self.suspended))
+        asker, made = self.jobs[name]
+        if asker.spec.gpu_count > GPUS - self.held(made.node):
+            return  # oversold: only the kube-scheduler decides who starts
+        self.suspended.discard(name)
+        self.capacity.see_job(made, made)
+
+    @precondition(lambda self: self.podless)
     @rule(pick=some.randoms())
     def bind_pod(self, pick: random.Random) -> None:
-        self.bind(pick.choice(sorted(set(self.jobs) - set(self.pods))))
+        self.bind(pick.choice(self.podless))
 
     def bind(self, name: str) -> None:
         asker, made = self.jobs[name]
@@ -92,6 +125,7 @@ class Life(RuleBasedStateMachine):
     def end(self, pick: random.Random, pod_first: bool) -> None:
         name = pick.choice(sorted(self.jobs))
         asker, made = self.jobs.pop(name)
+        self.suspended.discard(name)
         ended = self.pods.pop(name, None)
         if pod_first:
             self.capacity.see_pod(ended, None)
@@ -121,7 +155,8 @@ class Life(RuleBasedStateMachine):
         return not any(names.ALLOCATED in made.metadata.annotations for made in there)
 
     def held(self, where: str) -> int:
-        ours = [(asker, made.node) for asker, made in self.jobs.values()]
+        counted = [self.jobs[name] for name in self.jobs if name not in self.suspended]
+        ours = [(asker, made.node) for asker, made in counted]
         placed = [*ours, *self.given.values(), *self._found()]
         mine = sum(asker.spec.gpu_count for asker, place in placed if place == where)
         return mine + sum(gpus for made, gpus in self.others.values() if made.spec.node_name == where)

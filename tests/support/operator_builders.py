@@ -27,6 +27,8 @@ REFUSAL = Refusal(2, (("have fewer than 4 free GPUs", 2),))
 def workload(name: str = "bert", *, meta: dict[str, Any] | None = None, **fields: Any) -> GPUWorkload:
     """Build a workload. `fields` are those of the spec in camelCase, and `status`."""
     status = fields.pop("status", {})
+    if status:
+        status = {"observedGeneration": 1, **status}
     plain = {
         "metadata": {
             "name": name,
@@ -43,10 +45,14 @@ def workload(name: str = "bert", *, meta: dict[str, Any] | None = None, **fields
     return msgspec.convert(plain, GPUWorkload)
 
 
-def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) -> Job:
-    """Build a Job of this workload. `state`: `conditions` as {type: reason}, `created`, `deleting`, `ttl`,
-    `status`, and `made_from` for a claimed one."""
-    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+def job(owner: GPUWorkload, *nodes: str, retry: int = 0, **state: Any) -> Job:
+    """Build a Job of this workload for one of these nodes. `state`: `conditions` as {type: reason},
+    `created`, `deleting`, `ttl`, `suspend`, `deadline`, `status`, `owned_by` a UID, `annotations`, and
+    `made_from` for a claimed one."""
+    terms = [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        for node in nodes or ("a",)
+    ]
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(owner.spec.gpu_count)}}}
     meta: dict[str, Any] = {
@@ -58,7 +64,8 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
                 "apiVersion": "gpu.warp.dev/v1alpha1",
                 "kind": "GPUWorkload",
                 "name": owner.metadata.name,
-                "uid": UID,
+                "uid": state.get("owned_by", UID),
+                "controller": True,
             }
         ],
     }
@@ -73,11 +80,15 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
     spec: dict[str, Any] = {
         "template": {"spec": {"affinity": {"nodeAffinity": affinity}, "containers": [container]}}
     }
+    meta["annotations"] = state.get("annotations", {})
     if "made_from" in state:
         meta["annotations"] = {names.MADE_FROM: state["made_from"]}
-        spec = {"template": {"metadata": {"annotations": {names.CLAIM_TEMPLATE: "template"}}}}
+        asking = {"metadata": {"annotations": {names.CLAIM_TEMPLATE: "template"}}}
+        spec = {"template": {**asking, "spec": {"schedulerName": names.SCHEDULER}}}
     if "ttl" in state:
         spec["ttlSecondsAfterFinished"] = state["ttl"]
+    spec["suspend"] = state.get("suspend", False)
+    spec["activeDeadlineSeconds"] = state.get("deadline", owner.spec.max_runtime_seconds)
     plain = {"metadata": meta, "spec": spec, "status": {"conditions": conditions, **state.get("status", {})}}
     return msgspec.convert(plain, Job)
 
@@ -85,7 +96,8 @@ def job(owner: GPUWorkload, node: str = "a", *, retry: int = 0, **state: Any) ->
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
     """Build a pod. `owner` is the name of its Job, `unschedulable_since` a time, `said` the scheduler's
     message, `gpus` a number, `given` the devices of its node and `uuids` theirs, `allocated` the annotation
-    instead of these, `created` a time."""
+    instead of these, `created` a time, `scheduler` its scheduler, `nominated` the node where others are evicted
+    for it."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
         visible = ",".join(more.get("uuids", ()))
@@ -109,9 +121,19 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
             }
         )
     limits = {"nvidia.com/gpu": str(more.get("gpus", 0))}
-    spec = {"nodeName": node, "containers": [{"name": "main", "resources": {"limits": limits}}]}
-    plain = {"metadata": meta, "spec": spec, "status": {"phase": phase, "conditions": conditions}}
-    return msgspec.convert(plain, Pod)
+    by_claim = names.SCHEDULER if more.get("given") else "default-scheduler"
+    scheduler = more.get("scheduler", by_claim)
+    spec = {
+        "nodeName": node,
+        "schedulerName": scheduler,
+        "containers": [{"name": "main", "resources": {"limits": limits}}],
+    }
+    status = {
+        "phase": phase,
+        "conditions": conditions,
+        "nominatedNodeName": more.get("nominated", ""),
+    }
+    return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Pod)
 
 
 def node(name: str, gpus: int = 4, *, ready: bool = True, **more: Any) -> Node:
@@ -136,15 +158,15 @@ def node(name: str, gpus: int = 4, *, ready: bool = True, **more: Any) -> Node:
     return msgspec.convert(plain, Node)
 
 
-def gives(node_name: str, resource: str = "nvidia.com/gpu") -> Ask:
-    return lambda wishes: Given(node_name, resource)
+def gives(node_name: str, *others: str, resource: str = "nvidia.com/gpu") -> Ask:
+    return lambda wishes, most=1: Given(node_name, resource, others[: most - 1])
 
 
-def refuses(wishes: Sequence[Request]) -> Refusal:
+def refuses(wishes: Sequence[Request], most: int = 1) -> Refusal:
     return REFUSAL
 
 
-def never(wishes: Sequence[Request]) -> Given | Refusal:
+def never(wishes: Sequence[Request], most: int = 1) -> Given | Refusal:
     raise AssertionError("the plan asked for a placement, but should not")
 
 

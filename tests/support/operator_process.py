@@ -22,6 +22,7 @@ SYSTEM = "gpu-orchestrator-system"
 ACCOUNT = "gpu-orchestrator-controller-manager"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/namespaces/{}/gpuworkloads"
 FINAL = ("Succeeded", "Failed")
+ZONE = "topology.kubernetes.io/zone"
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -133,6 +134,7 @@ class Site:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.namespace = cluster, f"op-{uuid4().hex[:8]}"
         self._nodes: list[str] = []
+        self._outside: list[str] = []
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
 
     def close(self) -> None:
@@ -141,6 +143,8 @@ class Site:
             self._let_go(each["metadata"]["name"])
         for name in self._nodes:
             self.delete_node(name)
+        for path in self._outside:
+            self.request("DELETE", path)
         self.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
 
     def _let_go(self, name: str) -> None:
@@ -160,6 +164,33 @@ class Site:
     def delete_node(self, name: str) -> None:
         with suppress(ApiError):
             self.request("DELETE", f"/api/v1/nodes/{name}")
+
+    def volume(self, name: str, *, mode: str = "Immediate", zone: str = "") -> Json:
+        """Create a PersistentVolume of this zone, if any, and a claim for it, which is bound at once or by
+        the first pod. Return the claim as a volume of a pod."""
+        whole = f"{self.namespace}-{name}"
+        modes = {"accessModes": ["ReadWriteOnce"], "storageClassName": whole}
+        kind = {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": mode}
+        size, claims = {"storage": "1Gi"}, f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
+        made: Json = {**modes, "capacity": size, "hostPath": {"path": "/data"}}
+        if zone:
+            there = [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}]
+            made["nodeAffinity"] = {"required": {"nodeSelectorTerms": there}}
+        self._post("/apis/storage.k8s.io/v1/storageclasses", {"metadata": {"name": whole}, **kind})
+        self._post("/api/v1/persistentvolumes", {"metadata": {"name": whole}, "spec": made})
+        wanted = {**modes, "resources": {"requests": size}}
+        self.request("POST", claims, {"metadata": {"name": name}, "spec": wanted})
+        if mode == "Immediate":
+            claim = f"{claims}/{name}"
+            eventually(
+                lambda: self.request("GET", claim)["status"].get("phase") == "Bound", f"{name} is bound"
+            )
+        return {"name": name, "persistentVolumeClaim": {"claimName": name}}
+
+    def _post(self, path: str, body: Json) -> None:
+        """Create an object outside the namespace, to be deleted with the site."""
+        self.request("POST", path, body)
+        self._outside.append(f"{path}/{body['metadata']['name']}")
 
     def create(self, name: str, *, gpus: int = 1, run_for: str = "", outcome: str = "", **spec: Any) -> Json:
         """Create a workload whose pod runs for `run_for` and ends with `outcome`."""

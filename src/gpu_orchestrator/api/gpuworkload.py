@@ -14,12 +14,15 @@ from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 Priority: TypeAlias = Literal["low", "normal", "high"]
 Phase: TypeAlias = Literal["Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded"]
 
+OnNoCapacity: TypeAlias = Literal["Retry", "Wait"]
+
 STRATEGY = r"^[A-Za-z][-A-Za-z0-9_.]*$"
 
 # Condition types.
 SCHEDULED = "Scheduled"
 RUNNING = "Running"
 COMPLETE = "Complete"
+FAILED = "Failed"
 
 # Phases in which a Job made from the spec runs, or has run for the last time.
 SETTLED: tuple[Phase, ...] = ("Scheduled", "Running", "Failed", "Succeeded")
@@ -35,6 +38,17 @@ class RetryPolicy(Wire, frozen=True, gc=False):
     backoff_seconds: Annotated[
         int, number("Wait before the first new try; doubled for each further one, up to 5 minutes.", 1, 300)
     ] = 30
+    on_no_capacity: (
+        Annotated[
+            OnNoCapacity,
+            about(
+                "What happens if no node has room. Retry: that costs a try. Wait: it costs none, the "
+                "workload waits until there is room, and only failed Jobs cost tries. The operator's flag "
+                "--on-no-capacity sets what is done if this is left out."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class WorkloadClaim(Wire, frozen=True, gc=False):

@@ -20,6 +20,8 @@ class PodTemplate(Wire, frozen=True, gc=False):
 
 
 class JobSpec(Wire, frozen=True, gc=False):
+    suspend: bool = False
+    active_deadline_seconds: int | None = None
     ttl_seconds_after_finished: int | None = None
     template: PodTemplate = PodTemplate()
 
@@ -51,19 +53,34 @@ class Job(Wire, frozen=True, gc=False):
     status: JobStatus = JobStatus()
 
     @property
-    def node(self) -> str:
-        """The node that the operator chose; empty for a claimed Job, whose affinity is the user's own."""
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that the operator chose, best first; none for a claimed Job, whose affinity is the
+        user's own. The operator's condition is the first of each term."""
         if self.is_claimed:
-            return ""
+            return ()
         required = self.spec.template.spec.affinity.node_affinity.required
         terms = required.node_selector_terms if required else []
-        fields = (field for term in terms for field in term.match_fields)
-        return next((f.values[0] for f in fields if f.key == NODE_FIELD and f.operator == "In"), "")
+        first = [term.match_fields[0] for term in terms if term.match_fields]
+        chosen = [each for each in first if each.key == NODE_FIELD and each.operator == "In"]
+        return tuple(dict.fromkeys(name for each in chosen for name in each.values))
+
+    @property
+    def node(self) -> str:
+        """The node on which the Job must run; empty if a scheduler chooses one."""
+        nodes = self.nodes
+        return nodes[0] if len(nodes) == 1 else ""
 
     @property
     def is_claimed(self) -> bool:
         """True if the gpu-scheduler places its pods."""
-        return any(name in self.spec.template.metadata.annotations for name in names.ASKING_ANNOTATIONS)
+        return self.spec.template.spec.scheduler_name == names.SCHEDULER
+
+    @property
+    def has_made_pods(self) -> bool:
+        """True if the Job's status shows a pod, whether or not it has ended."""
+        state, uncounted = self.status, self.status.uncounted_terminated_pods
+        counted = state.active or state.terminating or state.succeeded or state.failed
+        return bool(counted or uncounted.succeeded or uncounted.failed)
 
     @property
     def is_deleting(self) -> bool:

@@ -102,10 +102,12 @@ class Event(Wire, frozen=True, gc=False):
     reporting_controller: str = ""
     reporting_instance: str = ""
     series: EventSeries | None = None
+    deprecated_last_timestamp: str | None = None
 
 
 class VolumeClaimSpec(Wire, frozen=True, gc=False):
     volume_name: str = ""
+    storage_class_name: str = ""
 
 
 class VolumeClaimStatus(Wire, frozen=True, gc=False):

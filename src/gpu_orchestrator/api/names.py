@@ -23,6 +23,12 @@ VISIBLE_DEVICES = "gpu.scheduling/visible-devices"
 LOCAL_DEVICES = "gpu.scheduling/local-devices"
 ANSWERING_ANNOTATIONS = (ALLOCATED, VISIBLE_DEVICES, LOCAL_DEVICES)
 
+# Annotations that tell cluster-autoscaler and Karpenter not to end a pod to save its node.
+KEEP_RUNNING = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
 # A node's devices as a person describes them, where no agent reports any.
 NODE_DEVICES = "gpu.scheduling/devices"
 
@@ -96,6 +102,8 @@ MAX_RETRIES_EXCEEDED = "MaxRetriesExceeded"
 JOB_CREATED = "JobCreated"
 JOB_SUCCEEDED = "JobSucceeded"
 JOB_FAILED = "JobFailed"
+JOB_SUSPENDED = "JobSuspended"
+SPEC_CHANGED = "SpecChanged"
 PREEMPTED = "Preempted"
 
 

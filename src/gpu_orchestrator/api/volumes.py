@@ -39,6 +39,19 @@ class Volume(Wire, frozen=True, gc=False):
 VOLUMES = Resource(Volume, "PersistentVolume", "persistentvolumes", namespaced=False)
 
 
+class StorageClass(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    volume_binding_mode: str = ""
+
+    @property
+    def waits_for_consumer(self) -> bool:
+        """True if a volume is bound only when a pod that needs it has a node."""
+        return self.volume_binding_mode == "WaitForFirstConsumer"
+
+
+STORAGE_CLASSES = Resource(StorageClass, "StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
+
+
 class Known(Protocol):
     """Looks up volume claims and volumes."""
 

@@ -56,7 +56,10 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
         Right("batch", "jobs", "list watch get create patch delete"),
         Right("coordination.k8s.io", "leases", "create", names.NAMESPACE),
         Right("coordination.k8s.io", "leases", "get patch", names.NAMESPACE, names.OPERATOR_LEASE),
-        Right("events.k8s.io", "events", "create patch"),
+        Right("", "persistentvolumeclaims", "get"),
+        Right("", "persistentvolumes", "get"),
+        Right("storage.k8s.io", "storageclasses", "get"),
+        Right("events.k8s.io", "events", "create patch list"),
     ),
     "scheduler": (
         Right("", "nodes", "list watch"),

@@ -11,6 +11,8 @@ from gpu_orchestrator.adapters.kube.election import Lost
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.adapters.serving import BadAddress
 from gpu_orchestrator.api import names
+from gpu_orchestrator.api.gpuworkload import OnNoCapacity
+from gpu_orchestrator.apps.operator.observe.snapshot_reader import Defaults
 from gpu_orchestrator.apps.operator.run import Options, run
 from gpu_orchestrator.cli import log_setup
 from gpu_orchestrator.policies.registry import BadPlugin
@@ -21,6 +23,7 @@ def operator(
     kubeconfig: str = "",
     namespace: str = "",
     default_path: Literal["plain", "claimed"] = "plain",
+    on_no_capacity: OnNoCapacity = "Retry",
     leader_elect: Annotated[bool, Parameter(negative="--no-leader-elect")] = True,
     leader_election_namespace: str = names.NAMESPACE,
     metrics_bind_address: str = "127.0.0.1:8080",
@@ -37,6 +40,9 @@ def operator(
         Serve workloads of this namespace only; by default of all namespaces.
     default_path
         Who places workloads that have no claim: "plain" the operator itself, "claimed" the gpu-scheduler.
+    on_no_capacity
+        What lack of room costs workloads that do not say it in retryPolicy.onNoCapacity: "Retry" a try, until
+        none is left; "Wait" nothing, they wait until there is room.
     leader_elect
         Of several operators only one works at a time; the others stand by.
     leader_election_namespace
@@ -52,7 +58,7 @@ def operator(
     options = Options(
         kubeconfig=kubeconfig,
         namespace=namespace,
-        claims_by_default=default_path == "claimed",
+        defaults=Defaults(claims=default_path == "claimed", waits=on_no_capacity == "Wait"),
         leader_elect=leader_elect,
         lease_namespace=leader_election_namespace,
         metrics_address=metrics_bind_address,

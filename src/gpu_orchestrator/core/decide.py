@@ -69,3 +69,11 @@ def _placement(request: Request, offer: Offers) -> Placement:
         host_ports=shape.host_ports,
         bandwidth_gbps=0 if isinf(chosen.gbps) else int(chosen.gbps),
     )
+
+
+def rank(shape: Shape, cluster: Cluster, policy: Policy) -> list[str]:
+    """Return the nodes that could take the shape now, the best one first. Draws no random number."""
+    scores = current(shape, cluster, policy).scores
+    order = np.argsort(-scores, kind="stable")
+    nodes = (cluster.inventory.nodes[row] for row in order if not isinf(scores[row]))
+    return [node.name for node in nodes if node]

@@ -199,6 +199,14 @@ async def test_list_reads_all_pages() -> None:
     assert "labelSelector=a%3Db%2Cc+in+%28d%2Ce%29" in transport.requests[1].target
 
 
+async def test_list_from_the_cache_asks_for_any_version() -> None:
+    speaker, transport = client(page("a", "next"), page("b"), page("c"))
+    assert len((await speaker.list(CONFIG_MAPS, version="0")).items) == 2
+    await speaker.list(CONFIG_MAPS)
+    has_version = ["resourceVersion=0" in request.target for request in transport.requests]
+    assert has_version == [True, False, False]  # the token of the next page contains the version
+
+
 async def test_list_starts_over_when_its_version_is_compacted() -> None:
     speaker, _ = client(page("ab", "next"), refusal(410, "Expired"), page("cd", version="12"))
     listing = await speaker.list(CONFIG_MAPS)

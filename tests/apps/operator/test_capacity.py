@@ -5,22 +5,24 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from gpu_orchestrator.api import translate
+from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.observe.capacity import CLAIMED, Capacity
 from gpu_orchestrator.apps.operator.planning import place
-from gpu_orchestrator.apps.operator.planning.snapshot import Given, WorkloadSnapshot
+from gpu_orchestrator.apps.operator.planning.snapshot import Given, Volumes, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.columns import Floats
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Strategy
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import Expression, Request, Term
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
-from tests.support.operator_builders import job, node, pod, workload
+from tests.support.operator_builders import UID, job, node, pod, workload
 
 NVIDIA = "nvidia.com/gpu"
 
@@ -34,8 +36,9 @@ class Stage:
         for name in nodes:
             self.capacity.see_node(None, node(name, gpus))
 
-    def ask(self, name: str, *, since: float = 0.0, **fields: Any) -> Given | Refusal:
-        return self.capacity.ask(f"team/{name}", wishes(name, **fields), since)
+    def ask(self, name: str, *, since: float = 0.0, most: int = 1, **fields: Any) -> Given | Refusal:
+        self.capacity.see_workload(None, workload(name, **fields))
+        return self.capacity.ask(f"team/{name}", wishes(name, **fields), since, most)
 
     def free(self, name: str) -> int:
         return self.capacity.engine.cluster.free_gpus(name)
@@ -92,7 +95,116 @@ def test_pod_seen_before_its_job_is_counted_once() -> None:
 def test_job_found_after_a_restart_is_counted() -> None:
     stage = Stage("a")
     stage.capacity.see_job(None, job(workload("x"), "a"))
+    stage.capacity.see_workload(None, workload("x"))
     assert isinstance(stage.ask("y"), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("owner", "more"),
+    [
+        pytest.param({}, {}, id="workload that does not exist"),
+        pytest.param({"uid": "another"}, {}, id="workload of the same name, created later"),
+        pytest.param({"uid": UID}, {"suspend": True}, id="suspended"),
+    ],
+)
+def test_job_that_cannot_run_counts_for_nothing(owner: dict[str, str], more: dict[str, Any]) -> None:
+    stage = Stage("a")
+    if owner:
+        stage.capacity.see_workload(None, workload("x", meta=owner))
+    stage.capacity.see_job(None, job(workload("x"), "a", **more))
+    assert stage.free("a") == 4
+    assert stage.ask("y") == Given("a", NVIDIA)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"controller": False}, id="not the controller"),
+        pytest.param({"kind": "Deployment"}, id="another kind"),
+        pytest.param({"apiVersion": "example.com/v1"}, id="another group"),
+    ],
+)
+def test_job_counts_only_if_a_workload_controls_it(change: dict[str, Any]) -> None:
+    stage = Stage("a")
+    stage.capacity.see_workload(None, workload("x"))
+    made = job(workload("x"), "a")
+    plain = msgspec.to_builtins(made)
+    plain["metadata"]["ownerReferences"][0] |= change
+    stage.capacity.see_job(None, msgspec.convert(plain, Job))
+    assert stage.free("a") == 4
+    stage.capacity.see_job(None, made)
+    assert stage.free("a") == 0
+
+
+def test_job_counts_while_its_workload_exists_and_it_is_not_suspended() -> None:
+    stage = Stage("a")
+    owner, made = workload("x"), job(workload("x"), "a")
+    stage.capacity.see_job(None, made)
+    stage.capacity.see_workload(None, owner)
+    assert stage.free("a") == 0
+    stage.capacity.see_job(made, job(owner, "a", suspend=True))
+    assert stage.free("a") == 4
+    stage.capacity.see_job(made, made)
+    assert stage.free("a") == 0
+    stage.capacity.see_workload(owner, None)
+    assert stage.free("a") == 4
+    stage.capacity.see_job(made, None)
+    assert stage.free("a") == 4
+
+
+def test_suspended_job_uses_its_reservation_up() -> None:
+    stage = Stage("a")
+    assert stage.ask("x") == Given("a", NVIDIA)
+    stage.capacity.see_job(None, job(workload("x"), "a", suspend=True))
+    assert stage.ask("y") == Given("a", NVIDIA)
+
+
+def test_forged_job_of_the_same_name_leaves_the_reservation() -> None:
+    stage = Stage("a")
+    assert stage.ask("x") == Given("a", NVIDIA)
+    stage.capacity.see_job(None, job(workload("x"), "a", owned_by="another"))
+    assert stage.ask("x") == Given("a", NVIDIA)
+    assert isinstance(stage.ask("y"), Refusal)
+
+
+def test_job_with_several_nodes_counts_on_the_first_until_its_pod_is_bound() -> None:
+    stage = Stage("a", "b", "c")
+    stage.capacity.see_node(None, node("d", 4, resource="amd.com/gpu"))
+    assert stage.ask("x", gpuCount=2, most=3) == Given("a", NVIDIA, ("b", "c"))
+    assert stage.ask("x", gpuCount=2, most=2) == Given("a", NVIDIA, ("b",))
+    made = job(workload("x", gpuCount=2), "a", "b", "c")
+    stage.capacity.see_job(None, made)
+    assert [stage.free(name) for name in "abc"] == [2, 4, 4]
+    stage.capacity.see_pod(None, pod(made.metadata.name, gpus=2, node="c"))
+    assert [stage.free(name) for name in "abc"] == [4, 4, 2]
+
+
+def test_other_nodes_are_named_in_the_order_of_the_strategy() -> None:
+    stage = Stage("a", "b", "c")
+    for name, used in (("a", 1), ("b", 3), ("c", 2)):
+        stage.capacity.see_pod(None, pod(uid=name, node=name, gpus=used))
+    assert stage.ask("x", gpuCount=1, most=9) == Given("a", NVIDIA, ("c", "b"))
+    stage.capacity.withdraw("team/x")
+    assert stage.ask("y", gpuCount=1, schedulingStrategy="binPack", most=9) == Given("b", NVIDIA, ("c", "a"))
+
+
+def test_volumes_decide_where_a_workload_fits() -> None:
+    stage = Stage("a")
+    stage.capacity.see_node(None, node("b", 2, labels={"zone": "c"}))
+    there = ((Term((Expression("zone", "In", ("c",)),)),),)
+    for shunned, expected in ((frozenset[str](), "b"), (frozenset("b"), "b")):
+        snapshot = WorkloadSnapshot(workload("x", gpuCount=1), volumes=Volumes(there), shunned=shunned)
+        asked = place.wishes(snapshot, template.read(snapshot.workload))
+        assert stage.capacity.ask("team/x", asked, 0.0) == Given(expected, NVIDIA)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "is_barred"), [("gpu-scheduler", True), ("another", True), ("default-scheduler", False)]
+)
+def test_only_pods_of_other_schedulers_can_have_claimed_devices(scheduler: str, is_barred: bool) -> None:
+    stage = Stage("a")
+    stage.capacity.see_pod(None, pod(uid="p", node="a", given="3", scheduler=scheduler))
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal) is is_barred
 
 
 def test_pod_seen_before_its_node_is_counted_with_the_node() -> None:
@@ -372,6 +484,7 @@ class TestReservation:
 
     def test_place_that_became_a_job_is_not_withdrawn(self) -> None:
         stage = Stage("a")
+        stage.capacity.see_workload(None, workload("x"))
         with stage.capacity.reserve("team/x", 0.0) as reservation:
             reservation.ask(wishes("x"))
             stage.capacity.see_job(None, job(workload("x"), "a"))

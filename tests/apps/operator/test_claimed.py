@@ -27,7 +27,7 @@ def claimed(**fields: Any) -> GPUWorkload:
 
 
 def made(owner: GPUWorkload, **state: Any) -> Job:
-    return job(owner, "", made_from=jobs.made_from(owner), **state)
+    return job(owner, "", made_from=jobs.made_from(owner, claimed=True), **state)
 
 
 def asked(**fields: Any) -> GPUWorkload:
@@ -68,6 +68,8 @@ def test_claim_becomes_a_template_and_a_job_that_refers_to_it() -> None:
     assert template["metadata"]["annotations"] == {
         "gpu.scheduling/claim-template": made_claim.metadata.name,
         "gpu.scheduling/strategy": "binPack",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
     }
     assert template["spec"]["schedulerName"] == "gpu-scheduler"
     assert "affinity" not in template["spec"]
@@ -75,6 +77,15 @@ def test_claim_becomes_a_template_and_a_job_that_refers_to_it() -> None:
     assert shown(plan) == ("Scheduling", "", JOB, 0)
     assert [note.reason for note in plan.notes] == ["JobCreated"]
     assert msgspec.convert(create.manifest, Job).is_claimed
+
+
+def test_template_may_let_autoscalers_end_the_pod() -> None:
+    own = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+    create = plan_for(WorkloadSnapshot(claimed(template={"metadata": {"annotations": own}}))).actions[-1]
+    assert isinstance(create, CreateJob)
+    annotations = create.manifest["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "true"
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
 
 
 def test_workload_without_claim_requests_bare_gpus_when_claims_are_the_default() -> None:
@@ -337,7 +348,11 @@ def test_changed_spec_replaces_the_waiting_job(change: dict[str, Any], is_replac
     assert [type(action) for action in plan.actions] == ([DeleteJob] if is_replaced else [])
     placed = msgspec.structs.replace(edited.status, phase="Running", assigned_node="a")
     settled = msgspec.structs.replace(edited, status=placed)
-    assert plan_for(WorkloadSnapshot(settled, (made(old),), (pod(node="a", phase="Running"),))) == Plan()
+    running = (made(old),), (pod(node="a", phase="Running"),)
+    noted = plan_for(WorkloadSnapshot(settled, *running))
+    assert noted.actions == ()
+    assert [note.reason for note in noted.notes] == (["SpecChanged"] if is_replaced else [])
+    assert plan_for(WorkloadSnapshot(after(WorkloadSnapshot(settled), noted), *running)) == Plan()
 
 
 def test_silent_scheduler_is_reported_once_and_costs_no_try() -> None:
@@ -352,11 +367,16 @@ def test_silent_scheduler_is_reported_once_and_costs_no_try() -> None:
     assert plan_for(reported, at=later(60)) == Plan()
 
 
-def test_job_without_pod_is_reported() -> None:
+def test_job_without_pod_costs_a_try_and_is_deleted() -> None:
     known = asked()
-    plan = plan_for(WorkloadSnapshot(known, (made(known, created=NOW),)), at=later(31))
+    podless = made(known, status={"startTime": NOW.isoformat()})
+    snapshot = WorkloadSnapshot(known, (podless,), warning="exceeded quota: none")
+    assert plan_for(snapshot, at=later(29)) == Plan(again_at=later(30))
+    plan = plan_for(snapshot, at=later(31))
+    assert shown(plan) == ("Pending", "", "", 1)
     assert plan.status
-    assert "has created no pod; see: kubectl describe job" in plan.status.message
+    assert plan.status.message == f"Job {JOB} created no pod for 30 s: exceeded quota: none"
+    assert plan_for(WorkloadSnapshot(after(snapshot, plan), (podless,))).actions == (DeleteJob(podless),)
 
 
 def test_runtime_limit_counts_from_the_pods_start() -> None:

@@ -14,6 +14,7 @@ from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
+from gpu_orchestrator.apps.operator.planning import retries
 from tests.support.operator_builders import NOW, node, workload
 
 NAME = "team/bert"
@@ -57,6 +58,7 @@ class Server:
 
     async def reconcile(self, seen: GPUWorkload) -> str:
         self.controller._watches.workloads.store.put(seen)
+        self.controller.capacity.see_workload(None, seen)
         return await self.controller._reconcile(NAME)
 
 
@@ -80,6 +82,21 @@ async def test_created_job_keeps_its_place() -> None:
     server = Server(accept)
     assert await server.reconcile(workload()) == "done"
     assert server.free == 0
+
+
+async def test_failed_tries_are_counted_by_cause() -> None:
+    server = Server(refuse(errors.Invalid(ASKED, errors.Status(message="bad template"))))
+    assert {cause: failures(server, cause) for cause in retries.CAUSES} == dict.fromkeys(retries.CAUSES, 0.0)
+    await server.reconcile(workload())
+    assert failures(server, "InvalidTemplate") == 1.0
+    full = Server(accept)
+    await full.reconcile(workload(gpuCount=8))
+    assert failures(full, "NoCapacity") == 1.0
+
+
+def failures(server: Server, cause: str) -> float | None:
+    registry = server.controller._metrics.registry
+    return registry.get_sample_value("warp_gpuworkload_failed_total", {"reason": cause})
 
 
 async def test_cancelled_write_withdraws_the_place() -> None:

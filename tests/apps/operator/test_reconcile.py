@@ -12,11 +12,11 @@ from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.apps.operator.planning.plan import (
     AddFinalizer,
+    ChangeJob,
     CreateJob,
     DeleteJob,
     Plan,
     RemoveFinalizer,
-    SetTtl,
 )
 from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
@@ -153,6 +153,7 @@ def test_unrecorded_job_is_recorded_like_a_new_one() -> None:
                 "Scheduled": ("True", "DeadlineExceeded"),
                 "Running": ("False", "DeadlineExceeded"),
                 "Complete": ("False", "DeadlineExceeded"),
+                "Failed": ("True", "DeadlineExceeded"),
             },
             id="ran too long",
         ),
@@ -191,7 +192,7 @@ def test_failed_job_is_retried_on_another_node_after_its_backoff() -> None:
     )  # nothing shortens this wait: no place is asked for
     asked: list[Request] = []
 
-    def ask(wishes: Sequence[Request]) -> Given:
+    def ask(wishes: Sequence[Request], most: int = 1) -> Given:
         asked.extend(wishes)
         return Given("b", "nvidia.com/gpu")
 
@@ -217,10 +218,25 @@ def test_unrecorded_failed_job_ends_like_a_recorded_one() -> None:
     assert states[0] == states[1]
 
 
-def test_preempted_job_is_reported_as_preempted() -> None:
+@pytest.mark.parametrize(
+    ("preempted", "reason"),
+    [pytest.param(True, "Preempted", id="preempted"), pytest.param(False, "JobFailed", id="drained")],
+)
+def test_pod_ended_by_others_costs_no_try(preempted: bool, reason: str) -> None:
     known = scheduled()
-    plan = plan_for(WorkloadSnapshot(known, (job(known, "a", **FAILED),), preempted=True))
-    assert reasons(plan) == ["Preempted", "Retrying"]
+    failed = job(known, "a", **FAILED)
+    snapshot = WorkloadSnapshot(known, (failed,), displaced=True, preempted=preempted)
+    plan = plan_for(snapshot)
+    assert reasons(plan) == [reason]
+    assert plan.actions == (DeleteJob(failed),)  # the next one has the same name
+    assert status_of(plan)["retries"] == 0
+    assert plan.again_at == later(30)
+    waiting = after(snapshot, plan)
+    leaving = job(known, "a", deleting=True, **FAILED)
+    assert plan_for(WorkloadSnapshot(waiting, (leaving,), displaced=True)) == Plan()
+    assert plan_for(WorkloadSnapshot(waiting), at=later(29)) == Plan(again_at=later(30))
+    again = plan_for(WorkloadSnapshot(waiting), gives("b"), at=later(30))
+    assert status_of(again)["phase"] == "Scheduled"
 
 
 def test_unschedulable_pod_costs_a_try_after_ten_seconds() -> None:
@@ -320,7 +336,7 @@ def test_refusal_costs_a_try_and_reports_why() -> None:
 
 def test_refusal_that_can_never_fit_is_reported_as_such() -> None:
     plan = plan_for(
-        WorkloadSnapshot(workload()), lambda _: Refusal(2, (("have fewer than 4 free GPUs", 2),), never=True)
+        WorkloadSnapshot(workload()), lambda *_: Refusal(2, (("have fewer than 4 free GPUs", 2),), never=True)
     )
     assert plan.status
     assert plan.status.message == (
@@ -387,7 +403,7 @@ def test_edited_spec_is_answered_again_without_costing_a_try() -> None:
     waiting = after(snapshot, plan_for(snapshot, refuses))
     edited = workload(gpuCount=8, meta={"generation": 2}, status=_plain(waiting))
     plan = plan_for(
-        WorkloadSnapshot(edited), lambda _: Refusal(2, (("have fewer than 8 free GPUs", 2),)), at=later(1)
+        WorkloadSnapshot(edited), lambda *_: Refusal(2, (("have fewer than 8 free GPUs", 2),)), at=later(1)
     )
     assert plan.status
     assert "8 free GPUs" in plan.status.message
@@ -478,7 +494,8 @@ class TestFinal:
         plan = plan_for(WorkloadSnapshot(known, (done,)))
         assert plan.actions == ()
         ended = after(WorkloadSnapshot(known), plan)
-        assert plan_for(WorkloadSnapshot(ended, (done,))).actions == (SetTtl(done, 5),)
+        change = ChangeJob(done, {"ttlSecondsAfterFinished": 5})
+        assert plan_for(WorkloadSnapshot(ended, (done,))).actions == (change,)
         assert plan_for(WorkloadSnapshot(ended, (job(known, "a", ttl=5, **COMPLETE),))) == Plan()
         assert plan_for(WorkloadSnapshot(ended), never) == Plan()
 

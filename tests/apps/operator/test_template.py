@@ -3,12 +3,14 @@
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from gpu_orchestrator.api import translate
-from gpu_orchestrator.apps.operator.jobs import template
+from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.apps.operator.jobs import inherited, template
 from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 from tests.support.operator_builders import workload
 
@@ -17,7 +19,7 @@ MAIN: dict[str, Any] = {"name": "main", "image": "trainer"}
 
 def filled(spec: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     owner = workload(**fields) if spec is None else workload(template={"spec": spec}, **fields)
-    return template.fill(owner, template.read(owner), node="a", resource="nvidia.com/gpu")
+    return template.fill(owner, template.read(owner), nodes=["a"], resource="nvidia.com/gpu")
 
 
 def test_workload_without_template_runs_a_placeholder() -> None:
@@ -33,13 +35,66 @@ def test_workload_without_template_runs_a_placeholder() -> None:
 
 def test_labels_are_on_the_pods() -> None:
     owner = workload(modelName="meta/模型", template={"metadata": {"labels": {"mine": "x", "app": "other"}}})
-    pod = template.fill(owner, template.read(owner), node="a", resource="amd.com/gpu")
+    pod = template.fill(owner, template.read(owner), nodes=["a"], resource="amd.com/gpu")
     assert pod["metadata"]["labels"] == {
         "mine": "x",
         "app": "meta",
         "gpu.warp.dev/workload": "bert",
         "gpu.warp.dev/controller": "gpu-orchestrator",
     }
+
+
+def test_labels_of_the_workload_are_beneath_those_of_the_template() -> None:
+    meta = {"labels": {"team": "vision", "mine": "y", "app": "z", "job-name": "x"}}
+    owner = workload(meta=meta, template={"metadata": {"labels": {"mine": "x"}}})
+    pod = template.fill(owner, template.read(owner), nodes=["a"], resource="amd.com/gpu")
+    assert pod["metadata"]["labels"] == {
+        "team": "vision",
+        "mine": "x",
+        "app": "bert-large",
+        "gpu.warp.dev/workload": "bert",
+        "gpu.warp.dev/controller": "gpu-orchestrator",
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "job", "pods", "annotated"),
+    [
+        ("team", True, True, True),
+        ("app.kubernetes.io/part-of", True, True, True),
+        ("kueue.x-k8s.io/queue-name", True, False, True),
+        ("gpu.warp.dev/made-from", False, False, False),
+        ("gpu.scheduling/allocated", False, False, False),
+        ("batch.kubernetes.io/job-name", False, False, False),
+        ("controller-uid", False, False, False),
+        ("applyset.kubernetes.io/part-of", False, False, False),
+        ("argocd.argoproj.io/tracking-id", False, False, False),
+        ("kubectl.kubernetes.io/last-applied-configuration", True, True, False),
+        ("meta.helm.sh/release-name", True, True, False),
+    ],
+)
+def test_job_and_pods_inherit(key: str, job: bool, pods: bool, annotated: bool) -> None:
+    found = {key: "x"}
+    assert bool(inherited.labels(found)) is job
+    assert bool(inherited.pod_labels(found)) is pods
+    assert bool(inherited.annotations(found)) is annotated
+
+
+@pytest.mark.parametrize("name", ["allocated", "visible-devices", "gpus", "claim", "claim-template", "gang"])
+def test_plain_template_with_annotations_of_the_gpu_scheduler_is_refused(name: str) -> None:
+    forged = workload(template={"metadata": {"annotations": {f"gpu.scheduling/{name}": "a:0"}}})
+    with pytest.raises(InvalidTemplate) as raised:
+        template.read(forged)
+    assert f"metadata.annotations has gpu.scheduling/{name}, which only the gpu-scheduler" in str(
+        raised.value
+    )
+    assert "ask for devices by spec.claim" in str(raised.value)
+
+
+def test_job_is_claimed_by_its_scheduler_not_by_annotations() -> None:
+    plain = {"metadata": {"annotations": {"gpu.scheduling/gpus": "1"}}}
+    made = msgspec.convert({"metadata": {"name": "x"}, "spec": {"template": plain}}, Job)
+    assert not made.is_claimed
 
 
 def test_users_fields_stay_and_the_operators_are_added() -> None:
@@ -145,8 +200,8 @@ def test_invalid_template_is_reported_with_field_and_advice(spec: dict[str, Any]
 def test_fill_does_not_change_the_template() -> None:
     owner = workload(template={"spec": {"containers": [MAIN]}})
     wanted = template.read(owner)
-    assert template.fill(owner, wanted, node="a", resource="x") != template.fill(
-        owner, wanted, node="b", resource="x"
+    assert template.fill(owner, wanted, nodes=["a"], resource="x") != template.fill(
+        owner, wanted, nodes=["b"], resource="x"
     )
     assert template.read(owner) == wanted
 
@@ -179,4 +234,4 @@ def test_any_template_is_filled_or_raises_invalid_template(spec: dict[str, Any],
     with suppress(InvalidTemplate):
         wanted = template.read(owner)
         translate.shape(wanted.pod, 1)
-        assert template.fill(owner, wanted, node="a", resource="nvidia.com/gpu")["spec"]["containers"]
+        assert template.fill(owner, wanted, nodes=["a"], resource="nvidia.com/gpu")["spec"]["containers"]

@@ -133,6 +133,53 @@ def test_unschedulable_workload_fails_after_its_retries(site: Site) -> None:
     assert ("False", "MaxRetriesExceeded") in {(c["status"], c["reason"]) for c in status["conditions"]}
     site.event("big", "MaxRetriesExceeded")
     site.event("big", "Retrying", "try 2 of 2")
+    site.cluster.kubectl("wait", "gpuw/big", "-n", site.namespace, "--for=condition=Failed", "--timeout=30s")
+
+
+def test_workload_that_waits_for_room_spends_no_try(site: Site) -> None:
+    site.nodes(1, gpus=4)
+    once = {"maxRetries": 1, "backoffSeconds": 1, "onNoCapacity": "Wait"}
+    site.create("first", gpus=4, run_for="1h")
+    site.until("first", "Running")
+    site.create("patient", gpus=4, run_for="100ms", retryPolicy=once)
+    status = site.until("patient", "Pending")
+    assert (status["retryCount"], "nextRetryTime" in status) == (0, False)
+    assert site.event("patient", "FailedScheduling") == status["message"]
+    site.end("first")
+    assert site.until("patient", *FINAL)["phase"] == "Succeeded"
+
+
+def test_job_and_pods_have_the_workloads_labels(site: Site) -> None:
+    site.nodes(1)
+    labels = {"team": "vision", "kueue.x-k8s.io/queue-name": "gpus", "gpu.warp.dev/controller": "forged"}
+    annotations = {"example.com/cost-centre": "42", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    body = {
+        "apiVersion": "gpu.warp.dev/v1alpha1",
+        "kind": "GPUWorkload",
+        "metadata": {"name": "tagged", "labels": labels, "annotations": annotations},
+        "spec": {"modelName": "tagged", "gpuCount": 1},
+    }
+    site.request("POST", WORKLOADS.format(site.namespace), body)
+    site.until("tagged", "Succeeded")
+    (job,), (pod,) = site.jobs(), site.pods("app=tagged")
+    assert job["metadata"]["labels"].items() >= {
+        ("team", "vision"),
+        ("kueue.x-k8s.io/queue-name", "gpus"),
+        ("gpu.warp.dev/controller", "gpu-orchestrator"),
+    }
+    assert job["metadata"]["annotations"]["example.com/cost-centre"] == "42"
+    assert not any(name.startswith("kubectl") for name in job["metadata"]["annotations"])
+    assert pod["metadata"]["labels"]["team"] == "vision"
+    assert "kueue.x-k8s.io/queue-name" not in pod["metadata"]["labels"]
+
+
+def test_changed_time_limit_reaches_the_running_job(site: Site) -> None:
+    site.nodes(1)
+    site.create("slow", run_for="1h")
+    site.until("slow", "Running")
+    site.patch("slow", {"maxRuntimeSeconds": 1, "priority": "high"})
+    assert "priority" in site.event("slow", "SpecChanged")
+    assert "longer than maxRuntimeSeconds (1)" in site.until("slow", "Failed")["message"]
 
 
 def test_failed_job_is_retried_on_another_node(site: Site) -> None:
@@ -242,6 +289,7 @@ def test_invalid_template_is_reported(site: Site) -> None:
         pytest.param({"gpuCount": 9}, "gpuCount", id="too many GPUs"),
         pytest.param({"modelName": ""}, "modelName", id="no model"),
         pytest.param({"retryPolicy": {"maxRetries": 11}}, "maxRetries", id="too many tries"),
+        pytest.param({"retryPolicy": {"onNoCapacity": "Never"}}, "onNoCapacity", id="neither wait nor retry"),
     ],
 )
 def test_invalid_spec_is_refused_by_the_api_server(site: Site, spec: dict[str, object], words: str) -> None:
@@ -277,31 +325,12 @@ def test_missing_volume_costs_no_try_and_no_other_node(site: Site) -> None:
     spec = {"volumes": volumes, "containers": [container]}
     once = {"maxRetries": 1, "backoffSeconds": 1}
     site.create("reader", run_for="100ms", template={"spec": spec}, retryPolicy=once)
-    note = site.event("reader", "FailedScheduling")
-    assert note == 'its pod cannot start on any node: persistentvolumeclaim "training-data" not found'
+    missing = f"PersistentVolumeClaim {site.namespace}/training-data does not exist; create it"
+    assert site.event("reader", "FailedScheduling") == f"its pod cannot start on any node: {missing}"
     assert site.status("reader")["retryCount"] == 0
-    again = f"its pod is about to start; before: {note}"
-    eventually(lambda: site.status("reader")["message"].endswith(again), "a second look")
-    site.cluster.kubectl("apply", "-n", site.namespace, "-f", "-", stdin=_volume(site.namespace))
+    assert site.jobs() == []
+    site.volume("training-data")
     assert site.until("reader", "Succeeded")["retryCount"] == 0
-
-
-def _volume(name: str) -> str:
-    """Return a volume and the claim `training-data` for it, as YAML."""
-    modes = {"accessModes": ["ReadWriteOnce"], "storageClassName": name}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": name},
-        "spec": {**modes, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}},
-    }
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "training-data"},
-        "spec": {**modes, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    return yaml.safe_dump_all([volume, claim])
 
 
 def test_longest_names_and_non_ascii_models_succeed(site: Site) -> None:

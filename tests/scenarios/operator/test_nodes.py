@@ -74,27 +74,51 @@ def test_workload_moves_when_its_node_fills_up_before_the_bind(site: Site) -> No
     eventually(lambda: len(site.jobs()) == 1, "the first Job is gone")
 
 
-def test_node_that_cannot_run_the_pod_is_not_chosen_again(site: Site) -> None:
-    """Only the kube-scheduler knows the reason; without a memory the operator would choose the larger node
-    again and again."""
+def apart_from(labels: dict[str, str]) -> dict[str, Any]:
+    rule = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+
+
+def two_nodes_and_a_loner(site: Site, **spec: Any) -> tuple[str, str]:
+    """Create a large and a small node, and on the large one a pod that wants to be alone. Return both."""
     (large,), (small,) = site.nodes(1, gpus=8, prefix="large"), site.nodes(1, gpus=4, prefix="small")
-    loner = {"metadata": {"name": "loner", "labels": {"alone": "yes"}}}
-    spec = {"nodeName": large, "containers": [{"name": "x", "image": "x"}]}
-    site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", {**loner, "spec": spec})
-    rule = {"labelSelector": {"matchLabels": {"alone": "yes"}}, "topologyKey": "kubernetes.io/hostname"}
-    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
-    site.create("shy", gpus=2, run_for="1h", template={"spec": {"affinity": affinity}}, retryPolicy=SOON)
-    assert site.until("shy", "Scheduled")["assignedNode"] == large
-    moved(site, "shy", large)
-    assert (site.status("shy")["assignedNode"], site.status("shy")["retryCount"]) == (small, 1)
+    loner = {
+        "metadata": {"name": "loner", "labels": {"alone": "yes"}},
+        "spec": {"nodeName": large, "containers": [{"name": "x", "image": "x"}], **spec},
+    }
+    site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", loner)
+    return large, small
 
 
-def test_preempted_workload_is_reported_and_retried(site: Site) -> None:
+def test_node_that_cannot_run_the_pod_is_not_chosen_again(site: Site) -> None:
+    """Only the kube-scheduler knows the reason: another pod does not want this one beside it."""
+    large, small = two_nodes_and_a_loner(site, affinity=apart_from({"app": "shunned"}))
+    site.create("shunned", gpus=2, run_for="1h", retryPolicy=SOON)
+    assert site.until("shunned", "Scheduled")["assignedNode"] == large
+    moved(site, "shunned", large)
+    assert (site.status("shunned")["assignedNode"], site.status("shunned")["retryCount"]) == (small, 1)
+
+
+def test_kube_scheduler_chooses_for_a_pod_that_wants_to_be_apart(site: Site) -> None:
+    large, small = two_nodes_and_a_loner(site)
+    template = {"spec": {"affinity": apart_from({"alone": "yes"})}}
+    site.create("shy", gpus=2, run_for="1h", template=template)
+    status = site.until("shy", "Running")
+    assert (status["assignedNode"], status["retryCount"]) == (small, 0)
+    assert f"2 GPUs of {small}, chosen by the kube-scheduler" in site.event("shy", "Scheduled")
+    site.create("next", gpus=8, run_for="1h")  # what was reserved on the large node is free again
+    assert site.until("next", "Running")["assignedNode"] == large
+
+
+def test_preempted_workload_moves_without_spending_a_try(site: Site) -> None:
     first, second = site.nodes(2, gpus=4)
     lost = runs(site, "low", priority="low")
+    above = f"above-{site.namespace}"
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    site.request("POST", classes, {"metadata": {"name": above}, "value": 1_000_000})
     container = {"name": "x", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
     spec = {
-        "priorityClassName": "gpu-high",
+        "priorityClassName": above,
         "nodeSelector": {"kubernetes.io/hostname": lost},
         "containers": [container],
     }
@@ -102,5 +126,7 @@ def test_preempted_workload_is_reported_and_retried(site: Site) -> None:
         "POST", f"/api/v1/namespaces/{site.namespace}/pods", {"metadata": {"name": "vip"}, "spec": spec}
     )
     moved(site, "low", lost)
+    site.request("DELETE", f"{classes}/{above}")
     assert "was preempted" in site.event("low", "Preempted")
     assert site.status("low")["assignedNode"] == ({first, second} - {lost}).pop()
+    assert site.status("low")["retryCount"] == 0

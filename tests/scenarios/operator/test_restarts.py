@@ -29,6 +29,17 @@ def test_restart_between_retries_changes_nothing(site: Site, new_operator: NewOp
     ]
 
 
+def test_installation_can_let_workloads_wait_for_room(site: Site, new_operator: NewOperator) -> None:
+    once = {"maxRetries": 1, "backoffSeconds": 1}
+    with new_operator("--no-leader-elect", "--on-no-capacity=Wait"):
+        site.create("patient", run_for="100ms", retryPolicy=once)
+        site.create("hasty", retryPolicy={**once, "onNoCapacity": "Retry"})
+        assert site.until("hasty", "Failed")["retryCount"] == 1
+        assert site.until("patient", "Pending")["retryCount"] == 0
+        site.nodes(1)
+        assert site.until("patient", "Succeeded")["retryCount"] == 0
+
+
 def test_workload_deleted_without_operator_is_cleaned_up_after_its_start(
     site: Site, new_operator: NewOperator
 ) -> None:
@@ -207,3 +218,19 @@ def test_default_path_claimed_requests_bare_gpus(
     assert (status["assignedNode"], status["message"]) == (node, f"running on {node} (devices 0,1)")
     (pod,) = site.pods()
     assert pod["metadata"]["annotations"]["gpu.scheduling/gpus"] == "2"
+
+
+def test_spec_edited_before_the_status_is_written_gets_a_new_job(
+    site: Site, account: Path, tmp_path: Path
+) -> None:
+    site.nodes(1, gpus=4)
+    with Proxy(account) as proxy:
+        edit = Call(lambda _: site.patch("edited", {"gpuCount": 3}))
+        proxy.on("patch", "gpuworkloads/status", do=edit)
+        with Operator(proxy.kubeconfig, "--no-leader-elect", log=tmp_path / "operator.log"):
+            site.create("edited", gpus=1, run_for="1h")
+            site.until("edited", "Running")
+    (job,) = site.jobs()
+    limits = job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == "3"
+    assert site.status("edited")["observedGeneration"] == 2

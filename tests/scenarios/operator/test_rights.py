@@ -49,13 +49,30 @@ def use_every_right(site: Site, account: Path, log: Path) -> None:
             site.create("fits", run_for="100ms", ttlSecondsAfterFinished=600)
             site.create("big", gpus=8, retryPolicy={"maxRetries": 10, "backoffSeconds": 1})
             site.create("claimed", claim={"devices": {"policy": "packed"}})
+            mount_volumes(site)
+            has_no_pod(site)
             site.until("fits", "Succeeded")
+            site.until("mounts", "Succeeded")
+            site.event("podless", "FailedScheduling", "created no pod")
             site.until("claimed", "Scheduling", "Pending")
             assert node == site.status("fits")["assignedNode"]
             site.delete("fits")
             site.gone("fits")
             # The same refusal again: counted in one event, not written as a new one.
             eventually(lambda: ("patch", "events") in {(r[0], r[1]) for r in proxy.requests}, "a series", 30)
+
+
+def mount_volumes(site: Site) -> None:
+    """Create a workload with one bound volume, and one that waits for its pod."""
+    volumes = [site.volume("bound"), site.volume("unbound", mode="WaitForFirstConsumer")]
+    spec = {"volumes": volumes, "containers": [{"name": "main", "image": "x"}]}
+    site.create("mounts", run_for="100ms", template={"spec": spec})
+
+
+def has_no_pod(site: Site) -> None:
+    """Create a workload whose Job may not create its pod."""
+    spec = {"serviceAccountName": "missing", "containers": [{"name": "main", "image": "x"}]}
+    site.create("podless", template={"spec": spec}, retryPolicy={"maxRetries": 10, "backoffSeconds": 300})
 
 
 def test_role_grants_exactly_the_used_rights(site: Site, account: Path, tmp_path: Path) -> None:

@@ -84,22 +84,33 @@ class Client:
         return codec.decode(resource, answer)
 
     async def list(
-        self, resource: Resource[T], namespace: str = "", *, labels: str = "", fields: str = ""
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        version: str = "",
     ) -> Listing[T]:
-        """Return every object that matches, fetched page by page."""
+        """Return every object that matches, fetched page by page. `version` "0": as the server's cache has
+        them, which may be a moment behind."""
         for last_try in (False, False, True):
             try:
-                return await self._list(resource, namespace, labels=labels, fields=fields)
+                return await self._list(
+                    resource, namespace, labels=labels, fields=fields, from_version=version
+                )
             except errors.Gone:
                 # The first page's version was compacted before the last page: start over with a new one.
                 if last_try:
                     raise
         raise AssertionError("not reached")
 
-    async def _list(self, resource: Resource[T], namespace: str, *, labels: str, fields: str) -> Listing[T]:
+    async def _list(
+        self, resource: Resource[T], namespace: str, *, labels: str, fields: str, from_version: str
+    ) -> Listing[T]:
         items: Items[T] = []
         version = ""
-        async for page in self.pages(resource, namespace, labels=labels, fields=fields):
+        async for page in self.pages(resource, namespace, labels=labels, fields=fields, version=from_version):
             items += page.items or ()
             version = page.metadata.resource_version
         return Listing(items, version)
@@ -111,6 +122,7 @@ class Client:
         *,
         labels: str = "",
         fields: str = "",
+        version: str = "",
         size: int = PAGE,
         on_bad: codec.OnBad | None = None,
     ) -> AsyncIterator[codec.Page[T]]:
@@ -118,6 +130,8 @@ class Client:
         operation, more = _operation("list", resource, "", namespace), ""
         while True:
             query = {"labelSelector": labels, "fieldSelector": fields, "limit": size, "continue": more}
+            if version and not more:
+                query["resourceVersion"] = version
             request = Request("GET", collection(resource, namespace, query))
             page = codec.decode_page(resource, await self.send(operation, request, idempotent=True), on_bad)
             yield page

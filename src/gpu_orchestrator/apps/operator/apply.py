@@ -22,12 +22,12 @@ from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.planning.plan import (
     Action,
     AddFinalizer,
+    ChangeJob,
     CreateClaim,
     CreateJob,
     DeleteJob,
     Plan,
     RemoveFinalizer,
-    SetTtl,
 )
 
 T = TypeVar("T", bound=Object)
@@ -79,8 +79,8 @@ class Applier:
                 await self._create_job(workload, manifest)
             case DeleteJob(job, as_seen):
                 await self._delete(job, as_seen)
-            case SetTtl(job, seconds):
-                await self._set_ttl(job, seconds)
+            case ChangeJob(job, spec):
+                await self._change(job, spec)
         return workload
 
     async def _set_finalizers(self, workload: GPUWorkload, finalizers: list[str]) -> GPUWorkload:
@@ -160,9 +160,9 @@ class Applier:
             raise Overtaken(str(error)) from error
         self.keep_deletion(job)
 
-    async def _set_ttl(self, job: Job, seconds: int) -> None:
+    async def _change(self, job: Job, spec: Json) -> None:
         meta = job.metadata
-        body = {"metadata": {"uid": meta.uid}, "spec": {"ttlSecondsAfterFinished": seconds}}
+        body = {"metadata": {"uid": meta.uid}, "spec": spec}
         try:
             self.keep_job(await self.client.patch(JOBS, meta.name, body, meta.namespace))
         except errors.NotFound:

@@ -31,7 +31,7 @@ from gpu_orchestrator.apps.operator import apply
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.observe.capacity import Capacity
-from gpu_orchestrator.apps.operator.observe.snapshot_reader import SnapshotReader
+from gpu_orchestrator.apps.operator.observe.snapshot_reader import NO_DEFAULTS, Defaults, SnapshotReader
 from gpu_orchestrator.apps.operator.observe.watches import watch
 from gpu_orchestrator.apps.operator.planning import place, retries
 from gpu_orchestrator.apps.operator.planning.plan import Plan
@@ -65,21 +65,21 @@ class Dependencies:
 
 
 class Controller:
-    """`namespace`: serve only the workloads in it; nodes and pods are counted everywhere.
-    `claims_by_default`: the gpu-scheduler places workloads without a claim, too."""
+    """`namespace`: serve only the workloads in it; nodes and pods are counted everywhere."""
 
-    def __init__(self, uses: Dependencies, *, namespace: str = "", claims_by_default: bool = False) -> None:
+    def __init__(self, uses: Dependencies, *, namespace: str = "", defaults: Defaults = NO_DEFAULTS) -> None:
         self._metrics, self._pacer, self._now, self._rng = uses.metrics, uses.pacer, uses.now, uses.rng
         self.queue: WorkQueue[str] = WorkQueue()
         self._watches = watch(uses.client, namespace)
         self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
-        self._reader = reader = SnapshotReader(uses.client, self._watches, uses.registry, claims_by_default)
+        self._reader = reader = SnapshotReader(uses.client, self._watches, uses.registry, defaults)
         self._applier = apply.Applier(
             uses.client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
         )
         self._working = self._stopping = False
         self._passes = 0
         self._deferred: dict[str, float] = {}
+        self._metrics.expect(retries.CAUSES)
         self._listen()
 
     def _listen(self) -> None:
@@ -89,6 +89,7 @@ class Controller:
         seen.pods.on_change(self._pod_changed)
         seen.jobs.on_change(self.capacity.see_job)
         seen.jobs.on_change(self._job_changed)
+        seen.workloads.on_change(self.capacity.see_workload)
         seen.workloads.on_change(self._metrics.count_phases)
         seen.workloads.on_change(self._workload_changed)
 
@@ -99,6 +100,7 @@ class Controller:
     async def work(self) -> None:
         """Reconcile until `stop` is called; then finish the passes that have begun."""
         self._working = True
+        self._metrics.lead()
         for workload in sorted(self._watches.workloads.store, key=_order):
             self.queue.add(key(workload))
         await self.queue.run(self._pass, workers=WORKERS)
@@ -161,7 +163,7 @@ class Controller:
         return True
 
     async def _reconcile(self, name: str) -> str:
-        snapshot = await self._reader.read(name)
+        snapshot = await self._reader.read(name, self._now())
         if snapshot is None:
             self.capacity.withdraw(name)
             return "gone"
@@ -197,6 +199,10 @@ class Controller:
 
     async def _perform(self, name: str, snapshot: WorkloadSnapshot, plan: Plan) -> None:
         await self._applier.perform(snapshot.workload, plan)
+        if plan.shun:
+            self._reader.shun(snapshot.workload, plan.shun)
+        if plan.failed:
+            self._metrics.failed.labels(plan.failed).inc()
         if plan.status is not None:
             self._metrics.count_status(snapshot.workload, plan.status)
             log.info(

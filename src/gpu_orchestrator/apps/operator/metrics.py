@@ -1,5 +1,8 @@
 """The operator's Prometheus metrics, in their own registry. The controller updates them."""
 
+from collections import Counter as Counts
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gpu_orchestrator.api import timestamps
@@ -17,7 +20,7 @@ class Metrics:
         self.scheduled = Counter(
             f"{name}scheduled", "Workloads placed on a node.", ["strategy"], registry=registry
         )
-        self.failed = Counter(f"{name}failed", "Failed tries.", ["reason"], registry=registry)
+        self.failed = Counter(f"{name}failed", "Failed tries, by cause.", ["reason"], registry=registry)
         self.retries = Counter(f"{name}retries", "Retries planned.", registry=registry)
         self.reconcile = Histogram(
             f"{name}reconcile_duration_seconds",
@@ -33,14 +36,30 @@ class Metrics:
             registry=registry,
             buckets=PENDING_BUCKETS,
         )
+        self._phases: Counts[str] = Counts()
+        self._leads = False
+
+    def expect(self, causes: Iterable[str]) -> None:
+        """Show these causes of failed tries from the start, as zero: the first increase counts too."""
+        for cause in causes:
+            self.failed.labels(cause)
+
+    def lead(self) -> None:
+        """Show the phases from now on. Standbys see the same workloads, and a sum over all replicas would
+        count each workload several times."""
+        self._leads = True
         for phase in PHASES:
-            self.phase.labels(phase)
+            self.phase.labels(phase).set(self._phases[phase])
 
     def count_phases(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
         """Handle a change from the watch."""
         for workload, step in ((old, -1), (new, 1)):
-            if workload is not None:
-                self.phase.labels(workload.status.phase or "Pending").inc(step)
+            if workload is None:
+                continue
+            phase = workload.status.phase or "Pending"
+            self._phases[phase] += step
+            if self._leads:
+                self.phase.labels(phase).set(self._phases[phase])
 
     def count_status(self, workload: GPUWorkload, new: GPUWorkloadStatus) -> None:
         """Count what a newly written status reports."""
@@ -49,8 +68,6 @@ class Metrics:
         if new.phase in ("Scheduled", "Running") and placed != (old.job_name, old.assigned_node):
             self.scheduled.labels(workload.spec.scheduling_strategy).inc()
             self._observe_wait(workload, new)
-        if new.retry_count > old.retry_count or (new.phase == "Failed" and old.phase != "Failed"):
-            self.failed.labels(_reason(new)).inc()
         if new.retry_count > old.retry_count and new.phase == "Pending":
             self.retries.inc()
 
@@ -59,8 +76,3 @@ class Metrics:
         placed = timestamps.parse_optional(new.last_schedule_time)
         if created and placed and not workload.status.start_time:
             self.pending.observe(max(0.0, (placed - created).total_seconds()))
-
-
-def _reason(status: GPUWorkloadStatus) -> str:
-    """Return the reason of the condition Running."""
-    return next((each.reason for each in status.conditions if each.type == "Running"), "")

@@ -15,6 +15,7 @@ from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
+from gpu_orchestrator.apps.operator.observe.snapshot_reader import NO_DEFAULTS, Defaults
 from gpu_orchestrator.policies.registry import Registry
 
 # In a burst of workloads, events wait this long before they are sent, and then come this far apart.
@@ -27,7 +28,7 @@ log = structlog.get_logger()
 class Options:
     kubeconfig: str = ""
     namespace: str = ""
-    claims_by_default: bool = False
+    defaults: Defaults = NO_DEFAULTS
     leader_elect: bool = True
     lease_namespace: str = names.NAMESPACE
     metrics_address: str = "127.0.0.1:8080"
@@ -51,7 +52,7 @@ def make(client: Client, options: Options) -> Process:
     controller = Controller(
         Dependencies(client, recorder, metrics, pacer, plugins.with_installed(Registry())),
         namespace=options.namespace,
-        claims_by_default=options.claims_by_default,
+        defaults=options.defaults,
     )
     lease = Elector(client, names.OPERATOR_LEASE, options.lease_namespace, identity=unique_identity())
     return Process(controller, recorder, metrics.registry, lease if options.leader_elect else None)

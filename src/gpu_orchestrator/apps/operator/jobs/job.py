@@ -13,8 +13,8 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.api.wire import Json, Object
-from gpu_orchestrator.apps.operator.jobs import labels
+from gpu_orchestrator.api.wire import Json, Object, OwnerReference
+from gpu_orchestrator.apps.operator.jobs import inherited, labels
 
 SELECTOR = f"{names.CONTROLLER}={names.CONTROLLER_NAME}"
 
@@ -35,8 +35,9 @@ def current_names(workload: GPUWorkload) -> list[str]:
     return [said, computed] if said and said != computed else [computed]
 
 
-def made_from(workload: GPUWorkload) -> str:
-    """Hash the parts of the spec that a claimed Job is made from. A different hash needs a new Job."""
+def made_from(workload: GPUWorkload, *, claimed: bool) -> str:
+    """Hash the parts of the spec that a Job is made from. A different hash needs a new Job. The time limit of
+    a plain Job can be changed; that of a claimed one is in its pod template, which cannot."""
     spec = workload.spec
     parts = (
         spec.model_name,
@@ -46,26 +47,27 @@ def made_from(workload: GPUWorkload) -> str:
         spec.template,
         spec.claim,
         spec.replicas,
-        spec.max_runtime_seconds,
     )
-    return digest(parts)
+    return digest((*parts, spec.max_runtime_seconds) if claimed else parts)
 
 
 def digest(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:10]
 
 
-def manifest(workload: GPUWorkload, retry: int, pod_template: Json, limit_s: int | None = None) -> Json:
-    """Return the Job for a complete pod template. `limit_s` counts from the Job's start, even while its pod
-    still waits."""
+def manifest(workload: GPUWorkload, pod_template: Json, *, claimed: bool) -> Json:
+    """Return the Job for a complete pod template. Its time limit counts from the Job's start, even while its
+    pod still waits; so a claimed Job has it in the pod template instead."""
     spec: dict[str, Any] = {"backoffLimit": 0, "template": pod_template}
-    if limit_s is not None:
-        spec["activeDeadlineSeconds"] = limit_s
+    if workload.spec.max_runtime_seconds is not None and not claimed:
+        spec["activeDeadlineSeconds"] = workload.spec.max_runtime_seconds
+    kept = inherited.annotations(workload.metadata.annotations)
     return {
         "metadata": {
-            "name": name_of(workload, retry),
+            "name": name_of(workload, workload.status.retry_count),
             "namespace": workload.metadata.namespace,
-            "labels": labels_of(workload),
+            "labels": {**inherited.labels(workload.metadata.labels), **labels_of(workload)},
+            "annotations": {**kept, names.MADE_FROM: made_from(workload, claimed=claimed)},
             "ownerReferences": [owner(workload)],
         },
         "spec": spec,
@@ -93,15 +95,23 @@ def owner(workload: GPUWorkload) -> Json:
 
 
 def workload_of(job: Job) -> str:
-    """Return the key of the workload that owns a Job; empty if none does."""
-    owners = job.metadata.owner_references
-    found = next((each for each in owners if each.kind == GPU_WORKLOADS.kind), None)
+    """Return the key of the workload that controls a Job; empty if none does."""
+    found = _controller(job)
     return f"{job.metadata.namespace}/{found.name}" if found else ""
 
 
 def owner_uid(owned: Object) -> str:
-    owners = owned.metadata.owner_references
-    return next((owner.uid for owner in owners if owner.kind == GPU_WORKLOADS.kind), "")
+    """Return the UID of the workload that controls an object; empty if none does."""
+    found = _controller(owned)
+    return found.uid if found else ""
+
+
+def _controller(owned: Object) -> OwnerReference | None:
+    wanted = (True, GPU_WORKLOADS.kind, GPU_WORKLOADS.group)
+    for each in owned.metadata.owner_references:
+        if (each.controller, each.kind, each.api_version.partition("/")[0]) == wanted:
+            return each
+    return None
 
 
 def job_key(pod: Pod) -> str:

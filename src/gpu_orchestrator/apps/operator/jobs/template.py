@@ -4,6 +4,7 @@
 `entrusted` for the gpu-scheduler to choose. Called by `place` and `claimed`.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import NODE_FIELD, PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator.jobs import job, template_checks
+from gpu_orchestrator.apps.operator.jobs import inherited, job, template_checks
 from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 
 IMAGE = "busybox:1.37"
@@ -26,6 +27,8 @@ PLACEHOLDER: Json = {
 }
 QUANTITIES = ("requests", "limits", "overhead")
 CONTAINERS = ("initContainers", "containers")
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,12 @@ def read(workload: GPUWorkload, *, claimed: bool = False) -> Template:
     return Template(plain, typed.spec, template_checks.gpu_resource(workload, typed.spec))
 
 
-def fill(workload: GPUWorkload, template: Template, *, node: str, resource: str) -> Json:
-    """Return the pod template for this node, whose device plugin offers its GPUs as `resource`."""
+def fill(workload: GPUWorkload, template: Template, *, nodes: Sequence[str], resource: str) -> Json:
+    """Return the pod template for one of these nodes, best first, whose device plugins offer their GPUs as
+    `resource`."""
     plain = _completed(workload, template, tolerated=(resource,))
     spec = plain["spec"]
-    spec["affinity"] = _pinned(spec.get("affinity") or {}, node)
+    spec["affinity"] = _pinned(spec.get("affinity") or {}, nodes)
     resources = _main_of(spec).setdefault("resources", {})
     for kind in ("requests", "limits"):
         resources[kind] = {**(resources.get(kind) or {}), resource: str(workload.spec.gpu_count)}
@@ -62,10 +66,11 @@ def fill(workload: GPUWorkload, template: Template, *, node: str, resource: str)
 
 def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str]) -> Json:
     """Return the pod template for the gpu-scheduler, with its request in the annotations `asks`. Every
-    container gets its device IDs in the environment; without them it would see all GPUs of the node."""
+    container gets its device IDs in the environment; without them it would see all GPUs of the node. To an
+    autoscaler its node seems idle, since the pod requests no GPU resource: tell it to keep the pod."""
     plain = _completed(workload, template, tolerated=names.GPU_RESOURCES)
     metadata, spec = plain["metadata"], plain["spec"]
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), **asks}
+    metadata["annotations"] = {**names.KEEP_RUNNING, **(metadata.get("annotations") or {}), **asks}
     spec["schedulerName"] = names.SCHEDULER
     if workload.spec.max_runtime_seconds is not None:
         # On the pod it counts from its start on a node. On the Job it would count the wait for a node, too.
@@ -80,7 +85,8 @@ def _completed(workload: GPUWorkload, template: Template, *, tolerated: tuple[st
     """Set what every pod gets. A node may be tainted with the name of its GPU resource, so tolerate that."""
     plain = deepcopy(template.plain)
     metadata, spec = plain.setdefault("metadata", {}), plain["spec"]
-    metadata["labels"] = {**(metadata.get("labels") or {}), **job.labels_of(workload)}
+    own, given = metadata.get("labels") or {}, inherited.pod_labels(workload.metadata.labels)
+    metadata["labels"] = {**given, **own, **job.labels_of(workload)}
     spec.setdefault("restartPolicy", "Never")
     spec["priorityClassName"] = names.PRIORITY_CLASSES[workload.spec.priority]
     taints = [{"key": resource, "operator": "Exists"} for resource in tolerated]
@@ -104,17 +110,25 @@ def _main_of(spec: Json) -> Json:
     return containers[podtemplate.main_index([each.get("name") for each in containers])]
 
 
-def _pinned(affinity: Json, node: str) -> Json:
-    """Require this node in addition to the user's terms. Terms are alternatives, so each must contain it."""
-    here = {"key": NODE_FIELD, "operator": "In", "values": [node]}
+def _pinned(affinity: Json, nodes: Sequence[str]) -> Json:
+    """Require one of these nodes in addition to the user's terms. Terms are alternatives, so each must
+    contain a node; a condition on the name takes only one. Of several nodes prefer the first."""
     node_affinity = affinity.get("nodeAffinity") or {}
-    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    required = node_affinity.get(REQUIRED) or {}
     terms = [
-        {**term, "matchFields": [here, *(term.get("matchFields") or [])]}
+        {**term, "matchFields": [_is_node(node), *(term.get("matchFields") or [])]}
+        for node in nodes
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
-    pinned = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    pinned: Json = {REQUIRED: {"nodeSelectorTerms": terms}}
+    if len(nodes) > 1:
+        best = {"weight": 100, "preference": {"matchFields": [_is_node(nodes[0])]}}
+        pinned[PREFERRED] = [*(node_affinity.get(PREFERRED) or []), best]
     return {**affinity, "nodeAffinity": {**node_affinity, **pinned}}
+
+
+def _is_node(name: str) -> Json:
+    return {"key": NODE_FIELD, "operator": "In", "values": [name]}
 
 
 def _with_containers(template: Json) -> Json:

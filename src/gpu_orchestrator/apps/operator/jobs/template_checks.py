@@ -39,6 +39,10 @@ def check_plain(template: PodTemplate) -> None:
     scheduler = template.spec.scheduler_name
     if scheduler not in SCHEDULERS:
         _refuse("schedulerName", f"is {scheduler!r}", "leave it out, or ask for devices by spec.claim")
+    for name in template.metadata.annotations:
+        if name.startswith(f"{names.SCHEDULING_GROUP}/"):
+            advice = "leave it out, or ask for devices by spec.claim"
+            _refuse("metadata.annotations", f"has {name}, which only the gpu-scheduler reads", advice)
 
 
 def check_claimed(template: PodTemplate) -> None:

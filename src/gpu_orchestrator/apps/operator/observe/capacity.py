@@ -12,14 +12,16 @@ from types import TracebackType
 import structlog
 
 from gpu_orchestrator.api import claims, translate
+from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.observe.owned_jobs import OwnedJobs
 from gpu_orchestrator.apps.operator.planning.snapshot import Given
 from gpu_orchestrator.core.answer import Placement, Refusal
-from gpu_orchestrator.core.decide import why_not
+from gpu_orchestrator.core.decide import rank, why_not
 from gpu_orchestrator.core.node import Node as CoreNode
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request
@@ -38,6 +40,7 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.policies.registry import Registry
 
+KUBE_SCHEDULER = ("", "default-scheduler")
 CLAIMED = "have GPUs claimed through the gpu-scheduler, which plain workloads keep away from"
 
 log = structlog.get_logger()
@@ -64,20 +67,21 @@ class Capacity:
         self._wishes: dict[str, Wish] = {}
         self._asker: dict[str, str] = {}
         self._bound: dict[str, tuple[str, Placement]] = {}
-        self._jobs: dict[str, Job] = {}
+        self._jobs = OwnedJobs()
 
     def reserve(self, asker: str, since: float) -> "Reservation":
         """Open the reservation of one pass over a workload. `since` is the time its place in the queue counts
         from."""
         return Reservation(self, asker, since)
 
-    def ask(self, asker: str, wishes: Sequence[Request], since: float) -> Given | Refusal:
+    def ask(self, asker: str, wishes: Sequence[Request], since: float, most: int = 1) -> Given | Refusal:
         """Reserve a place for the first wish that fits now. If none does, the last one waits in the queue.
-        Raises `UnknownPolicy` for a strategy that the caller has not checked."""
+        Of up to `most` nodes in all, the others are named and not reserved. Raises `UnknownPolicy` for a
+        strategy that the caller has not checked."""
         mine = self._wishes.get(asker)
         if mine and mine.given:
             if mine.request in wishes and self._is_open(mine.given.node):
-                return self._given(mine.given)
+                return self._given(mine.request, mine.given, most)
             self.withdraw(asker)  # its wish changed, or its node was closed meanwhile
             mine = None
         chosen = next((each for each in wishes[:-1] if self._fits(each)), wishes[-1])
@@ -91,7 +95,7 @@ class Capacity:
             # It may back off after its policy raised, and no timer is set for that here.
             self._feed(Tick(), asking=asker)
         if mine.given:
-            return self._given(mine.given)
+            return self._given(mine.request, mine.given, most)
         return self.engine.why(chosen.key) or self._unanswered()
 
     def _unanswered(self) -> Refusal:
@@ -146,9 +150,10 @@ class Capacity:
 
     def _bar(self, pod: Pod, *, is_there: bool) -> None:
         """Bar a node from plain workloads while it has claimed pods. A device plugin does not know of claims
-        and could assign a claimed device a second time."""
+        and could assign a claimed device a second time. A pod of the kube-scheduler has no claimed devices,
+        whatever its owner wrote into its annotations."""
         name = pod.spec.node_name
-        if not claims.given(pod):
+        if not claims.given(pod) or pod.spec.scheduler_name in KUBE_SCHEDULER:
             return
         claimed = self._claimed.setdefault(name, set())
         was_barred = bool(claimed)
@@ -163,28 +168,35 @@ class Capacity:
         if job is None:
             return
         name = key(job)
-        if new is None or new.is_finished:
-            self._jobs.pop(name, None)
-        else:
-            self._jobs[name] = new
-            self._use(name)
+        self._jobs.see(name, new)
+        if new is not None and not new.is_finished and self._jobs.is_owned(new):
+            self._use(name, new)
         self._count_job(name)
 
-    def _use(self, name: str) -> None:
-        """The Job exists, so its reservation is used up."""
-        asker = self._asker.pop(name, None)
-        if asker is not None:
-            self._wishes.pop(asker, None)
+    def see_workload(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
+        for name in self._jobs.see_workload(old, new):
+            self._count_job(name)
+
+    def _use(self, name: str, job: Job) -> None:
+        """The Job exists, so its reservation is used up, or not needed if the Job was suspended at once."""
+        asker = self._asker.get(name)
+        if asker is None:
+            return
+        if not self._jobs.holds(job):
+            self.withdraw(asker)
+            return
+        del self._asker[name]
+        self._wishes.pop(asker, None)
 
     def _count_job(self, name: str) -> None:
         """Count what the bound pod takes or, before and after it, what the Job's template requests, under one
         key. Counted separately, a Job and its pod would seem to oversell a node that is nearly full, and its
-        devices could not be attributed again."""
-        job = self._jobs.get(name)
+        devices could not be attributed again. A Job with several nodes counts on the first of them until its
+        pod is bound."""
         if name in self._bound:
             self._feed(PlacementObserved(replace(self._bound[name][1], key=name)))
-        elif job is not None and job.node:
-            self._feed(PlacementObserved(translate.placement(name, job.node, job.spec.template.spec)))
+        elif job := self._jobs.holding(name):
+            self._feed(PlacementObserved(translate.placement(name, job.nodes[0], job.spec.template.spec)))
         elif name not in self._asker:
             self._feed(RequestRemoved(name))
 
@@ -207,8 +219,13 @@ class Capacity:
         node = self.engine.cluster.node(name) if name in self.engine.cluster else None
         return node is not None and node.ready and node.schedulable and not node.barred
 
-    def _given(self, placement: Placement) -> Given:
-        return Given(placement.node, self._resources.get(placement.node, ""))
+    def _given(self, request: Request, placement: Placement, most: int) -> Given:
+        resource = self._resources.get(placement.node, "")
+        if most == 1:
+            return Given(placement.node, resource)
+        ranked = rank(request.shape, self.engine.cluster, self._registry.policy_of(request))
+        same = [name for name in ranked if name != placement.node and self._resources.get(name) == resource]
+        return Given(placement.node, resource, tuple(same[: most - 1]))
 
     def _feed(self, event: Event, *, asking: str = "") -> None:
         """Feed the engine and store the places it gives. `asking` is not called back: it reads the answer."""
@@ -249,10 +266,10 @@ class Reservation:
         if not self.is_kept:
             self.capacity.withdraw(self.asker)
 
-    def ask(self, wishes: Sequence[Request]) -> Given | Refusal:
+    def ask(self, wishes: Sequence[Request], most: int = 1) -> Given | Refusal:
         """Reserve a place for the first wish that fits; see `Capacity.ask`."""
         self.is_used = True
-        return self.capacity.ask(self.asker, wishes, self.since)
+        return self.capacity.ask(self.asker, wishes, self.since, most)
 
     def drop_unused(self) -> None:
         """Withdraw what an earlier pass reserved or waits for, if this pass did not ask for it again."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, ENDED_PODS, JOB_NAME_LABEL, EndedPod, Job
+from gpu_orchestrator.api.translate import TERMINAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,24 @@ class Findings:
 
 
 async def examine(client: Client, job: Job) -> Findings:
+    """Ask the API server's cache; only if that does not show an ended pod yet, the database behind it."""
     try:
-        found = await client.list(
-            ENDED_PODS, job.metadata.namespace, labels=f"{JOB_NAME_LABEL}={job.metadata.name}"
-        )
+        found = await _pods_of(client, job, version="0")
+        if not any(pod.status.phase in TERMINAL for pod in found):
+            found = await _pods_of(client, job)
     except KubeError:
         return Findings()
     return Findings(
-        next((cause for pod in found.items if (cause := cause_of(pod))), ""),
-        next((pod for pod in found.items if pod.spec.node_name), None),
-        any(pod.status.reason == DEADLINE_EXCEEDED for pod in found.items),
+        next((cause for pod in found if (cause := cause_of(pod))), ""),
+        next((pod for pod in found if pod.spec.node_name), None),
+        any(pod.status.reason == DEADLINE_EXCEEDED for pod in found),
     )
+
+
+async def _pods_of(client: Client, job: Job, *, version: str = "") -> list[EndedPod]:
+    labels = f"{JOB_NAME_LABEL}={job.metadata.name}"
+    found = await client.list(ENDED_PODS, job.metadata.namespace, labels=labels, version=version)
+    return list(found.items)
 
 
 def cause_of(pod: EndedPod) -> str:

@@ -3,9 +3,12 @@
 Called by the controller at the start of a pass. An evicted pod shows why before it is deleted, its Job never
 does, so the reader remembers the reason until the Job is gone, and the nodes that rejected a workload's pods
 until the workload is gone. Both are lost at a restart: messages and choices get worse, nothing breaks.
+What the watches do not show is asked of the API server, and only in the passes that need it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from msgspec import structs
 
@@ -17,18 +20,32 @@ from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.jobs import job as jobs
-from gpu_orchestrator.apps.operator.observe import ended_pods
+from gpu_orchestrator.apps.operator.observe import ended_pods, job_events, workload_volumes
 from gpu_orchestrator.apps.operator.observe.watches import Watches
+from gpu_orchestrator.apps.operator.planning import stuck
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
 
 PREEMPTED = "PreemptionByScheduler"
+EVICTED = "EvictionByEvictionAPI"
 EVICTIONS = {
     PREEMPTED: "its pod was preempted on {} by a pod of higher priority",
     "DeletionByTaintManager": "its pod was evicted from {} because of a taint",
-    "EvictionByEvictionAPI": "its pod was evicted from {}",
+    EVICTED: "its pod was evicted from {}",
     "TerminationByKubelet": "its pod was terminated by the kubelet of {}",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds for workloads that do not say otherwise: the gpu-scheduler places them; they wait for room
+    without spending tries."""
+
+    claims: bool = False
+    waits: bool = False
+
+
+NO_DEFAULTS = Defaults()
 
 
 @dataclass(slots=True)
@@ -36,7 +53,7 @@ class SnapshotReader:
     client: Client
     watches: Watches
     registry: Registry
-    claims_by_default: bool = False
+    defaults: Defaults = NO_DEFAULTS
     _fresh_jobs: Overlay[Job] = field(init=False)
     _fresh_workloads: Overlay[GPUWorkload] = field(init=False)
     _evicted: dict[str, str] = field(default_factory=dict)
@@ -64,20 +81,43 @@ class SnapshotReader:
         if known and known.metadata.uid == job.metadata.uid:
             self._leaving.add(job.metadata.uid)
 
-    async def read(self, name: str) -> WorkloadSnapshot | None:
-        """Return the snapshot of a workload, or None if it is gone. If its Job has ended, ask the API server
-        for its pods."""
+    async def read(self, name: str, now: datetime) -> WorkloadSnapshot | None:
+        """Return the snapshot of a workload, or None if it is gone. Ask the API server for the pods of a Job
+        that has ended, for the events of one that creates no pod, and for the volumes of a workload that has
+        no Job."""
+        snapshot = await self._read_job(name, now)
+        if snapshot is None or not _needs_volumes(snapshot):
+            return snapshot
+        volumes = await workload_volumes.examine(self.client, snapshot.workload)
+        snapshot = self.peek(name)  # again: the watches went on during the request
+        return replace(snapshot, volumes=volumes) if snapshot else None
+
+    async def _read_job(self, name: str, now: datetime) -> WorkloadSnapshot | None:
         snapshot = self.peek(name)
         job = snapshot.current if snapshot else None
-        if not snapshot or not job or not _needs_ended_pods(snapshot, job):
+        if not snapshot or not job:
             return snapshot
+        if _needs_ended_pods(snapshot, job):
+            return await self._with_ended_pods(name, job)
+        if not stuck.is_overdue(snapshot, job, now):
+            return snapshot
+        warning = await job_events.last_warning(self.client, job)
+        snapshot = self.peek(name)
+        return replace(snapshot, warning=warning) if snapshot else None
+
+    async def _with_ended_pods(self, name: str, job: Job) -> WorkloadSnapshot | None:
         found = await ended_pods.examine(self.client, job)
-        snapshot = self.peek(name)  # again: the watches went on during the request
+        snapshot = self.peek(name)
         if snapshot is None:
             return None
         cause = snapshot.trouble or found.cause
         snapshot = replace(snapshot, trouble=cause, ended=found.placed, overran=found.overran)
         return replace(snapshot, model=self._model(job, snapshot.node))
+
+    def shun(self, workload: GPUWorkload, nodes: Iterable[str]) -> None:
+        """Avoid these nodes from the next try on: they rejected the pod for a reason that only the
+        kube-scheduler knows. Without this, the operator would choose the same node again and again."""
+        self._shunned.setdefault(workload.metadata.uid, set()).update(nodes)
 
     def peek(self, name: str) -> WorkloadSnapshot | None:
         """Return the snapshot from memory alone, without a request."""
@@ -95,7 +135,8 @@ class SnapshotReader:
             own,
             pods,
             shunned=shunned,
-            claims_by_default=self.claims_by_default,
+            claims_by_default=self.defaults.claims,
+            waits_by_default=self.defaults.waits,
             unknown_strategy=self._unknown_strategy(workload),
         )
         job = snapshot.current
@@ -104,7 +145,13 @@ class SnapshotReader:
         eviction = self._evicted.get(job.metadata.uid, "")
         trouble = self._trouble(snapshot.node, eviction)
         model = self._model(job, snapshot.node)
-        return replace(snapshot, trouble=trouble, preempted=eviction == PREEMPTED, model=model)
+        return replace(
+            snapshot,
+            trouble=trouble,
+            preempted=eviction == PREEMPTED,
+            displaced=eviction in (PREEMPTED, EVICTED),
+            model=model,
+        )
 
     def _model(self, job: Job, name: str) -> str:
         """Return the model of the GPUs on this node; only of a claimed Job are the devices known at all."""
@@ -144,18 +191,19 @@ class SnapshotReader:
         if old and not new:
             self._evicted.pop(old.metadata.uid, None)
             self._leaving.discard(old.metadata.uid)
-            self._shun(old)
-
-    def _shun(self, job: Job) -> None:
-        """Avoid the node of a deleted Job of an earlier try: it rejected the pod for a reason that only the
-        kube-scheduler knows. Without this, the operator would choose the same node again and again."""
-        workload = self._fresh_workloads.get(jobs.workload_of(job))
-        if workload and job.node and job.metadata.name not in jobs.current_names(workload):
-            self._shunned.setdefault(workload.metadata.uid, set()).add(job.node)
 
     def _forget_workload(self, old: GPUWorkload | None, new: GPUWorkload | None) -> None:
         if old and not new:
             self._shunned.pop(old.metadata.uid, None)
+
+
+def _needs_volumes(snapshot: WorkloadSnapshot) -> bool:
+    """Return True if a plain workload with volumes may get its place in this pass."""
+    workload = snapshot.workload
+    if snapshot.is_claimed or snapshot.current or workload.status.phase in FINAL:
+        return False
+    is_leaving = bool(workload.metadata.deletion_timestamp)
+    return not is_leaving and not workload.spec.suspend and bool(workload_volumes.mounted(workload))
 
 
 def _needs_ended_pods(snapshot: WorkloadSnapshot, job: Job) -> bool:

@@ -18,7 +18,7 @@ from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.jobs.template import Template
-from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status
+from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status, stuck
 from gpu_orchestrator.apps.operator.planning.plan import Action, CreateClaim, CreateJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
@@ -38,8 +38,7 @@ def entrust(workload: GPUWorkload, wanted: Template, now: datetime) -> Plan:
         asks[names.CLAIM_TEMPLATE] = claim["metadata"]["name"]
         actions.append(CreateClaim(claim))
     pod = template.entrusted(workload, wanted, asks)
-    manifest = jobs.manifest(workload, workload.status.retry_count, pod)
-    manifest["metadata"]["annotations"] = {names.MADE_FROM: jobs.made_from(workload)}
+    manifest = jobs.manifest(workload, pod, claimed=True)
     name = manifest["metadata"]["name"]
     return Plan(
         (*actions, CreateJob(manifest)),
@@ -81,7 +80,9 @@ def wait(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
         return Plan(status=new, notes=(notes.created(name),))
     if wrong:
         return notes.overdue(snapshot, now, now, retries.cannot_start(wrong))
-    return _unanswered(snapshot, job, now, said) if old.phase == "Scheduling" else Plan()
+    if not snapshot.pods:
+        return stuck.podless(snapshot, job, now, rng)
+    return _unanswered(snapshot, now, said) if old.phase == "Scheduling" else Plan()
 
 
 def _not_scheduled(pod: Pod) -> PodCondition | None:
@@ -90,15 +91,12 @@ def _not_scheduled(pod: Pod) -> PodCondition | None:
     return next((each for each in conditions if (each.type, each.status) == ("PodScheduled", "False")), None)
 
 
-def _unanswered(snapshot: WorkloadSnapshot, job: Job, now: datetime, said: PodCondition | None) -> Plan:
+def _unanswered(snapshot: WorkloadSnapshot, now: datetime, said: PodCondition | None) -> Plan:
     """The gpu-scheduler has not answered; it may not even run. No try was made, so none is spent."""
-    asking = snapshot.pods[0] if snapshot.pods else job
-    since = timestamps.parse_optional(asking.metadata.creation_timestamp)
+    since = timestamps.parse_optional(snapshot.pods[0].metadata.creation_timestamp)
     if since is None:
         return Plan()
-    if not snapshot.pods:
-        text = notes.no_pod(job)
-    elif said:
+    if said:
         text = f"its pod waits: {said.reason} {said.message}".strip()
     else:
         text = (

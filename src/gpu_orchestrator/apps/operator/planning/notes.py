@@ -14,10 +14,21 @@ from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 
 
-def placed(workload: GPUWorkload, where: str) -> Note:
-    count, strategy = workload.spec.gpu_count, workload.spec.scheduling_strategy
-    text = f"{count} GPU{'s' if count > 1 else ''} of {where}, chosen by {strategy}"
+def placed(workload: GPUWorkload, where: str, *, is_open: bool = False) -> Note:
+    """`is_open`: the kube-scheduler chose among several nodes."""
+    count, chooser = workload.spec.gpu_count, workload.spec.scheduling_strategy
+    if is_open:
+        chooser = "the kube-scheduler"
+    text = f"{count} GPU{'s' if count > 1 else ''} of {where}, chosen by {chooser}"
     return Note("Normal", names.SCHEDULED, text)
+
+
+def too_late(job: Job) -> Note:
+    text = (
+        f"the spec changed after Job {job.metadata.name} was created; what the Job was made from, such as "
+        "priority and schedulingStrategy, counts from the next try"
+    )
+    return Note("Warning", names.SPEC_CHANGED, text)
 
 
 def created(job_name: str) -> Note:

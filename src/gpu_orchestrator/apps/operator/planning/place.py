@@ -3,12 +3,13 @@
 Called by `reconcile`; hands claimed workloads on to `claimed`.
 """
 
+from dataclasses import replace
 from datetime import datetime
 
-from gpu_orchestrator.api import names, timestamps, translate
+from gpu_orchestrator.api import names, timestamps, translate, volumes
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.apps.operator.jobs import inherited, template
 from gpu_orchestrator.apps.operator.jobs import job as jobs
-from gpu_orchestrator.apps.operator.jobs import template
 from gpu_orchestrator.apps.operator.jobs.template import Template
 from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 from gpu_orchestrator.apps.operator.planning import claimed, notes, retries, status
@@ -16,8 +17,12 @@ from gpu_orchestrator.apps.operator.planning.plan import CreateJob, Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.policy import Rng
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import Request, Shape
 
+MOST_TERMS = 100
+"""The most node affinity terms of a Job whose node the kube-scheduler chooses."""
+
+DO_NOT_SCHEDULE = "DoNotSchedule"
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
 
@@ -32,18 +37,41 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
     try:
         wanted = template.read(workload, claimed=snapshot.is_claimed)
     except InvalidTemplate as error:
-        return retries.fail(
-            snapshot, now, "InvalidTemplate", retries.Failure(str(error), names.FAILED_SCHEDULING)
-        )
+        return retries.invalid_template(snapshot, now, str(error))
     again_at = timestamps.parse_optional(workload.status.next_retry_time)
     if status.backs_off(workload.status) and again_at and now < again_at:
         return Plan(again_at=again_at)
     if snapshot.is_claimed:
         return claimed.entrust(workload, wanted, now)
-    answer = ask(wishes(snapshot, wanted))
+    if snapshot.volumes.not_ready:
+        return retries.pod_refused(snapshot, now, snapshot.volumes.not_ready)
+    most = _most(wanted) if _is_open(snapshot, wanted) else 1
+    answer = ask(wishes(snapshot, wanted), most)
     if isinstance(answer, Refusal):
         return retries.refused(snapshot, now, rng, _refusal_text(answer))
     return _place(workload, wanted, answer, now)
+
+
+def _is_open(snapshot: WorkloadSnapshot, wanted: Template) -> bool:
+    """Return True if the kube-scheduler should choose among the nodes that fit: the pod asks for something
+    that only it can judge, or it has rejected a node before, or the Job may be queued until the choice made
+    now is out of date."""
+    pod, affinity = wanted.pod, wanted.pod.affinity
+    by_other_pods = affinity.pod_affinity.required or affinity.pod_anti_affinity.required
+    spread = any(each.when_unsatisfiable == DO_NOT_SCHEDULE for each in pod.topology_spread_constraints)
+    made_for_it = pod.resource_claims or any(each.ephemeral for each in pod.volumes)
+    is_queued = any(name.startswith(inherited.QUEUES) for name in snapshot.workload.metadata.labels)
+    was_rejected = bool(snapshot.shunned)
+    return (
+        bool(by_other_pods or spread or made_for_it or is_queued or was_rejected) or snapshot.volumes.is_open
+    )
+
+
+def _most(wanted: Template) -> int:
+    """Return how many nodes to name at most. Each is named in every term of the user's affinity."""
+    required = wanted.pod.affinity.node_affinity.required
+    terms = len(required.node_selector_terms) if required else 1
+    return max(MOST_TERMS // max(terms, 1), 1)
 
 
 def _no_gangs(workload: GPUWorkload) -> str:
@@ -62,9 +90,7 @@ def wishes(snapshot: WorkloadSnapshot, wanted: Template) -> list[Request]:
     return [
         Request(
             jobs.key_of(workload, workload.status.retry_count),
-            translate.shape(
-                wanted.pod, spec.gpu_count, vendor=vendor, avoid=avoid, tolerated=translate.GPU_TAINTS
-            ),
+            _shape(snapshot, wanted, vendor, avoid),
             priority=PRIORITIES[spec.priority],
             tenant=workload.metadata.namespace,
             strategy=spec.scheduling_strategy,
@@ -73,11 +99,26 @@ def wishes(snapshot: WorkloadSnapshot, wanted: Template) -> list[Request]:
     ]
 
 
+def _shape(snapshot: WorkloadSnapshot, wanted: Template, vendor: str, avoid: set[str]) -> Shape:
+    shape = translate.shape(
+        wanted.pod,
+        snapshot.workload.spec.gpu_count,
+        vendor=vendor,
+        avoid=avoid,
+        tolerated=translate.GPU_TAINTS,
+    )
+    reach = snapshot.volumes.reach
+    return replace(shape, affinity=volumes.all_of(shape.affinity, reach)) if reach else shape
+
+
 def _place(workload: GPUWorkload, wanted: Template, given: Given, now: datetime) -> Plan:
-    pod = template.fill(workload, wanted, node=given.node, resource=given.resource)
-    limit_s = workload.spec.max_runtime_seconds
-    manifest = jobs.manifest(workload, workload.status.retry_count, pod, limit_s)
+    nodes = (given.node, *given.others)
+    pod = template.fill(workload, wanted, nodes=nodes, resource=given.resource)
+    manifest = jobs.manifest(workload, pod, claimed=False)
     name = manifest["metadata"]["name"]
+    if given.others:
+        new = status.left_open(workload, now, job_name=name, nodes=len(nodes))
+        return Plan((CreateJob(manifest),), new, (notes.created(name),))
     return Plan(
         (CreateJob(manifest),),
         status.scheduled(workload, now, status.Place(given.node, name)),

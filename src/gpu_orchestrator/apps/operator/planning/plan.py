@@ -40,14 +40,14 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, slots=True)
-class SetTtl:
-    """Let Kubernetes remove a finished Job after this time."""
+class ChangeJob:
+    """Change these fields of a Job's spec: its deadline, or when Kubernetes removes it after its end."""
 
     job: Job
-    seconds: int
+    spec: Json
 
 
-Action: TypeAlias = AddFinalizer | RemoveFinalizer | CreateClaim | CreateJob | DeleteJob | SetTtl
+Action: TypeAlias = AddFinalizer | RemoveFinalizer | CreateClaim | CreateJob | DeleteJob | ChangeJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,15 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`status` is the whole new status, or None for no change. `again_at` is when to reconcile again even if
-    no event arrives."""
+    no event arrives. `failed` is why a try failed, for the metrics; `shun` names the nodes that rejected
+    the pod, for the next try."""
 
     actions: tuple[Action, ...] = ()
     status: GPUWorkloadStatus | None = None
     notes: tuple[Note, ...] = ()
     again_at: datetime | None = None
+    failed: str = ""
+    shun: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -16,14 +16,14 @@ from datetime import datetime, timedelta
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import FINAL
-from gpu_orchestrator.apps.operator.planning import claimed, place, retries, running, status
+from gpu_orchestrator.apps.operator.planning import claimed, place, retries, running, status, stuck
 from gpu_orchestrator.apps.operator.planning.plan import (
     Action,
     AddFinalizer,
+    ChangeJob,
     DeleteJob,
     Plan,
     RemoveFinalizer,
-    SetTtl,
 )
 from gpu_orchestrator.apps.operator.planning.snapshot import Ask, WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
@@ -60,9 +60,9 @@ def _settle(snapshot: WorkloadSnapshot) -> Plan:
     ]
     if ttl is not None:
         actions += [
-            SetTtl(job, ttl)
+            ChangeJob(job, {"ttlSecondsAfterFinished": ttl})
             for job in snapshot.jobs
-            if job.is_finished and not job.is_deleting and job.spec.ttl_seconds_after_finished is None
+            if job.is_finished and not job.is_deleting and job.spec.ttl_seconds_after_finished != ttl
         ]
     return Plan(tuple(actions))
 
@@ -71,7 +71,7 @@ def _advance(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> P
     job = snapshot.current
     if job and job.is_complete:
         return running.succeed(snapshot, job, now)
-    if job and job.failure:
+    if job and job.failure and not (job.is_deleting and status.is_displaced(snapshot.workload.status)):
         return running.job_failed(snapshot, job, now, rng)
     if snapshot.workload.spec.suspend:
         return _suspend(snapshot, now)
@@ -83,9 +83,12 @@ def _advance(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> P
         return place.place(snapshot, now, ask, rng)
     if job.is_deleting:
         return Plan()
-    if job.is_claimed and not snapshot.node:
-        return claimed.wait(snapshot, job, now, rng)
-    return running.follow(snapshot, job, now, rng)
+    if job.spec.suspend:
+        return stuck.suspended(snapshot, job, now)
+    if snapshot.node:
+        return running.follow(snapshot, job, now, rng)
+    choose = claimed.wait if job.is_claimed else running.choose
+    return choose(snapshot, job, now, rng)
 
 
 def _suspend(snapshot: WorkloadSnapshot, now: datetime) -> Plan:

@@ -9,11 +9,28 @@ from typing import Any
 
 from gpu_orchestrator.api import conditions, names, timestamps
 from gpu_orchestrator.api.gpuworkload import SCHEDULED, GPUWorkload, GPUWorkloadStatus, RetryPolicy
-from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
 from gpu_orchestrator.apps.operator.planning import status
 from gpu_orchestrator.apps.operator.planning.plan import DeleteJob, Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
+
+# Why a try failed: the values of the label `reason` of the metric.
+NO_CAPACITY = "NoCapacity"
+NODE_REFUSED = "NodeRefused"
+NO_POD = "NoPod"
+JOB_REFUSED = "JobRefused"
+JOB_FAILED = "JobFailed"
+INVALID_TEMPLATE = "InvalidTemplate"
+CAUSES = (
+    NO_CAPACITY,
+    NODE_REFUSED,
+    NO_POD,
+    JOB_REFUSED,
+    JOB_FAILED,
+    DEADLINE_EXCEEDED,
+    INVALID_TEMPLATE,
+)
 
 CAP_S = 300.0
 JITTER = 0.1
@@ -21,14 +38,17 @@ JITTER = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a try failed: the message, the event's reason, and what the next try waits for. `job` is the Job
-    that ran, `waiting_job` the name of a Job that keeps waiting."""
+    """Why a try failed: the message, the event's reason, the cause for the metrics, and what the next try
+    waits for. `job` is the Job that ran, `waiting_job` the name of a Job that keeps waiting, `shun` the
+    nodes that rejected its pod."""
 
     text: str
     event: str
+    cause: str
     waits_for: str = ""
     job: Job | None = None
     waiting_job: str = ""
+    shun: tuple[str, ...] = ()
 
 
 def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure) -> Plan:
@@ -56,17 +76,22 @@ def spend(snapshot: WorkloadSnapshot, now: datetime, rng: Rng, failure: Failure)
     soonest = "as soon as a node fits, at the latest " if failure.waits_for == status.UNSCHEDULABLE else ""
     text = f"try {spent + 1} of {policy.max_retries} {soonest}in {wait_s:.0f} s"
     again = Note("Normal", names.RETRYING, text)
-    return Plan(status=new, notes=(failed, again), again_at=again_at)
+    return Plan(status=new, notes=(failed, again), again_at=again_at, failed=failure.cause, shun=failure.shun)
 
 
 def refused(
     snapshot: WorkloadSnapshot, now: datetime, rng: Rng, message: str, *, waiting_job: str = ""
 ) -> Plan:
-    """No node fits. That costs a try the first time and whenever the wait is over, but not in between."""
+    """No node fits. That costs a try the first time and whenever the wait is over, but not in between, and
+    none at all if the workload waits for room."""
+    if snapshot.waits_for_room:
+        return _wait_for_room(snapshot, now, message, waiting_job)
     workload, old = snapshot.workload, snapshot.workload.status
     again_at = timestamps.parse_optional(old.next_retry_time)
     if not status.waits_for_room(old) or again_at is None or now >= again_at:
-        failure = Failure(message, names.FAILED_SCHEDULING, status.UNSCHEDULABLE, waiting_job=waiting_job)
+        failure = Failure(
+            message, names.FAILED_SCHEDULING, NO_CAPACITY, status.UNSCHEDULABLE, waiting_job=waiting_job
+        )
         return spend(snapshot, now, rng, failure)
     written = (old.message, old.job_name, old.observed_generation)
     if written == (status.shortened(message), waiting_job, workload.metadata.generation):
@@ -83,17 +108,42 @@ def refused(
     return Plan(status=new, again_at=again_at)
 
 
-def pod_refused(snapshot: WorkloadSnapshot, job: Job, now: datetime, wrong: str) -> Plan:
-    """The pod fits on no node as it is, for want of a volume or the like. Give its place up and look again
-    later: that costs no try, and meanwhile nothing is held that others could use."""
+def _wait_for_room(snapshot: WorkloadSnapshot, now: datetime, message: str, waiting_job: str) -> Plan:
+    """Report why no node fits, once. A node that does wakes the workload."""
+    workload, old = snapshot.workload, snapshot.workload.status
+    is_new = not status.waits_for_room(old)
+    written = (old.message, old.job_name, old.observed_generation, old.next_retry_time)
+    if not is_new and written == (status.shortened(message), waiting_job, workload.metadata.generation, ""):
+        return Plan()
+    new = status.pending(workload, now, status.UNSCHEDULABLE, message, job_name=waiting_job)
+    note = Note("Warning", names.FAILED_SCHEDULING, message)
+    return Plan(status=new, notes=(note,) if is_new else ())
+
+
+def pod_refused(snapshot: WorkloadSnapshot, now: datetime, wrong: str, *, job: Job | None = None) -> Plan:
+    """The pod fits on no node as it is, for want of a volume or the like: look again later."""
+    return give_place_up(snapshot, now, status.POD_REFUSED, cannot_start(wrong), job=job)
+
+
+def give_place_up(
+    snapshot: WorkloadSnapshot,
+    now: datetime,
+    reason: str,
+    text: str,
+    *,
+    event: str = names.FAILED_SCHEDULING,
+    job: Job | None = None,
+) -> Plan:
+    """Wait for the base of the backoff without a Job: that costs no try, and meanwhile nothing is held that
+    others could use."""
     workload = snapshot.workload
     again_at = now + timedelta(seconds=workload.spec.retry_policy.backoff_seconds)
-    text = cannot_start(wrong)
-    new = status.pending(
-        workload, now, status.POD_REFUSED, text, next_retry_time=timestamps.milliseconds(again_at)
-    )
-    note = Note("Warning", names.FAILED_SCHEDULING, text)
-    return Plan((DeleteJob(job),), new, (note,), again_at)
+    is_known = workload.status.message == status.shortened(text)
+    new = status.pending(workload, now, reason, text, next_retry_time=timestamps.milliseconds(again_at))
+    note = Note("Warning", event, text)
+    actions = () if job is None else (DeleteJob(job),)
+    shun = job.nodes if job and reason == status.NODE_REFUSED else ()
+    return Plan(actions, new, () if is_known else (note,), again_at, shun=shun)
 
 
 def cannot_start(wrong: str) -> str:
@@ -123,7 +173,8 @@ def fail(
         retry_count=old.retry_count if retry_count is None else retry_count,
         **changed,
     )
-    return Plan(status=new, notes=(Note("Warning", failure.event, failure.text),))
+    note = Note("Warning", failure.event, failure.text)
+    return Plan(status=new, notes=(note,), failed=failure.cause)
 
 
 def refused_by_server(
@@ -131,11 +182,21 @@ def refused_by_server(
 ) -> Plan:
     """The API server rejected the Job: its template is invalid for good, or a quota may admit it later."""
     if for_good:
-        return fail(snapshot, now, "InvalidTemplate", Failure(why, names.FAILED_SCHEDULING))
-    return spend(snapshot, now, rng, Failure(why, names.FAILED_SCHEDULING, status.BACKING_OFF))
+        return invalid_template(snapshot, now, why)
+    if snapshot.waits_for_room:
+        return give_place_up(snapshot, now, status.POD_REFUSED, why)
+    failure = Failure(why, names.FAILED_SCHEDULING, JOB_REFUSED, status.BACKING_OFF)
+    return spend(snapshot, now, rng, failure)
 
 
-def blocked(workload: GPUWorkload, now: datetime, reason: str, message: str) -> GPUWorkloadStatus | None:
+def invalid_template(snapshot: WorkloadSnapshot, now: datetime, why: str) -> Plan:
+    failure = Failure(why, names.FAILED_SCHEDULING, INVALID_TEMPLATE)
+    return fail(snapshot, now, INVALID_TEMPLATE, failure)
+
+
+def blocked(
+    workload: GPUWorkload, now: datetime, reason: str, message: str, *, job_name: str = ""
+) -> GPUWorkloadStatus | None:
     """Return the status of a workload that waits for something other than room; None if it is written
     already."""
     old = workload.status
@@ -147,7 +208,7 @@ def blocked(workload: GPUWorkload, now: datetime, reason: str, message: str) -> 
         and old.observed_generation == workload.metadata.generation
     ):
         return None
-    return status.pending(workload, now, reason, message)
+    return status.pending(workload, now, reason, message, job_name=job_name)
 
 
 def delay_s(base_s: float, retry: int, rng: Rng) -> float:

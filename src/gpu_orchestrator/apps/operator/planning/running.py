@@ -3,22 +3,17 @@
 Called by `reconcile`.
 """
 
-from datetime import datetime, timedelta
+from datetime import datetime
+
+from msgspec.structs import replace
 
 from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
-from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status
-from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning import notes, retries, status, stuck
+from gpu_orchestrator.apps.operator.planning.plan import ChangeJob, Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.apps.operator.planning.status import Place
 from gpu_orchestrator.core.policy import Rng
-
-PODLESS_S = 30.0
-"""How long a Job may be without a pod before the status reports it."""
-
-UNSCHEDULABLE_S = 10.0
-"""How long a pod may be unschedulable on the chosen node before the operator tries another."""
 
 
 def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
@@ -35,16 +30,20 @@ def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
 
 
 def job_failed(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
+    """A failed Job costs a try, unless others ended its pod to make room or to empty the node."""
     failure = job.failure
     why = snapshot.trouble or (failure.message if failure else "")
     text = f"Job {job.metadata.name} failed{_on(snapshot.node)}: {why}"
     limit = snapshot.workload.spec.max_runtime_seconds
     if (failure and failure.reason == DEADLINE_EXCEEDED) or (snapshot.overran and limit is not None):
         text = f"Job {job.metadata.name} ran longer than maxRuntimeSeconds ({limit}){_on(snapshot.node)}"
-        overran = retries.Failure(text, names.JOB_FAILED, job=job)
+        overran = retries.Failure(text, names.JOB_FAILED, DEADLINE_EXCEEDED, job=job)
         return retries.fail(snapshot, now, DEADLINE_EXCEEDED, overran)
-    event = names.PREEMPTED if snapshot.preempted else names.JOB_FAILED
-    return retries.spend(snapshot, now, rng, retries.Failure(text, event, status.BACKING_OFF, job))
+    if snapshot.displaced:
+        event = names.PREEMPTED if snapshot.preempted else names.JOB_FAILED
+        return retries.give_place_up(snapshot, now, status.DISPLACED, text, event=event, job=job)
+    failed = retries.Failure(text, names.JOB_FAILED, retries.JOB_FAILED, status.BACKING_OFF, job)
+    return retries.spend(snapshot, now, rng, failed)
 
 
 def _on(node: str) -> str:
@@ -60,12 +59,41 @@ def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Pla
     )
     if any(pod.status.phase == "Running" for pod in snapshot.pods):
         if known and workload.status.phase == "Running" and not _has_unreported_devices(snapshot):
-            return Plan()
+            return _keep_up(snapshot, job, now) or Plan()
         new = status.running(workload, now, place)
         return Plan(status=new, notes=() if known else _placed_notes(snapshot, place))
     if not known:  # the Job exists, but the operator stopped before it wrote the status
         return Plan(status=status.scheduled(workload, now, place), notes=_placed_notes(snapshot, place))
-    return _unschedulable(snapshot, job, now, rng) if snapshot.pods else _podless(snapshot, job, now)
+    return _keep_up(snapshot, job, now) or _wait(snapshot, job, now, rng)
+
+
+def choose(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
+    """Report the state of a Job for which the kube-scheduler has not chosen a node yet."""
+    old = snapshot.workload.status
+    if old.phase == "Scheduling" and old.job_name == job.metadata.name:
+        return _wait(snapshot, job, now, rng)
+    new = status.left_open(snapshot.workload, now, job_name=job.metadata.name, nodes=len(job.nodes))
+    return Plan(status=new, notes=(notes.created(job.metadata.name),))
+
+
+def _wait(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
+    step = stuck.unschedulable if snapshot.pods else stuck.podless
+    return step(snapshot, job, now, rng)
+
+
+def _keep_up(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan | None:
+    """Apply a changed spec to a Job that has its place, as far as a Job can be changed; report the rest.
+    Return None if nothing changed."""
+    workload = snapshot.workload
+    limit_s = workload.spec.max_runtime_seconds
+    late = not job.is_claimed and job.spec.active_deadline_seconds != limit_s
+    actions = (ChangeJob(job, {"activeDeadlineSeconds": limit_s}),) if late else ()
+    seen = workload.status.observed_generation == workload.metadata.generation
+    if seen and not actions:
+        return None
+    new = replace(workload.status, observed_generation=workload.metadata.generation)
+    told = notes.too_late(job) if snapshot.is_edited(job) else None
+    return Plan(actions, None if seen else new, (told,) if told and not seen else ())
 
 
 def _has_unreported_devices(snapshot: WorkloadSnapshot) -> bool:
@@ -73,47 +101,8 @@ def _has_unreported_devices(snapshot: WorkloadSnapshot) -> bool:
     return bool(snapshot.devices) and not snapshot.workload.status.devices
 
 
-def _podless(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
-    """The Job cannot create its pod because of a quota, a policy or a missing PriorityClass. Only the Job's
-    own events show which."""
-    old, created = snapshot.workload.status, timestamps.parse_optional(job.metadata.creation_timestamp)
-    if old.phase != "Scheduled" or created is None or job.status.active:
-        return Plan()
-    message = f"placed on {snapshot.node}, but {notes.no_pod(job)}"
-    return notes.overdue(snapshot, now, created + timedelta(seconds=PODLESS_S), message)
-
-
-def _unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
-    """The kube-scheduler must accept the chosen node. If it refuses for `UNSCHEDULABLE_S`, that costs a try:
-    the Job becomes stale and is deleted, and the next try chooses a node again. If the pod itself is the
-    reason, no other node would help."""
-    found = [(since, why) for pod in snapshot.pods if (since := _refused_since(pod)) for why in _reasons(pod)]
-    if not found:
-        return Plan()
-    since, why = min(found)
-    limit = since + timedelta(seconds=UNSCHEDULABLE_S)
-    if now < limit:
-        return Plan(again_at=limit)
-    if wrong := refusals.by_kube_scheduler(why):
-        return retries.pod_refused(snapshot, job, now, wrong)
-    text = f"{job.node} did not take the pod for {UNSCHEDULABLE_S:.0f} s: {why}"
-    failure = retries.Failure(text, names.FAILED_SCHEDULING, status.UNSCHEDULABLE)
-    return retries.spend(snapshot, now, rng, failure)
-
-
-def _refused_since(pod: Pod) -> datetime | None:
-    for each in pod.status.conditions:
-        if each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable":
-            return timestamps.parse_optional(each.last_transition_time)
-    return None
-
-
-def _reasons(pod: Pod) -> list[str]:
-    return [each.message for each in pod.status.conditions if each.type == "PodScheduled"]
-
-
 def _placed_notes(snapshot: WorkloadSnapshot, place: Place) -> tuple[Note, ...]:
     """Skip the note that the Job was created if the status already names it."""
-    placed = notes.placed(snapshot.workload, place.where)
+    placed = notes.placed(snapshot.workload, place.where, is_open=snapshot.is_open)
     known = snapshot.workload.status.job_name == place.job_name
     return (placed,) if known else (placed, notes.created(place.job_name))

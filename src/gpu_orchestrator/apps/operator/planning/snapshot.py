@@ -3,9 +3,9 @@
 Made by `snapshot_reader`, once per pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuworkload import MOST_INDEX, SETTLED, AssignedDevice, GPUWorkload
@@ -13,7 +13,7 @@ from gpu_orchestrator.api.job import EndedPod, Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.core.answer import Refusal
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import Request, Term
 
 MOST_DEVICES, LONGEST = 64, 253
 """Of a pod, and of a device's UUID or model: what the API server accepts in a status."""
@@ -21,15 +21,33 @@ MOST_DEVICES, LONGEST = 64, 253
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A place: the node, and the resource name that its device plugin offers its GPUs under."""
+    """A place: the node, and the resource name that its device plugin offers its GPUs under. `others` are
+    nodes that fit too, best first; nothing is reserved on them."""
 
     node: str
     resource: str
+    others: tuple[str, ...] = ()
 
 
-Ask: TypeAlias = Callable[[Sequence[Request]], Given | Refusal]
-"""Reserves a place for the first of these wishes that fits. If none does, the last one waits, and a later
-pass gets its place."""
+class Ask(Protocol):
+    """Reserves a place for the first of these wishes that fits, and names up to `most` nodes. If no wish
+    fits, the last one waits, and a later pass gets its place."""
+
+    def __call__(self, wishes: Sequence[Request], most: int = 1) -> Given | Refusal: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Volumes:
+    """What a workload's volumes demand before it has a Job.
+
+    reach       the alternatives of each bound volume: where it can be mounted
+    not_ready   why a volume cannot be mounted on any node; empty if all can
+    is_open     a volume will be made where the kube-scheduler places the pod
+    """
+
+    reach: tuple[tuple[Term, ...], ...] = ()
+    not_ready: str = ""
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +58,15 @@ class WorkloadSnapshot:
     pods      the pods of the current Job that have not ended
     trouble   what happened to the node or the pod of the current Job, as a sentence
     preempted the pod was preempted
+    displaced others ended the pod: it was preempted, or evicted by a request to the API server
     ended     an ended pod of the current Job, if only that pod shows where it ran
     overran   an ended pod ran into its deadline
+    warning   why the Job created no pod, from its last event
     shunned   nodes that rejected an earlier pod
+    volumes   where its volumes can be mounted, if it has no Job yet
     model     the model of the GPUs on the current Job's node
     claims_by_default   the gpu-scheduler places workloads without a claim, too
+    waits_by_default    a workload that does not say so waits for room without spending tries
     unknown_strategy    the error if no strategy has the name that the workload gives
     """
 
@@ -53,17 +75,27 @@ class WorkloadSnapshot:
     pods: tuple[Pod, ...] = ()
     trouble: str = ""
     preempted: bool = False
+    displaced: bool = False
     ended: EndedPod | None = None
     overran: bool = False
+    warning: str = ""
     shunned: frozenset[str] = frozenset()
+    volumes: Volumes = Volumes()
     model: str = ""
     claims_by_default: bool = False
+    waits_by_default: bool = False
     unknown_strategy: str = ""
 
     @property
     def is_claimed(self) -> bool:
         """True if the gpu-scheduler chooses the node."""
         return self.claims_by_default or self.workload.spec.claim is not None
+
+    @property
+    def waits_for_room(self) -> bool:
+        """True if lack of room costs no try."""
+        asked = self.workload.spec.retry_policy.on_no_capacity
+        return self.waits_by_default if asked is None else asked == "Wait"
 
     @property
     def current(self) -> Job | None:
@@ -80,10 +112,22 @@ class WorkloadSnapshot:
         ]
 
     def _is_outdated(self, job: Job) -> bool:
-        """A spec may change until the workload has a place, and a claimed Job exists before that."""
-        made_from = job.metadata.annotations.get(names.MADE_FROM, "")
-        is_open = self.workload.status.phase not in SETTLED
-        return job.is_claimed and is_open and made_from != jobs.made_from(self.workload)
+        """A spec may change until the status says that the workload has a place, and the Job exists before
+        that."""
+        return self.workload.status.phase not in SETTLED and self.is_edited(job)
+
+    def is_edited(self, job: Job) -> bool:
+        """Return True if the spec has changed since the Job was made from it. Earlier releases did not note
+        what a plain Job was made from."""
+        made_from = job.metadata.annotations.get(names.MADE_FROM)
+        if made_from is None and not job.is_claimed:
+            return False
+        return made_from != jobs.made_from(self.workload, claimed=job.is_claimed)
+
+    @property
+    def is_open(self) -> bool:
+        """True if the kube-scheduler chooses among several nodes for the current Job."""
+        return self.current is not None and len(self.current.nodes) > 1
 
     @property
     def bound(self) -> Pod | None:

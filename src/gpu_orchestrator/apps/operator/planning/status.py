@@ -7,8 +7,8 @@ pending ──► scheduled ──► running ──► succeeded     │
   scheduling ───┘  │                                │
     └──────────────┴──── tries left ────────────────┘
 
-Only claimed workloads are `scheduling`: their pod waits for the gpu-scheduler. Called by the other modules of
-`planning`.
+A workload is `scheduling` while its pod waits for a scheduler to choose the node: the gpu-scheduler, or the
+kube-scheduler among several nodes. Called by the other modules of `planning`.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from gpu_orchestrator.api import conditions, names, timestamps
 from gpu_orchestrator.api.conditions import Condition, Truth
 from gpu_orchestrator.api.gpuworkload import (
     COMPLETE,
+    FAILED,
     RUNNING,
     SCHEDULED,
     AssignedDevice,
@@ -29,15 +30,23 @@ from gpu_orchestrator.api.gpuworkload import (
     GPUWorkloadStatus,
 )
 
-# Reasons of the condition Scheduled while a workload is Pending. The first three differ in what it waits for:
-# room, which any event may bring, or the end of its backoff, after a failed try or without one.
+# Reasons of the condition Scheduled while a workload is Pending. The first five differ in what it waits for:
+# room, which any event may bring, or the end of its backoff, after a failed try or, for the last three,
+# without one: the pod fits on no node as it is, the nodes that it was given did not take it, or others ended
+# it.
 UNSCHEDULABLE = "Unschedulable"
 BACKING_OFF = "BackingOff"
 POD_REFUSED = "PodRefused"
+NODE_REFUSED = "NodeRefused"
+DISPLACED = "Displaced"
 SUSPENDED = "Suspended"
+JOB_SUSPENDED = "JobSuspended"
 NO_GANGS = "GangsNotServed"
 UNKNOWN_STRATEGY = "UnknownStrategy"
 ENTRUSTED = "AskedGpuScheduler"
+LEFT_OPEN = "AskedKubeScheduler"
+
+WAITS_FOR_GPU_SCHEDULER = f"its pod waits for the {names.SCHEDULER} to place it"
 
 NOWHERE: dict[str, Any] = {"assigned_node": "", "devices": [], "allocated": ""}
 
@@ -82,18 +91,32 @@ def pending(
     )
 
 
-def scheduling(workload: GPUWorkload, now: datetime, *, job_name: str) -> GPUWorkloadStatus:
-    """Its pod waits for the gpu-scheduler."""
+def scheduling(
+    workload: GPUWorkload,
+    now: datetime,
+    *,
+    job_name: str,
+    asked: str = ENTRUSTED,
+    message: str = WAITS_FOR_GPU_SCHEDULER,
+) -> GPUWorkloadStatus:
+    """A scheduler chooses the node of its pod."""
     return _next(
         workload,
         now,
-        {SCHEDULED: ("False", ENTRUSTED), RUNNING: ("False", ENTRUSTED)},
+        {SCHEDULED: ("False", asked), RUNNING: ("False", asked)},
         phase="Scheduling",
-        message=f"its pod waits for the {names.SCHEDULER} to place it",
+        message=message,
         **NOWHERE,
         job_name=job_name,
         next_retry_time="",
     )
+
+
+def left_open(workload: GPUWorkload, now: datetime, *, job_name: str, nodes: int) -> GPUWorkloadStatus:
+    """The kube-scheduler chooses among several nodes, since only it can judge what the pod asks for."""
+    message = f"its pod fits on {nodes} nodes, of which the kube-scheduler chooses one"
+    message += _last_failure(workload.status)
+    return scheduling(workload, now, job_name=job_name, asked=LEFT_OPEN, message=message)
 
 
 def scheduled(workload: GPUWorkload, now: datetime, place: Place) -> GPUWorkloadStatus:
@@ -111,7 +134,7 @@ def scheduled(workload: GPUWorkload, now: datetime, place: Place) -> GPUWorkload
 
 def _last_failure(old: GPUWorkloadStatus) -> str:
     """Return why the last try failed, as the end of a message; empty for the first try."""
-    failed = _waits_for(old) in (UNSCHEDULABLE, BACKING_OFF, POD_REFUSED)
+    failed = backs_off(old) or waits_for_room(old)
     return f"; before: {old.message}" if failed else ""
 
 
@@ -147,6 +170,7 @@ def failed(
         SCHEDULED: ("True" if placed else "False", reason),
         RUNNING: ("False", reason),
         COMPLETE: ("False", reason),
+        FAILED: ("True", reason),
     }
     nowhere = {} if placed else {**NOWHERE, "job_name": ""}
     done = {"completion_time": timestamps.milliseconds(now), "next_retry_time": "", **nowhere, **changed}
@@ -175,7 +199,11 @@ def waits_for_room(status: GPUWorkloadStatus) -> bool:
 
 
 def backs_off(status: GPUWorkloadStatus) -> bool:
-    return _waits_for(status) in (BACKING_OFF, POD_REFUSED)
+    return _waits_for(status) in (BACKING_OFF, POD_REFUSED, NODE_REFUSED, DISPLACED)
+
+
+def is_displaced(status: GPUWorkloadStatus) -> bool:
+    return _waits_for(status) == DISPLACED
 
 
 def _waits_for(status: GPUWorkloadStatus) -> str:
