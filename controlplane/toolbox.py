@@ -2,8 +2,8 @@
 
 It looks in KUBEBUILDER_ASSETS, then in a per-user cache keyed by the pins, then builds. `Cluster.start` calls
 `Toolbox().get(...)`; only the requested binaries are built, and a binary appears in the cache complete or not
-at all. `Toolbox.of("1.35")` is the same for an older Kubernetes, without KUBEBUILDER_ASSETS: the binaries there are
-of one version only.
+at all. `Toolbox.of("1.35")` is the same for an older Kubernetes. It leaves out KUBEBUILDER_ASSETS, whose
+binaries are of one version only.
 """
 
 import fcntl
@@ -64,7 +64,7 @@ NEWEST = "kubernetes"
 
 
 def kubernetes_versions() -> dict[str, str]:
-    """Return the family of each minor version that is pinned, oldest first: {"1.35": "kubernetes-1.35", …}."""
+    """Return the family of each pinned minor version, oldest first: {"1.35": "kubernetes-1.35", …}."""
     found = [path.parent.name for path in HERE.glob("modules/kubernetes*/go.mod")]
     minors = {".".join(pinned(family).removeprefix("v").split(".")[:2]): family for family in found}
     return dict(sorted(minors.items(), key=lambda pair: golang.version_tuple(pair[0])))

@@ -72,7 +72,7 @@ class Scheduler:
             may_write=may_write,
             now=_now,
         )
-        self._reporter = Reporter(self._pod_status, recorder, pacer, self._pending_pod)
+        self._reporter = Reporter(self._pod_status, recorder, pacer, self._pending_pod, self._refused)
         self._executor = KubeExecutor(
             client, self._pod_status, used_leases, binder, self._reporter, metrics=metrics, pacer=pacer
         )
@@ -159,6 +159,9 @@ class Scheduler:
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)
         self._claim_controller.freed(uid)
+
+    def _refused(self, pod: Pod) -> None:
+        self._claim_controller.check_pod(pod)
 
     def _pending_pod(self, uid: str) -> tuple[Pod, str] | None:
         why, pod = self.coordinator.pending.reason(uid), self.coordinator.our_pods.get(uid)

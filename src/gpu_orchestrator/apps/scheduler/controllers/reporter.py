@@ -31,7 +31,8 @@ log = structlog.get_logger()
 
 
 class Reporter:
-    """`pending_pod` returns the pod with this UID and why it waits; None if it does not wait any more."""
+    """`pending_pod` returns the pod with this UID and why it waits; None if it does not wait any more.
+    `refused` is called with each pod that gets another reason to wait: its claim shows it, too."""
 
     def __init__(
         self,
@@ -39,9 +40,10 @@ class Reporter:
         recorder: Recorder,
         pacer: Pacer,
         pending_pod: Callable[[str], tuple[Pod, str] | None],
+        refused: Callable[[Pod], None] = lambda pod: None,
     ) -> None:
         self._pod_status, self._recorder = pod_status, recorder
-        self._pacer, self._pending_pod = pacer, pending_pod
+        self._pacer, self._pending_pod, self._refused = pacer, pending_pod, refused
         self.queue: WorkQueue[str] = WorkQueue()
 
     def report_bound(self, job: BindJob) -> None:
@@ -52,6 +54,7 @@ class Reporter:
     def report_refused(self, pod: Pod, why: str) -> None:
         self._recorder.warning(about(PODS, pod), names.FAILED_SCHEDULING, why, action="Scheduling")
         self.queue.add(pod.metadata.uid)
+        self._refused(pod)
 
     def report_failed(self, job: BindJob, why: str) -> None:
         log.info("pod not bound", pod=key(job.pod), node=job.placement.node, why=why)
