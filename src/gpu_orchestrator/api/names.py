@@ -79,7 +79,6 @@ OPERATOR = "gpu-orchestrator-controller-manager"
 
 # Leases: leader election, devices, and the agents' heartbeats.
 OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"
-SCHEDULER_LEASE = "gpu-scheduler.gpu.scheduling"
 DEVICE_LEASE_PREFIX = "gpu-"
 AGENT_LEASE_PREFIX = "gpu-agent-"
 
@@ -92,6 +91,11 @@ JOB_CREATED = "JobCreated"
 JOB_SUCCEEDED = "JobSucceeded"
 JOB_FAILED = "JobFailed"
 PREEMPTED = "Preempted"
+
+
+def scheduler_lease(scheduler: str) -> str:
+    """Return the leader's lease of the schedulers with this name: another name has another leader."""
+    return f"{scheduler}.{SCHEDULING_GROUP}"
 
 
 def device_lease(node: str, device: int) -> str:

@@ -25,7 +25,7 @@ LATE_S = 60.0
 KINDS = (GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES)
 LEADERS = {
     "operator": (names.OPERATOR_LEASE, names.OPERATOR, "GPUWorkloads wait"),
-    "scheduler": (names.SCHEDULER_LEASE, names.SCHEDULER, "pods with claims stay pending"),
+    "scheduler": (names.scheduler_lease(names.SCHEDULER), names.SCHEDULER, "pods with claims stay pending"),
 }
 """By component: the Lease of its leader, its Deployment, and what happens without a leader."""
 

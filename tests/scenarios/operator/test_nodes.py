@@ -93,8 +93,10 @@ def test_preempted_workload_is_reported_and_retried(site: Site) -> None:
     first, second = site.nodes(2, gpus=4)
     lost = runs(site, "low", priority="low")
     container = {"name": "x", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    preempting = f"preempting-{site.namespace}"  # gpu-high does not
+    site.cluster.kubectl("create", "priorityclass", preempting, "--value=100000")
     spec = {
-        "priorityClassName": "gpu-high",
+        "priorityClassName": preempting,
         "nodeSelector": {"kubernetes.io/hostname": lost},
         "containers": [container],
     }

@@ -13,7 +13,7 @@ from typing import Literal
 
 import structlog
 
-from gpu_orchestrator.api import claims, names, translate
+from gpu_orchestrator.api import claims, deviceenv, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
@@ -41,11 +41,13 @@ log = structlog.get_logger()
 class CoordinatorConfig:
     """`clears_leftovers`: clear unknown leases of an unbound pod at once. Only a single scheduler may do so;
     beside others, such a lease may be another scheduler's bind in progress. `uses_leases`: False if devices
-    have no leases; then the coordinator itself remembers what an ended pod still holds."""
+    have no leases; then the coordinator itself remembers what an ended pod still holds. `requires_env`:
+    refuse pods whose containers do not take their devices from our annotations."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
     uses_leases: bool = True
+    requires_env: bool = False
 
 
 class Coordinator:
@@ -188,6 +190,10 @@ class Coordinator:
             self._queue(pod)
 
     def _queue(self, pod: Pod) -> None:
+        if self._config.requires_env and (why := deviceenv.unconfined(pod.spec)):
+            self.pending.withdraw(pod.metadata.uid)
+            self.pending.refuse(pod.metadata.uid, why)
+            return
         user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
         match pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, user):
             case Request() as request:
