@@ -1,5 +1,7 @@
 """What the manifests grant to people, and how they protect the controllers, on a real API server."""
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 from controlplane.cluster import Cluster
 from tests.support.operator_process import SYSTEM, Operator, eventually
 from tests.support.paths import ROOT
+from tests.support.scheduler_stage import Stage, pod, until
 
 Json = dict[str, Any]
 CONTROLLERS = ("gpu-orchestrator-controller-manager", "gpu-scheduler")
@@ -61,6 +64,24 @@ def test_roles_of_every_cluster_know_our_kinds(
     eventually(answers, f"{who} may {'' if is_allowed else 'not '}{verb} {resource}", 20)
 
 
+def test_second_scheduler_leads_beside_the_first(operator_cluster: Cluster, tmp_path: Path) -> None:
+    """Under its own ServiceAccount, with the settings that the example gives it."""
+    name = "canary-gpu-scheduler"
+    operator_cluster.kubectl("apply", "-k", str(ROOT / "examples/second-scheduler"))
+    operator_cluster.kubectl("delete", "deployment", name, "-n", SYSTEM, "--cascade=foreground")
+    account = operator_cluster.service_account_kubeconfig(SYSTEM, name)
+    with closing(Stage(operator_cluster, "default", tmp_path, scheduler_name=name)) as stage:
+        stage.gpu_nodes(1, gpus=1, prefix="canary")
+        stage.scheduler(kubeconfig=account, releaseSeconds=0)
+        stage.create(pod("canary", gpus=1))
+        assert stage.wait_bound("canary") == {"canary": "canary-0:0"}
+        assert "gpu-canary-0-0" in stage.leases()
+        stage.delete("canary")
+        until(lambda: "gpu-canary-0-0" not in stage.leases(), "the device is free")
+    leaders = operator_cluster.kubectl("get", "lease", "-n", SYSTEM, "-o", "name").split()
+    assert f"lease.coordination.k8s.io/{name}.gpu.scheduling" in leaders
+
+
 def shipped(kind: str) -> dict[str, Json]:
     """Return the objects of one kind in config/manager, config/scheduler and config/priority."""
     found = {}
@@ -97,7 +118,7 @@ def test_replicas_are_spread_and_not_drained_together(name: str) -> None:
 
 
 def test_leader_lease_of_the_operator_does_not_queue_with_tenants(
-    operator_cluster: Cluster, account: Any, tmp_path: Any
+    operator_cluster: Cluster, account: Path, tmp_path: Path
 ) -> None:
     with Operator(account, "--leader-elect", log=tmp_path / "operator.log"):
         eventually(lambda: served(operator_cluster) > 0, "requests are served at the level of leaders")
