@@ -98,6 +98,19 @@ async def test_many_waiting_claims_are_written_slowly() -> None:
         assert set(server.phases) == {"Pending"}
 
 
+async def test_reason_that_another_scheduler_writes_is_not_answered() -> None:
+    """It sees other reasons than we do; each would write its own for ever."""
+    world = World()
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        world.pod(pod("p", claim="c"))
+        theirs = claim("c", count=1, status={"phase": "Pending", "message": "pod p waits: theirs"})
+        for old, new in world.claims.put(theirs):
+            controller.on_claim(old, new)
+        await asyncio.sleep(10 * EXPLAIN_AFTER_S)
+        assert server.phases == []
+
+
 async def test_refusal_of_a_pod_without_a_claim_writes_none() -> None:
     world = World()
     async with controlled(world) as (controller, server):

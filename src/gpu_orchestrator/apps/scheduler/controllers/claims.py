@@ -68,7 +68,8 @@ class ClaimController:
         if claim := new or old:
             self._replaced.pop(key(claim), None)
         if new is not None:
-            self.check(key(new))
+            # Not what it tells of a wait: two schedulers that see different reasons would answer each other.
+            self._check_user(key(new))
 
     def on_lease(self, old: Lease | None, new: Lease | None) -> None:
         """Check the claims of a lease's holders: a claim is released when its pod's last lease is gone."""
@@ -87,14 +88,19 @@ class ClaimController:
 
     def check(self, name: str) -> None:
         """Queue the claim of this key if a write to it is due."""
+        if not self._check_user(name) and self._unbound_status(name):
+            self._to_explain.add_after(name, EXPLAIN_AFTER_S)
+
+    def _check_user(self, name: str) -> bool:
+        """Queue the claim if its pod's bind or end is to be written, and return True if so."""
         if self._version(name) == self._replaced.get(name):
-            return  # as long as the watch shows what we have replaced, the same write would seem due
+            return True  # as long as the watch shows what we have replaced, the same write would seem due
         if self._unreserved_pod(name):
             self._to_reserve.add(name)
-        elif self._due(name):
+            return True
+        if is_due := self._due(name) is not None:
             self._to_write.add(name)
-        elif self._unbound_status(name):
-            self._to_explain.add_after(name, EXPLAIN_AFTER_S)
+        return is_due
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
