@@ -17,7 +17,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         if options.command == "build":
-            build(options.tools)
+            build(options.tools, options.kubernetes)
         else:
             up(options.nodes, options.gpus)
     except ControlPlaneError as error:
@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     tools.add_argument(
         "tools", nargs="*", default=toolbox.USUAL, help="which (default: those a cluster needs)"
     )
+    tools.add_argument("--kubernetes", metavar="1.35", help="of an older Kubernetes (default: the newest)")
     cluster = commands.add_parser("up", help="run a cluster until Ctrl-C")
     cluster.add_argument("--nodes", type=_count, default=8)
     cluster.add_argument("--gpus", type=_count, default=8)
@@ -47,8 +48,9 @@ def _count(word: str) -> int:
     return int(word)
 
 
-def build(tools: Sequence[str]) -> None:
-    found = toolbox.Toolbox().get(*tools)
+def build(tools: Sequence[str], kubernetes: str | None = None) -> None:
+    chosen = toolbox.Toolbox.of(kubernetes) if kubernetes else toolbox.Toolbox()
+    found = chosen.get(*tools)
     folder = os.path.commonpath([path.parent for path in found.values()])
     print(f"{len(found)} binaries of the control plane are ready in {folder}")
 

@@ -2,7 +2,8 @@
 
 It looks in KUBEBUILDER_ASSETS, then in a per-user cache keyed by the pins, then builds. `Cluster.start` calls
 `Toolbox().get(...)`; only the requested binaries are built, and a binary appears in the cache complete or not
-at all.
+at all. `Toolbox.of("1.35")` is the same for an older Kubernetes. It leaves out KUBEBUILDER_ASSETS, whose
+binaries are of one version only.
 """
 
 import fcntl
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from controlplane import golang
 from controlplane.errors import ToolboxError
@@ -44,15 +46,31 @@ class Family:
         return hashlib.sha256(pins + built_for).hexdigest()[:12]
 
 
-def _kubernetes_version_flags() -> str:
+def pinned(family: str) -> str:
+    """Return the version of Kubernetes that a family pins, as v1.36.3."""
+    return golang.pinned_version(HERE / "modules" / family / "go.mod", "k8s.io/kubernetes")
+
+
+def _kubernetes_version_flags(family: str) -> str:
     # Without them the server reports version v0.0.0 to every client, and version skew checks misfire.
-    pin = golang.pinned_version(HERE / "modules/kubernetes/go.mod", "k8s.io/kubernetes")
+    pin = pinned(family)
     major, minor = pin.removeprefix("v").split(".")[:2]
     prefix = "-X k8s.io/component-base/version"
     return f"-s -w {prefix}.gitVersion={pin} {prefix}.gitMajor={major} {prefix}.gitMinor={minor}"
 
 
-def families() -> dict[str, Family]:
+NEWEST = "kubernetes"
+"""The family that everything runs on; older ones are `kubernetes-1.35` and so on."""
+
+
+def kubernetes_versions() -> dict[str, str]:
+    """Return the family of each pinned minor version, oldest first: {"1.35": "kubernetes-1.35", …}."""
+    found = [path.parent.name for path in HERE.glob("modules/kubernetes*/go.mod")]
+    minors = {".".join(pinned(family).removeprefix("v").split(".")[:2]): family for family in found}
+    return dict(sorted(minors.items(), key=lambda pair: golang.version_tuple(pair[0])))
+
+
+def families(kubernetes_family: str = NEWEST) -> dict[str, Family]:
     kubernetes = {
         name: Tool(f"k8s.io/kubernetes/cmd/{name}", seconds)
         for name, seconds in {
@@ -64,7 +82,7 @@ def families() -> dict[str, Family]:
         }.items()
     }
     return {
-        "kubernetes": Family(kubernetes, ldflags=_kubernetes_version_flags()),
+        kubernetes_family: Family(kubernetes, ldflags=_kubernetes_version_flags(kubernetes_family)),
         "etcd": Family({"etcd": Tool("go.etcd.io/etcd/server/v3", 45)}),
         "kwok": Family({"kwok": Tool("sigs.k8s.io/kwok/cmd/kwok", 60)}),
         "helm": Family({"helm": Tool("helm.sh/helm/v3/cmd/helm", 60)}),
@@ -85,6 +103,16 @@ class Toolbox:
     cache: Path = field(default_factory=default_cache)
     modules: Path = HERE / "modules"
     families: Mapping[str, Family] = field(default_factory=families)
+    takes_assets: bool = True
+
+    @classmethod
+    def of(cls, version: str) -> Self:
+        """Return the toolbox of that Kubernetes, as 1.35."""
+        known = kubernetes_versions()
+        if version not in known:
+            raise ToolboxError(f"no Kubernetes {version} is pinned here; there are {', '.join(known)}")
+        is_newest = known[version] == NEWEST
+        return cls(families=families(known[version]), takes_assets=is_newest)
 
     def get(self, *names: str) -> dict[str, Path]:
         """Return the path of each named binary, after building the missing ones."""
@@ -96,7 +124,7 @@ class Toolbox:
     def find(self, name: str) -> Path | None:
         """Return the path of a binary, or None if it is not built yet."""
         self._family_of(name)
-        if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        if self.takes_assets and (assets := os.environ.get("KUBEBUILDER_ASSETS")):
             candidate = Path(assets) / name
             if os.access(candidate, os.X_OK):
                 return candidate

@@ -76,8 +76,7 @@ def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
     console.print(f"demo: {nodes} nodes with {gpus} GPUs each, a quarter cheap, a quarter for claims …")
     _make_nodes(cluster, nodes, gpus)
     console.print("demo: applying CRDs, RBAC and priorities (kubectl apply -k config/default) …")
-    for part in ("default", "scheduler"):
-        cluster.kubectl("apply", "-k", str(ROOT / "config" / part))
+    cluster.kubectl("apply", "-k", str(ROOT / "config/default"))
     # The demo runs them as local processes instead, so that their image need not be built first.
     cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM)
     with running(cluster, "operator", OPERATOR), running(cluster, "scheduler", SCHEDULER):

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Install the operator into the cluster of kubectl's current context. Run it again to update it.
+# Install the operator and the gpu-scheduler into the cluster of kubectl's current context. Run it again to update
+# them.
 #
 #   scripts/deploy.sh [NAMESPACE] [--image IMAGE] [--dry-run] [--no-wait]
 #
-#   NAMESPACE   the operator's namespace (default: gpu-orchestrator-system)
-#   --image     the operator's image (default: gpu-orchestrator:latest)
+#   NAMESPACE   their namespace (default: gpu-orchestrator-system)
+#   --image     their image (default: gpu-orchestrator:latest)
 #   --dry-run   ask the API server whether it would accept everything, and change nothing
-#   --no-wait   do not wait until the operator is ready
+#   --no-wait   do not wait until they are ready
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -16,7 +17,7 @@ dry_run=""
 wait=yes
 
 die() { echo "deploy: $*" >&2; exit 1; }
-usage() { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 while (($#)); do
   case $1 in
@@ -49,8 +50,14 @@ if [[ $dry_run ]]; then
   exit 0
 fi
 
+# A class cannot change whether it preempts, so an older gpu-high, which did, is made again. Pods keep what they have.
+if [[ $(kubectl get priorityclass gpu-high --ignore-not-found -o jsonpath='{.preemptionPolicy}') == Preempt* ]]; then
+  echo "deploy: priority class gpu-high preempts no longer; to have that back, see config/priority/priority_classes.yaml"
+  kubectl delete priorityclass gpu-high
+fi
 manifests config/crd | kubectl apply --server-side --force-conflicts -f -
-kubectl wait --for=condition=Established --timeout=60s crd/gpuworkloads.gpu.warp.dev
+kubectl wait --for=condition=Established --timeout=60s \
+  crd/gpuworkloads.gpu.warp.dev crd/gpuclaims.gpu.scheduling crd/gpunodestatuses.gpu.scheduling
 manifests config/default | kubectl apply --server-side --force-conflicts -f -
 # Simulated nodes (kwok, as in `make cluster`) show pods as Running and run nothing.
 simulated() {
@@ -60,12 +67,16 @@ simulated() {
 }
 
 if simulated; then
-  echo "deploy: namespace $namespace has all that the operator needs, but the nodes of this cluster are simulated (kwok)"
-  echo "deploy: and run no containers: its pods only pretend to run. Run it yourself: gpu-orchestrator operator"
+  echo "deploy: namespace $namespace has all that they need, but the nodes of this cluster are simulated (kwok)"
+  echo "deploy: and run no containers: the pods only pretend to run. Run them yourself: gpu-orchestrator operator,"
+  echo "deploy: and gpu-orchestrator scheduler"
   exit 0
 fi
 if [[ $wait ]]; then
-  kubectl rollout status "deployment/gpu-orchestrator-controller-manager" -n "$namespace" --timeout=180s ||
-    die "the operator did not become ready; look at: kubectl get pods,events -n $namespace"
+  for each in gpu-orchestrator-controller-manager gpu-scheduler; do
+    kubectl rollout status "deployment/$each" -n "$namespace" --timeout=180s ||
+      die "$each did not become ready; look at: kubectl get pods,events -n $namespace"
+  done
 fi
-echo "deploy: the operator is installed in namespace $namespace; try: kubectl apply -f examples/gpuworkload-sample.yaml"
+echo "deploy: operator and gpu-scheduler are installed in namespace $namespace"
+echo "deploy: try: kubectl apply -f examples/gpuworkload-sample.yaml -f examples/claimed-pod.yaml"

@@ -13,7 +13,7 @@ import pytest
 
 from controlplane import golang
 from controlplane.errors import ToolboxError
-from controlplane.toolbox import Family, Tool, Toolbox
+from controlplane.toolbox import Family, Tool, Toolbox, kubernetes_versions
 
 pytestmark = pytest.mark.real
 
@@ -87,6 +87,24 @@ def test_assets_folder_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch
     theirs.chmod(0o755)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(theirs.parent))
     assert output_of(toy(folder).get("hello")["hello"]) == "theirs"
+
+
+def test_older_kubernetes_has_binaries_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of KUBEBUILDER_ASSETS are of one version, whichever that is."""
+    theirs = tmp_path / "kubectl"
+    theirs.touch(mode=0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    *older, newest = kubernetes_versions()
+    assert older
+    assert Toolbox.of(newest).find("kubectl") == theirs
+    for version in older:
+        assert Toolbox.of(version).find("kubectl") != theirs
+        assert f"gitVersion=v{version}." in Toolbox.of(version).families[f"kubernetes-{version}"].ldflags
+
+
+def test_unknown_kubernetes_is_an_error_with_the_known_ones() -> None:
+    with pytest.raises(ToolboxError, match=r"no Kubernetes 1\.2 is pinned here; there are 1\.34, "):
+        Toolbox.of("1.2")
 
 
 def test_unknown_tool_is_an_error_with_the_known_ones(folder: Path) -> None:

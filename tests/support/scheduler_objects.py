@@ -51,9 +51,17 @@ def node(
 
 
 def claim(
-    name: str, *, reserved_for: str = "", deleting: bool = False, status: Any = None, **devices: Any
+    name: str,
+    *,
+    reserved_for: str = "",
+    deleting: bool = False,
+    status: Any = None,
+    generation: int = 1,
+    **devices: Any,
 ) -> GpuClaim:
-    more: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {}
+    more: dict[str, Any] = {"generation": generation}
+    if deleting:
+        more["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     if reserved_for:
         more |= {"labels": {"gpu.scheduling/pod-uid": reserved_for}, "finalizers": ["gpu.scheduling/in-use"]}
     spec: dict[str, Any] = {key: devices.pop(key) for key in CLAIM_FIELDS if key in devices}

@@ -2,6 +2,7 @@
 as it binds the pod. A pod's environment cannot change after creation, but its annotations can."""
 
 from gpu_orchestrator.api import names
+from gpu_orchestrator.api.pod import Container, PodSpec
 from gpu_orchestrator.api.wire import Json
 
 
@@ -12,8 +13,29 @@ def confined(container: Json) -> Json:
     return {**container, "env": [*(_variable(*each) for each in names.DEVICE_ENV.items()), *kept]}
 
 
+def unconfined(spec: PodSpec) -> str:
+    """Return which containers do not take their devices from our annotations, in a sentence; empty if all do.
+    Images for CUDA say NVIDIA_VISIBLE_DEVICES=all: such a container sees every GPU of its node."""
+    containers = (*spec.init_containers, *spec.containers)
+    missing = {each.name: lacks for each in containers if (lacks := _missing(each))}
+    if not missing:
+        return ""
+    name, lacks = next(iter(missing.items()))
+    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return (
+        f"container {name}{others} may see all GPUs of the node: {', '.join(lacks)} must come from the "
+        "annotations by fieldRef; see examples/claimed-pod.yaml"
+    )
+
+
+def _missing(container: Container) -> list[str]:
+    given = {each.name: each.value_from.field_ref.field_path for each in container.env}
+    return [name for name, annotation in names.DEVICE_ENV.items() if given.get(name) != _path(annotation)]
+
+
 def _variable(name: str, annotation: str) -> Json:
-    return {
-        "name": name,
-        "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{annotation}']"}},
-    }
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": _path(annotation)}}}
+
+
+def _path(annotation: str) -> str:
+    return f"metadata.annotations['{annotation}']"

@@ -90,7 +90,6 @@ OPERATOR = "gpu-orchestrator-controller-manager"
 
 # Leases: leader election, devices, and the agents' heartbeats.
 OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"
-SCHEDULER_LEASE = "gpu-scheduler.gpu.scheduling"
 DEVICE_LEASE_PREFIX = "gpu-"
 AGENT_LEASE_PREFIX = "gpu-agent-"
 
@@ -110,6 +109,11 @@ PREEMPTED = "Preempted"
 def is_gpu_resource(name: str) -> bool:
     """Return True if a pod with this extended resource may use a GPU, or a part of one."""
     return name.startswith(GPU_DOMAINS) and not any(word in name for word in NOT_GPUS)
+
+
+def scheduler_lease(scheduler: str) -> str:
+    """Return the leader's lease of the schedulers with this name: another name has another leader."""
+    return f"{scheduler}.{SCHEDULING_GROUP}"
 
 
 def device_lease(node: str, device: int) -> str:

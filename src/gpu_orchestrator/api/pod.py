@@ -9,7 +9,9 @@ notice a pod that uses them.
 from typing import TypeAlias
 
 from msgspec import field
+from msgspec.structs import force_setattr
 
+from gpu_orchestrator.api import names
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 Quantities: TypeAlias = dict[str, str]
@@ -78,13 +80,33 @@ class ContainerPort(Wire, frozen=True, gc=False):
     protocol: str = "TCP"
 
 
+class FieldRef(Wire, frozen=True, gc=False):
+    field_path: str = ""
+
+
+class VariableSource(Wire, frozen=True, gc=False):
+    field_ref: FieldRef = FieldRef()
+
+
+class Variable(Wire, frozen=True, gc=False):
+    name: str = ""
+    value_from: VariableSource = VariableSource()
+
+
 class Container(Wire, frozen=True, gc=False):
-    """An init container with restartPolicy Always is a sidecar: it keeps running beside the others."""
+    """An init container with restartPolicy Always is a sidecar: it keeps running beside the others. Of `env`
+    only the device variables are kept: the others of all pods would fill the memory."""
 
     name: str = ""
     resources: Requirements = Requirements()
     ports: list[ContainerPort] = []
     restart_policy: str = ""
+    env: list[Variable] = []
+
+    def __post_init__(self) -> None:
+        if self.env:
+            kept = [each for each in self.env if each.name in names.DEVICE_ENV]
+            force_setattr(self, "env", kept)
 
 
 class VolumeClaim(Wire, frozen=True, gc=False):

@@ -23,9 +23,10 @@ ANSWER_LIMIT_S = 10.0
 LATE_S = 60.0
 """A leader renews its Lease every few seconds; clocks may differ by a little."""
 KINDS = (GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES)
+SCHEDULER_LEASE = names.scheduler_lease(names.SCHEDULER)
 LEADERS = {
     "operator": (names.OPERATOR_LEASE, names.OPERATOR, "GPUWorkloads wait"),
-    "scheduler": (names.SCHEDULER_LEASE, names.SCHEDULER, "pods with claims stay pending"),
+    "scheduler": (SCHEDULER_LEASE, names.SCHEDULER, "pods with claims stay pending"),
 }
 """By component: the Lease of its leader, its Deployment, and what happens without a leader."""
 
@@ -72,6 +73,7 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
         Right(names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
         Right(names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
         Right("coordination.k8s.io", "leases", "list watch get create patch delete", names.NAMESPACE),
+        Right("coordination.k8s.io", "leases", "get patch", names.NAMESPACE, SCHEDULER_LEASE),
         Right("events.k8s.io", "events", "create patch"),
     ),
     "agent": (

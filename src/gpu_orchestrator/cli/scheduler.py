@@ -23,6 +23,7 @@ def scheduler(
     config: str = "",
     kubeconfig: str | None = None,
     namespace: str | None = None,
+    lease_namespace: str | None = None,
     scheduler_name: str | None = None,
     lock: Lock | None = None,
     leader_elect: Annotated[bool | None, Parameter(negative="--no-leader-elect")] = None,
@@ -39,7 +40,9 @@ def scheduler(
     kubeconfig
         Which cluster to use; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
     namespace
-        The namespace of the device leases and the leader's lease; no tenant may write there.
+        The namespace of the leader's lease; no tenant may write there.
+    lease_namespace
+        The namespace of the device leases, the same for all schedulers of a cluster; --namespace by default.
     scheduler_name
         Serve pods with this schedulerName; gpu-scheduler by default.
     lock
@@ -57,6 +60,7 @@ def scheduler(
     flags = {
         "kubeconfig": kubeconfig,
         "namespace": namespace,
+        "lease_namespace": lease_namespace,
         "scheduler_name": scheduler_name,
         "lock": lock,
         "leader_elect": leader_elect,

@@ -1,4 +1,4 @@
-"""What is due for a claim, given its state and its pod's; and which request a pod's claim becomes."""
+"""How a claim is reserved for a pod, and which request a pod's claim becomes."""
 
 from typing import Any
 
@@ -9,73 +9,13 @@ from gpu_orchestrator.adapters.kube.transport.base import Answer
 from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.binding.claim_writer import (
-    ClaimWriter,
-    Due,
-    Refused,
-    Reserved,
-    due,
-    released,
-)
+from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter, Refused, Reserved
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
 from tests.support.scheduler_objects import claim, pod
 from tests.support.scripted_transport import Scripted, answer, refusal
 
-GIVEN = {"phase": "Bound"}
-BOUND = pod("p", node="a", claim="c")
 WAITING = pod("p", claim="c")
-RESERVED = claim("c", reserved_for="uid-p", status={"phase": "Bound", "podUID": "uid-p"})
-
-
-@pytest.mark.parametrize(
-    ("found", "user", "held", "wanted"),
-    [
-        pytest.param(claim("c"), None, False, None, id="not reserved"),
-        pytest.param(
-            claim("c", reserved_for="uid-p"), BOUND, True, Due(GIVEN), id="bound, status not written"
-        ),
-        pytest.param(RESERVED, BOUND, True, None, id="bound, status written"),
-        pytest.param(RESERVED, None, True, None, id="ended, devices still held"),
-        pytest.param(RESERVED, None, False, Due(released(RESERVED), release=True), id="ended and free"),
-        pytest.param(
-            claim("c", reserved_for="uid-p", status={"phase": "Released"}),
-            None,
-            False,
-            Due(None, release=True),
-            id="Released, reservation not yet removed",
-        ),
-        pytest.param(
-            claim("c", reserved_for="uid-p", deleting=True),
-            None,
-            False,
-            Due(None, release=True),
-            id="deleted child",
-        ),
-        pytest.param(
-            claim("c", reserved_for="uid-p"), WAITING, False, None, id="reserved for a pod that waits"
-        ),
-        pytest.param(
-            claim("c", reserved_for="uid-p", deleting=True),
-            WAITING,
-            False,
-            Due(None, release=True),
-            id="deleted while its pod waits",
-        ),
-        pytest.param(
-            claim("c", reserved_for="uid-p", deleting=True),
-            WAITING,
-            True,
-            None,
-            id="deleted while its pod is bound",
-        ),
-        pytest.param(
-            claim("c", reserved_for="uid-p", deleting=True), BOUND, True, Due(GIVEN), id="deleted in use"
-        ),
-    ],
-)
-def test_due(found: GpuClaim, user: Pod | None, held: bool, wanted: Due | None) -> None:
-    assert due(found, user, given=GIVEN, held=held) == wanted
 
 
 @pytest.mark.parametrize(
@@ -86,9 +26,23 @@ def test_due(found: GpuClaim, user: Pod | None, held: bool, wanted: Due | None) 
         pytest.param(
             WAITING,
             claim("c"),
-            [refusal(409, "Conflict")],
+            [refusal(409, "Conflict"), answer(claim("c", reserved_for="uid-q"))],
             Refused("GpuClaim c changed in the meantime"),
-            id="changed since it was read",
+            id="reserved for another pod since it was read",
+        ),
+        pytest.param(
+            WAITING,
+            claim("c"),
+            [refusal(409, "Conflict"), answer(claim("c")), answer({"metadata": {"name": "c"}})],
+            Reserved(),
+            id="only its status changed since it was read",
+        ),
+        pytest.param(
+            WAITING,
+            claim("c"),
+            [refusal(404, "NotFound")],
+            Refused("GpuClaim c was deleted in the meantime"),
+            id="deleted since it was read",
         ),
         pytest.param(
             pod("p", claim_template="t"),

@@ -148,7 +148,8 @@ def test_missing_crds_are_reported_and_a_leader_is_looked_for_where_one_is_deplo
     code, good, bad = doctor(cluster.kubeconfig)
     assert (code, bad) == (0, [])
     assert "-       operator: not installed here, or never started" in good
-    cluster.kubectl("apply", "-k", str(ROOT / "config" / "manager"))
+    for part in ("namespace", "manager"):
+        cluster.kubectl("apply", "-k", str(ROOT / "config" / part))
     code, _, (line,) = doctor(cluster.kubeconfig)
     assert code == 1
     assert "exists, but none has ever led, so GPUWorkloads wait" in line

@@ -1,4 +1,4 @@
-"""The scripts that install and remove the operator, with and without a real cluster."""
+"""The scripts that install and remove operator and gpu-scheduler, with and without a real cluster."""
 
 import os
 import subprocess
@@ -12,6 +12,7 @@ from tests.support.operator_process import SYSTEM, eventually
 from tests.support.paths import ROOT
 
 Done = subprocess.CompletedProcess[str]
+CLAIM = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuClaim"}
 RUNNING = "--field-selector=status.phase=Running"
 
 
@@ -31,6 +32,24 @@ def count(cluster: Cluster, *what: str) -> int:
     return len(cluster.kubectl("get", *what, "--no-headers", "--ignore-not-found").splitlines())
 
 
+def claim_a_device(cluster: Cluster) -> None:
+    """Leave what the scheduler writes for a pod: the pod's claim, reserved, and the lease of its device."""
+    spec = {"containers": [{"name": "main", "image": "busybox"}]}
+    pods = "/api/v1/namespaces/default/pods"
+    uid = cluster.api.request("POST", pods, {"metadata": {"name": "user"}, "spec": spec})["metadata"]["uid"]
+    meta = {
+        "name": "held",
+        "finalizers": ["gpu.scheduling/in-use"],
+        "labels": {"gpu.scheduling/pod-uid": uid},
+        "annotations": {"gpu.scheduling/pod": "user"},
+    }
+    claims = "/apis/gpu.scheduling/v1/namespaces/default/gpuclaims"
+    cluster.api.request("POST", claims, {**CLAIM, "metadata": meta, "spec": {"devices": {"count": 1}}})
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
+    lease = {"name": "gpu-gpu-node-0-0", "labels": {"gpu.scheduling/managed": "true"}}
+    cluster.api.request("POST", leases, {"metadata": lease, "spec": {"holderIdentity": uid}})
+
+
 def test_install_update_and_remove(new_cluster: NewCluster) -> None:
     cluster = new_cluster(OPTIONAL)
     cluster.gpu_nodes(1)
@@ -43,9 +62,9 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
         done = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
         assert done.returncode == 0, done.stderr
     assert "the nodes of this cluster are simulated (kwok)" in done.stdout
-    assert "Run it yourself: gpu-orchestrator operator" in done.stdout
-    assert "is installed" not in done.stdout
-    eventually(lambda: count(cluster, "pods", "-n", SYSTEM, RUNNING) == 2, "both pods seem to run")
+    assert "Run them yourself: gpu-orchestrator operator" in done.stdout
+    assert "are installed" not in done.stdout
+    eventually(lambda: count(cluster, "pods", "-n", SYSTEM, RUNNING) == 4, "all pods seem to run")
     pods = cluster.kubectl(
         "get",
         "pods",
@@ -55,26 +74,56 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
         "jsonpath={.items[*].spec.containers[*].image} {.items[*].status.phase}",
     )
     # Admitted under the restricted policy, and started (by the simulated kubelet).
-    assert pods.split() == ["registry.example.com/gpu:1"] * 2 + ["Running"] * 2
+    assert pods.split() == ["registry.example.com/gpu:1"] * 4 + ["Running"] * 4
     assert count(cluster, "priorityclass", "gpu-low", "gpu-normal", "gpu-high") == 3
 
+    claim_a_device(cluster)
     kept = script("uninstall.sh", cluster=cluster)
     assert kept.returncode == 0, kept.stderr
     assert "stay" in kept.stdout
     assert count(cluster, "crd") == 3
-    for _ in range(2):
-        gone = script("uninstall.sh", "--all", cluster=cluster)
+    assert cluster.kubectl("get", "deployments", "-n", SYSTEM, "-o", "name").split() == [
+        "deployment.apps/gpu-scheduler"
+    ]
+    assert count(cluster, "lease", "gpu-gpu-node-0-0", "-n", SYSTEM) == 1
+
+    refused = script("uninstall.sh", "--all", cluster=cluster)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-2:] == [
+        "uninstall: these GpuClaims are in use, so nothing more was removed; delete their pods first:",
+        "default/held (pod user)",
+    ]
+    assert count(cluster, "deployment", "gpu-scheduler", "-n", SYSTEM) == 1
+
+    cluster.kubectl("delete", "pod", "user", "--now")
+    for _ in range(2):  # the pretended scheduler releases nothing, so the script does
+        gone = script("uninstall.sh", "--all", "--patience", "1", cluster=cluster)
         assert gone.returncode == 0, gone.stderr
     assert count(cluster, "crd") == 0
     assert count(cluster, "ns", SYSTEM) == 0
-    assert "gpu-orchestrator" not in cluster.kubectl("get", "clusterroles,clusterrolebindings")
+    ours = cluster.kubectl(
+        "get", "clusterroles,clusterrolebindings,priorityclasses,flowschemas", "-o", "name"
+    )
+    assert "gpu-" not in ours
 
 
-def test_deploy_waits_for_the_operator_on_nodes_that_run_containers(new_cluster: NewCluster) -> None:
-    """No node is simulated here, so the script waits for the operator; `--no-wait` leaves that out."""
-    done = script("deploy.sh", "--no-wait", cluster=new_cluster())
+def test_update_of_an_older_installation_and_removal_of_the_scheduler(new_cluster: NewCluster) -> None:
+    """No priority class can change whether it preempts, so `kubectl apply` alone would fail. No node
+    is simulated here, so the script would wait for the controllers; `--no-wait` leaves that out."""
+    cluster = new_cluster()
+    cluster.kubectl("create", "priorityclass", "gpu-high", "--value=100000")
+    done = script("deploy.sh", "--no-wait", cluster=cluster)
     assert done.returncode == 0, done.stderr
-    assert f"the operator is installed in namespace {SYSTEM}" in done.stdout
+    assert f"operator and gpu-scheduler are installed in namespace {SYSTEM}" in done.stdout
+    policy = cluster.kubectl("get", "priorityclass", "gpu-high", "-o", "jsonpath={.preemptionPolicy}")
+    assert policy == "Never"
+
+    claim_a_device(cluster)
+    gone = script("uninstall.sh", "--scheduler", cluster=cluster)
+    assert gone.returncode == 0, gone.stderr
+    assert count(cluster, "deployments", "-n", SYSTEM) == 0
+    assert count(cluster, "lease", "gpu-gpu-node-0-0", "-n", SYSTEM) == 1
+    assert count(cluster, "gpuclaim", "held") == 1
 
 
 @pytest.mark.parametrize("name", ["deploy.sh", "uninstall.sh"])

@@ -20,6 +20,7 @@ Read the modules in this order:
   executor                   runs these jobs concurrently and reports each outcome to the coordinator
   binding/binder             carries out one decision: leases and claim, then the binding
   binding/device_leases      acquires and releases the Lease of a device
+  binding/claim_status       what the status of a claim says in each phase
   binding/claim_writer       reserves a claim for a pod, and writes its status
   binding/pod_status         writes the status of unbound pods, and knows the version after our own writes
   controllers/claims         brings every claim into line with its pod, after binds and ends
@@ -47,6 +48,7 @@ These calls go back up, against that order:
   node_view → holdings       `devices`: what a pod holds of a node, for the pods that an agent reports
   release → scheduler        `freed`: an ended pod's devices are free; `scheduler` passes this on to the
                              coordinator and to the claim controller
-  reporter → scheduler       `pending_pod`: whether the pod still waits, and why, just before the write
+  reporter → scheduler       `pending_pod`: whether the pod still waits, and why, just before the write;
+                             `refused`: a pod has another reason to wait, which its claim shows, too
   sweep → executor           `clear_leases`: release leftover leases of an unbound pod, then call `cleared`
 """

@@ -48,7 +48,7 @@ def make(client: Client, settings: Settings) -> Process:
     scheduler = Scheduler(
         client,
         settings,
-        Watches(client, settings.namespace),
+        Watches(client, settings.device_lease_namespace),
         recorder,
         metrics,
         pacer=pacer,
@@ -62,7 +62,7 @@ def make(client: Client, settings: Settings) -> Process:
 def _elector(client: Client, settings: Settings) -> Elector:
     return Elector(
         client,
-        names.SCHEDULER_LEASE,
+        names.scheduler_lease(settings.scheduler_name),
         settings.namespace,
         identity=unique_identity(),
         times=Times(settings.lease_seconds, settings.renew_seconds, settings.retry_seconds),

@@ -62,7 +62,9 @@ class Scheduler:
         clock, stores = asyncio.get_running_loop().time, watches.stores
         uses_leases = settings.lock == "lease"
         self._written_leases = Overlay(watches.leases)
-        leases = DeviceLeases(client, settings.namespace, self._written_leases, metrics=metrics, now=_now)
+        leases = DeviceLeases(
+            client, settings.device_lease_namespace, self._written_leases, metrics=metrics, now=_now
+        )
         used_leases = leases if uses_leases else None
         self._pod_status = PodStatusWriter(client, stores.pods)
         claim_writer = ClaimWriter(client)
@@ -75,7 +77,14 @@ class Scheduler:
             may_write=may_write,
             now=_now,
         )
-        self._reporter = Reporter(self._pod_status, recorder, pacer, self._pending_pod)
+        self._reporter = Reporter(
+            self._pod_status,
+            recorder,
+            pacer,
+            self._pending_pod,
+            self._refused,
+            warns_of_env=settings.require_device_env == "Warn",
+        )
         self._executor = KubeExecutor(
             client, self._pod_status, used_leases, binder, self._reporter, metrics=metrics, pacer=pacer
         )
@@ -98,6 +107,7 @@ class Scheduler:
                 clears_leftovers=settings.leader_elect,
                 uses_leases=uses_leases,
                 max_waiting_shapes=settings.max_waiting_shapes,
+                requires_env=settings.require_device_env == "Refuse",
             ),
             clock=clock,
             waited_s=waited_s,
@@ -175,6 +185,9 @@ class Scheduler:
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)
         self._claim_controller.freed(uid)
+
+    def _refused(self, pod: Pod) -> None:
+        self._claim_controller.check_pod(pod)
 
     def _pending_pod(self, uid: str) -> tuple[Pod, str] | None:
         why, pod = self.coordinator.pending.reason(uid), self.coordinator.our_pods.get(uid)

@@ -11,16 +11,24 @@ from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api import names
 
 Lock = Literal["lease", "binding"]
+RequireDeviceEnv = Literal["Ignore", "Warn", "Refuse"]
 Seconds = Annotated[float, Meta(gt=0)]
+# The leader's lease is named after the scheduler, so the name must suit an object.
+NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 
 class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """`lock: lease` guards every device with a Lease, so any number of schedulers is safe. `lock: binding`
-    writes less, but is safe only with one leader."""
+    writes less, but is safe only with one leader.
+
+    `namespace` has the leader's lease, `lease_namespace` those of devices and agents; empty: the same. All
+    schedulers of a cluster must name the same, or one device could be leased in two namespaces.
+    `require_device_env` is for pods whose containers do not take their devices from the annotations."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
-    scheduler_name: str = names.SCHEDULER
+    lease_namespace: str = ""
+    scheduler_name: Annotated[str, Meta(pattern=NAME, max_length=200)] = names.SCHEDULER
     lock: Lock = "lease"
     strategy: str = ""
     leader_elect: bool = True
@@ -33,6 +41,11 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     max_waiting_shapes: Annotated[int, Meta(ge=1)] = 1000
     sweep_seconds: Seconds = 30.0
     release_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    require_device_env: RequireDeviceEnv = "Warn"
+
+    @property
+    def device_lease_namespace(self) -> str:
+        return self.lease_namespace or self.namespace
 
 
 def load(path: str, flags: dict[str, Any]) -> Settings:

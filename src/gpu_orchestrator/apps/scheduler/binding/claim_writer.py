@@ -6,7 +6,7 @@
 
 If several schedulers decide, the binder reserves before the bind, so that two pods never get the same claim;
 a single leader reserves after it. Every other write follows from the claim and its pod as they are now
-(`due`), so a crash in between loses nothing.
+(`claim_status`), so a crash in between loses nothing.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,9 @@ from gpu_orchestrator.api import claims, names
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import Json, Resource
+from gpu_orchestrator.apps.scheduler.binding.claim_status import Due
 
 _CLAIMS: Resource[Any] = ignore_answer(GPU_CLAIMS)
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """What is to be written: a status, and whether the reservation is removed."""
-
-    status: Json | None = None
-    release: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +56,26 @@ class ClaimWriter:
         }
         try:
             await self._client.patch(_CLAIMS, meta.name, body, meta.namespace)
-        except (Conflict, NotFound):
-            return Refused(f"GpuClaim {meta.name} changed in the meantime")
+        except Conflict:
+            return await self._reserve_again(pod, claim)
+        except NotFound:
+            return Refused(f"GpuClaim {meta.name} was deleted in the meantime")
         return Reserved()
+
+    async def _reserve_again(self, pod: Pod, claim: GpuClaim) -> Reserved | Refused:
+        """Reserve a claim that has changed since it was read, unless its user changed: a status that we wrote
+        a moment ago must not make the bind fail."""
+        name = claim.metadata.name
+        try:
+            found = await self._client.get(GPU_CLAIMS, name, claim.metadata.namespace)
+        except NotFound:
+            return Refused(f"GpuClaim {name} was deleted in the meantime")
+        meta, user = found.metadata, claims.reserved_for(found)
+        is_same = meta.uid == claim.metadata.uid and not meta.deletion_timestamp
+        is_newer = meta.resource_version != claim.metadata.resource_version
+        if not (is_same and is_newer and user in ("", pod.metadata.uid)):
+            return Refused(f"GpuClaim {name} changed in the meantime")
+        return await self.reserve(pod, found)
 
     async def _make_child(self, pod: Pod, template: GpuClaim) -> Reserved | Refused:
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
@@ -109,6 +119,19 @@ class ClaimWriter:
             return False
         return True
 
+    async def write_unbound(self, claim: GpuClaim, status: Json) -> bool:
+        """Write the status of a claim that no pod has yet; return False if the claim has changed. Without the
+        version, a claim that was bound a moment ago would show Pending."""
+        meta = claim.metadata
+        body = {"metadata": {"resourceVersion": meta.resource_version}, "status": status}
+        try:
+            await self._client.patch(_CLAIMS, meta.name, body, meta.namespace, subresource="status")
+        except NotFound:
+            return True
+        except Conflict:
+            return False
+        return True
+
     async def _remove_reservation(self, claim: GpuClaim) -> None:
         meta = claim.metadata
         change = {
@@ -124,60 +147,4 @@ def _about(pod: Pod) -> Json:
     return {
         "labels": {names.POD_UID: pod.metadata.uid},
         "annotations": {names.LEASE_POD: pod.metadata.name},
-    }
-
-
-def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool) -> Due | None:
-    """Return what to write to a claim that is reserved for a pod; None if nothing. `pod` is None if it has
-    ended. `given` is the status for a bound pod. `held`: an ended pod's devices are not free yet, or the pod
-    is being bound."""
-    meta, status = claim.metadata, claim.status
-    if names.CLAIM_FINALIZER not in meta.finalizers:
-        return None
-    if pod is not None and pod.spec.node_name and claims.reserved_for(claim) == pod.metadata.uid:
-        is_written = status.phase == "Bound" and status.pod_uid == pod.metadata.uid
-        return None if is_written or given is None else Due(given)
-    if pod is not None and not (meta.deletion_timestamp and not held):
-        return None
-    if pod is None and held:
-        return None
-    is_written = bool(meta.deletion_timestamp) or status.phase == "Released"
-    return Due(None if is_written else released(claim), release=True)
-
-
-def bound(pod: Pod, claim: GpuClaim, *, uuids: list[str], gbps: int, now: str) -> Json:
-    """Return the status of a claim whose pod has its devices."""
-    ids = claims.given(pod)
-    return {
-        "phase": "Bound",
-        "nodeName": pod.spec.node_name,
-        "gpuIds": list(ids),
-        "allocated": pod.metadata.annotations.get(names.ALLOCATED, ""),
-        "deviceUUIDs": uuids or None,
-        "podUID": pod.metadata.uid,
-        "bandwidthGBps": gbps or None,
-        "message": None,
-        "observedGeneration": claim.metadata.generation,
-        "conditions": [_allocated("True", "Bound", f"serves pod {pod.metadata.name}", now)],
-    }
-
-
-def released(claim: GpuClaim) -> Json:
-    cleared = dict.fromkeys(("nodeName", "gpuIds", "allocated", "deviceUUIDs", "podUID", "bandwidthGBps"))
-    return {
-        **cleared,
-        "phase": "Released",
-        "message": "the pod it served has ended; the claim can be used again",
-        "observedGeneration": claim.metadata.generation,
-        "conditions": [],
-    }
-
-
-def _allocated(truth: str, reason: str, message: str, now: str) -> Json:
-    return {
-        "type": "Allocated",
-        "status": truth,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": now,
     }

@@ -4,6 +4,9 @@ The watches call it after each bind and each end, and so does the sweep. It keep
 nothing. A claim is first reserved for its pod; its status is written after the watch has shown that. Each of
 the two steps has its own queue and writers: in one queue the first status would wait for the last
 reservation.
+
+A third queue writes into claims why their pods wait. It begins a second after the refusal, so that a pod that
+is bound by then costs no write, and writes slowly: ten thousand waiting claims must not load the server.
 """
 
 import asyncio
@@ -16,15 +19,25 @@ from gpu_orchestrator.api import claims, deviceleases
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Lease, Pod
 from gpu_orchestrator.api.wire import Json, key
-from gpu_orchestrator.apps.scheduler.binding import claim_writer
-from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter, Due, Refused
+from gpu_orchestrator.apps.scheduler.actions import BindJob
+from gpu_orchestrator.apps.scheduler.binding import claim_status
+from gpu_orchestrator.apps.scheduler.binding.claim_status import Claimant, Due
+from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter, Refused
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.topology import weakest_link
 
 WRITERS = 8
 RETRY_S = 0.2
+
+# Of claims whose pods wait: so long after the refusal, by so many writers, with a pause after each write.
+EXPLAIN_AFTER_S = 1.0
+EXPLAINERS = 2
+EXPLAIN_PAUSE_S = 0.05
+# A bind that takes longer shows in its claim as Reserved.
+SLOW_BIND_S = 1.0
 
 
 class ClaimController:
@@ -41,6 +54,10 @@ class ClaimController:
         self._pacer, self._now = pacer, now
         self._to_reserve: WorkQueue[str] = WorkQueue()
         self._to_write: WorkQueue[str] = WorkQueue()
+        self._to_explain: WorkQueue[str] = WorkQueue()
+        self._slow_binds: set[str] = set()
+        self._replaced: dict[str, str] = {}
+        """By claim: the version that our last write replaced, until the watch shows another."""
 
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
@@ -48,8 +65,11 @@ class ClaimController:
             self.check_pod(pod)
 
     def on_claim(self, old: GpuClaim | None, new: GpuClaim | None) -> None:
+        if claim := new or old:
+            self._replaced.pop(key(claim), None)
         if new is not None:
-            self.check(key(new))
+            # Not what it tells of a wait: two schedulers that see different reasons would answer each other.
+            self._check_user(key(new))
 
     def on_lease(self, old: Lease | None, new: Lease | None) -> None:
         """Check the claims of a lease's holders: a claim is released when its pod's last lease is gone."""
@@ -68,28 +88,101 @@ class ClaimController:
 
     def check(self, name: str) -> None:
         """Queue the claim of this key if a write to it is due."""
+        if not self._check_user(name) and self._unbound_status(name):
+            self._to_explain.add_after(name, EXPLAIN_AFTER_S)
+
+    def _check_user(self, name: str) -> bool:
+        """Queue the claim if its pod's bind or end is to be written, and return True if so."""
+        if self._version(name) == self._replaced.get(name):
+            return True  # as long as the watch shows what we have replaced, the same write would seem due
         if self._unreserved_pod(name):
             self._to_reserve.add(name)
-        elif self._due(name):
+            return True
+        if is_due := self._due(name) is not None:
             self._to_write.add(name)
+        return is_due
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._to_reserve.run(self._reserve, workers=WRITERS))
             group.create_task(self._to_write.run(self._write, workers=WRITERS))
+            group.create_task(self._to_explain.run(self._explain, workers=EXPLAINERS))
+            group.create_task(self._watch_binds())
+
+    async def _watch_binds(self) -> None:
+        """Find the binds that take long, once a second: a timer for each bind would cost all of them."""
+        before: dict[str, BindJob] = {}
+        while True:
+            await asyncio.sleep(SLOW_BIND_S)
+            jobs = dict(self._coordinator.binding)
+            slow = {uid for uid, job in jobs.items() if job.claim is not None and before.get(uid) is job}
+            changed, self._slow_binds, before = slow ^ self._slow_binds, slow, jobs
+            for uid in changed:
+                if pod := self._coordinator.our_pods.get(uid):
+                    self.check_pod(pod)
 
     async def _reserve(self, name: str) -> None:
         await self._pacer.wait()
-        pod = self._unreserved_pod(name)
+        pod, version = self._unreserved_pod(name), self._version(name)
         claim = self._coordinator.stores.claim_of(pod) if pod else None
-        if pod and claim and isinstance(await self._writer.reserve(pod, claim), Refused):
+        if pod is None or claim is None or version == self._replaced.get(name):
+            return
+        if isinstance(await self._writer.reserve(pod, claim), Refused):
             self._to_reserve.add_after(name, RETRY_S)
+        else:
+            self._note_written(name, version)
 
     async def _write(self, name: str) -> None:
         await self._pacer.wait()
-        claim, due = self._coordinator.stores.claims.get(name), self._due(name)
-        if claim and due and not await self._writer.write(claim, due):
+        claim, due, version = self._coordinator.stores.claims.get(name), self._due(name), self._version(name)
+        if claim is None or due is None or version == self._replaced.get(name):
+            return
+        if await self._writer.write(claim, due):
+            self._note_written(name, version)
+        else:
             self._to_write.add_after(name, RETRY_S)
+
+    def _version(self, name: str) -> str:
+        """Return the version that the watch shows; empty if there is no such claim."""
+        claim = self._coordinator.stores.claims.get(name)
+        return claim.metadata.resource_version if claim else ""
+
+    def _note_written(self, name: str, replaced: str) -> None:
+        if self._version(name) == replaced:  # else the watch has shown our write by now
+            self._replaced[name] = replaced
+
+    async def _explain(self, name: str) -> None:
+        await self._pacer.wait()
+        claim, status = self._coordinator.stores.claims.get(name), self._unbound_status(name)
+        if claim is None or status is None:
+            return
+        if not await self._writer.write_unbound(claim, status):
+            self._to_explain.add_after(name, EXPLAIN_AFTER_S)
+        await asyncio.sleep(EXPLAIN_PAUSE_S)
+
+    def _unbound_status(self, name: str) -> Json | None:
+        """Return the status that a claim without a bound pod lacks."""
+        claim = self._coordinator.stores.claims.get(name)
+        if claim is None or claim.metadata.deletion_timestamp:
+            return None
+        pods = [pod for pod in self._coordinator.stores.pods.by("claim", name) if _names(pod, name)]
+        first = min(pods, key=lambda pod: (pod.metadata.creation_timestamp, pod.metadata.name), default=None)
+        if (uid := claims.reserved_for(claim)) and (first is None or uid != first.metadata.uid):
+            return None  # it serves another pod, or one that has ended
+        claimant = self._claimant(first) if first else None
+        if first and claimant is None:
+            return None
+        problem = pod_request.unsupported_claim(claim.spec)
+        return claim_status.unbound(claim, claimant, problem=problem, now=self._now())
+
+    def _claimant(self, pod: Pod) -> Claimant | None:
+        """Return what is known of an unbound pod of ours; None if it is another's, bound, or about to be."""
+        uid, coordinator = pod.metadata.uid, self._coordinator
+        state = coordinator.state_of(uid)
+        is_slow = state == "binding" and uid in self._slow_binds
+        if pod.spec.node_name or uid not in coordinator.our_pods or not (state == "pending" or is_slow):
+            return None
+        return Claimant(pod.metadata.name, coordinator.pending.reason(uid), is_slow)
 
     def _unreserved_pod(self, name: str) -> Pod | None:
         """Return the bound pod whose claim, or child of its template, is not yet reserved for it."""
@@ -104,8 +197,8 @@ class ClaimController:
         return None
 
     def _is_bound_with(self, pod: Pod, name: str) -> bool:
-        own = f"{pod.metadata.namespace}/{claims.claim_name(pod)}"
-        return bool(pod.spec.node_name) and pod.metadata.uid in self._coordinator.our_pods and own == name
+        is_ours = pod.metadata.uid in self._coordinator.our_pods
+        return bool(pod.spec.node_name) and is_ours and _names(pod, name)
 
     def _due(self, name: str) -> Due | None:
         claim = self._coordinator.stores.claims.get(name)
@@ -115,13 +208,13 @@ class ClaimController:
         pod, state = self._coordinator.our_pods.get(uid), self._coordinator.state_of(uid)
         held = state in ("binding", "bound") or uid in self._releaser or uid in self._coordinator.lease_index
         given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
-        return claim_writer.due(claim, pod, given=given, held=held)
+        return claim_status.due(claim, pod, given=given, held=held, now=self._now())
 
     def _given(self, pod: Pod, claim: GpuClaim) -> Json:
         placement = Placement(pod.metadata.uid, pod.spec.node_name, devices=claims.given(pod))
         uuids = [device.uuid for device in self._coordinator.engine.cluster.devices(placement)]
         gbps = self._bandwidth(placement)
-        return claim_writer.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
+        return claim_status.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
 
     def _bandwidth(self, placement: Placement) -> int:
         cluster = self._coordinator.engine.cluster
@@ -131,3 +224,8 @@ class ClaimController:
         at = [topology.position[each] for each in placement.devices if each in topology.position]
         gbps = weakest_link(topology, at)
         return 0 if isinf(gbps) else int(gbps)
+
+
+def _names(pod: Pod, name: str) -> bool:
+    """Return True if the claim of this key is the pod's own, and not only the template of it."""
+    return name == f"{pod.metadata.namespace}/{claims.claim_name(pod)}"

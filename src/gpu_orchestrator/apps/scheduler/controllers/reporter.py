@@ -13,7 +13,7 @@ from gpu_orchestrator.adapters.kube.errors import Conflict, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api import claims, names
+from gpu_orchestrator.api import claims, deviceenv, names
 from gpu_orchestrator.api.kubernetes import PODS, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import BindJob
@@ -31,7 +31,9 @@ log = structlog.get_logger()
 
 
 class Reporter:
-    """`pending_pod` returns the pod with this UID and why it waits; None if it does not wait any more."""
+    """`pending_pod` returns the pod with this UID and why it waits; None if it does not wait any more.
+    `refused` is called with each pod that gets another reason to wait: its claim shows it, too.
+    `warns_of_env`: warn of bound pods whose containers do not take their devices from the annotations."""
 
     def __init__(
         self,
@@ -39,19 +41,27 @@ class Reporter:
         recorder: Recorder,
         pacer: Pacer,
         pending_pod: Callable[[str], tuple[Pod, str] | None],
+        refused: Callable[[Pod], None] = lambda pod: None,
+        *,
+        warns_of_env: bool = False,
     ) -> None:
         self._pod_status, self._recorder = pod_status, recorder
-        self._pacer, self._pending_pod = pacer, pending_pod
+        self._pacer, self._pending_pod, self._refused = pacer, pending_pod, refused
+        self._warns_of_env = warns_of_env
         self.queue: WorkQueue[str] = WorkQueue()
 
     def report_bound(self, job: BindJob) -> None:
         log.debug("pod bound", pod=key(job.pod), allocated=claims.allocated(job.placement))
         note = f"bound to {job.placement.node}, {_named(job.devices)}"
-        self._recorder.normal(about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
+        # In the same event: one more for every such pod would be one more write for every such pod.
+        unconfined = deviceenv.unconfined(job.pod.spec) if self._warns_of_env else ""
+        kind, note = ("Warning", f"{note}; {unconfined}") if unconfined else ("Normal", note)
+        self._recorder.record(kind, about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
 
     def report_refused(self, pod: Pod, why: str) -> None:
         self._recorder.warning(about(PODS, pod), names.FAILED_SCHEDULING, why, action="Scheduling")
         self.queue.add(pod.metadata.uid)
+        self._refused(pod)
 
     def report_failed(self, job: BindJob, why: str) -> None:
         log.info("pod not bound", pod=key(job.pod), node=job.placement.node, why=why)

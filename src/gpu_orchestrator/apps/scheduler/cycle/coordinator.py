@@ -13,7 +13,7 @@ from typing import Literal
 
 import structlog
 
-from gpu_orchestrator.api import claims, names, translate
+from gpu_orchestrator.api import claims, deviceenv, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
@@ -48,12 +48,14 @@ class CoordinatorConfig:
     beside others, such a lease may be another scheduler's bind in progress. Leases found at the start are
     cleared by every scheduler: most of them are its own, from before a crash. `uses_leases`: False if devices
     have no leases; then a pod's annotation is the only word on its devices. `max_waiting_shapes`: how many
-    different shapes of one namespace are considered at once."""
+    different shapes of one namespace are considered at once. `requires_env`: refuse pods whose containers do
+    not take their devices from our annotations."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
     uses_leases: bool = True
     max_waiting_shapes: int = 1000
+    requires_env: bool = False
 
 
 class Coordinator:
@@ -248,6 +250,8 @@ class Coordinator:
                 self.pending.refuse(pod.metadata.uid, why)
 
     def _request_of(self, pod: Pod) -> Request | Unschedulable:
+        if self._config.requires_env and (why := deviceenv.unconfined(pod.spec)):
+            return Unschedulable(why)
         user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
         try:
             return pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, user)

@@ -111,7 +111,7 @@ def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unsche
     kind = "template GpuClaim" if claims.is_template(pod) else "GpuClaim"
     if claim is None:
         return Unschedulable(f"{kind} {pod.metadata.namespace}/{name} does not exist; create it")
-    if missing := _unsupported_claim(claim.spec):
+    if missing := unsupported_claim(claim.spec):
         return Unschedulable(f"{kind} {name} uses what this scheduler does not implement: {missing}")
     if claims.is_template(pod):
         return None
@@ -126,7 +126,8 @@ def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unsche
     return None
 
 
-def _unsupported_claim(spec: GpuClaimSpec) -> str:
+def unsupported_claim(spec: GpuClaimSpec) -> str:
+    """Return what of a claim this scheduler does not implement; empty if nothing."""
     if spec.devices.exclusivity == "MIG":
         return "devices.exclusivity MIG"
     return f"gangRef {spec.gang_ref}" if spec.gang_ref else ""

@@ -1,0 +1,125 @@
+"""What the status of a claim says in each phase, and which status is to be written next. Pure.
+
+    (none) ──its pod waits──▶ Pending ──bind takes long──▶ Reserved ──▶ Bound ──pod ended──▶ Released
+                                 └──spec that is never served──▶ Failed
+
+A pod that is bound at once skips Pending and Reserved: each would cost one more write per pod. A claim that
+no pod names has no phase: only the pod says which scheduler is to serve it.
+"""
+
+from dataclasses import dataclass
+
+from gpu_orchestrator.api import claims, conditions, names
+from gpu_orchestrator.api.conditions import Truth
+from gpu_orchestrator.api.gpuclaim import ClaimPhase, GpuClaim
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.wire import Json
+
+ALLOCATED = "Allocated"
+UNSERVED: tuple[ClaimPhase, ...] = ("Pending", "Reserved", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be written: a status, and whether the reservation is removed."""
+
+    status: Json | None = None
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """The unbound pod that is to get the claim: its name, why it waits (empty if that is not known yet), and
+    whether its bind has begun and takes long."""
+
+    pod: str
+    why: str = ""
+    is_binding: bool = False
+
+
+def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool, now: str) -> Due | None:
+    """Return what to write to a claim that is reserved for a pod; None if nothing. `pod` is None if it has
+    ended. `given` is the status for a bound pod. `held`: an ended pod's devices are not free yet, or the pod
+    is being bound."""
+    meta, status = claim.metadata, claim.status
+    if names.CLAIM_FINALIZER not in meta.finalizers:
+        return None
+    if pod is not None and pod.spec.node_name and claims.reserved_for(claim) == pod.metadata.uid:
+        is_written = status.phase == "Bound" and status.pod_uid == pod.metadata.uid
+        return None if is_written or given is None else Due(given)
+    if pod is not None and not (meta.deletion_timestamp and not held):
+        return None
+    if pod is None and held:
+        return None
+    is_written = bool(meta.deletion_timestamp) or status.phase == "Released"
+    return Due(None if is_written else released(claim, now), release=True)
+
+
+def unbound(claim: GpuClaim, claimant: Claimant | None, *, problem: str, now: str) -> Json | None:
+    """Return the status of a claim that no pod has yet; None if nothing is to be written. `claimant` is None
+    if no pod names the claim. `problem` says what of its spec is never served; empty if all of it is."""
+    status = claim.status
+    if claimant is None and status.phase not in UNSERVED:
+        return None
+    if claimant and not (claimant.why or claimant.is_binding or problem or status.phase == "Reserved"):
+        return None  # the next decision binds it, or says why it waits
+    phase, reason, message = _state(claimant, problem)
+    if phase == status.phase and message == status.message:
+        return None
+    return _status(claim, phase, message, _allocated(claim, "False", reason, message, now))
+
+
+def _state(claimant: Claimant | None, problem: str) -> tuple[ClaimPhase, str, str]:
+    """Return phase, reason and message."""
+    if problem:
+        return "Failed", "Unsupported", f"no scheduler here implements {problem}; create another GpuClaim"
+    if claimant is None:
+        return "Pending", "Unused", "no pod uses it"
+    if claimant.is_binding:
+        return "Reserved", "Binding", f"devices were chosen; pod {claimant.pod} is being bound"
+    return "Pending", "Waiting", f"pod {claimant.pod} waits: {claimant.why or 'it is scheduled again'}"
+
+
+def bound(pod: Pod, claim: GpuClaim, *, uuids: list[str], gbps: int, now: str) -> Json:
+    """Return the status of a claim whose pod has its devices."""
+    serves = f"serves pod {pod.metadata.name}"
+    return {
+        **_status(claim, "Bound", None, _allocated(claim, "True", "Bound", serves, now)),
+        "nodeName": pod.spec.node_name,
+        "gpuIds": list(claims.given(pod)),
+        "allocated": pod.metadata.annotations.get(names.ALLOCATED, ""),
+        "deviceUUIDs": uuids or None,
+        "podUID": pod.metadata.uid,
+        "bandwidthGBps": gbps or None,
+    }
+
+
+def released(claim: GpuClaim, now: str) -> Json:
+    message = "the pod it served has ended; the claim can be used again"
+    return _status(claim, "Released", message, _allocated(claim, "False", "Released", message, now))
+
+
+def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, condition: Json) -> Json:
+    """Return a whole status, without devices: a patch removes what is None."""
+    cleared = dict.fromkeys(("nodeName", "gpuIds", "allocated", "deviceUUIDs", "podUID", "bandwidthGBps"))
+    return {
+        **cleared,
+        "phase": phase,
+        "message": message,
+        "observedGeneration": claim.metadata.generation,
+        "conditions": [condition],
+    }
+
+
+def _allocated(claim: GpuClaim, truth: Truth, reason: str, message: str, now: str) -> Json:
+    """Return the condition Allocated. Its time is that of the last change between True and False."""
+    before = conditions.find(claim.status.conditions, ALLOCATED)
+    since = before.last_transition_time if before and before.status == truth else ""
+    return {
+        "type": ALLOCATED,
+        "status": truth,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": since or now,
+        "observedGeneration": claim.metadata.generation,
+    }

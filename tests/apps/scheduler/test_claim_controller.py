@@ -1,0 +1,128 @@
+"""When claims are written: not for pods that are bound soon, and slowly while thousands wait."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.informer.store import Store
+from gpu_orchestrator.adapters.kube.transport.base import Answer, Request
+from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
+from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
+from gpu_orchestrator.apps.scheduler.controllers.claims import (
+    EXPLAIN_AFTER_S,
+    EXPLAIN_PAUSE_S,
+    EXPLAINERS,
+    SLOW_BIND_S,
+    ClaimController,
+)
+from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from tests.support.scheduler_harness import World
+from tests.support.scheduler_objects import claim, node, pod
+from tests.support.scripted_transport import Scripted
+
+pytestmark = pytest.mark.looptime
+
+TINY_S = 0.01
+
+
+class Accepting(Scripted):
+    """Accepts every request; `phases` are those written so far, oldest first."""
+
+    async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
+        self.requests.append(request)
+        return Answer(200, b"{}", {})
+
+    @property
+    def phases(self) -> list[str]:
+        bodies = [msgspec.json.decode(each.body or b"{}") for each in self.requests]
+        return [each["status"]["phase"] for each in bodies if "status" in each]
+
+
+@asynccontextmanager
+async def controlled(world: World) -> AsyncIterator[tuple[ClaimController, Accepting]]:
+    """Run a claim controller for this world."""
+    server, clock, coordinator = Accepting(), asyncio.get_running_loop().time, world.coordinator
+    agents = AgentLiveness(clock, lambda: datetime.now(UTC))
+    releaser = Releaser(
+        None,
+        Store(),
+        agents,
+        leases_of=lambda _: [],
+        is_bound=coordinator.holdings.__contains__,
+        freed=coordinator.freed,
+        clock=clock,
+        wait_s=30.0,
+    )
+    writer = ClaimWriter(Client(server))
+    controller = ClaimController(writer, coordinator, releaser, pacer=Pacer(clock), now=lambda: "now")
+    running = asyncio.create_task(controller.run())
+    yield controller, server
+    running.cancel()
+
+
+async def test_claim_of_a_pod_that_is_bound_within_a_second_is_not_written() -> None:
+    world = World()
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        world.pod(pod("p", claim="c"))
+        assert "p" in world.executor.refused
+        controller.check("default/c")
+        await asyncio.sleep(EXPLAIN_AFTER_S / 2)
+        world.node(node("a", 1))
+        assert [job.pod.metadata.name for job in world.executor.jobs] == ["p"]
+        await asyncio.sleep(SLOW_BIND_S - EXPLAIN_AFTER_S / 2 - TINY_S)
+        assert server.phases == []
+
+
+async def test_bind_that_takes_long_shows_in_its_claim() -> None:
+    world = World(node("a", 1))
+    async with controlled(world) as (_, server):
+        world.claim(claim("c", count=1))
+        world.pod(pod("p", claim="c"))
+        await asyncio.sleep(2 * SLOW_BIND_S + EXPLAIN_AFTER_S + TINY_S)
+        assert server.phases == ["Reserved"]
+
+
+async def test_many_waiting_claims_are_written_slowly() -> None:
+    """At most so many a second, however many wait; the first within moments."""
+    world, count, seconds = World(), 500, 5
+    async with controlled(world) as (controller, server):
+        for number in range(count):
+            world.claim(claim(f"c{number}", count=1))
+            world.pod(pod(f"p{number}", claim=f"c{number}"))
+            controller.check(f"default/c{number}")
+        await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
+        assert 1 <= len(server.phases) <= EXPLAINERS
+        await asyncio.sleep(seconds)
+        most = EXPLAINERS * (seconds / EXPLAIN_PAUSE_S + 2)
+        assert most / 2 < len(server.phases) <= most < count
+        assert set(server.phases) == {"Pending"}
+
+
+async def test_reason_that_another_scheduler_writes_is_not_answered() -> None:
+    """It sees other reasons than we do; each would write its own for ever."""
+    world = World()
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        world.pod(pod("p", claim="c"))
+        theirs = claim("c", count=1, status={"phase": "Pending", "message": "pod p waits: theirs"})
+        for old, new in world.claims.put(theirs):
+            controller.on_claim(old, new)
+        await asyncio.sleep(10 * EXPLAIN_AFTER_S)
+        assert server.phases == []
+
+
+async def test_refusal_of_a_pod_without_a_claim_writes_none() -> None:
+    world = World()
+    async with controlled(world) as (controller, server):
+        waiting = pod("p", gpus=1)
+        world.pod(waiting)
+        controller.check_pod(waiting)
+        await asyncio.sleep(2 * EXPLAIN_AFTER_S)
+        assert server.requests == []
