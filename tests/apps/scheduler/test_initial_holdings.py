@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.apps.scheduler.cycle import initial_holdings
 from gpu_orchestrator.apps.scheduler.cycle.initial_holdings import InitialHoldings
 from gpu_orchestrator.core.answer import Placement
@@ -79,6 +81,8 @@ def test_lease_that_its_pod_explains_costs_the_engine_nothing() -> None:
 
 def test_devices_held_at_takeover_are_not_given_again() -> None:
     world = World(node("a", 2), opened=False)
+    holder = Holder(pod("runs").metadata.uid, "runs", "default", since="t")
+    world.lease(deviceleases.exclusive(DeviceRef("a", 0), holder, "system"))
     world.pod(pod("runs", node="a", gpus=1, allocated="a:0"))
     world.pod(pod("waits", gpus=1))
     world.coordinator.open()
