@@ -44,6 +44,7 @@ TEXTS = (
     '[{"uid": "uid-p0", "share": 300}]',
     "x" * 60_000,
 )
+LONG = ("9" * 5000, "a:" + "9" * 5000, "b:0," + "9" * 5000)
 QUANTITIES = ("1", "0", "", "-1", "1e99", "9" * 5000, "1Zi", "٣", "0.0000000000000001", "n")
 ANNOTATIONS = (*names.ASKING_ANNOTATIONS, *names.ANSWERING_ANNOTATIONS, names.STRATEGY, names.GANG)
 LEASES = ("gpu-a-0", "gpu-b-1", "gpu-a-" + "9" * 200, "gpu-a-٣", "gpu-", "gpu-agent-a", "gpu-a-1024", "x")
@@ -56,7 +57,7 @@ class Writer:
         self.rng, self.world = random.Random(seed), world
 
     def text(self) -> str:
-        return self.rng.choice(TEXTS)
+        return self.rng.choice(TEXTS if self.rng.random() < 0.7 else LONG)
 
     def some(self, keys: tuple[str, ...]) -> dict[str, str]:
         return {key: self.text() for key in self.rng.sample(keys, self.rng.randrange(len(keys)))}
@@ -116,7 +117,7 @@ async def test_no_text_breaks_a_handler_or_the_sweep(seed: int) -> None:
     world = World(node("a", 2), node("b", 2), node("honest", 1, labels={"for": "honest"}), opened=False)
     writer, swept = Writer(seed, world), Swept(world)
     shows = (writer.pod, writer.pod, writer.lease, writer.claim, writer.node, writer.report)
-    for turn in range(120):
+    for turn in range(240):
         writer.rng.choice(shows)()
         if turn == 40:
             world.coordinator.open()
