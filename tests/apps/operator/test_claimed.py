@@ -186,7 +186,7 @@ UUIDS = ("GPU-aaaa", "GPU-bbbb")
             id="without UUIDs",
         ),
         pytest.param(pod(node="a", given="99999"), [], id="a number that no device has"),
-        pytest.param(pod(node="a", given=",".join("1" * 65)), [], id="too many"),
+        pytest.param(pod(node="a", given=",".join(map(str, range(65)))), [], id="too many"),
     ],
 )
 def test_devices_are_in_the_status_and_stay_there_to_the_end(bound: Any, devices: list[Any]) -> None:

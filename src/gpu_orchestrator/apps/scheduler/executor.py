@@ -135,7 +135,7 @@ class KubeExecutor:
                 log.info("leftover leases cleared", pod=key(pod), leases=[each.ref.lease for each in found])
         except KubeError as error:
             log.warning("leftover leases not cleared", pod=key(pod), error=str(error))
-        except Exception:  # the edge of one job: without `cleared` the pod would wait for ever
+        except Exception:  # the edge of one job: without `cleared` the pod would wait forever
             self._metrics.error("clear")
             log.exception("leftover leases not cleared", pod=key(pod))
         self._coordinator.cleared(uid)
