@@ -172,7 +172,6 @@ class KubeExecutor:
 def waited_s(pod: Pod, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float:
     """Return the seconds since the pod was created."""
     try:
-        created = timestamps.parse(pod.metadata.creation_timestamp)
-    except ValueError:
+        return max(0.0, (now() - timestamps.parse(pod.metadata.creation_timestamp)).total_seconds())
+    except (ValueError, TypeError, OverflowError):  # malformed, or without a time zone
         return 0.0
-    return max(0.0, (now() - created).total_seconds())

@@ -129,7 +129,7 @@ def _taken(pod: Pod) -> Placement:
 
 
 def _with_devices(taken: Placement, known: Placement | None) -> Placement:
-    if known is None or not known.devices:
+    if known is None or not known.devices or known.node != taken.node:
         return taken
     return replace(
         taken,

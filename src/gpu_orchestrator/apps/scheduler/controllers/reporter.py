@@ -67,7 +67,7 @@ class Reporter:
         log.info("pod not bound", pod=key(job.pod), node=job.placement.node, why=why)
 
     def report_conflict(self, pod: Pod, why: str) -> None:
-        log.error("device has two holders", pod=key(pod), why=why)
+        log.error("device conflict", pod=key(pod), why=why)
         self._recorder.warning(about(PODS, pod), "DeviceConflict", why, action="Sweep")
 
     async def run(self) -> None:

@@ -276,9 +276,8 @@ class Coordinator:
 
     def _count_bound(self, pod: Pod, *, by_annotation: bool) -> None:
         if pod.metadata.uid not in self.holdings:
-            self._claim_users.assign(
-                pod
-            )  # before the engine gets the event: it may place another pod at once
+            # Before the engine gets the event: it may place another pod at once.
+            self._claim_users.assign(pod)
         self.holdings.add(pod, by_annotation=by_annotation)
         self.lease_index.recount(pod.metadata.uid)
 
