@@ -84,15 +84,17 @@ class _Replay(Generic[T]):
 
     def __init__(self, handler: Handler[T], store: Store[T]) -> None:
         self._handler, self._store = handler, store
-        self._left = dict.fromkeys(key(obj) for obj in store)
+        self._names = deque(key(obj) for obj in store)
+        self._left = set(self._names)
 
     def pop(self) -> T | None:
         """Return the next object as it is now; None if all were received."""
-        while self._left:
-            name = next(iter(self._left))
-            del self._left[name]
-            if (obj := self._store.get(name)) is not None:
-                return obj
+        while self._names:
+            name = self._names.popleft()
+            if name in self._left:
+                self._left.discard(name)
+                if (obj := self._store.get(name)) is not None:
+                    return obj
         return None
 
     def on_change(self, old: T | None, new: T | None) -> None:
@@ -100,4 +102,4 @@ class _Replay(Generic[T]):
         if shown is None or key(shown) not in self._left:
             self._handler(old, new)
         elif new is None:
-            del self._left[key(shown)]
+            self._left.discard(key(shown))

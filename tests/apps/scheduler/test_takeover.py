@@ -1,0 +1,95 @@
+"""A new leader takes in the initial state in slices, and knows all of it before it decides."""
+
+import asyncio
+import gc
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpu_orchestrator.adapters.breath import Breath
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from gpu_orchestrator.apps.scheduler.informers import Watches
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
+from gpu_orchestrator.apps.scheduler.settings import Settings
+from gpu_orchestrator.policies.registry import Registry
+from tests.support.scheduler_objects import node, pod
+from tests.support.scripted_transport import Scripted
+
+NODES, GPUS = 20, 8
+
+
+class EveryStep(Breath):
+    """Gives the loop back after every step, however fast it was."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock, slice_s=0.0)
+
+
+def new_leader() -> tuple[Scheduler, Watches]:
+    client, clock = Client(Scripted()), asyncio.get_running_loop().time
+    watches = Watches(client, "system")
+    made = Scheduler(
+        client,
+        Settings(namespace="system"),
+        watches,
+        Recorder(client, "gpu-scheduler", capacity=10, writers=1),
+        Metrics(),
+        pacer=Pacer(clock),
+        registry=Registry(),
+        rng=random.Random(1),
+        may_write=lambda: True,
+    )
+    return made, watches
+
+
+def fill(watches: Watches) -> int:
+    """Put nodes and bound pods with their leases into the stores; return how many objects there are."""
+    for number in range(NODES):
+        name = f"node-{number}"
+        watches.nodes.store.put(node(name, GPUS))
+        for device in range(GPUS):
+            bound = pod(f"{name}-{device}", node=name, gpus=1, allocated=f"{name}:{device}")
+            watches.pods.store.put(bound)
+            holder = Holder(bound.metadata.uid, bound.metadata.name, "default", since="t")
+            watches.leases.store.put(deviceleases.exclusive(DeviceRef(name, device), holder, "system"))
+    return NODES + 2 * NODES * GPUS
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """Set the garbage collector back: a new leader changes it for the whole process."""
+    threshold = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*threshold)
+
+
+async def test_other_tasks_run_while_the_initial_state_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_orchestrator.apps.scheduler.scheduler.Breath", EveryStep)
+    scheduler, watches = new_leader()
+    objects, turns = fill(watches), 0
+    watches.pods.store.put(pod("waits", gpus=1))
+
+    async def renew() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    renewing = asyncio.create_task(renew())
+    scheduler.stop()
+    await scheduler.work()
+    renewing.cancel()
+    assert turns >= objects
+    cluster = scheduler.coordinator.engine.cluster
+    assert [cluster.free_gpus(f"node-{number}") for number in range(NODES)] == [0] * NODES
+    assert (
+        scheduler.coordinator.pending.reason("uid-waits")
+        == f"0/{NODES} nodes fit: {NODES} have no wholly free GPU"
+    )
