@@ -3,6 +3,8 @@
 All code takes them from here, so a reader can find all users of a string by its name.
 """
 
+import re
+
 # Groups and versions of our own resources.
 WARP_GROUP = "gpu.warp.dev"
 WARP_VERSION = "v1alpha1"
@@ -45,6 +47,8 @@ MANAGED = "gpu.scheduling/managed"
 POD_UID = "gpu.scheduling/pod-uid"
 
 LONGEST_LABEL = 63
+LONGEST_NAME = 253
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 # Annotation of a Job: a hash of the part of the workload's spec that it was made from.
 MADE_FROM = "gpu.warp.dev/made-from"
@@ -102,6 +106,11 @@ PREEMPTED = "Preempted"
 def is_gpu_resource(name: str) -> bool:
     """Return True if a pod with this extended resource may use a GPU, or a part of one."""
     return name.startswith(GPU_DOMAINS) and not any(word in name for word in NOT_GPUS)
+
+
+def is_object_name(text: str) -> bool:
+    """Return True if an object can have this name."""
+    return len(text) <= LONGEST_NAME and bool(_OBJECT_NAME.fullmatch(text))
 
 
 def device_lease(node: str, device: int) -> str:

@@ -20,7 +20,7 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound, Permanent
-from gpu_orchestrator.api import deviceleases, translate
+from gpu_orchestrator.api import deviceleases, names, translate
 from gpu_orchestrator.api.deviceleases import DeviceRef
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.wire import key
@@ -128,7 +128,7 @@ class Sweeper:
     async def _has_ended(self, hold: LeaseHold) -> bool:
         """Ask the API server: our watch may not have shown the pod yet. A UID is never used again."""
         holder = hold.holder
-        if not holder.pod or not holder.namespace:
+        if not names.is_object_name(holder.pod) or not names.is_object_name(holder.namespace):
             return True
         try:
             pod = await self._client.get(PODS, holder.pod, holder.namespace)
