@@ -3,6 +3,8 @@
 All code takes them from here, so a reader can find all users of a string by its name.
 """
 
+import re
+
 # Groups and versions of our own resources.
 WARP_GROUP = "gpu.warp.dev"
 WARP_VERSION = "v1alpha1"
@@ -51,6 +53,8 @@ MANAGED = "gpu.scheduling/managed"
 POD_UID = "gpu.scheduling/pod-uid"
 
 LONGEST_LABEL = 63
+LONGEST_NAME = 253
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 # Annotation of a Job: a hash of the part of the workload's spec that it was made from.
 MADE_FROM = "gpu.warp.dev/made-from"
@@ -114,6 +118,11 @@ def is_gpu_resource(name: str) -> bool:
 def scheduler_lease(scheduler: str) -> str:
     """Return the leader's lease of the schedulers with this name: another name has another leader."""
     return f"{scheduler}.{SCHEDULING_GROUP}"
+
+
+def is_object_name(text: str) -> bool:
+    """Return True if an object can have this name."""
+    return len(text) <= LONGEST_NAME and bool(_OBJECT_NAME.fullmatch(text))
 
 
 def device_lease(node: str, device: int) -> str:

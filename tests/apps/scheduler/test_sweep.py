@@ -76,6 +76,17 @@ class Swept:
         )
 
 
+@pytest.mark.parametrize("name", ["../../x", "..", "%", "x" * 254, "\u0663", "A b"])
+async def test_lease_of_a_pod_that_cannot_exist_is_released(name: str) -> None:
+    world = World(node("a", 1))
+    forged = lease("a", 0, "uid-gone")
+    about = forged.metadata.annotations | {"gpu.scheduling/pod": name}
+    world.lease(structs.replace(forged, metadata=structs.replace(forged.metadata, annotations=about)))
+    swept = Swept(world)
+    await swept.sweep.once()
+    assert swept.metrics.registry.get_sample_value("gpu_scheduler_leaked_leases_total") == 1
+
+
 async def test_other_tasks_run_while_a_full_cluster_is_swept() -> None:
     world = World(*(node(f"n{number}", 8) for number in range(YIELD_EVERY)))
     for number in range(YIELD_EVERY):

@@ -155,7 +155,7 @@ class Sweeper:
     async def _has_ended(self, hold: LeaseHold) -> bool:
         """Ask the API server: our watch may not have shown the pod yet. A UID is never used again."""
         holder = hold.holder
-        if not holder.pod or not holder.namespace:
+        if not names.is_object_name(holder.pod) or not names.is_object_name(holder.namespace):
             return True
         try:
             pod = await self._client.get(PODS, holder.pod, holder.namespace)
