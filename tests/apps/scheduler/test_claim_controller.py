@@ -106,7 +106,7 @@ async def test_many_waiting_claims_are_written_slowly() -> None:
 
 
 async def test_reason_that_another_scheduler_writes_is_not_answered() -> None:
-    """It sees other reasons than we do; each would write its own forever."""
+    """It sees other reasons than we do; each would write its own again and again."""
     world = World()
     async with controlled(world) as (controller, server):
         world.claim(claim("c", count=1))
