@@ -114,6 +114,12 @@ class SchedulingGate(Wire, frozen=True, gc=False):
     name: str = ""
 
 
+class SchedulingGroup(Wire, frozen=True, gc=False):
+    """The gang that the pod belongs to."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(Wire, frozen=True, gc=False):
     node_name: str = ""
     scheduler_name: str = ""
@@ -131,6 +137,7 @@ class PodSpec(Wire, frozen=True, gc=False):
     topology_spread_constraints: list[TopologySpread] = []
     resource_claims: list[PodResourceClaim] = []
     scheduling_gates: list[SchedulingGate] = []
+    scheduling_group: SchedulingGroup | None = None
 
 
 class PodCondition(Wire, frozen=True, gc=False):

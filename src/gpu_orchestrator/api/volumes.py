@@ -4,7 +4,7 @@ This scheduler does not bind volumes or create them for their first consumer; a 
 with this reason.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
 from gpu_orchestrator.api.pod import NodeSelector
 from gpu_orchestrator.api.translate import term_of
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
-from gpu_orchestrator.core.request import Term
+from gpu_orchestrator.core.request import Expression, Term
 
 
 class ClaimReference(Wire, frozen=True, gc=False):
@@ -37,6 +37,15 @@ class Volume(Wire, frozen=True, gc=False):
 
 
 VOLUMES = Resource(Volume, "PersistentVolume", "persistentvolumes", namespaced=False)
+
+
+ZONES = {
+    "topology.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region": "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+}
+"""Labels that say where a volume or a node is, and what each is called today."""
 
 
 class Known(Protocol):
@@ -64,20 +73,46 @@ def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | NotReady:
     """Return the alternatives of each volume, all of which must hold; or which volume is not ready."""
     found: list[tuple[Term, ...]] = []
     for key in claims_of(pod):
-        claim = known.volume_claim(key)
-        if claim is None:
-            return NotReady(f"PersistentVolumeClaim {key} does not exist; create it")
-        if claim.status.phase != "Bound" or not claim.spec.volume_name:
-            return NotReady(
-                f"PersistentVolumeClaim {key} is not bound, and this scheduler binds no volumes; "
-                "use a StorageClass with volumeBindingMode Immediate"
-            )
-        volume = known.volume(claim.spec.volume_name)
-        if volume is None:
-            return NotReady(f"PersistentVolume {claim.spec.volume_name} of {key} does not exist")
+        volume = bound_volume(key, known)
+        if isinstance(volume, NotReady):
+            return volume
         if volume.spec.node_affinity and volume.spec.node_affinity.required:
             found.append(tuple(map(term_of, volume.spec.node_affinity.required.node_selector_terms)))
+        labels = volume.metadata.labels
+        found.extend(_in_zone(label, labels) for label in ZONES if label in labels)
     return tuple(found)
+
+
+def bound_volume(key: str, known: Known) -> Volume | NotReady:
+    """Return the volume that this PersistentVolumeClaim is bound to, or why it cannot be mounted."""
+    claim = known.volume_claim(key)
+    if claim is None:
+        return NotReady(f"PersistentVolumeClaim {key} does not exist; create it")
+    if claim.metadata.deletion_timestamp:
+        return NotReady(f"PersistentVolumeClaim {key} is being deleted; create it again")
+    if claim.status.phase == "Lost":
+        return NotReady(f"PersistentVolumeClaim {key} has lost its volume; create it again")
+    if claim.status.phase != "Bound" or not claim.spec.volume_name:
+        return NotReady(
+            f"PersistentVolumeClaim {key} is not bound, and this scheduler binds no volumes; "
+            "use a StorageClass with volumeBindingMode Immediate"
+        )
+    volume = known.volume(claim.spec.volume_name)
+    if volume is None:
+        return NotReady(f"PersistentVolume {claim.spec.volume_name} of {key} does not exist")
+    return volume
+
+
+def _in_zone(label: str, labels: Mapping[str, str]) -> tuple[Term, ...]:
+    """Return where a volume with this zone or region label can be reached: on nodes of one of its zones, and
+    on nodes without any such label, which are all in the same zone."""
+    zones = tuple(sorted(labels[label].split("__")))
+    there = Term((Expression(label, "In", zones),))
+    anywhere = Term(tuple(Expression(each, "DoesNotExist") for each in ZONES))
+    if (newer := ZONES[label]) == label:
+        return there, anywhere
+    renamed = Term((Expression(label, "DoesNotExist"), Expression(newer, "In", zones)))
+    return there, renamed, anywhere
 
 
 def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:

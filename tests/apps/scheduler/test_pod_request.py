@@ -7,6 +7,9 @@ import pytest
 from gpu_orchestrator.api.kubernetes import VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable, request_of
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.decide import fits
+from gpu_orchestrator.core.node import node
 from gpu_orchestrator.core.request import Expression, Request, Term
 from tests.support.scheduler_objects import claim, pod, volume, volume_claim
 
@@ -41,6 +44,9 @@ def affinity(kind: str) -> dict[str, Any]:
         pytest.param({"gpus": 1, **affinity("podAffinity")}, "required podAffinity", id="affinity"),
         pytest.param({"gpus": 1, **affinity("podAntiAffinity")}, "required podAntiAffinity", id="anti"),
         pytest.param({"gpus": 1, "resourceClaims": [{"name": "r"}]}, "spec.resourceClaims", id="DRA"),
+        pytest.param(
+            {"gpus": 1, "schedulingGroup": {"podGroupName": "g"}}, "a gang (spec.schedulingGroup)", id="group"
+        ),
         pytest.param(
             {"gpus": 1, "volumes": [{"name": "v", "ephemeral": {}}]}, "ephemeral volumes", id="ephemeral"
         ),
@@ -114,10 +120,45 @@ def test_bound_volumes_restrict_the_nodes() -> None:
     assert answer.shape.affinity == (Term((on("a", "b"),)),)
 
 
+ZONE, OLD_ZONE = "topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"
+
+
+@pytest.mark.parametrize(
+    ("on_volume", "on_node", "is_reached"),
+    [
+        pytest.param({ZONE: "a"}, {ZONE: "a"}, True, id="same zone"),
+        pytest.param({ZONE: "a"}, {ZONE: "b"}, False, id="another zone"),
+        pytest.param({ZONE: "a__b"}, {ZONE: "b"}, True, id="one of two zones"),
+        pytest.param({ZONE: "a"}, {}, True, id="a node of no zone"),
+        pytest.param(
+            {ZONE: "a"}, {"topology.kubernetes.io/region": "r"}, False, id="a node of a region, without zone"
+        ),
+        pytest.param({OLD_ZONE: "a"}, {ZONE: "a"}, True, id="the old name on the volume"),
+        pytest.param({OLD_ZONE: "a"}, {ZONE: "b"}, False, id="the old name on the volume, another zone"),
+        pytest.param({OLD_ZONE: "a"}, {OLD_ZONE: "a", ZONE: "b"}, True, id="the same old name counts first"),
+        pytest.param({"zone": "a"}, {ZONE: "b"}, True, id="any other label"),
+    ],
+)
+def test_zone_labels_of_a_volume_restrict_the_nodes(
+    on_volume: dict[str, str], on_node: dict[str, str], is_reached: bool
+) -> None:
+    known = Volumes(volume_claim("data", "v1"), volumes=(volume("v1", labels=on_volume),))
+    answer = request_of(pod("p", gpus=1, **MOUNTED), None, known)
+    assert isinstance(answer, Request)
+    made = Cluster([node("n", 1, labels=on_node, resources={"pods": 1})])
+    assert fits(answer.shape, made, "n") is is_reached
+
+
 @pytest.mark.parametrize(
     ("known", "message"),
     [
         pytest.param(Volumes(volume_claim("data")), "is not bound", id="unbound"),
+        pytest.param(Volumes(volume_claim("data", "v1", phase="Lost")), "has lost its volume", id="lost"),
+        pytest.param(
+            Volumes(volume_claim("data", "v1", meta={"deletionTimestamp": "2026-01-01T00:00:00Z"})),
+            "is being deleted",
+            id="deleted",
+        ),
         pytest.param(
             Volumes(volume_claim("data", "v1")), "PersistentVolume v1 of default/data", id="no volume"
         ),

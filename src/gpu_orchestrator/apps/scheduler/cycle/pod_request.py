@@ -74,6 +74,7 @@ def unsupported(pod: Pod) -> list[str]:
         "spec.resourceClaims": bool(spec.resource_claims),
         f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
         f"a gang ({names.GANG})": names.GANG in annotations,
+        "a gang (spec.schedulingGroup)": spec.scheduling_group is not None,
     }
     return [what for what, is_used in uses.items() if is_used]
 
