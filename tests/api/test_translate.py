@@ -230,3 +230,12 @@ def test_pod_node_constraints() -> None:
     )
     assert "k" in {each.key for each in shape.tolerations}
     assert "nvidia.com/gpu" in {each.key for each in shape.tolerations}
+
+
+def test_preferred_node_affinity_keeps_its_weights() -> None:
+    here = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["east"]}]}
+    terms = [{"weight": 7, "preference": here}, {"weight": 5, "preference": {}}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}
+    assert translate.shape(spec(affinity=affinity), 1).preferred == (
+        (7, Term((Expression("zone", "In", ("east",)),))),
+    )

@@ -59,6 +59,16 @@ def is_wanted(shape: Shape, node: Node) -> bool:
     )
 
 
+def preference(shape: Shape, node: Node) -> tuple[int, int]:
+    """Return a value that is larger for a node that is preferred more."""
+    soft = [taint for taint in node.taints if taint.effect == "PreferNoSchedule"]
+    hard = [Taint(taint.key, taint.value, "any") for taint in soft]
+    mild = [t for t in shape.tolerations if t.effect in ("", "PreferNoSchedule")]
+    meant = [Toleration(each.key, each.operator, each.value) for each in mild]
+    repelled = sum(not is_tolerated(taint, meant) for taint in hard)
+    return -repelled, sum(weight for weight, term in shape.preferred if term_holds(term, node))
+
+
 def device_has_room(shape: Shape, device: Device, held: Held) -> bool:
     mine = [p for p in held if device.id in p.devices]
     if not device.healthy or not is_of_kind(shape, device):

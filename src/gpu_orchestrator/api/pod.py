@@ -36,9 +36,14 @@ class NodeSelector(Wire, frozen=True, gc=False):
     node_selector_terms: list[NodeSelectorTerm] = []
 
 
+class PreferredTerm(Wire, frozen=True, gc=False):
+    weight: int = 0
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
 class NodeAffinity(Wire, frozen=True, gc=False):
     required: NodeSelector | None = field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
-    preferred: list[Present] = field(
+    preferred: list[PreferredTerm] = field(
         default_factory=list, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
 

@@ -164,6 +164,7 @@ def shape(spec: PodSpec, gpus: int, *, vendor: str = "", avoid: Iterable[str] = 
         resources=pairs(asked(spec)),
         labels=tuple(sorted(spec.node_selector.items())),
         affinity=_affinity(spec, tuple(sorted(avoid))),
+        preferred=_preferred(spec),
         tolerations=(*map(_toleration, spec.tolerations), *GPU_TAINTS),
         host_ports=host_ports(spec),
     )
@@ -180,6 +181,12 @@ def _affinity(spec: PodSpec, avoid: tuple[str, ...]) -> tuple[Term, ...]:
         return terms
     elsewhere = Expression("metadata.name", "NotIn", avoid)
     return tuple(Term(term.labels, (*term.fields, elsewhere)) for term in terms or (Term(),))
+
+
+def _preferred(spec: PodSpec) -> tuple[tuple[int, Term], ...]:
+    """A term without conditions prefers nothing."""
+    terms = ((each.weight, term_of(each.preference)) for each in spec.affinity.node_affinity.preferred)
+    return tuple((weight, term) for weight, term in terms if weight and (term.labels or term.fields))
 
 
 def term_of(wire: NodeSelectorTerm) -> Term:

@@ -8,7 +8,7 @@ from math import isinf
 
 import numpy as np
 
-from gpu_orchestrator.core import explain
+from gpu_orchestrator.core import explain, preferences
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.columns import Floats, where
@@ -23,7 +23,10 @@ def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Plac
     """Return the best offer of any node, or the reasons why there is none. Changes nothing; `cluster.place`
     does."""
     standing = current(request.shape, cluster, policy)
-    row = _best(standing.scores, policy, rng)
+    scores = standing.scores
+    if request.shape.preferred or cluster.inventory.has_soft:
+        scores = preferences.most_preferred(scores, request.shape, cluster)
+    row = _best(scores, policy, rng)
     if row is None:
         return explain.refusal(standing, cluster)
     return _placement(request, standing.offers(cluster, np.array([row])))

@@ -14,6 +14,8 @@ from gpu_orchestrator.core.request import pairs
 from gpu_orchestrator.core.topology import Topology
 
 NO_DEVICES = Topology()
+SOFT_EFFECT = "PreferNoSchedule"
+"""A taint of this effect keeps nothing away; other nodes are preferred."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ class Shape:
     """Everything that decides where a request fits.
 
     Exclusive: `gpus` wholly free devices, each with at least `memory_mib`. Shared: of each of `gpus` devices,
-    `milli` thousandths and `memory_mib` of memory. `models` empty means any model.
+    `milli` thousandths and `memory_mib` of memory. `models` empty means any model. `preferred` terms have
+    weights; they refuse no node.
     """
 
     gpus: int = 1
@@ -86,6 +87,7 @@ class Shape:
     resources: tuple[tuple[str, int], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     affinity: tuple[Term, ...] = ()
+    preferred: tuple[tuple[int, Term], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     host_ports: tuple[HostPort, ...] = ()
     fabric: Fabric = Fabric()
