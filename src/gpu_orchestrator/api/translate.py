@@ -165,9 +165,13 @@ def shape(spec: PodSpec, gpus: int, *, vendor: str = "", avoid: Iterable[str] = 
         labels=tuple(sorted(spec.node_selector.items())),
         affinity=_affinity(spec, tuple(sorted(avoid))),
         preferred=_preferred(spec),
-        tolerations=(*map(_toleration, spec.tolerations), *GPU_TAINTS),
+        tolerations=(*tolerations(spec), *GPU_TAINTS),
         host_ports=host_ports(spec),
     )
+
+
+def tolerations(spec: PodSpec) -> tuple[Toleration, ...]:
+    return tuple(map(_toleration, spec.tolerations))
 
 
 def _toleration(wire: Any) -> Toleration:

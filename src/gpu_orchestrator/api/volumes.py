@@ -1,4 +1,4 @@
-"""Find the nodes that can reach a pod's volumes. Only bound volumes name their nodes.
+"""Find the nodes that can reach a pod's volumes and attach them. Only bound volumes name their nodes.
 
 This scheduler does not bind volumes or create them for their first consumer; a pod that needs that is refused
 with this reason.
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
+from gpu_orchestrator.api.kubernetes import CsiNode, Pod, VolumeClaim
 from gpu_orchestrator.api.pod import NodeSelector
 from gpu_orchestrator.api.translate import term_of
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
@@ -24,9 +24,15 @@ class VolumeAffinity(Wire, frozen=True, gc=False):
     required: NodeSelector | None = None
 
 
+class CsiVolume(Wire, frozen=True, gc=False):
+    driver: str = ""
+    volume_handle: str = ""
+
+
 class VolumeSpec(Wire, frozen=True, gc=False):
     claim_ref: ClaimReference = ClaimReference()
     node_affinity: VolumeAffinity | None = None
+    csi: CsiVolume | None = None
 
 
 class Volume(Wire, frozen=True, gc=False):
@@ -81,6 +87,24 @@ def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | NotReady:
         labels = volume.metadata.labels
         found.extend(_in_zone(label, labels) for label in ZONES if label in labels)
     return tuple(found)
+
+
+def attached(pod: Pod, known: Known) -> tuple[tuple[str, str], ...]:
+    """Return the volumes of a pod that count against its node's limits, by driver and handle."""
+    bound = (bound_volume(key, known) for key in claims_of(pod))
+    csi = (each.spec.csi for each in bound if isinstance(each, Volume))
+    return tuple(sorted({(each.driver, each.volume_handle) for each in csi if each}))
+
+
+def limits(drivers: CsiNode | None) -> tuple[tuple[str, int], ...]:
+    """Return how many volumes of each driver a node can attach."""
+    listed = drivers.spec.drivers if drivers else ()
+    counts = ((each.name, each.allocatable.count) for each in listed if each.allocatable)
+    return tuple(sorted((name, count) for name, count in counts if count is not None))
+
+
+def serves_one_pod(claim: VolumeClaim) -> bool:
+    return "ReadWriteOncePod" in claim.spec.access_modes
 
 
 def bound_volume(key: str, known: Known) -> Volume | NotReady:

@@ -70,4 +70,6 @@ def _placement(request: Request, offer: Offers) -> Placement:
         resources=shape.resources,
         host_ports=shape.host_ports,
         bandwidth_gbps=0 if isinf(chosen.gbps) else int(chosen.gbps),
+        volumes=shape.volumes,
+        neighbour=request.neighbour,
     )

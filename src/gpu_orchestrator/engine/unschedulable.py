@@ -14,6 +14,7 @@ from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, first_obstacle
 from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.neighbour_watch import NeighbourWatch
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.engine.wakeup_index import WakeupIndex
 
@@ -39,7 +40,7 @@ class Unschedulable:
     def __init__(self, fair_share: FairShare) -> None:
         self._fair_share = fair_share
         self._groups: dict[Key, Group] = {}
-        self._wakeup = WakeupIndex()
+        self._wakeup, self._neighbours = WakeupIndex(), NeighbourWatch()
         self._slots: list[Group | None] = []
         self._unused: list[int] = []
         self._few: set[int] = set()
@@ -82,6 +83,17 @@ class Unschedulable:
         slots = [slot for slot in met if slot not in self._few or slot in near]
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
 
+    @property
+    def is_behind(self) -> bool:
+        """True if groups are left that other pods may have helped."""
+        return self._neighbours.is_behind
+
+    def helped_by_others(self, cluster: Cluster) -> list[Group]:
+        """Return sleeping groups that fit now because of pods on other nodes; a few at a time."""
+        if not self._neighbours:
+            return []
+        return [self._groups[key] for key in self._neighbours.helped(cluster)]
+
     def wake(self, group: Group) -> Waiting | None:
         """Return the next request of a group that may fit; None if all of its flows are at their limit. A
         group without requests is dropped."""
@@ -122,6 +134,7 @@ class Unschedulable:
         standing = current(shape, cluster, policy)
         group.filters = standing.filters
         self._wakeup.set(group.slot, shape, cluster)
+        self._neighbours.set(group.key, cluster)
         rows = standing.eligible()
         if len(rows) <= FEW:
             self._few.add(group.slot)
@@ -130,6 +143,7 @@ class Unschedulable:
 
     def _unwatch(self, group: Group) -> None:
         self._wakeup.clear(group.slot)
+        self._neighbours.clear(group.key)
         self._few.discard(group.slot)
         for row in list(group.rows):
             self._look_away(group, row)

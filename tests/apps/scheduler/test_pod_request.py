@@ -6,7 +6,7 @@ import pytest
 
 from gpu_orchestrator.api.kubernetes import VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
-from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable, request_of
+from gpu_orchestrator.apps.scheduler.cycle.pod_request import Others, Unschedulable, request_of
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import fits
 from gpu_orchestrator.core.node import node
@@ -25,13 +25,12 @@ class Volumes:
     def volume(self, name: str) -> Volume | None:
         return self._volumes.get(name)
 
+    def namespaces_with(self, labels: tuple[Expression, ...]) -> tuple[str, ...]:
+        return ("one", "two") if labels else ()
+
 
 NO_VOLUMES = Volumes()
 MOUNTED: dict[str, Any] = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]}
-
-
-def affinity(kind: str) -> dict[str, Any]:
-    return {"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}
 
 
 @pytest.mark.parametrize(
@@ -41,19 +40,12 @@ def affinity(kind: str) -> dict[str, Any]:
         pytest.param({"gpus": 1, "claim": "c"}, "asks for GPUs in 2 ways at once", id="two ways"),
         pytest.param({"gpus": 0}, "gpu.scheduling/gpus is '0'; write a number from 1 to 64", id="none"),
         pytest.param({"gpus": "-1"}, "write a number from 1 to 64", id="negative"),
-        pytest.param({"gpus": 1, **affinity("podAffinity")}, "required podAffinity", id="affinity"),
-        pytest.param({"gpus": 1, **affinity("podAntiAffinity")}, "required podAntiAffinity", id="anti"),
         pytest.param({"gpus": 1, "resourceClaims": [{"name": "r"}]}, "spec.resourceClaims", id="DRA"),
         pytest.param(
             {"gpus": 1, "schedulingGroup": {"podGroupName": "g"}}, "a gang (spec.schedulingGroup)", id="group"
         ),
         pytest.param(
             {"gpus": 1, "volumes": [{"name": "v", "ephemeral": {}}]}, "ephemeral volumes", id="ephemeral"
-        ),
-        pytest.param(
-            {"gpus": 1, "topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
-            "topologySpreadConstraints with DoNotSchedule",
-            id="spread",
         ),
         pytest.param(
             {"gpus": 1, "containers": [{"resources": {"limits": {"amd.com/gpu": "1"}}}]},
@@ -93,7 +85,7 @@ def test_pod_with_an_unusable_claim_is_refused(made: dict[str, Any], message: st
 
 
 def test_claim_assigned_to_another_pod_is_refused_before_the_claim_shows_it() -> None:
-    answer = request_of(pod("p", claim="c"), claim("c"), NO_VOLUMES, pod("q", claim="c"))
+    answer = request_of(pod("p", claim="c"), claim("c"), NO_VOLUMES, Others(pod("q", claim="c")))
     assert answer == Unschedulable("GpuClaim c serves another pod (q); it is free when that pod has ended")
     assert isinstance(request_of(pod("p", claim="c"), claim("c", reserved_for="uid-p"), NO_VOLUMES), Request)
 

@@ -28,7 +28,7 @@ def enabled_plugins(toolbox: Toolbox, folder: Path) -> set[str]:
     given, written = folder / "kubeconfig", folder / "defaults.yaml"
     given.write_text(yaml.safe_dump(KUBECONFIG))
     kube_scheduler = toolbox.get("kube-scheduler")["kube-scheduler"]
-    command = [kube_scheduler, f"--kubeconfig={given}", f"--write-config-to={written}"]
+    command = [str(kube_scheduler), f"--kubeconfig={given}", f"--write-config-to={written}"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     (profile,) = yaml.safe_load(written.read_text())["profiles"]
     points = profile["plugins"].values()

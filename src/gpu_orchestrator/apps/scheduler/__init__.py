@@ -9,9 +9,13 @@ Read the modules in this order:
   cycle/coordinator          turns watch events into events of the engine, and its actions into jobs
   cycle/pod_request          a pod and its claim → the engine's request, or why the pod cannot be scheduled
   cycle/claim_users          which pod each claim is assigned to, from the decision until its devices are free
+  cycle/surroundings         what other pods mean for a pod of ours
+  cycle/anti_affinity        which terms of other pods keep a pod away
+  cycle/volume_users         which pod uses a volume that only one pod may use
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
   accounting/holdings        what bound pods hold
+  accounting/nominations     room that another scheduler has made for a pod of its own
   accounting/lease_index     device leases by device and by pod, and which of them count as taken
   accounting/agent_liveness  which nodes have a live agent
   actions                    what the coordinator asks the executor to do, and the outcomes that come back
@@ -35,10 +39,11 @@ These calls go back up, against that order:
   executor → coordinator     `done`, `cleared`, `tick`: a job's outcome, the end of a clearing, and the timer
                              that the engine asked for. They come from the event loop, never from inside a
                              call of the coordinator, so that its handlers run to their end first.
-  pending, holdings, lease_index, node_view → coordinator
+  pending, holdings, nominations, lease_index, node_view → coordinator
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.
   lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice
+  surroundings → coordinator `recheck`: other pods have changed what these pods may request
   node_view → holdings       `is_counted`: the same question about the pods that an agent reports
   release → scheduler        `freed`: an ended pod's devices are free; `scheduler` passes this on to the
                              coordinator and to the claim controller

@@ -143,6 +143,7 @@ class Scheduler:
         watches = self._watches
         watches.nodes.on_change(self.coordinator.nodes.on_node)
         watches.node_statuses.on_change(self.coordinator.nodes.on_node_status)
+        watches.csi_nodes.on_change(self.coordinator.nodes.on_csi_node)
         watches.node_statuses.on_change(self._releaser.on_node_status)
         watches.claims.on_change(self.coordinator.on_claim)
         watches.leases.on_change(self._written_leases.observe)
@@ -150,8 +151,10 @@ class Scheduler:
         watches.leases.on_change(self.coordinator.lease_index.on_lease)
         watches.pods.on_change(self._pod_status.on_pod)
         watches.pods.on_change(self.coordinator.on_pod)
+        watches.pods.on_change(self.coordinator.nominations.on_pod)
         watches.volumes.on_change(self.coordinator.on_volume)
         watches.volume_claims.on_change(self.coordinator.on_volume_claim)
+        watches.namespaces.on_change(self.coordinator.on_namespace)
         watches.pods.on_change(self._claim_controller.on_pod)
         watches.leases.on_change(self._claim_controller.on_lease)
         watches.claims.on_change(self._claim_controller.on_claim)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_orchestrator.api import claims
+from gpu_orchestrator.api import claims, neighbours, volumes
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
@@ -22,7 +22,9 @@ log = structlog.get_logger()
 
 class Holdings:
     def __init__(self, feed: Callable[[Event], None], stores: Stores, *, keeps_ended: bool) -> None:
-        self.nodes = NodeView(feed, stores.nodes, stores.node_statuses, self.__contains__)
+        self.nodes = NodeView(
+            feed, stores.nodes, stores.node_statuses, self.__contains__, stores.volume_limits
+        )
         self._feed, self._stores, self._keeps_ended = feed, stores, keeps_ended
         self._placements: dict[str, Placement] = {}
 
@@ -39,10 +41,16 @@ class Holdings:
     def placement_of(self, pod: Pod) -> Placement | None:
         """Return what a bound pod takes from its node; None if it takes nothing."""
         try:
-            return claims.held(pod, self._stores.claim_spec(pod))
+            held = claims.held(pod, self._stores.claim_spec(pod))
+            return held and self._with_surroundings(held, pod)
         except BadQuantity as error:
             log.error("pod cannot be counted", pod=key(pod), error=str(error))
             return None
+
+    def _with_surroundings(self, placement: Placement, pod: Pod) -> Placement:
+        """Add what other pods' rules see of the pod, and the volumes that it has attached."""
+        attached = volumes.attached(pod, self._stores) if pod.spec.volumes else ()
+        return replace(placement, volumes=attached, neighbour=neighbours.neighbour(pod, self._stores))
 
     def add(self, placement: Placement) -> None:
         """Record what a bound pod has, and send it to the engine."""

@@ -5,13 +5,14 @@ them, all devices of the node are barred: some are in use, and it is not known w
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import structlog
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
-from gpu_orchestrator.api.kubernetes import Node
+from gpu_orchestrator.api.kubernetes import CsiNode, Node
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.errors import CoreError
@@ -21,7 +22,8 @@ log = structlog.get_logger()
 
 
 class NodeView:
-    """`is_counted` returns True if a pod's devices are already counted as its own holding."""
+    """`is_counted` returns True if a pod's devices are already counted as its own holding; `volume_limits`
+    returns how many volumes of each driver a node can attach."""
 
     def __init__(
         self,
@@ -29,8 +31,9 @@ class NodeView:
         nodes: Store[Node],
         node_statuses: Store[GpuNodeStatus],
         is_counted: Callable[[str], bool],
+        volume_limits: Callable[[str], tuple[tuple[str, int], ...]] = lambda node: (),
     ) -> None:
-        self._feed, self._is_counted = feed, is_counted
+        self._feed, self._is_counted, self._volume_limits = feed, is_counted, volume_limits
         self._nodes, self._node_statuses = nodes, node_statuses
         self._plugin_gpus: dict[str, dict[str, int]] = {}
         self._untracked: dict[str, Placement] = {}
@@ -44,6 +47,10 @@ class NodeView:
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if report := new or old:
             self.update(report.spec.node_name)
+
+    def on_csi_node(self, old: CsiNode | None, new: CsiNode | None) -> None:
+        if drivers := new or old:
+            self.update(drivers.metadata.name)
 
     def add_plugin_pod(self, uid: str, node: str, gpus: int) -> None:
         """Record a pod that got this number of GPUs from the node's device plugin."""
@@ -75,7 +82,8 @@ class NodeView:
         except (BadQuantity, CoreError) as error:
             log.error("node cannot be counted", node=name, error=str(error))
             return
-        self._feed(NodeUpdated(node))
+        limits = self._volume_limits(name)
+        self._feed(NodeUpdated(replace(node, volume_limits=limits) if limits else node))
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
         used = inventory.used_by(report)

@@ -15,16 +15,18 @@ import structlog
 
 from gpu_orchestrator.api import claims, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
+from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
 from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
+from gpu_orchestrator.apps.scheduler.accounting.nominations import Nominations
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Outcome, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable
+from gpu_orchestrator.apps.scheduler.cycle.surroundings import Surroundings
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.request import Request
@@ -68,6 +70,8 @@ class Coordinator:
         self.lease_index = LeaseIndex(self._feed, self._own_placement, stores.leases)
         self.holdings = Holdings(self._feed, stores, keeps_ended=not config.uses_leases)
         self.nodes = self.holdings.nodes
+        self.nominations = Nominations(self._feed, self.nodes, config.scheduler_name)
+        self._surroundings = Surroundings(stores, self.our_pods, self._check_unbound_pods, self._is_placed)
         self._executor, self._config, self._clock, self._waited_s = executor, config, clock, waited_s
         self._clearing: set[str] = set()
         self._claim_users = ClaimUsers()
@@ -75,6 +79,7 @@ class Coordinator:
 
     def open(self) -> None:
         """Begin to decide: the watches have delivered the initial state."""
+        self._surroundings.open()
         self.pending.open()
 
     def close(self) -> None:
@@ -98,6 +103,17 @@ class Coordinator:
             claim = volume.spec.claim_ref
             self._check_unbound_pods(self.stores.pods.by("volume", f"{claim.namespace}/{claim.name}"))
 
+    def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
+        """Check the pods whose rules select namespaces by label."""
+        if old and new and old.metadata.labels == new.metadata.labels:
+            return
+        pods = self._surroundings.selecting_namespaces()
+        for pod in pods:
+            if not self._is_placed(pod.metadata.uid) and not pod.spec.node_name:
+                self.pending.withdraw(pod.metadata.uid)
+        for pod in sorted(pods, key=lambda each: not each.spec.node_name):
+            self._take_in(pod, just_bound=False)
+
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         if new is None or new.status.phase in translate.TERMINAL:
             if pod := new or old:
@@ -105,12 +121,19 @@ class Coordinator:
             return
         if new.spec.scheduler_name == self._config.scheduler_name:
             self.our_pods[new.metadata.uid] = new
-        if old is not None and _is_same_holding(old, new):
-            return
-        if new.spec.node_name:
-            self._pod_bound(new, just_bound=old is not None and not old.spec.node_name)
-        elif new.metadata.uid in self.our_pods:
-            self._check_unbound(new)
+        if old is None or not _is_same_holding(old, new):
+            self._take_in(new, just_bound=old is not None and not old.spec.node_name)
+
+    def _take_in(self, pod: Pod, *, just_bound: bool) -> None:
+        is_ours = pod.metadata.uid in self.our_pods
+        kept_away = self._surroundings.observe(pod) if is_ours or pod.spec.node_name else []
+        for each in kept_away:  # they ask again below, when the pod counts where it is
+            self.pending.withdraw(each.metadata.uid)
+        if pod.spec.node_name:
+            self._pod_bound(pod, just_bound=just_bound)
+        elif is_ours:
+            self._check_unbound(pod)
+        self._check_unbound_pods(kept_away)
 
     # --- results that the executor and the releaser report -------------------------------------------------
 
@@ -130,6 +153,7 @@ class Coordinator:
         self._feed(events.PlaceFailed(uid))
         if (pod := self.our_pods.get(uid)) is not None and not pod.spec.node_name:
             self._check_unbound(pod)
+        self._surroundings.volumes_changed(job.pod)
 
     def _placed(self, job: BindJob) -> None:
         uid = job.pod.metadata.uid
@@ -167,6 +191,9 @@ class Coordinator:
 
     # --- unbound pods --------------------------------------------------------------------------------------
 
+    def _is_placed(self, uid: str) -> bool:
+        return uid in self.binding or uid in self.holdings
+
     def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
         for pod in pods:
             if pod.metadata.uid in self.our_pods and not pod.spec.node_name:
@@ -176,7 +203,7 @@ class Coordinator:
         """Queue the pod, withdraw it, or clear its leftover leases first."""
         uid = pod.metadata.uid
         # The watch may show a pod that we have bound as unbound for a moment longer.
-        if uid in self.binding or uid in self._clearing or uid in self.holdings:
+        if uid in self._clearing or self._is_placed(uid):
             return
         if pod.metadata.deletion_timestamp or pod_request.is_gated(pod):
             self.pending.withdraw(uid)
@@ -189,7 +216,8 @@ class Coordinator:
 
     def _queue(self, pod: Pod) -> None:
         user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
-        match pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, user):
+        others = self._surroundings.others(pod, user)
+        match pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, others):
             case Request() as request:
                 self.pending.add(RequestAdded(request, self._clock() - self._waited_s(pod)))
             case Unschedulable(why):
@@ -201,13 +229,15 @@ class Coordinator:
     def _pod_bound(self, pod: Pod, *, just_bound: bool) -> None:
         uid, known = pod.metadata.uid, self.holdings.get(pod.metadata.uid)
         self.pending.clear_reason(uid)
-        if just_bound and known and (known.node, known.devices) == (pod.spec.node_name, claims.given(pod)):
+        bound = pod.spec.node_name, claims.given(pod), self._surroundings.neighbour(pod)
+        if just_bound and known and (known.node, known.devices, known.neighbour) == bound:
             return  # we have just bound it so
         if (placement := self.holdings.placement_of(pod)) is not None:
             # Before the engine gets the event: it may place another pod at once.
             self._claim_users.assign(pod)
             self.holdings.add(placement)
             self.lease_index.recount(uid)
+            self._surroundings.volumes_changed(pod)
 
     def _pod_ended(self, pod: Pod) -> None:
         uid = pod.metadata.uid
@@ -215,6 +245,7 @@ class Coordinator:
         placement = self.holdings.remove(uid)
         if placement is None:
             self.pending.withdraw(uid)
+        self._surroundings.ended(pod)
         self.lease_index.recount(uid)  # before the pod's own count goes: its lease counts from here on
         if placement is not None:
             self.holdings.keep_ended(uid, placement)
@@ -258,17 +289,21 @@ class Coordinator:
             pod, action.placement, self.engine.cluster.devices(action.placement), self.stores.claim_of(pod)
         )
         self.binding[uid] = job
-        if self._claim_users.assign(pod):
-            self._executor.bind(job)
-        else:
+        if not self._claim_users.assign(pod):
             self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
+        elif conflict := pod.spec.volumes and self._surroundings.volume_conflict(pod):
+            self._executor.abandon(job, conflict)
+        else:
+            self._executor.bind(job)
 
 
 def _is_same_holding(old: Pod, new: Pod) -> bool:
-    """Return True if a bound pod holds the same as before: only its status has changed."""
+    """Return True if a bound pod holds the same as before, and other pods' rules see the same of it."""
     return (
         bool(new.spec.node_name)
         and old.spec == new.spec
+        and old.metadata.labels == new.metadata.labels
+        and old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
         and old.metadata.annotations.get(names.ALLOCATED) == new.metadata.annotations.get(names.ALLOCATED)
     )
 
