@@ -263,7 +263,7 @@ def a_selector(rng: Random) -> Json:
     return {}
 
 
-@cases(250)
+@cases(120)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 60))
 def test_rules_about_other_pods_hold_and_no_pod_waits_in_vain(seed: int, length: int) -> None:
     play = Play(seed)

@@ -74,12 +74,12 @@ class Site:
                 counts[labels[key]] = counts.get(labels[key], 0) + found
         fewest = min(counts.values()) if counts and len(counts) >= spread.get("minDomains", 1) else 0
         itself = selector_matches(spread_selector(spread, pod), labels_of(pod))
-        return counts.get(self.nodes[node][key], 0) + itself - fewest <= spread["maxSkew"]
+        return counts.get(self.nodes[node][key], 0) + itself - fewest <= int(spread["maxSkew"])
 
     def _is_counted(self, spread: Json, pod: Json, labels: dict[str, str]) -> bool:
         if spread.get("nodeAffinityPolicy", "Honor") != "Honor":
             return True
-        return pod["spec"].get("nodeSelector", {}).items() <= labels.items()
+        return bool(pod["spec"].get("nodeSelector", {}).items() <= labels.items())
 
     def _others(self, pod: Json) -> Iterable[tuple[Json, str]]:
         uid = pod["metadata"]["uid"]

@@ -104,8 +104,7 @@ class Even(Neighbourly):
             self.members.append(Affine(spread.affinity))
         if spread.tolerations is not None:
             self.members.append(Tolerated(spread.tolerations))
-        more = f"more than {spread.max_skew} pod{'s' if spread.max_skew > 1 else ''} ahead"
-        self.reason = f"are {more} in the pod's spread over {spread.topology_key}"
+        self.reason = f"would break the pod's spread over {spread.topology_key} (maxSkew {spread.max_skew})"
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
         domain = cluster.inventory.label(self.spread.topology_key)

@@ -108,9 +108,7 @@ class Coordinator:
         if old and new and old.metadata.labels == new.metadata.labels:
             return
         pods = self._surroundings.selecting_namespaces()
-        for pod in pods:
-            if not self._is_placed(pod.metadata.uid) and not pod.spec.node_name:
-                self.pending.withdraw(pod.metadata.uid)
+        self._withdraw(pods)
         for pod in sorted(pods, key=lambda each: not each.spec.node_name):
             self._take_in(pod, just_bound=False)
 
@@ -127,8 +125,7 @@ class Coordinator:
     def _take_in(self, pod: Pod, *, just_bound: bool) -> None:
         is_ours = pod.metadata.uid in self.our_pods
         kept_away = self._surroundings.observe(pod) if is_ours or pod.spec.node_name else []
-        for each in kept_away:  # they ask again below, when the pod counts where it is
-            self.pending.withdraw(each.metadata.uid)
+        self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
         if pod.spec.node_name:
             self._pod_bound(pod, just_bound=just_bound)
         elif is_ours:
@@ -193,6 +190,15 @@ class Coordinator:
 
     def _is_placed(self, uid: str) -> bool:
         return uid in self.binding or uid in self.holdings
+
+    def _withdraw(self, pods: Iterable[Pod]) -> None:
+        """Withdraw the requests of these pods together, so that none of them is decided meanwhile."""
+        waiting = [pod.metadata.uid for pod in pods if not pod.spec.node_name]
+        waiting = [uid for uid in waiting if not self._is_placed(uid)]
+        if waiting:
+            self._feed(*map(events.RequestRemoved, waiting))
+            for uid in waiting:
+                self.pending.withdraw(uid)
 
     def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
         for pod in pods:
@@ -270,12 +276,13 @@ class Coordinator:
         job = self.binding.get(uid)
         return job.placement if job else self.holdings.get(uid)
 
-    def _feed(self, event: Event) -> None:
-        """Send an event to the engine and perform the actions that it returns."""
+    def _feed(self, event: Event, *more: Event) -> None:
+        """Send events to the engine, all before it decides, and perform the actions that it returns."""
         if self._closed:
             return
         now = self._clock()
-        for action in self.engine.handle(event, now):
+        actions = self.engine.handle_all((event, *more), now) if more else self.engine.handle(event, now)
+        for action in actions:
             if isinstance(action, events.Refuse):
                 self.pending.refuse(action.request.key, action.refusal.message)
             else:
