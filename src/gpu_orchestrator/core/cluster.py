@@ -62,8 +62,9 @@ class Cluster:
         self.row(name)
         self._own_inventory()
         row = self.inventory.drop(name)
+        for placement in self.usage.held[row].values():
+            self.neighbours.remove(row, placement)
         self.usage.drop(row)
-        self.neighbours.drop(row)
         self._note(row, observed=True)
 
     def place(self, placement: Placement) -> None:
@@ -74,7 +75,7 @@ class Cluster:
         self.usage.check(self.inventory, row, placement)
         self._know_kinds(placement)
         self.usage.add(self.inventory, row, placement)
-        self.neighbours.add(row, placement.neighbour)
+        self.neighbours.add(row, placement)
         self._note(row)
 
     def account(self, placement: Placement) -> None:
@@ -83,10 +84,9 @@ class Cluster:
         row = self.row(placement.node)
         self._know_kinds(placement)
         if placement.key in self.usage.held[row]:
-            before = self.usage.remove(self.inventory, row, placement.key)
-            self.neighbours.add(row, before.neighbour, -1)
+            self.neighbours.remove(row, self.usage.remove(self.inventory, row, placement.key))
         self.usage.add(self.inventory, row, placement)
-        self.neighbours.add(row, placement.neighbour)
+        self.neighbours.add(row, placement)
         self._note(row)
 
     def release(self, placement: Placement) -> Placement:
@@ -95,7 +95,7 @@ class Cluster:
         if placement.key not in self.usage.held[row]:
             raise Unknown(f"{placement.key} holds nothing on {placement.node}")
         given = self.usage.remove(self.inventory, row, placement.key)
-        self.neighbours.add(row, given.neighbour, -1)
+        self.neighbours.remove(row, given)
         self._note(row)
         return given
 

@@ -146,3 +146,16 @@ def matchers(rules: PodRules) -> tuple[Matcher, ...]:
         *(Staying(each.pods) for each in rules.spread),
         *(Avoiding(term) for term in rules.shunned_by),
     )
+
+
+def namespaces_of(kind: Matcher) -> tuple[str, ...] | None:
+    """Return the namespaces in which matching pods can be; None if in all."""
+    match kind:
+        case PodSelector():
+            return kind.namespaces
+        case Staying():
+            return kind.pods.namespaces
+        case AllOf():
+            return next((each.namespaces for each in kind.selectors if each.namespaces is not None), None)
+        case Avoiding():
+            return None

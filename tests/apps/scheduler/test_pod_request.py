@@ -57,6 +57,11 @@ MOUNTED: dict[str, Any] = {"volumes": [{"name": "v", "persistentVolumeClaim": {"
             "'many' is not a quantity",
             id="bad quantity",
         ),
+        pytest.param(
+            {"gpus": 1, "topologySpreadConstraints": [{"topologyKey": "zone"}] * 33},
+            "33 rules about other pods (affinity, anti-affinity, spread); this scheduler takes up to 32",
+            id="too many rules",
+        ),
         pytest.param({"gpus": 1, **MOUNTED}, "default/data does not exist", id="volume"),
         pytest.param({"claim": "other"}, "GpuClaim default/other does not exist; create it", id="no claim"),
         pytest.param({"claim_template": "t"}, "template GpuClaim default/t does not exist", id="no template"),

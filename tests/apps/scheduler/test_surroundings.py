@@ -110,6 +110,33 @@ def test_pod_that_is_being_deleted_counts_no_longer_for_spread() -> None:
     assert places(world) == {"p": "a"}
 
 
+def many_terms(numbers: range) -> dict[str, Any]:
+    unlike = [{"key": "app", "operator": "NotIn", "values": [str(each)]} for each in numbers]
+    terms = [{"topologyKey": "rack", "labelSelector": {"matchExpressions": [each]}} for each in unlike]
+    return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}
+
+
+def test_more_anti_affinity_of_others_than_can_be_checked_makes_a_pod_wait() -> None:
+    world = World(host("a"))
+    for number in range(3):
+        rules = many_terms(range(30 * number, 30 * number + 30))
+        world.pod(pod(f"lonely-{number}", node="a", schedulerName="other", **rules))
+    world.pod(app("p", gpus=1))
+    assert (
+        world.executor.refused["p"]
+        == "more than 64 different anti-affinity rules of other pods match this pod"
+    )
+    world.pod_gone("lonely-1")
+    assert places(world) == {"p": "a"}
+
+
+def test_anti_affinity_beyond_the_limit_of_one_pod_does_not_count() -> None:
+    world = World(host("a"))
+    world.pod(pod("lonely", node="a", schedulerName="other", **many_terms(range(10_000))))
+    world.pod(app("p", gpus=1))
+    assert places(world) == {"p": "a"}
+
+
 def namespace(name: str, version: int, **labels: str) -> Namespace:
     meta = {"name": name, "uid": name, "labels": labels, "resourceVersion": str(version)}
     return msgspec.convert({"metadata": meta}, Namespace)

@@ -38,7 +38,7 @@ class Neighbourly(Filter):
         """Return the domain of each row, 0 for none, and the number of matching pods by domain."""
         domain = cluster.inventory.label(key)
         counts = cluster.neighbours.count(kind, cluster.usage)
-        pods: Floats = np.bincount(domain, weights=counts[: len(domain)]).astype(float)
+        pods = np.bincount(domain, weights=counts[: len(domain)]).astype(np.float64)
         pods[:1] = 0
         return domain, pods
 

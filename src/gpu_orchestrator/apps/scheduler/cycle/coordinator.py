@@ -298,7 +298,7 @@ class Coordinator:
         self.binding[uid] = job
         if not self._claim_users.assign(pod):
             self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
-        elif conflict := pod.spec.volumes and self._surroundings.volume_conflict(pod):
+        elif conflict := self._surroundings.volume_conflict(pod):
             self._executor.abandon(job, conflict)
         else:
             self._executor.bind(job)

@@ -37,11 +37,11 @@ class Known(volumes.Known, neighbours.Namespaces, Protocol):
 @dataclass(frozen=True, slots=True)
 class Others:
     """What other pods mean for this one. `claim_user` is the pod that its claim is assigned to, whether the
-    claim shows it yet or not; `volume_conflict` why it cannot have its volumes yet; `shunned_by` the
-    anti-affinity of others that matches it."""
+    claim shows it yet or not; `conflict` why it must wait for others; `shunned_by` the anti-affinity of
+    others that matches it."""
 
     claim_user: Pod | None = None
-    volume_conflict: str = ""
+    conflict: str = ""
     shunned_by: tuple[PodTerm, ...] = ()
 
 
@@ -58,8 +58,8 @@ def request_of(
     reach = volumes.reach(pod, known)
     if isinstance(reach, volumes.NotReady):
         return Unschedulable(reach.why)
-    if others.volume_conflict:
-        return Unschedulable(others.volume_conflict)
+    if others.conflict:
+        return Unschedulable(others.conflict)
     try:
         request = claims.request(pod, claim.spec if claim else None)
         itself = neighbours.neighbour(pod, known)
@@ -85,6 +85,11 @@ def _pod_problem(pod: Pod) -> Unschedulable | None:
         return Unschedulable(
             f"the pod asks for GPUs in {len(ways)} ways at once ({', '.join(ways)}); "
             "keep one of the annotations"
+        )
+    if (rules := neighbours.count_rules(pod)) > neighbours.MOST_RULES:
+        return Unschedulable(
+            f"the pod has {rules} rules about other pods (affinity, anti-affinity, spread); "
+            f"this scheduler takes up to {neighbours.MOST_RULES}"
         )
     if missing := unsupported(pod):
         uses = ", ".join(missing)

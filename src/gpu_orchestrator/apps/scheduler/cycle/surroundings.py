@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from gpu_orchestrator.api import neighbours, volumes
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import AntiAffinity
+from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import MOST_TERMS, AntiAffinity
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Others
 from gpu_orchestrator.apps.scheduler.cycle.volume_users import VolumeUsers
 from gpu_orchestrator.apps.scheduler.informers import SELECTS_NAMESPACES, Stores
@@ -27,6 +27,7 @@ class Surroundings:
     ) -> None:
         self._stores, self._our_pods, self._recheck, self._is_placed = stores, our_pods, recheck, is_placed
         self._anti_affinity, self._volume_users = AntiAffinity(), VolumeUsers(stores, is_placed)
+        self._crowded: dict[str, Pod] = {}
         self._is_open = False
 
     def open(self) -> None:
@@ -37,12 +38,16 @@ class Surroundings:
 
     def others(self, pod: Pod, claim_user: Pod | None) -> Others:
         """Return what other pods mean for this one."""
-        conflict = self.volume_conflict(pod) if pod.spec.volumes else ""
-        return Others(claim_user, conflict, self._shunned_by(pod))
+        conflict, shunned_by = self.volume_conflict(pod), self._shunned_by(pod)
+        self._crowded.pop(pod.metadata.uid, None)
+        if len(shunned_by) > MOST_TERMS:
+            self._crowded[pod.metadata.uid] = pod
+            conflict = f"more than {MOST_TERMS} different anti-affinity rules of other pods match this pod"
+        return Others(claim_user, conflict, shunned_by)
 
     def volume_conflict(self, pod: Pod) -> str:
         """Return why the pod must wait for another that uses its volume; empty if there is none."""
-        return self._volume_users.conflict(pod)
+        return self._volume_users.conflict(pod) if pod.spec.volumes else ""
 
     def observe(self, pod: Pod) -> list[Pod]:
         """Take in the anti-affinity of a pod that is ours or bound. Return the pods that wait and that it
@@ -57,7 +62,9 @@ class Surroundings:
         return [each for each, seen in mine if any(term.pods.matches(seen) for term in new)]
 
     def ended(self, pod: Pod) -> None:
-        self._anti_affinity.withdraw(pod.metadata.uid)
+        self._crowded.pop(pod.metadata.uid, None)
+        if self._anti_affinity.withdraw(pod.metadata.uid):
+            self._recheck(list(self._crowded.values()))
         self.volumes_changed(pod)
 
     def volumes_changed(self, pod: Pod) -> None:
