@@ -33,8 +33,20 @@ def fits(shape: Shape, node: Node, held: Held) -> bool:
         and is_wanted(shape, node)
         and all(free(node, held, name) >= amount for name, amount in shape.resources)
         and not any(clash(port, other) for port in shape.host_ports for p in held for other in p.host_ports)
+        and can_attach(shape, node, held)
         and (not shape.gpus or bool(possible_sets(shape, node, held)))
     )
+
+
+def can_attach(shape: Shape, node: Node, held: Held) -> bool:
+    """Return whether the node can attach the volumes that it does not have yet."""
+    attached = [volume for p in held for volume in p.volumes]
+    new = [volume for volume in shape.volumes if volume not in attached]
+    for driver, most in node.volume_limits:
+        all_of_driver = {volume for volume in (*attached, *new) if volume[0] == driver}
+        if any(volume[0] == driver for volume in new) and len(all_of_driver) > most:
+            return False
+    return True
 
 
 def could_ever_fit(shape: Shape, node: Node) -> bool:

@@ -27,8 +27,8 @@ class Namespaces(Protocol):
 def neighbour(pod: Pod, known: Namespaces) -> Neighbour:
     """Return what the rules of other pods see of this one. A pod that another scheduler has bound may have
     more anti-affinity than we allow; what is too much does not count."""
-    meta, required = pod.metadata, pod.spec.affinity.pod_anti_affinity.required[:MOST_RULES]
-    avoids = tuple(_term(each, pod, known) for each in required)
+    meta, required = pod.metadata, pod.spec.affinity.pod_anti_affinity.required
+    avoids = tuple(_term(each, pod, known) for each in required[:MOST_RULES]) if required else ()
     return Neighbour(meta.namespace, meta.labels, avoids, bool(meta.deletion_timestamp))
 
 
@@ -37,8 +37,10 @@ def rules(
 ) -> PodRules | None:
     """Return the pod's rules about others; None if it has none. `itself` is the pod as a neighbour, and
     `shunned_by` the terms of others that match it."""
-    spec = pod.spec
-    together = tuple(_term(each, pod, known) for each in spec.affinity.pod_affinity.required)
+    spec, required = pod.spec, pod.spec.affinity.pod_affinity.required
+    if not (required or itself.avoids or spec.topology_spread_constraints or shunned_by):
+        return None
+    together = tuple(_term(each, pod, known) for each in required)
     spread = tuple(
         _spread(each, pod, itself)
         for each in spec.topology_spread_constraints

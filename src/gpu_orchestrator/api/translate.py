@@ -189,7 +189,9 @@ def _affinity(spec: PodSpec, avoid: tuple[str, ...]) -> tuple[Term, ...]:
 
 def _preferred(spec: PodSpec) -> tuple[tuple[int, Term], ...]:
     """A term without conditions prefers nothing."""
-    terms = ((each.weight, term_of(each.preference)) for each in spec.affinity.node_affinity.preferred)
+    if not (preferred := spec.affinity.node_affinity.preferred):
+        return ()
+    terms = ((each.weight, term_of(each.preference)) for each in preferred)
     return tuple((weight, term) for weight, term in terms if weight and (term.labels or term.fields))
 
 

@@ -239,3 +239,17 @@ def test_two_replicas_that_avoid_each_other_are_bound_to_two_hosts(twins: Twins)
     twins.stage.wait_event(last, "do not satisfy the pod's anti-affinity to app=r and side=ours")
     zones = {LAYOUT[name.split(":")[0].split("-")[-2]] for name in bound.values()}
     assert zones == {"x", "y"}
+
+
+def test_room_that_another_scheduler_made_is_kept_for_its_pod(twins: Twins) -> None:
+    stage, there = twins.stage, {"host": "n0"}
+    most, some = ({"requests": {"cpu": cpu}} for cpu in ("90", "20"))
+    preemptor = pod("preemptor", schedulerName="another", resources=most)
+    stage.create(preemptor)
+    status = {"status": {"nominatedNodeName": twins.node("ours", "n0")}}
+    path, merge = f"{stage.pods_path}/preemptor/status", "application/merge-patch+json"
+    twins.api.request("PATCH", path, status, content_type=merge)
+    waits = twins.put("ours", "p", nodeSelector=there, resources=some)
+    stage.wait_event(waits, "1 has too little cpu")
+    stage.delete("preemptor", force=True)
+    stage.wait_bound(waits)

@@ -235,8 +235,7 @@ class Coordinator:
     def _pod_bound(self, pod: Pod, *, just_bound: bool) -> None:
         uid, known = pod.metadata.uid, self.holdings.get(pod.metadata.uid)
         self.pending.clear_reason(uid)
-        bound = pod.spec.node_name, claims.given(pod), self._surroundings.neighbour(pod)
-        if just_bound and known and (known.node, known.devices, known.neighbour) == bound:
+        if just_bound and known and self._is_bound_as(known, pod):
             return  # we have just bound it so
         if (placement := self.holdings.placement_of(pod)) is not None:
             # Before the engine gets the event: it may place another pod at once.
@@ -244,6 +243,10 @@ class Coordinator:
             self.holdings.add(placement)
             self.lease_index.recount(uid)
             self._surroundings.volumes_changed(pod)
+
+    def _is_bound_as(self, known: Placement, pod: Pod) -> bool:
+        is_there = (known.node, known.devices) == (pod.spec.node_name, claims.given(pod))
+        return is_there and known.neighbour == self._surroundings.neighbour(pod)
 
     def _pod_ended(self, pod: Pod) -> None:
         uid = pod.metadata.uid

@@ -55,21 +55,22 @@ def request_of(
     exists."""
     if refused := _pod_problem(pod) or _claim_problem(pod, claim, others.claim_user):
         return refused
-    reach = volumes.reach(pod, known)
+    reach = volumes.reach(pod, known) if pod.spec.volumes else ()
     if isinstance(reach, volumes.NotReady):
         return Unschedulable(reach.why)
     if others.conflict:
         return Unschedulable(others.conflict)
     try:
-        request = claims.request(pod, claim.spec if claim else None)
         itself = neighbours.neighbour(pod, known)
         rules = neighbours.rules(pod, itself, known, others.shunned_by)
-        attached = volumes.attached(pod, known)
-        if not (reach or rules or attached):
-            return replace(request, neighbour=itself)
+        request = claims.request(pod, claim.spec if claim else None, itself)
+        if not pod.spec.volumes and rules is None:
+            return request
         affinity = volumes.all_of(request.shape.affinity, reach)
-        shape = replace(request.shape, affinity=affinity, volumes=attached, rules=rules)
-        return replace(request, shape=shape, neighbour=itself)
+        attached = volumes.attached(pod, known)
+        return replace(
+            request, shape=replace(request.shape, affinity=affinity, volumes=attached, rules=rules)
+        )
     except (BadGpuRequest, BadQuantity, InvalidRequest) as error:
         return Unschedulable(f"invalid GPU request: {error}")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from gpu_orchestrator.api import neighbours, volumes
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import MOST_TERMS, AntiAffinity
-from gpu_orchestrator.apps.scheduler.cycle.pod_request import Others
+from gpu_orchestrator.apps.scheduler.cycle.pod_request import NO_OTHERS, Others
 from gpu_orchestrator.apps.scheduler.cycle.volume_users import VolumeUsers
 from gpu_orchestrator.apps.scheduler.informers import SELECTS_NAMESPACES, Stores
 from gpu_orchestrator.core.pod_rules import Neighbour, PodTerm
@@ -39,10 +39,13 @@ class Surroundings:
     def others(self, pod: Pod, claim_user: Pod | None) -> Others:
         """Return what other pods mean for this one."""
         conflict, shunned_by = self.volume_conflict(pod), self._shunned_by(pod)
-        self._crowded.pop(pod.metadata.uid, None)
+        if self._crowded:
+            self._crowded.pop(pod.metadata.uid, None)
         if len(shunned_by) > MOST_TERMS:
             self._crowded[pod.metadata.uid] = pod
             conflict = f"more than {MOST_TERMS} different anti-affinity rules of other pods match this pod"
+        if claim_user is None and not conflict and not shunned_by:
+            return NO_OTHERS
         return Others(claim_user, conflict, shunned_by)
 
     def volume_conflict(self, pod: Pod) -> str:
