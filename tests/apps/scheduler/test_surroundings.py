@@ -50,6 +50,19 @@ def test_anti_affinity_of_a_bound_pod_keeps_matching_pods_away_until_it_ends() -
     assert places(world) == {"q": "a", "p": "a"}
 
 
+def test_pod_that_has_ended_keeps_no_pod_away_while_its_devices_are_not_free_yet() -> None:
+    world = World(host("a"), uses_leases=False)
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))
+    (job,) = world.executor.jobs
+    world.coordinator.done(Bound(job))
+    world.pod(pod("lonely", node="a", gpus=1, allocated="a:0", **rule("podAntiAffinity")))
+    world.pod(app("p", gpus=1))
+    assert places(world) == {"lonely": "a"}
+    world.pod_gone("lonely")
+    assert places(world)["p"] == "a"
+    assert world.free("a") == 0
+
+
 def test_anti_affinity_of_a_pod_in_flight_counts() -> None:
     world = World(host("a"), host("b"))
     world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))

@@ -68,7 +68,9 @@ class Holdings:
     def keep_ended(self, uid: str, placement: Placement) -> None:
         """Keep counting the devices of an ended pod, unless leases do that."""
         if placement.devices and self._keeps_ended:
-            kept = replace(placement, key=_ended_key(uid), resources=(), host_ports=())
+            kept = replace(
+                placement, key=_ended_key(uid), resources=(), host_ports=(), volumes=(), neighbour=None
+            )
             self._feed(PlacementObserved(kept))
 
     def freed(self, uid: str) -> None:
