@@ -170,6 +170,17 @@ def test_labels_of_namespaces_decide_which_pods_are_meant() -> None:
     assert places(world)["p"] == "a"
 
 
+def test_namespace_that_changes_during_a_takeover_counts() -> None:
+    red = {"namespaceSelector": {"matchLabels": {"team": "red"}}}
+    world = World(host("a"), opened=False)
+    world.namespace(namespace("default", 1))
+    world.pod(pod("lonely", node="a", schedulerName="other", **rule("podAntiAffinity", **red)))
+    world.pod(app("p", gpus=1))
+    world.namespace(namespace("default", 2, team="red"))
+    world.coordinator.open()
+    assert "other pods' anti-affinity" in world.executor.refused["p"]
+
+
 # --- volumes -----------------------------------------------------------------------------------------------
 
 

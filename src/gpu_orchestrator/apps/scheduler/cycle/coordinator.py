@@ -80,6 +80,7 @@ class Coordinator:
     def open(self) -> None:
         """Begin to decide: the watches have delivered the initial state."""
         self._surroundings.open()
+        self._check_selecting_pods()
         self.pending.open()
 
     def close(self) -> None:
@@ -105,8 +106,11 @@ class Coordinator:
 
     def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
         """Check the pods whose rules select namespaces by label."""
-        if old and new and old.metadata.labels == new.metadata.labels:
-            return
+        is_same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
+        if not is_same and self._surroundings.is_open:
+            self._check_selecting_pods()
+
+    def _check_selecting_pods(self) -> None:
         pods = self._surroundings.selecting_namespaces()
         self._withdraw(pods)
         for pod in sorted(pods, key=lambda each: not each.spec.node_name):

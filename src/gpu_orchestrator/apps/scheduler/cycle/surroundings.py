@@ -28,11 +28,11 @@ class Surroundings:
         self._stores, self._our_pods, self._recheck, self._is_placed = stores, our_pods, recheck, is_placed
         self._anti_affinity, self._volume_users = AntiAffinity(), VolumeUsers(stores, is_placed)
         self._crowded: dict[str, Pod] = {}
-        self._is_open = False
+        self.is_open = False
 
     def open(self) -> None:
         """Recheck the pods that other pods keep away: until now, not all of these were known."""
-        self._is_open = True
+        self.is_open = True
         if self._anti_affinity:
             self._recheck([pod for pod in self._our_pods.values() if self._shunned_by(pod)])
 
@@ -58,7 +58,7 @@ class Surroundings:
         if not pod.spec.affinity.pod_anti_affinity.required and not self._anti_affinity:
             return []
         new = self._anti_affinity.declare(pod.metadata.uid, self.neighbour(pod).avoids)
-        if not new or not self._is_open:
+        if not new or not self.is_open:
             return []
         waiting = (each for each in self._our_pods.values() if not self._is_placed(each.metadata.uid))
         mine = [(each, self.neighbour(each)) for each in waiting if not each.spec.node_name]
