@@ -77,6 +77,7 @@ class Play:
                 self.site.placed.pop(name, None)
                 self.ours.discard(name)
                 self.world.pod_gone(f"{gone['metadata']['namespace']}/{name}")
+                self.world.coordinator.freed(name)
             else:
                 self.pods[name] = gone
 

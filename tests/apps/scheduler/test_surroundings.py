@@ -29,6 +29,10 @@ def rule(kind: str, **fields: Any) -> dict[str, Any]:
     return {"affinity": {kind: {REQUIRED: [term(**fields)]}}}
 
 
+def cpu(amount: str) -> dict[str, Any]:
+    return {"containers": [{"name": "c", "resources": {"requests": {"cpu": amount}}}]}
+
+
 def app(name: str, label: str = "x", **fields: Any) -> Pod:
     return pod(name, meta={"labels": {"app": label}}, **fields)
 
@@ -75,8 +79,8 @@ def test_anti_affinity_of_a_pod_in_flight_counts() -> None:
 def test_waiting_pod_learns_of_anti_affinity_that_comes_later() -> None:
     """The pod waits for room. When there is room, a pod that keeps it away has come to the same zone."""
     world = World(node("a", 1, labels={"zone": "z"}), node("b", 0, labels={"zone": "z"}))
-    world.pod(app("full", "y", node="a", allocated="a:0", gpus=1))
-    world.pod(app("p", gpus=1))
+    world.pod(pod("full", node="a", schedulerName="other", **cpu("90")))
+    world.pod(app("p", gpus=1, **cpu("10")))
     world.pod(pod("lonely", node="b", schedulerName="other", **rule("podAntiAffinity", key="zone")))
     world.pod_gone("full")
     assert places(world) == {}
@@ -207,9 +211,9 @@ def test_volume_for_one_pod_serves_one_pod_after_the_other() -> None:
 def test_volume_for_one_pod_is_not_given_to_two_pods_in_flight() -> None:
     world = World(host("a"))
     world.volume(volume_claim("data", "v", modes=ALONE), volume("v"))
-    world.pod(app("full", gpus=2, node="a", allocated="a:0,1"))
+    world.pod(pod("full", node="a", schedulerName="other", **cpu("90")))
     for name in ("p", "q"):
-        world.pod(pod(name, gpus=1, **mounts("data")))
+        world.pod(pod(name, gpus=1, **mounts("data"), **cpu("10")))
     world.pod_gone("full")
     (job,), (other,) = world.executor.jobs, world.executor.abandoned
     assert (job.pod.metadata.name, other.pod.metadata.name) == ("p", "q")
@@ -260,7 +264,7 @@ def nominated(name: str, where: str, cpu: str = "90", **limits: str) -> Pod:
 
 
 def wants_cpu(name: str) -> Pod:
-    return pod(name, gpus=1, containers=[{"name": "c", "resources": {"requests": {"cpu": "10"}}}])
+    return pod(name, gpus=1, **cpu("10"))
 
 
 def test_room_of_a_nominated_pod_is_kept_until_it_is_bound_elsewhere() -> None:
