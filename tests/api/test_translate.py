@@ -290,3 +290,12 @@ def test_parts_of_gpus_are_noticed_and_not_counted_as_gpus(pod: PodSpec, has_par
     seen = Pod(ObjectMeta(uid="u"), pod)
     assert translate.has_gpu_parts(seen, taken) is has_parts
     assert taken.unnamed == (1 if "nvidia.com/gpu" in str(pod.containers) and not has_parts else 0)
+
+
+def test_preferred_node_affinity_keeps_its_weights() -> None:
+    here = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["east"]}]}
+    terms = [{"weight": 7, "preference": here}, {"weight": 5, "preference": {}}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}
+    assert translate.shape(spec(affinity=affinity), 1).preferred == (
+        (7, Term((Expression("zone", "In", ("east",)),))),
+    )

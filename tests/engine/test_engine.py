@@ -8,8 +8,9 @@ import pytest
 
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.pod_rules import Neighbour, PodRules, PodSelector, PodTerm, Spread
 from gpu_orchestrator.core.policy import Policy, Strategy
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import Expression, Request, Toleration
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Action,
@@ -25,6 +26,7 @@ from gpu_orchestrator.engine.events import (
     RequestRemoved,
     Tick,
 )
+from gpu_orchestrator.engine.neighbour_watch import FEW
 from gpu_orchestrator.engine.order import PriorityThenTime
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
 from tests.support.builders import node, request, whole
@@ -393,3 +395,49 @@ def test_request_for_an_unknown_resource_wakes_when_a_node_offers_it() -> None:
     assert world.tell(NodeUpdated(node("c", 1, resources={"nic": 1}))) == []
     assert placed(world.tell(NodeUpdated(node("d", 1, resources={"nic": 2})))) == ["p"]
     assert placed(world.tell(NodeUpdated(node("b", 1, resources={"nic": 1, "other": 1})))) == ["q"]
+
+
+def near(app: str, key: str) -> Request:
+    """Return a request that must be on the host of a pod of this app."""
+    pods = PodSelector(("default",), (Expression("app", "In", (app,)),))
+    return request(key, rules=PodRules(together=(PodTerm("host", pods),)))
+
+
+def pod_of(app: str, key: str, where: str) -> PlacementObserved:
+    return PlacementObserved(Placement(key, where, neighbour=Neighbour("default", {"app": app})))
+
+
+def test_pod_that_comes_wakes_the_requests_that_wait_for_it() -> None:
+    world = World(node("a", 2, labels={"host": "a"}), node("b", 2, labels={"host": "b"}))
+    assert refused(world.ask(near("x", "p"), near("y", "q"))) == ["p", "q"]
+    assert placed(world.tell(pod_of("x", "pod", "b"))) == ["p"]
+    assert world.engine.why("q") is not None
+
+
+def test_many_different_requests_that_a_pod_helps_are_looked_at_a_few_at_a_time() -> None:
+    world = World(node("a", 64, labels={"host": "a"}))
+    pods = PodSelector(("default",), (Expression("app", "In", ("x",)),))
+    rules = PodRules(together=(PodTerm("host", pods),))
+    for number in range(40):
+        world.ask(
+            request(
+                f"r{number}",
+                rules=rules,
+                labels={"host": "a"},
+                memory_mib=0,
+                tolerations=(Toleration(f"t{number}"),),
+            )
+        )
+    found = placed(world.tell(pod_of("x", "pod", "a")))
+    assert len(found) == FEW
+    while world.engine.deadline(world.now) is not None:
+        found += placed(world.tell(Tick()))
+    assert len(set(found)) == 40
+
+
+def test_node_that_leaves_helps_a_request_that_it_kept_from_an_even_spread() -> None:
+    spread = Spread("host", PodSelector(("default",), (Expression("app", "In", ("x",)),)))
+    world = World(node("a", 2, labels={"host": "a"}), node("b", 0, labels={"host": "b"}))
+    world.tell(pod_of("x", "pod", "a"))
+    assert refused(world.ask(request("p", rules=PodRules(spread=(spread,))))) == ["p"]
+    assert placed(world.tell(NodeRemoved("b"))) == ["p"]

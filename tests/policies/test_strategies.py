@@ -10,9 +10,69 @@ from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.device import Device
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.node import Taint
+from gpu_orchestrator.core.request import Expression, Request, Term, Toleration
 from gpu_orchestrator.policies.registry import STRATEGIES, Registry
 from tests.support.builders import cluster, links, node, placed, request, shared, takes, two_islands, whole
+
+SOFT = Taint("x", effect="PreferNoSchedule")
+EAST = {"zone": "east"}
+
+
+def likes(weight: int, zone: str) -> tuple[int, Term]:
+    return weight, Term((Expression("zone", "In", (zone,)),))
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize(
+    ("where", "asked"),
+    [
+        pytest.param(
+            cluster(node("a", 8), node("b", 4, labels=EAST), node("c", 8), held=[whole("p", "c", 0)]),
+            request("pod", preferred=(likes(1, "east"),)),
+            id="preferred node affinity",
+        ),
+        pytest.param(
+            cluster(node("a", 4, labels={"zone": "west"}), node("b", 4, labels=EAST)),
+            request("pod", preferred=(likes(40, "west"), likes(30, "east"), likes(30, "east"))),
+            id="the greater weight in all",
+        ),
+        pytest.param(
+            cluster(node("a", 8, taints=[SOFT]), node("b", 4), node("c", 8, taints=[SOFT])),
+            request("pod"),
+            id="PreferNoSchedule",
+        ),
+        pytest.param(
+            cluster(node("a", 8, labels=EAST, taints=[SOFT]), node("b", 4)),
+            request("pod", preferred=(likes(100, "east"),)),
+            id="PreferNoSchedule before node affinity",
+        ),
+        pytest.param(
+            cluster(node("a", 1, labels=EAST), node("b", 8, taints=[SOFT])),
+            request("pod", 4, preferred=(likes(1, "east"),)),
+            id="nodes that do not fit are not preferred",
+        ),
+        pytest.param(
+            cluster(
+                node("a", 4, taints=[Taint("y", effect="PreferNoSchedule")]), node("b", 4, taints=[SOFT])
+            ),
+            request("pod", tolerations=(Toleration("x", "Exists"),)),
+            id="a tolerated taint repels nothing",
+        ),
+    ],
+)
+def test_preference_decides_before_the_strategy(strategy: str, where: Cluster, asked: Request) -> None:
+    assert chosen(strategy, where, asked) == "b"
+
+
+def test_nodes_repel_nothing_once_their_soft_taint_is_gone() -> None:
+    where = cluster(node("a", 8, taints=[SOFT]), node("b", 4))
+    copied = where.copy()
+    where.set_node(node("a", 8))
+    assert (chosen("leastLoaded", where), chosen("leastLoaded", copied)) == ("a", "b")
+    copied.remove_node("a")
+    assert not copied.inventory.has_soft
+
 
 CHEAP = {"gpu-orchestrator/cheap-node": "true"}
 REGISTRY = Registry()

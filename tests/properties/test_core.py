@@ -78,6 +78,8 @@ def _ask(request: Request, cluster: Cluster, world: Known, seed: int) -> None:
 def _check_placement(request: Request, answer: Placement, world: Known) -> None:
     shape, (node, held) = request.shape, world[answer.node]
     assert oracle.fits(shape, node, held)
+    fitting = [each for each, taken in world.values() if oracle.fits(shape, each, taken)]
+    assert oracle.preference(shape, node) == max(oracle.preference(shape, each) for each in fitting)
     if shape.gpus:
         sets = oracle.possible_sets(shape, node, held)
         assert answer.devices in sets

@@ -112,6 +112,7 @@ def a_node(rng: Random, name: str) -> Node:
         barred="are barred" if rng.random() < 0.05 else "",
         rdma_ports=rng.randint(0, 2),
         cufile=rng.random() < 0.5,
+        volume_limits=(("disk", rng.randint(0, 3)),) if rng.random() < 0.5 else (),
     )
 
 
@@ -173,7 +174,11 @@ def _optional_rules(rng: Random) -> dict[str, Any]:
         "models": rng.choice([("A",), ("A", "M"), ("Z",)]),
         "labels": (("zone", rng.choice(["east", "west"])),),
         "affinity": tuple(_term(rng) for _ in range(rng.randint(1, 2))),
+        "preferred": tuple((rng.randint(1, 3), _term(rng)) for _ in range(rng.randint(1, 2))),
         "host_ports": rng.choice([(HostPort(80),), (HostPort(80, ip="10.0.0.1"),), (HostPort(80, "UDP"),)]),
+        "volumes": tuple(
+            (rng.choice(["disk", "other"]), each) for each in rng.sample("abcd", rng.randint(1, 2))
+        ),
         "fabric": rng.choice([Fabric(rdma=True), Fabric(min_ports=2), Fabric(cufile=True)]),
         "resources": rng.choice([(("unheard", 1),), (("rare", 1),), (("cpu", MOST_AMOUNT - 1),)]),
     }

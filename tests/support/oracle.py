@@ -33,8 +33,20 @@ def fits(shape: Shape, node: Node, held: Held) -> bool:
         and is_wanted(shape, node)
         and all(free(node, held, name) >= amount for name, amount in shape.resources)
         and not any(clash(port, other) for port in shape.host_ports for p in held for other in p.host_ports)
+        and can_attach(shape, node, held)
         and (not shape.gpus or bool(possible_sets(shape, node, held)))
     )
+
+
+def can_attach(shape: Shape, node: Node, held: Held) -> bool:
+    """Return whether the node can attach the volumes that it does not have yet."""
+    attached = [volume for p in held for volume in p.volumes]
+    new = [volume for volume in shape.volumes if volume not in attached]
+    for driver, most in node.volume_limits:
+        all_of_driver = {volume for volume in (*attached, *new) if volume[0] == driver}
+        if any(volume[0] == driver for volume in new) and len(all_of_driver) > most:
+            return False
+    return True
 
 
 def could_ever_fit(shape: Shape, node: Node) -> bool:
@@ -57,6 +69,16 @@ def is_wanted(shape: Shape, node: Node) -> bool:
         and node.rdma_ports >= max(shape.fabric.min_ports, int(shape.fabric.rdma))
         and (node.cufile or not shape.fabric.cufile)
     )
+
+
+def preference(shape: Shape, node: Node) -> tuple[int, int]:
+    """Return a value that is larger for a node that is preferred more."""
+    soft = [taint for taint in node.taints if taint.effect == "PreferNoSchedule"]
+    hard = [Taint(taint.key, taint.value, "any") for taint in soft]
+    mild = [t for t in shape.tolerations if t.effect in ("", "PreferNoSchedule")]
+    meant = [Toleration(each.key, each.operator, each.value) for each in mild]
+    repelled = sum(not is_tolerated(taint, meant) for taint in hard)
+    return -repelled, sum(weight for weight, term in shape.preferred if term_holds(term, node))
 
 
 def device_has_room(shape: Shape, device: Device, held: Held) -> bool:

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from gpu_orchestrator.adapters.kube.informer.store import Store
-from gpu_orchestrator.api import claims
+from gpu_orchestrator.adapters.kube.informer.store import Change, Store
+from gpu_orchestrator.api import claims, volumes
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
-from gpu_orchestrator.api.kubernetes import Lease, Node, Pod
+from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod, VolumeClaim
+from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
-from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of
+from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.scheduler_objects import pod
@@ -71,12 +72,26 @@ class World:
         max_rows: float = inf,
         **config: Any,
     ) -> None:
-        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
+        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of})
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
         self.node_statuses: Store[GpuNodeStatus] = Store()
         self.leases: Store[Lease] = Store()
-        stores = Stores(self.pods, self.nodes, self.claims, self.node_statuses, self.leases, Store(), Store())
+        self.volume_claims: Store[VolumeClaim] = Store()
+        self.volumes: Store[Volume] = Store()
+        self.namespaces: Store[Namespace] = Store()
+        self.csi_nodes: Store[CsiNode] = Store()
+        stores = Stores(
+            self.pods,
+            self.nodes,
+            self.claims,
+            self.node_statuses,
+            self.leases,
+            self.volume_claims,
+            self.volumes,
+            self.namespaces,
+            self.csi_nodes,
+        )
         self.executor = RecordingExecutor()
         engine = Engine(
             Registry().policy_of, random.Random(1), max_decisions=max_decisions, max_rows=max_rows
@@ -105,12 +120,30 @@ class World:
             self.coordinator.nodes.on_node_status(*change)
 
     def pod(self, seen: Pod) -> None:
-        for change in self.pods.put(seen):
-            self.coordinator.on_pod(*change)
+        self._show(self.pods.put(seen))
+
+    def namespace(self, seen: Namespace) -> None:
+        for change in self.namespaces.put(seen):
+            self.coordinator.on_namespace(*change)
+
+    def csi_node(self, seen: CsiNode) -> None:
+        for change in self.csi_nodes.put(seen):
+            self.coordinator.nodes.on_csi_node(*change)
+
+    def volume(self, claim: VolumeClaim, volume: Volume) -> None:
+        """Show a bound claim and its volume."""
+        for seen in self.volumes.put(volume):
+            self.coordinator.on_volume(*seen)
+        for change in self.volume_claims.put(claim):
+            self.coordinator.on_volume_claim(*change)
 
     def pod_gone(self, name: str) -> None:
-        for change in self.pods.drop(f"default/{name}"):
+        self._show(self.pods.drop(name if "/" in name else f"default/{name}"))
+
+    def _show(self, changes: list[Change[Pod]]) -> None:
+        for change in changes:
             self.coordinator.on_pod(*change)
+            self.coordinator.nominations.on_pod(*change)
 
     def claim(self, seen: GpuClaim) -> None:
         for change in self.claims.put(seen):

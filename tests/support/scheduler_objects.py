@@ -79,17 +79,22 @@ def report(name: str, *devices: dict[str, Any], **status: Any) -> GpuNodeStatus:
     return msgspec.convert(body, GpuNodeStatus)
 
 
-def volume_claim(name: str, volume: str = "") -> VolumeClaim:
+def volume_claim(
+    name: str, volume: str = "", *, phase: str = "", modes: tuple[str, ...] = (), meta: Any = None
+) -> VolumeClaim:
     body = {
-        "metadata": _meta(name),
-        "spec": {"volumeName": volume},
-        "status": {"phase": "Bound" if volume else "Pending"},
+        "metadata": _meta(name, **(meta or {})),
+        "spec": {"volumeName": volume, "accessModes": list(modes)},
+        "status": {"phase": phase or ("Bound" if volume else "Pending")},
     }
     return msgspec.convert(body, VolumeClaim)
 
 
-def volume(name: str, *nodes: str) -> Volume:
+def volume(name: str, *nodes: str, labels: dict[str, str] | None = None, driver: str = "") -> Volume:
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}
     terms = {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
-    spec = {"nodeAffinity": terms} if nodes else {}
-    return msgspec.convert({"metadata": {**_meta(name), "namespace": ""}, "spec": spec}, Volume)
+    spec: dict[str, Any] = {"nodeAffinity": terms} if nodes else {}
+    if driver:
+        spec["csi"] = {"driver": driver, "volumeHandle": f"handle-{name}"}
+    meta = {**_meta(name, labels=labels or {}), "namespace": ""}
+    return msgspec.convert({"metadata": meta, "spec": spec}, Volume)

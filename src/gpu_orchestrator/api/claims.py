@@ -13,6 +13,7 @@ from gpu_orchestrator.api.job import EndedPod
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import WHOLE, Device
+from gpu_orchestrator.core.pod_rules import Neighbour
 from gpu_orchestrator.core.request import Fabric, Request, Shape
 
 MAX_GPUS = 64
@@ -71,8 +72,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def request(pod: Pod, spec: GpuClaimSpec | None) -> Request:
-    """Return what the pod requests. `spec` is that of its claim or template; None if it names neither."""
+def request(pod: Pod, spec: GpuClaimSpec | None, neighbour: Neighbour | None = None) -> Request:
+    """Return what the pod requests. `spec` is that of its claim or template; None if it names neither.
+    `neighbour` is what the rules of other pods see of it."""
     meta = pod.metadata
     shape = translate.shape(pod.spec, _annotated_gpus(pod) if spec is None else spec.devices.count)
     return Request(
@@ -82,6 +84,7 @@ def request(pod: Pod, spec: GpuClaimSpec | None) -> Request:
         tenant=meta.namespace,
         strategy=meta.annotations.get(names.STRATEGY, ""),
         allocator="" if spec is None else spec.devices.policy,
+        neighbour=neighbour,
     )
 
 

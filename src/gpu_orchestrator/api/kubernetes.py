@@ -9,13 +9,17 @@ from gpu_orchestrator.api.pod import PODS, Pod, PodCondition, PodSpec, PodStatus
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 __all__ = [
+    "CSI_NODES",
     "EVENTS",
     "LEASES",
+    "NAMESPACES",
     "NODES",
     "PODS",
     "VOLUME_CLAIMS",
+    "CsiNode",
     "Event",
     "Lease",
+    "Namespace",
     "Node",
     "ObjectReference",
     "Pod",
@@ -105,9 +109,36 @@ class Event(Wire, frozen=True, gc=False):
     deprecated_last_timestamp: str | None = None
 
 
+class Namespace(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+
+
+class AttachLimit(Wire, frozen=True, gc=False):
+    """How many volumes of a driver a node can attach; None means any number."""
+
+    count: int | None = None
+
+
+class NodeDriver(Wire, frozen=True, gc=False):
+    name: str = ""
+    allocatable: AttachLimit | None = None
+
+
+class CsiNodeSpec(Wire, frozen=True, gc=False):
+    drivers: list[NodeDriver] = []
+
+
+class CsiNode(Wire, frozen=True, gc=False):
+    """The volume drivers of the node with the same name."""
+
+    metadata: ObjectMeta
+    spec: CsiNodeSpec = CsiNodeSpec()
+
+
 class VolumeClaimSpec(Wire, frozen=True, gc=False):
     volume_name: str = ""
     storage_class_name: str = ""
+    access_modes: list[str] = []
 
 
 class VolumeClaimStatus(Wire, frozen=True, gc=False):
@@ -120,6 +151,8 @@ class VolumeClaim(Wire, frozen=True, gc=False):
     status: VolumeClaimStatus = VolumeClaimStatus()
 
 
+NAMESPACES = Resource(Namespace, "Namespace", "namespaces", namespaced=False)
+CSI_NODES = Resource(CsiNode, "CSINode", "csinodes", "storage.k8s.io", namespaced=False)
 NODES = Resource(Node, "Node", "nodes", namespaced=False)
 LEASES = Resource(Lease, "Lease", "leases", "coordination.k8s.io")
 EVENTS = Resource(Event, "Event", "events", "events.k8s.io")

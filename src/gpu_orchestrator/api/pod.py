@@ -1,6 +1,6 @@
 """A Pod as the scheduler, the operator and the agent need it: where it may go, what it takes, its status.
 
-Features that we do not implement (inter-pod affinity, topology spread, volumes …) are here only so that we
+Features that we do not implement (resource claims, ephemeral volumes, gangs …) are here only so that we
 notice a pod that uses them.
 """
 
@@ -22,7 +22,7 @@ class Present(Wire, frozen=True, gc=False):
 
 
 class Requirement(Wire, frozen=True, gc=False):
-    """One condition on a label, or on a field, of a node."""
+    """One condition on a label of a node or pod, or on a field of a node."""
 
     key: str
     operator: str
@@ -38,15 +38,34 @@ class NodeSelector(Wire, frozen=True, gc=False):
     node_selector_terms: list[NodeSelectorTerm] = []
 
 
+class PreferredTerm(Wire, frozen=True, gc=False):
+    weight: int = 0
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
 class NodeAffinity(Wire, frozen=True, gc=False):
     required: NodeSelector | None = field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
-    preferred: list[Present] = field(
+    preferred: list[PreferredTerm] = field(
         default_factory=list, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
 
 
+class LabelSelector(Wire, frozen=True, gc=False):
+    match_labels: dict[str, str] = {}
+    match_expressions: list[Requirement] = []
+
+
+class PodAffinityTerm(Wire, frozen=True, gc=False):
+    """A selector that is missing matches nothing, an empty one everything."""
+
+    topology_key: str = ""
+    label_selector: LabelSelector | None = None
+    namespaces: list[str] = []
+    namespace_selector: LabelSelector | None = None
+
+
 class PodAffinity(Wire, frozen=True, gc=False):
-    required: list[Present] = field(
+    required: list[PodAffinityTerm] = field(
         default_factory=list, name="requiredDuringSchedulingIgnoredDuringExecution"
     )
     preferred: list[Present] = field(
@@ -124,6 +143,12 @@ class Volume(Wire, frozen=True, gc=False):
 class TopologySpread(Wire, frozen=True, gc=False):
     topology_key: str = ""
     when_unsatisfiable: str = ""
+    max_skew: int = 1
+    min_domains: int = 1
+    label_selector: LabelSelector | None = None
+    match_label_keys: list[str] = []
+    node_affinity_policy: str = "Honor"
+    node_taints_policy: str = "Ignore"
 
 
 class PodResourceClaim(Wire, frozen=True, gc=False):
@@ -134,6 +159,12 @@ class PodResourceClaim(Wire, frozen=True, gc=False):
 
 class SchedulingGate(Wire, frozen=True, gc=False):
     name: str = ""
+
+
+class SchedulingGroup(Wire, frozen=True, gc=False):
+    """The gang that the pod belongs to."""
+
+    pod_group_name: str = ""
 
 
 class PodSpec(Wire, frozen=True, gc=False):
@@ -153,6 +184,7 @@ class PodSpec(Wire, frozen=True, gc=False):
     topology_spread_constraints: list[TopologySpread] = []
     resource_claims: list[PodResourceClaim] = []
     scheduling_gates: list[SchedulingGate] = []
+    scheduling_group: SchedulingGroup | None = None
 
 
 class PodCondition(Wire, frozen=True, gc=False):

@@ -166,9 +166,14 @@ def shape(
         resources=pairs(asked(spec)),
         labels=tuple(sorted(spec.node_selector.items())),
         affinity=_affinity(spec, tuple(sorted(avoid))),
-        tolerations=(*map(_toleration, spec.tolerations), *tolerated),
+        preferred=_preferred(spec),
+        tolerations=(*tolerations(spec), *tolerated),
         host_ports=host_ports(spec),
     )
+
+
+def tolerations(spec: PodSpec) -> tuple[Toleration, ...]:
+    return tuple(map(_toleration, spec.tolerations))
 
 
 def _toleration(wire: Any) -> Toleration:
@@ -182,6 +187,14 @@ def _affinity(spec: PodSpec, avoid: tuple[str, ...]) -> tuple[Term, ...]:
         return terms
     elsewhere = Expression("metadata.name", "NotIn", avoid)
     return tuple(Term(term.labels, (*term.fields, elsewhere)) for term in terms or (Term(),))
+
+
+def _preferred(spec: PodSpec) -> tuple[tuple[int, Term], ...]:
+    """A term without conditions prefers nothing."""
+    if not (preferred := spec.affinity.node_affinity.preferred):
+        return ()
+    terms = ((each.weight, term_of(each.preference)) for each in preferred)
+    return tuple((weight, term) for weight, term in terms if weight and (term.labels or term.fields))
 
 
 def term_of(wire: NodeSelectorTerm) -> Term:

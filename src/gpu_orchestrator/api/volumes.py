@@ -1,18 +1,18 @@
-"""Find the nodes that can reach a pod's volumes. Only bound volumes name their nodes.
+"""Find the nodes that can reach a pod's volumes and attach them. Only bound volumes name their nodes.
 
 This scheduler does not bind volumes or create them for their first consumer; a pod that needs that is refused
 with this reason.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
+from gpu_orchestrator.api.kubernetes import CsiNode, Pod, VolumeClaim
 from gpu_orchestrator.api.pod import NodeSelector
 from gpu_orchestrator.api.translate import term_of
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
-from gpu_orchestrator.core.request import Term
+from gpu_orchestrator.core.request import Expression, Term
 
 
 class ClaimReference(Wire, frozen=True, gc=False):
@@ -24,9 +24,15 @@ class VolumeAffinity(Wire, frozen=True, gc=False):
     required: NodeSelector | None = None
 
 
+class CsiVolume(Wire, frozen=True, gc=False):
+    driver: str = ""
+    volume_handle: str = ""
+
+
 class VolumeSpec(Wire, frozen=True, gc=False):
     claim_ref: ClaimReference = ClaimReference()
     node_affinity: VolumeAffinity | None = None
+    csi: CsiVolume | None = None
 
 
 class Volume(Wire, frozen=True, gc=False):
@@ -50,6 +56,15 @@ class StorageClass(Wire, frozen=True, gc=False):
 
 
 STORAGE_CLASSES = Resource(StorageClass, "StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
+
+
+ZONES = {
+    "topology.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region": "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+}
+"""Labels that say where a volume or a node is, and what each is called today."""
 
 
 class Known(Protocol):
@@ -77,20 +92,64 @@ def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | NotReady:
     """Return the alternatives of each volume, all of which must hold; or which volume is not ready."""
     found: list[tuple[Term, ...]] = []
     for key in claims_of(pod):
-        claim = known.volume_claim(key)
-        if claim is None:
-            return NotReady(f"PersistentVolumeClaim {key} does not exist; create it")
-        if claim.status.phase != "Bound" or not claim.spec.volume_name:
-            return NotReady(
-                f"PersistentVolumeClaim {key} is not bound, and this scheduler binds no volumes; "
-                "use a StorageClass with volumeBindingMode Immediate"
-            )
-        volume = known.volume(claim.spec.volume_name)
-        if volume is None:
-            return NotReady(f"PersistentVolume {claim.spec.volume_name} of {key} does not exist")
+        volume = bound_volume(key, known)
+        if isinstance(volume, NotReady):
+            return volume
         if volume.spec.node_affinity and volume.spec.node_affinity.required:
             found.append(tuple(map(term_of, volume.spec.node_affinity.required.node_selector_terms)))
+        labels = volume.metadata.labels
+        found.extend(_in_zone(label, labels) for label in ZONES if label in labels)
     return tuple(found)
+
+
+def attached(pod: Pod, known: Known) -> tuple[tuple[str, str], ...]:
+    """Return the volumes of a pod that count against its node's limits, by driver and handle."""
+    bound = (bound_volume(key, known) for key in claims_of(pod))
+    csi = (each.spec.csi for each in bound if isinstance(each, Volume))
+    return tuple(sorted({(each.driver, each.volume_handle) for each in csi if each}))
+
+
+def limits(drivers: CsiNode | None) -> tuple[tuple[str, int], ...]:
+    """Return how many volumes of each driver a node can attach."""
+    listed = drivers.spec.drivers if drivers else ()
+    counts = ((each.name, each.allocatable.count) for each in listed if each.allocatable)
+    return tuple(sorted((name, count) for name, count in counts if count is not None))
+
+
+def serves_one_pod(claim: VolumeClaim) -> bool:
+    return "ReadWriteOncePod" in claim.spec.access_modes
+
+
+def bound_volume(key: str, known: Known) -> Volume | NotReady:
+    """Return the volume that this PersistentVolumeClaim is bound to, or why it cannot be mounted."""
+    claim = known.volume_claim(key)
+    if claim is None:
+        return NotReady(f"PersistentVolumeClaim {key} does not exist; create it")
+    if claim.metadata.deletion_timestamp:
+        return NotReady(f"PersistentVolumeClaim {key} is being deleted; create it again")
+    if claim.status.phase == "Lost":
+        return NotReady(f"PersistentVolumeClaim {key} has lost its volume; create it again")
+    if claim.status.phase != "Bound" or not claim.spec.volume_name:
+        return NotReady(
+            f"PersistentVolumeClaim {key} is not bound, and this scheduler binds no volumes; "
+            "use a StorageClass with volumeBindingMode Immediate"
+        )
+    volume = known.volume(claim.spec.volume_name)
+    if volume is None:
+        return NotReady(f"PersistentVolume {claim.spec.volume_name} of {key} does not exist")
+    return volume
+
+
+def _in_zone(label: str, labels: Mapping[str, str]) -> tuple[Term, ...]:
+    """Return where a volume with this zone or region label can be reached: on nodes of one of its zones, and
+    on nodes without any such label, which are all in the same zone."""
+    zones = tuple(sorted(labels[label].split("__")))
+    there = Term((Expression(label, "In", zones),))
+    anywhere = Term(tuple(Expression(each, "DoesNotExist") for each in ZONES))
+    if (newer := ZONES[label]) == label:
+        return there, anywhere
+    renamed = Term((Expression(label, "DoesNotExist"), Expression(newer, "In", zones)))
+    return there, renamed, anywhere
 
 
 def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:

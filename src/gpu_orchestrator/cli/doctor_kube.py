@@ -66,6 +66,8 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
         Right("", "nodes", "list watch"),
         Right("", "persistentvolumes", "list watch"),
         Right("", "persistentvolumeclaims", "list watch"),
+        Right("", "namespaces", "list watch"),
+        Right("storage.k8s.io", "csinodes", "list watch"),
         Right("", "pods", "list watch get"),
         Right("", "pods/binding", "create"),
         Right("", "pods/status", "patch"),

@@ -4,9 +4,10 @@ A placement holds everything needed to take the same from a cluster again, so af
 rebuilt from a pod's annotations or a lease.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.pod_rules import Neighbour
 from gpu_orchestrator.core.request import HostPort
 
 
@@ -25,6 +26,8 @@ class Placement:
     host_ports: tuple[HostPort, ...] = ()
     bandwidth_gbps: int = 0
     unnamed: int = 0
+    volumes: tuple[tuple[str, str], ...] = ()
+    neighbour: Neighbour | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

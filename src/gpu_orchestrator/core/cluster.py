@@ -13,6 +13,7 @@ from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import Oversold, Unknown
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.journal import Journal
+from gpu_orchestrator.core.neighbours import Neighbours
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.standing_cache import StandingCache
 from gpu_orchestrator.core.usage import Usage
@@ -22,7 +23,7 @@ class Cluster:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.inventory, self.usage = Inventory(), Usage()
         self.observed, self.changed = Journal(), Journal()
-        self.standings = StandingCache()
+        self.standings, self.neighbours = StandingCache(), Neighbours()
         self._shares_inventory = False
         for node in nodes:
             self.set_node(node)
@@ -32,7 +33,7 @@ class Cluster:
         twin = Cluster.__new__(Cluster)
         twin.inventory, twin.usage = self.inventory, self.usage.copy()
         twin.observed, twin.changed = self.observed.copy(), self.changed.copy()
-        twin.standings = self.standings.copy()
+        twin.standings, twin.neighbours = self.standings.copy(), Neighbours()
         twin._shares_inventory = self._shares_inventory = True
         return twin
 
@@ -61,6 +62,8 @@ class Cluster:
         self.row(name)
         self._own_inventory()
         row = self.inventory.drop(name)
+        for placement in self.usage.held[row].values():
+            self.neighbours.remove(row, placement)
         self.usage.drop(row)
         self._note(row, observed=True)
 
@@ -72,6 +75,7 @@ class Cluster:
         self.usage.check(self.inventory, row, placement)
         self._know_kinds(placement)
         self.usage.add(self.inventory, row, placement)
+        self.neighbours.add(row, placement)
         self._note(row)
 
     def account(self, placement: Placement) -> None:
@@ -80,8 +84,9 @@ class Cluster:
         row = self.row(placement.node)
         self._know_kinds(placement)
         if placement.key in self.usage.held[row]:
-            self.usage.remove(self.inventory, row, placement.key)
+            self.neighbours.remove(row, self.usage.remove(self.inventory, row, placement.key))
         self.usage.add(self.inventory, row, placement)
+        self.neighbours.add(row, placement)
         self._note(row)
 
     def release(self, placement: Placement) -> Placement:
@@ -90,6 +95,7 @@ class Cluster:
         if placement.key not in self.usage.held[row]:
             raise Unknown(f"{placement.key} holds nothing on {placement.node}")
         given = self.usage.remove(self.inventory, row, placement.key)
+        self.neighbours.remove(row, given)
         self._note(row)
         return given
 

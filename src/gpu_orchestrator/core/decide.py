@@ -8,7 +8,7 @@ from math import isinf
 
 import numpy as np
 
-from gpu_orchestrator.core import explain
+from gpu_orchestrator.core import explain, preferences
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.columns import Floats, where
@@ -23,7 +23,10 @@ def decide(request: Request, cluster: Cluster, policy: Policy, rng: Rng) -> Plac
     """Return the best offer of any node, or the reasons why there is none. Changes nothing; `cluster.place`
     does."""
     standing = current(request.shape, cluster, policy)
-    row = _best(standing.scores, policy, rng)
+    scores = standing.scores
+    if request.shape.preferred or cluster.inventory.has_soft:
+        scores = preferences.most_preferred(scores, request.shape, cluster)
+    row = _best(scores, policy, rng)
     cluster.standings.set_fitting((request.shape, policy), fits=row is not None)
     if row is None:
         return explain.refusal(standing, cluster)
@@ -68,6 +71,8 @@ def _placement(request: Request, offer: Offers) -> Placement:
         resources=shape.resources,
         host_ports=shape.host_ports,
         bandwidth_gbps=0 if isinf(chosen.gbps) else int(chosen.gbps),
+        volumes=shape.volumes,
+        neighbour=request.neighbour,
     )
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from gpu_orchestrator.core.columns import Bools, Floats, Ints, Names, Small, Table
-from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.node import SOFT_EFFECT, Node
 
 MOST_LABELS = 256
 
@@ -26,6 +26,7 @@ class Inventory(Table):
     rdma_ports: Small
     cufile: Bools
     mixed: Bools
+    soft: Bools
     usable: Bools
     model: Small
     vendor: Small
@@ -45,6 +46,7 @@ class Inventory(Table):
         "rdma_ports": np.int32,
         "cufile": np.bool_,
         "mixed": np.bool_,
+        "soft": np.bool_,
     }
     grids: ClassVar[dict[str, type]] = {
         "usable": np.bool_,
@@ -61,7 +63,7 @@ class Inventory(Table):
         self.nodes: list[Node | None] = []
         self.row_of: dict[str, int] = {}
         self.left: list[int] = []
-        self.has_mixed = False
+        self.has_mixed = self.has_soft = False
         self.labels: dict[str, Small] = {}
         self.numbers: dict[str, Floats] = {}
 
@@ -70,7 +72,7 @@ class Inventory(Table):
         twin.copy_columns_of(self)
         twin.names, twin.kinds_of = self.names, self.kinds_of
         twin.nodes, twin.row_of, twin.left = self.nodes.copy(), self.row_of.copy(), self.left.copy()
-        twin.has_mixed = self.has_mixed
+        twin.has_mixed, twin.has_soft = self.has_mixed, self.has_soft
         twin.labels = {key: column.copy() for key, column in self.labels.items()}
         twin.numbers = {key: column.copy() for key, column in self.numbers.items()}
         return twin
@@ -91,8 +93,9 @@ class Inventory(Table):
         row = self.row_of.pop(name)
         self.nodes[row] = None
         self.left.append(row)
-        self.alive[row] = self.mixed[row] = False
+        self.alive[row] = self.mixed[row] = self.soft[row] = False
         self.has_mixed = self.has_mixed and bool(self.mixed.any())
+        self.has_soft = self.has_soft and bool(self.soft.any())
         return row
 
     def kind(self, resource: str) -> int:
@@ -155,6 +158,7 @@ class Inventory(Table):
         self.alive[row], self.ready[row], self.schedulable[row] = True, node.ready, node.schedulable
         self.barred[row] = number(node.barred) if node.barred else 0
         self.taints[row] = number(node.taints) if node.taints else 0
+        self._write_soft(row, any(taint.effect == SOFT_EFFECT for taint in node.taints))
         self.topology[row] = number(node.topology)
         self.rdma_ports[row], self.cufile[row] = node.rdma_ports, node.cufile
         self.capacity[row] = 0
@@ -165,6 +169,11 @@ class Inventory(Table):
         for key, numbers in self.numbers.items():
             numbers[row] = _as_number(self.names.values[self.labels[key][row]])
         self._write_devices(row, node)
+
+    def _write_soft(self, row: int, is_soft: bool) -> None:
+        if is_soft or self.soft.item(row):
+            self.soft[row] = is_soft
+            self.has_soft = bool(self.soft.any())
 
     def _write_devices(self, row: int, node: Node) -> None:
         number, devices, count = self.names.number, node.devices, len(node.devices)

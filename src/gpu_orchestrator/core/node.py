@@ -14,6 +14,8 @@ from gpu_orchestrator.core.request import pairs
 from gpu_orchestrator.core.topology import Topology
 
 NO_DEVICES = Topology()
+SOFT_EFFECT = "PreferNoSchedule"
+"""A taint of this effect keeps nothing away; other nodes are preferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Taint:
 @dataclass(frozen=True, slots=True)
 class Node:
     """`barred` is why no device of this node may be given now, whatever is free; empty if there is no
-    reason."""
+    reason. `volume_limits`: how many volumes of a driver can be attached."""
 
     name: str
     devices: tuple[Device, ...] = ()
@@ -42,6 +44,7 @@ class Node:
     barred: str = ""
     rdma_ports: int = 0
     cufile: bool = False
+    volume_limits: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         ids = tuple(device.id for device in self.devices)

@@ -6,11 +6,14 @@ the cluster, so answers are cached per shape. The rest of a `Request` is whose i
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_NUMBER
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.core.pod_rules import Neighbour, PodRules
 
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
 Mode = Literal["Required", "Preferred", "Ignore"]
@@ -71,7 +74,8 @@ class Shape:
     """Everything that decides where a request fits.
 
     Exclusive: `gpus` wholly free devices, each with at least `memory_mib`. Shared: of each of `gpus` devices,
-    `milli` thousandths and `memory_mib` of memory. `models` empty means any model.
+    `milli` thousandths and `memory_mib` of memory. `models` empty means any model. `preferred` terms have
+    weights; they refuse no node. `volumes` are attached to the node, each by its driver and handle.
     """
 
     gpus: int = 1
@@ -86,9 +90,12 @@ class Shape:
     resources: tuple[tuple[str, int], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     affinity: tuple[Term, ...] = ()
+    preferred: tuple[tuple[int, Term], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     host_ports: tuple[HostPort, ...] = ()
     fabric: Fabric = Fabric()
+    volumes: tuple[tuple[str, str], ...] = ()
+    rules: "PodRules | None" = None
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +121,7 @@ _COMPARED = tuple(name for name in Shape.__dataclass_fields__ if name != "_hash"
 @dataclass(frozen=True, slots=True)
 class Request:
     """`key` identifies the request for good (a pod's UID, a task's id). Strategy and allocator are names;
-    empty means the default."""
+    empty means the default. `neighbour` is what other pods' rules see of it."""
 
     key: str
     shape: Shape
@@ -122,6 +129,7 @@ class Request:
     tenant: str = ""
     strategy: str = ""
     allocator: str = ""
+    neighbour: "Neighbour | None" = field(default=None, hash=False)
 
 
 def request(
@@ -137,6 +145,7 @@ def request(
     tenant: str = "",
     strategy: str = "",
     allocator: str = "",
+    neighbour: "Neighbour | None" = None,
     **shape: Any,
 ) -> Request:
     """Build a request. A `share` (or `shared=True` with memory alone) makes it Shared, otherwise it is
@@ -151,7 +160,7 @@ def request(
         labels=tuple(sorted((labels or {}).items())),
         **shape,
     )
-    return Request(key, asked, priority, tenant, strategy, allocator)
+    return Request(key, asked, priority, tenant, strategy, allocator, neighbour)
 
 
 def pairs(amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

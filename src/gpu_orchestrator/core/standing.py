@@ -4,7 +4,7 @@ Computed once per shape and updated from the cluster's journals, so that a decis
 the last one like it.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -41,8 +41,8 @@ class Standing:
         self.owner: object = None
         self.seen: dict[tuple[int, bytes], tuple[int, float]] = {}
 
-    def copy(self) -> "Standing":
-        twin = Standing(self.kind, self.policy, self.filters)
+    def copy(self) -> Self:
+        twin = type(self)(self.kind, self.policy, self.filters)
         twin.fact_codes, twin.codes, twin.scores = (
             self.fact_codes.copy(),
             self.codes.copy(),
@@ -71,8 +71,9 @@ class Standing:
         self.refusal = None
 
     def _may_look_up(self, cluster: "Cluster") -> bool:
-        """Ports depend also on which placements hold them, so a cached state is not enough."""
-        return cluster.inventory.size <= SMALL and not self.kind.shape.host_ports
+        """Ports and volumes depend also on which placements hold them, so a cached state is not enough."""
+        shape = self.kind.shape
+        return cluster.inventory.size <= SMALL and not shape.host_ports and not shape.volumes
 
     def _look_again(self, cluster: "Cluster", changed: list[int]) -> None:
         """Only what is held changed, and only on a few nodes: mostly they have been in that same state
@@ -120,13 +121,39 @@ class Standing:
         return where(self.fact_codes == FITS)
 
 
+class NeighbourStanding(Standing):
+    """The standing of a shape with rules about other pods. A pod on one node decides about all nodes of its
+    domain, so these rules are checked last, and again on all nodes that pass the other filters."""
+
+    def __init__(self, kind: Kind, policy: Policy, filters: tuple[Filter, ...]) -> None:
+        super().__init__(kind, policy, filters)
+        self.near_codes, self.near_scores = self.codes, self.scores
+
+    def copy(self) -> Self:
+        twin = super().copy()
+        twin.near_codes, twin.near_scores = self.near_codes.copy(), self.near_scores.copy()
+        return twin
+
+    def mend(self, cluster: "Cluster") -> None:
+        if self.changed_mark == cluster.changed.mark:
+            return
+        self.codes, self.scores = self.near_codes, self.near_scores
+        super().mend(cluster)
+        self.near_codes, self.near_scores = self.codes, self.scores
+        self.codes, self.scores = self.codes.copy(), self.scores.copy()
+        rows = where(self.codes == FITS)
+        self.codes[rows] = first_failing(self.filters, cluster, rows, self.codes[rows], facts=None)
+        self.scores[self.codes != FITS] = -np.inf
+
+
 def current(shape: Shape, cluster: "Cluster", policy: Policy) -> Standing:
     """Return the standing of all nodes now, from the cache if possible."""
     key = (shape, policy)
     standing = cluster.standings.recall(key)
     if standing is None:
         filters = compile_filters(shape, cluster.inventory)
-        standing = Standing(Kind(shape, cluster.inventory), policy, filters)
+        make = Standing if shape.rules is None else NeighbourStanding
+        standing = make(Kind(shape, cluster.inventory), policy, filters)
         cluster.standings.keep(key, standing)
     try:
         standing.mend(cluster)
@@ -142,7 +169,7 @@ def first_failing(
     rows: Ints,
     codes: Codes,
     *,
-    facts: bool,
+    facts: bool | None,
 ) -> Codes:
     """Return for each row the number of the first filter it fails, where `codes` has none yet."""
     left = where(codes == FITS)

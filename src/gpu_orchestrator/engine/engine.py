@@ -110,12 +110,13 @@ class Engine:
 
     def _act(self, now: float, actions: list[Action]) -> list[Action]:
         self._queue.activate_rested(now)
+        self._queue.wake_for_others(self.cluster)
         self._decide_active(now, actions)
         return actions
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
-        if len(self._in_flight) < self._max_in_flight and self._queue.has_next():
+        if self._queue.is_behind or (len(self._in_flight) < self._max_in_flight and self._queue.has_next()):
             return now
         rested_at = self._queue.rested_at()
         return None if rested_at is None else max(rested_at, now)

@@ -125,6 +125,16 @@ class SchedulingQueue:
         for group in self._unschedulable.helped_by(cluster, node, observed=observed):
             self._activate(self._unschedulable.wake(group))
 
+    @property
+    def is_behind(self) -> bool:
+        """True if `wake_for_others` has more to look at."""
+        return self._unschedulable.is_behind
+
+    def wake_for_others(self, cluster: Cluster) -> None:
+        """Wake parked requests with rules about other pods, which pods on other nodes may have helped."""
+        for group in self._unschedulable.helped_by_others(cluster):
+            self._activate(self._unschedulable.wake(group))
+
     def limits_changed(self, changed: bool) -> None:
         """If a flow reached its limit or dropped below it, let each awake group send its next request."""
         if changed:

@@ -19,6 +19,7 @@ from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, first_obstacle
 from gpu_orchestrator.engine.eligible_rows import EligibleRows
 from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.neighbour_watch import NeighbourWatch
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.engine.wakeup_index import WakeupIndex, is_met_anywhere
 
@@ -44,7 +45,7 @@ class Unschedulable:
     def __init__(self, fair_share: FairShare) -> None:
         self._fair_share = fair_share
         self._groups: dict[Key, Group] = {}
-        self._wakeup = WakeupIndex()
+        self._wakeup, self._neighbours = WakeupIndex(), NeighbourWatch()
         self._slots: list[Group | None] = []
         self._unused: list[int] = []
         self._eligible = EligibleRows()
@@ -73,6 +74,7 @@ class Unschedulable:
         standing = current(waiting.request.shape, cluster, waiting.policy)
         group.filters = standing.filters
         self._wakeup.set(group.slot, waiting.request.shape, cluster)
+        self._neighbours.set(key, cluster)
         self._eligible.set(group.slot, standing.eligible(), cluster.inventory.size)
 
     def sleep_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
@@ -85,6 +87,7 @@ class Unschedulable:
         group.asleep = True
         self.join(group, waiting)
         self._wakeup.set(group.slot, waiting.request.shape, cluster)
+        self._neighbours.set(key, cluster)
         return group.refusal
 
     def join(self, group: Group, waiting: Waiting) -> None:
@@ -130,12 +133,24 @@ class Unschedulable:
             self._waves[name] = self._orders[slots[-1]]
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
 
+    @property
+    def is_behind(self) -> bool:
+        """True if groups are left that other pods may have helped."""
+        return self._neighbours.is_behind
+
+    def helped_by_others(self, cluster: Cluster) -> list[Group]:
+        """Return sleeping groups that fit now because of pods on other nodes; a few at a time."""
+        if not self._neighbours:
+            return []
+        return [self._groups[key] for key in self._neighbours.helped(cluster)]
+
     def wake(self, group: Group) -> Waiting | None:
         """Return the next request of a group that may fit; None if all of its flows are at their limit. A
         group without requests is dropped, but not while its last one is being decided."""
         if group.asleep:
             group.asleep = False
             self._wakeup.clear(group.slot)
+            self._neighbours.clear(group.key)
         first = group.queue.pop()
         if first is None and not group.queue:
             self._drop(group)
@@ -166,6 +181,7 @@ class Unschedulable:
 
     def _drop(self, group: Group) -> None:
         self._wakeup.clear(group.slot)
+        self._neighbours.clear(group.key)
         del self._groups[group.key]
         self._slots[group.slot] = None
         self._unused.append(group.slot)

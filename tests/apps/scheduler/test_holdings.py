@@ -276,7 +276,7 @@ def test_refusal_that_will_repeat_is_told_at_once_and_others_the_third_time() ->
 def test_pod_that_breaks_our_code_is_refused_and_the_next_is_placed() -> None:
     world = World(node("a", 1))
     broken = pod("broken", gpus=1)
-    msgspec.structs.force_setattr(broken.spec, "volumes", None)
+    msgspec.structs.force_setattr(broken.spec, "tolerations", None)
     world.pod(broken)
     assert world.executor.refused["broken"].startswith("could not be judged: TypeError")
     world.pod(pod("p", gpus=1))

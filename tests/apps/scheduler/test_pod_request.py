@@ -6,7 +6,10 @@ import pytest
 
 from gpu_orchestrator.api.kubernetes import VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
-from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable, request_of
+from gpu_orchestrator.apps.scheduler.cycle.pod_request import Others, Unschedulable, request_of
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.decide import fits
+from gpu_orchestrator.core.node import node
 from gpu_orchestrator.core.request import Expression, Request, Term
 from tests.support.scheduler_objects import claim, pod, volume, volume_claim
 
@@ -22,13 +25,12 @@ class Volumes:
     def volume(self, name: str) -> Volume | None:
         return self._volumes.get(name)
 
+    def namespaces_with(self, labels: tuple[Expression, ...]) -> tuple[str, ...]:
+        return ("one", "two") if labels else ()
+
 
 NO_VOLUMES = Volumes()
 MOUNTED: dict[str, Any] = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]}
-
-
-def affinity(kind: str) -> dict[str, Any]:
-    return {"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}
 
 
 @pytest.mark.parametrize(
@@ -38,16 +40,12 @@ def affinity(kind: str) -> dict[str, Any]:
         pytest.param({"gpus": 1, "claim": "c"}, "asks for GPUs in 2 ways at once", id="two ways"),
         pytest.param({"gpus": 0}, "gpu.scheduling/gpus is '0'; write a number from 1 to 64", id="none"),
         pytest.param({"gpus": "-1"}, "write a number from 1 to 64", id="negative"),
-        pytest.param({"gpus": 1, **affinity("podAffinity")}, "required podAffinity", id="affinity"),
-        pytest.param({"gpus": 1, **affinity("podAntiAffinity")}, "required podAntiAffinity", id="anti"),
         pytest.param({"gpus": 1, "resourceClaims": [{"name": "r"}]}, "spec.resourceClaims", id="DRA"),
         pytest.param(
-            {"gpus": 1, "volumes": [{"name": "v", "ephemeral": {}}]}, "ephemeral volumes", id="ephemeral"
+            {"gpus": 1, "schedulingGroup": {"podGroupName": "g"}}, "a gang (spec.schedulingGroup)", id="group"
         ),
         pytest.param(
-            {"gpus": 1, "topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
-            "topologySpreadConstraints with DoNotSchedule",
-            id="spread",
+            {"gpus": 1, "volumes": [{"name": "v", "ephemeral": {}}]}, "ephemeral volumes", id="ephemeral"
         ),
         pytest.param(
             {"gpus": 1, "containers": [{"resources": {"limits": {"amd.com/gpu": "1"}}}]},
@@ -65,6 +63,11 @@ def affinity(kind: str) -> dict[str, Any]:
             {"gpus": 1, "containers": [{"resources": {"requests": {"cpu": "many"}}}]},
             "'many' is not a quantity",
             id="bad quantity",
+        ),
+        pytest.param(
+            {"gpus": 1, "topologySpreadConstraints": [{"topologyKey": "zone"}] * 33},
+            "33 rules about other pods (affinity, anti-affinity, spread); this scheduler takes up to 32",
+            id="too many rules",
         ),
         pytest.param({"gpus": 1, **MOUNTED}, "default/data does not exist", id="volume"),
         pytest.param({"claim": "other"}, "GpuClaim default/other does not exist; create it", id="no claim"),
@@ -94,7 +97,7 @@ def test_pod_with_an_unusable_claim_is_refused(made: dict[str, Any], message: st
 
 
 def test_claim_assigned_to_another_pod_is_refused_before_the_claim_shows_it() -> None:
-    answer = request_of(pod("p", claim="c"), claim("c"), NO_VOLUMES, pod("q", claim="c"))
+    answer = request_of(pod("p", claim="c"), claim("c"), NO_VOLUMES, Others(pod("q", claim="c")))
     assert answer == Unschedulable("GpuClaim c serves another pod (q); it is free when that pod has ended")
     assert isinstance(request_of(pod("p", claim="c"), claim("c", reserved_for="uid-p"), NO_VOLUMES), Request)
 
@@ -121,10 +124,45 @@ def test_bound_volumes_restrict_the_nodes() -> None:
     assert answer.shape.affinity == (Term((on("a", "b"),)),)
 
 
+ZONE, OLD_ZONE = "topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"
+
+
+@pytest.mark.parametrize(
+    ("on_volume", "on_node", "is_reached"),
+    [
+        pytest.param({ZONE: "a"}, {ZONE: "a"}, True, id="same zone"),
+        pytest.param({ZONE: "a"}, {ZONE: "b"}, False, id="another zone"),
+        pytest.param({ZONE: "a__b"}, {ZONE: "b"}, True, id="one of two zones"),
+        pytest.param({ZONE: "a"}, {}, True, id="a node of no zone"),
+        pytest.param(
+            {ZONE: "a"}, {"topology.kubernetes.io/region": "r"}, False, id="a node of a region, without zone"
+        ),
+        pytest.param({OLD_ZONE: "a"}, {ZONE: "a"}, True, id="the old name on the volume"),
+        pytest.param({OLD_ZONE: "a"}, {ZONE: "b"}, False, id="the old name on the volume, another zone"),
+        pytest.param({OLD_ZONE: "a"}, {OLD_ZONE: "a", ZONE: "b"}, True, id="the same old name counts first"),
+        pytest.param({"zone": "a"}, {ZONE: "b"}, True, id="any other label"),
+    ],
+)
+def test_zone_labels_of_a_volume_restrict_the_nodes(
+    on_volume: dict[str, str], on_node: dict[str, str], is_reached: bool
+) -> None:
+    known = Volumes(volume_claim("data", "v1"), volumes=(volume("v1", labels=on_volume),))
+    answer = request_of(pod("p", gpus=1, **MOUNTED), None, known)
+    assert isinstance(answer, Request)
+    made = Cluster([node("n", 1, labels=on_node, resources={"pods": 1})])
+    assert fits(answer.shape, made, "n") is is_reached
+
+
 @pytest.mark.parametrize(
     ("known", "message"),
     [
         pytest.param(Volumes(volume_claim("data")), "is not bound", id="unbound"),
+        pytest.param(Volumes(volume_claim("data", "v1", phase="Lost")), "has lost its volume", id="lost"),
+        pytest.param(
+            Volumes(volume_claim("data", "v1", meta={"deletionTimestamp": "2026-01-01T00:00:00Z"})),
+            "is being deleted",
+            id="deleted",
+        ),
         pytest.param(
             Volumes(volume_claim("data", "v1")), "PersistentVolume v1 of default/data", id="no volume"
         ),

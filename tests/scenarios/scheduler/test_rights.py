@@ -20,6 +20,8 @@ WATCHED = (
     "pods",
     "persistentvolumes",
     "persistentvolumeclaims",
+    "namespaces",
+    "csinodes",
     "gpuclaims",
     "gpunodestatuses",
     "leases",

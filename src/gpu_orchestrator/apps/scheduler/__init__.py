@@ -9,11 +9,15 @@ Read the modules in this order:
   cycle/coordinator          turns watch events into events of the engine, and its actions into jobs
   cycle/pod_request          a pod and its claim → the engine's request, or why the pod cannot be scheduled
   cycle/claim_users          which pod each claim is assigned to, from the decision until its devices are free
+  cycle/surroundings         what other pods mean for a pod of ours
+  cycle/anti_affinity        which terms of other pods keep a pod away
+  cycle/volume_users         which pod uses a volume that only one pod may use
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
   accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
   accounting/holdings        what bound pods hold
+  accounting/nominations     room that another scheduler has made for a pod of its own
   accounting/lease_index     device leases by device and by pod, and which of them count as taken
   accounting/agent_liveness  which nodes have a live agent
   actions                    what the coordinator asks the executor to do, and the outcomes that come back
@@ -39,12 +43,13 @@ These calls go back up, against that order:
                              that the engine asked for. They come from the event loop, never from inside a
                              call of the coordinator, so that its handlers run to their end first.
   pending → executor         `wake`, through the coordinator: requests wait for the next tick to enter
-  pending, holdings, lease_index, node_view → coordinator
+  pending, holdings, nominations, lease_index, node_view → coordinator
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.
   lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice
   lease_index → holdings     `keeps_lost`: whether a lease that disappeared was a live pod's; `recount` of
                              node_view: what a pod holds has changed
+  surroundings → coordinator `recheck`: other pods have changed what these pods may request
   node_view → holdings       `devices`: what a pod holds of a node, for the pods that an agent reports
   release → scheduler        `freed`: an ended pod's devices are free; `scheduler` passes this on to the
                              coordinator and to the claim controller

@@ -3,17 +3,32 @@
 Every replica keeps its watches running, so that a new leader need not list first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
-from gpu_orchestrator.api import claims, volumes
+from gpu_orchestrator.api import claims, neighbours, volumes
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
-from gpu_orchestrator.api.kubernetes import LEASES, NODES, PODS, VOLUME_CLAIMS, Lease, Node, Pod, VolumeClaim
+from gpu_orchestrator.api.kubernetes import (
+    CSI_NODES,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    VOLUME_CLAIMS,
+    CsiNode,
+    Lease,
+    Namespace,
+    Node,
+    Pod,
+    VolumeClaim,
+)
 from gpu_orchestrator.api.volumes import VOLUMES, Volume
+from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector
+from gpu_orchestrator.core.request import Expression
 
 # Ended pods leave the store: the watch reports their end as a deletion.
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -28,12 +43,24 @@ class Stores:
     leases: Store[Lease]
     volume_claims: Store[VolumeClaim]
     volumes: Store[Volume]
+    namespaces: Store[Namespace] = field(default_factory=Store)
+    csi_nodes: Store[CsiNode] = field(default_factory=Store)
 
     def volume_claim(self, key: str) -> VolumeClaim | None:
         return self.volume_claims.get(key)
 
     def volume(self, name: str) -> Volume | None:
         return self.volumes.get(name)
+
+    def volume_limits(self, node: str) -> tuple[tuple[str, int], ...]:
+        """Return how many volumes of each driver the node can attach."""
+        return volumes.limits(self.csi_nodes.get(node))
+
+    def namespaces_with(self, labels: tuple[Expression, ...]) -> tuple[str, ...]:
+        """Return the names of the namespaces that meet these conditions, sorted."""
+        wanted = PodSelector(labels=labels)
+        each_meta = (each.metadata for each in self.namespaces)
+        return tuple(sorted(meta.name for meta in each_meta if wanted.matches(Neighbour("", meta.labels))))
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return the claim or template that the pod names."""
@@ -57,7 +84,9 @@ class Watches:
         self.leases = Watch(client, LEASES, namespace=namespace)
         self.volumes = Watch(client, VOLUMES)
         self.volume_claims = Watch(client, VOLUME_CLAIMS)
-        indices = {"claim": claims_of, "volume": volumes.claims_of}
+        self.namespaces = Watch(client, NAMESPACES)
+        self.csi_nodes = Watch(client, CSI_NODES)
+        indices = {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of}
         self.pods = Watch(client, PODS, fields=NOT_ENDED, indices=indices)
         self.stores = Stores(
             pods=self.pods.store,
@@ -67,16 +96,26 @@ class Watches:
             leases=self.leases.store,
             volume_claims=self.volume_claims.store,
             volumes=self.volumes.store,
+            namespaces=self.namespaces.store,
+            csi_nodes=self.csi_nodes.store,
         )
 
     @property
     def all(self) -> tuple[Watch[Any], ...]:
         """Return the watches in the order in which they must be complete before anything is decided."""
-        facts = (self.nodes, self.node_statuses, self.claims, self.leases, self.volumes, self.volume_claims)
-        return *facts, self.pods
+        volumes = self.volumes, self.volume_claims, self.csi_nodes
+        return self.nodes, self.node_statuses, self.claims, self.leases, *volumes, self.namespaces, self.pods
 
 
 def claims_of(pod: Pod) -> list[str]:
     """Return the keys of the claims that a pod names or owns: an index of the pod store."""
     own = {claims.named_claim(pod), claims.claim_name(pod)} - {""}
     return [f"{pod.metadata.namespace}/{name}" for name in sorted(own)]
+
+
+SELECTS_NAMESPACES = "selects namespaces"
+
+
+def rules_of(pod: Pod) -> list[str]:
+    """Return what the meaning of a pod's rules depends on besides the pod: an index of the pod store."""
+    return [SELECTS_NAMESPACES] if neighbours.selects_namespaces(pod) else []

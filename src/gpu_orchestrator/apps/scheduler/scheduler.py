@@ -169,6 +169,7 @@ class Scheduler:
         watches = self._watches
         await watches.nodes.on_change_in_slices(self.coordinator.nodes.on_node, breath)
         await watches.node_statuses.on_change_in_slices(self.coordinator.nodes.on_node_status, breath)
+        await watches.csi_nodes.on_change_in_slices(self.coordinator.nodes.on_csi_node, breath)
         await watches.node_statuses.on_change_in_slices(self._releaser.on_node_status, breath)
         await watches.claims.on_change_in_slices(self.coordinator.on_claim, breath)
         await watches.leases.on_change_in_slices(self._written_leases.observe, breath)
@@ -176,8 +177,10 @@ class Scheduler:
         await watches.leases.on_change_in_slices(self.coordinator.lease_index.on_lease, breath)
         await watches.pods.on_change_in_slices(self._pod_status.on_pod, breath)
         await watches.pods.on_change_in_slices(self.coordinator.on_pod, breath)
+        await watches.pods.on_change_in_slices(self.coordinator.nominations.on_pod, breath)
         await watches.volumes.on_change_in_slices(self.coordinator.on_volume, breath)
         await watches.volume_claims.on_change_in_slices(self.coordinator.on_volume_claim, breath)
+        await watches.namespaces.on_change_in_slices(self.coordinator.on_namespace, breath)
         await watches.pods.on_change_in_slices(self._claim_controller.on_pod, breath)
         await watches.leases.on_change_in_slices(self._claim_controller.on_lease, breath)
         await watches.claims.on_change_in_slices(self._claim_controller.on_claim, breath)

@@ -1,10 +1,10 @@
 """Why a node cannot take a request. Each filter checks many nodes at once and can name the reason.
 
 `compile_filters` picks the filters that a shape needs, in the order in which they explain: facts about nodes
-first (checked again only when a node is observed again), then free capacity.
+first (checked again only when a node is observed again), then free capacity, then pods of other nodes.
 """
 
-from gpu_orchestrator.core.filters import devices, nodes, room
+from gpu_orchestrator.core.filters import devices, neighbours, nodes, room
 from gpu_orchestrator.core.filters.base import Filter
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.request import Shape
@@ -20,4 +20,5 @@ def compile_filters(shape: Shape, inventory: Inventory) -> tuple[Filter, ...]:
         *devices.facts_for(shape, inventory),
         *nodes.openness(shape),
     ]
-    return (*facts, *devices.free_for(shape, inventory), *room.for_shape(shape, inventory))
+    free = (*devices.free_for(shape, inventory), *room.for_shape(shape, inventory))
+    return (*facts, *free, *neighbours.for_rules(shape.rules))

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Filter:
-    """`fact`: depends on the node alone, not on what is free. `lasting`: a node that fails does not pass
-    later by itself (when others end, when it becomes ready or healthy), so the request can never fit
-    there."""
+    """`fact`: depends on the node alone, not on what is free; None if it depends on other nodes as well.
+    `lasting`: a node that fails does not pass later by itself (when others end, when it becomes ready or
+    healthy), so the request can never fit there."""
 
-    fact: ClassVar[bool] = True
+    fact: ClassVar[bool | None] = True
     lasting: ClassVar[bool] = False
     reason: str = ""
 

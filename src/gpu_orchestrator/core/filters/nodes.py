@@ -9,7 +9,7 @@ import numpy as np
 from gpu_orchestrator.core.columns import Bools, Ints
 from gpu_orchestrator.core.filters.base import Filter
 from gpu_orchestrator.core.inventory import Inventory
-from gpu_orchestrator.core.node import Taint
+from gpu_orchestrator.core.node import SOFT_EFFECT, Taint
 from gpu_orchestrator.core.request import Expression, Fabric, Shape, Term, Toleration
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Tolerated(Filter):
         return counted
 
     def _unbearable(self, taints: tuple[Taint, ...]) -> Taint | None:
-        hard = (taint for taint in taints if taint.effect != "PreferNoSchedule")
+        hard = (taint for taint in taints if taint.effect != SOFT_EFFECT)
         return next((t for t in hard if not any(tolerates(each, t) for each in self.tolerations)), None)
 
 
@@ -135,11 +135,12 @@ class Affine(Filter):
         passed = np.zeros(len(rows), np.bool_)
         for term in self.terms:
             if term.labels or term.fields:
-                passed |= _term_holds(term, cluster.inventory, rows)
+                passed |= term_holds(term, cluster.inventory, rows)
         return passed
 
 
-def _term_holds(term: Term, inventory: Inventory, rows: Ints) -> Bools:
+def term_holds(term: Term, inventory: Inventory, rows: Ints) -> Bools:
+    """Return for each row whether all conditions of the term hold."""
     passed = np.ones(len(rows), np.bool_)
     for expression in term.labels:
         passed &= _label_holds(expression, inventory, rows)

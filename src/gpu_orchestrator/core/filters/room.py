@@ -1,5 +1,6 @@
-"""Filters on everything that is not a device: cpu, memory, pods, extended resources, host ports."""
+"""Filters on everything that is not a device: cpu, memory, pods, extended resources, host ports, volumes."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ def for_shape(shape: Shape, inventory: Inventory) -> Iterator[Filter]:
         yield Enough(shape.resources, inventory)
     for port in shape.host_ports:
         yield PortFree(port)
+    if shape.volumes:
+        yield Attachable(shape.volumes)
 
 
 class Enough(Filter):
@@ -110,3 +113,26 @@ class PortFree(Filter):
     def _taken(self, cluster: "Cluster", row: int) -> bool:
         held = cluster.usage.held[row].values() if row < len(cluster.usage.held) else ()
         return any(self.port.clashes(port) for placement in held for port in placement.host_ports)
+
+
+class Attachable(Filter):
+    """The node can attach the request's volumes beside those of its pods. A volume that several use is
+    attached once; a driver without a limit attaches any number."""
+
+    fact = False
+    reason = "have no room for another attached volume"
+
+    def __init__(self, volumes: tuple[tuple[str, str], ...]) -> None:
+        self.volumes = frozenset(volumes)
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        return np.fromiter((self._can_attach(cluster, row) for row in rows), np.bool_, len(rows))
+
+    def _can_attach(self, cluster: "Cluster", row: int) -> bool:
+        node = cluster.inventory.nodes[row]
+        if node is None or not node.volume_limits:
+            return True
+        attached = {each for held in cluster.usage.held[row].values() for each in held.volumes}
+        needed = {driver for driver, _ in self.volumes - attached}
+        counts = Counter(driver for driver, _ in attached | self.volumes)
+        return all(counts[driver] <= most for driver, most in node.volume_limits if driver in needed)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_orchestrator.api import claims, deviceleases, translate
+from gpu_orchestrator.api import claims, deviceleases, neighbours, translate, volumes
 from gpu_orchestrator.api.deviceleases import DeviceRef, Hold
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.quantity import BadQuantity
@@ -36,7 +36,9 @@ class Holdings:
         leased: Callable[[str, str], set[int]],
         is_live: Callable[[str], bool],
     ) -> None:
-        self.nodes = NodeView(feed, stores.nodes, stores.node_statuses, self.devices, is_live)
+        self.nodes = NodeView(
+            feed, stores.nodes, stores.node_statuses, self.devices, is_live, stores.volume_limits
+        )
         self._feed, self._stores, self._leased = feed, stores, leased
         self._placements: dict[str, Placement] = {}
         self._named: dict[str, tuple[int, ...]] = {}
@@ -94,10 +96,15 @@ class Holdings:
         if known is None and (named := claims.given(pod)):
             self._named[uid] = named
             devices = claims.bound(pod, self._stores.claim_spec(pod)) if by_annotation else None
-        placement = _with_devices(replace(taken, unnamed=0), devices)
+        placement = self._with_surroundings(_with_devices(replace(taken, unnamed=0), devices), pod)
         self._placements[uid] = placement
         self._feed(PlacementObserved(placement))
         self.nodes.recount(uid, placement.node)
+
+    def _with_surroundings(self, placement: Placement, pod: Pod) -> Placement:
+        """Add what other pods' rules see of the pod, and the volumes that it has attached."""
+        attached = volumes.attached(pod, self._stores) if pod.spec.volumes else ()
+        return replace(placement, volumes=attached, neighbour=neighbours.neighbour(pod, self._stores))
 
     def remove(self, uid: str) -> Placement | None:
         """Remove an ended pod; return what it held."""
@@ -108,7 +115,14 @@ class Holdings:
         """Keep counting the devices of an ended pod, except those that a lease counts."""
         left = tuple(each for each in placement.devices if each not in set(leased))
         if left:
-            kept = replace(placement, key=_ended_key(uid), devices=left, resources=(), host_ports=())
+            kept = Placement(
+                _ended_key(uid),
+                placement.node,
+                devices=left,
+                exclusive=placement.exclusive,
+                milli=placement.milli,
+                memory_mib=placement.memory_mib,
+            )
             self._feed(PlacementObserved(kept))
 
     def freed(self, uid: str) -> None:

@@ -6,13 +6,14 @@ device that a live agent reports in use by a pod that does not hold it is taken 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import structlog
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
-from gpu_orchestrator.api.kubernetes import Node
+from gpu_orchestrator.api.kubernetes import CsiNode, Node
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, NodeRemoved, NodeUpdated, PlacementObserved, RequestRemoved
 
@@ -20,7 +21,8 @@ log = structlog.get_logger()
 
 
 class NodeView:
-    """`held` returns the devices of a node that a pod holds; `is_live` whether the node's agent is."""
+    """`held` returns the devices of a node that a pod holds; `is_live` whether the node's agent is;
+    `volume_limits` how many volumes of each driver a node can attach."""
 
     def __init__(
         self,
@@ -29,8 +31,10 @@ class NodeView:
         node_statuses: Store[GpuNodeStatus],
         held: Callable[[str, str], set[int]],
         is_live: Callable[[str], bool],
+        volume_limits: Callable[[str], tuple[tuple[str, int], ...]] = lambda node: (),
     ) -> None:
         self._feed, self._held, self._is_live = feed, held, is_live
+        self._volume_limits = volume_limits
         self._nodes, self._node_statuses = nodes, node_statuses
         self._plugin_gpus: dict[str, dict[str, int]] = {}
         self._untracked: dict[str, Placement] = {}
@@ -49,6 +53,10 @@ class NodeView:
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if report := new or old:
             self.update(report.spec.node_name)
+
+    def on_csi_node(self, old: CsiNode | None, new: CsiNode | None) -> None:
+        if drivers := new or old:
+            self.update(drivers.metadata.name)
 
     def add_plugin_pod(self, uid: str, node: str, gpus: int) -> None:
         """Record a pod that got at least this number of GPUs from the node's device plugin or DRA driver."""
@@ -95,7 +103,8 @@ class NodeView:
         if node.barred != self._reasons.get(name, ""):
             self._reasons[name] = node.barred
             log.warning("claims on node", node=name, barred=node.barred or "no longer")
-        self._feed(NodeUpdated(node))
+        limits = self._volume_limits(name)
+        self._feed(NodeUpdated(replace(node, volume_limits=limits) if limits else node))
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
         used = inventory.used_by(report)

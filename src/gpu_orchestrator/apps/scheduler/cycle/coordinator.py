@@ -15,17 +15,19 @@ import structlog
 
 from gpu_orchestrator.api import claims, deviceenv, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
+from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
 from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
+from gpu_orchestrator.apps.scheduler.accounting.nominations import Nominations
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Failed, Outcome, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
 from gpu_orchestrator.apps.scheduler.cycle.initial_holdings import InitialHoldings
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable
+from gpu_orchestrator.apps.scheduler.cycle.surroundings import Surroundings
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.request import Request
@@ -92,6 +94,8 @@ class Coordinator:
         )
         self.holdings = Holdings(self._feed, stores, leased=self.lease_index.devices, is_live=is_agent_live)
         self.nodes = self.holdings.nodes
+        self.nominations = Nominations(self._feed, self.nodes, config.scheduler_name)
+        self._surroundings = Surroundings(stores, self.our_pods, self._check_unbound_pods, self._is_placed)
         self._executor, self._config, self._clock, self._waited_s = executor, config, clock, waited_s
         self._clearing: set[str] = set()
         self._claim_users = ClaimUsers()
@@ -109,6 +113,8 @@ class Coordinator:
         """Begin to decide: the initial state is known. The pods that wait already come in a few per tick."""
         list(self.count_holdings())
         self._opened = True
+        self._surroundings.open()
+        self._check_selecting_pods()
         self.pending.open()
 
     def close(self) -> None:
@@ -132,6 +138,18 @@ class Coordinator:
             claim = volume.spec.claim_ref
             self._check_unbound_pods(self.stores.pods.by("volume", f"{claim.namespace}/{claim.name}"))
 
+    def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
+        """Check the pods whose rules select namespaces by label."""
+        is_same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
+        if not is_same and self._surroundings.is_open:
+            self._check_selecting_pods()
+
+    def _check_selecting_pods(self) -> None:
+        pods = self._surroundings.selecting_namespaces()
+        self._withdraw(pods)
+        for pod in sorted(pods, key=lambda each: not each.spec.node_name):
+            self._take_in(pod, was_shown=True, was_bound=True)
+
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         if new is None or new.status.phase in translate.TERMINAL:
             if pod := new or old:
@@ -139,11 +157,18 @@ class Coordinator:
             return
         if new.spec.scheduler_name == self._config.scheduler_name:
             self.our_pods[new.metadata.uid] = new
-        if new.spec.node_name:
-            if old is None or old.spec != new.spec:  # what its metadata or status say changes no holding
-                self._pod_bound(new, was_shown=old is not None, was_bound=bool(old and old.spec.node_name))
-        elif new.metadata.uid in self.our_pods:
-            self._check_unbound(new)
+        if old is None or not _is_same_holding(old, new):
+            self._take_in(new, was_shown=old is not None, was_bound=bool(old and old.spec.node_name))
+
+    def _take_in(self, pod: Pod, *, was_shown: bool, was_bound: bool) -> None:
+        is_ours = pod.metadata.uid in self.our_pods
+        kept_away = self._surroundings.observe(pod) if is_ours or pod.spec.node_name else []
+        self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
+        if pod.spec.node_name:
+            self._pod_bound(pod, was_shown=was_shown, was_bound=was_bound)
+        elif is_ours:
+            self._check_unbound(pod)
+        self._check_unbound_pods(kept_away)
 
     # --- results that the executor and the releaser report -------------------------------------------------
 
@@ -167,6 +192,7 @@ class Coordinator:
         if pod is not None and not pod.spec.node_name:
             self._check_unbound(pod)
             self._tell_failure(outcome)
+        self._surroundings.volumes_changed(job.pod)
 
     def _tell_failure(self, failed: Failed) -> None:
         """Report a failure that will repeat, if the pod is tried again. Most others are races, of which a
@@ -217,6 +243,18 @@ class Coordinator:
 
     # --- unbound pods --------------------------------------------------------------------------------------
 
+    def _is_placed(self, uid: str) -> bool:
+        return uid in self.binding or uid in self.holdings
+
+    def _withdraw(self, pods: Iterable[Pod]) -> None:
+        """Withdraw the requests of these pods together, so that none of them is decided meanwhile."""
+        waiting = [pod.metadata.uid for pod in pods if not pod.spec.node_name]
+        waiting = [uid for uid in waiting if not self._is_placed(uid)]
+        if waiting:
+            self._feed(*map(events.RequestRemoved, waiting))
+            for uid in waiting:
+                self.pending.withdraw(uid)
+
     def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
         for pod in pods:
             if pod.metadata.uid in self.our_pods and not pod.spec.node_name:
@@ -226,7 +264,7 @@ class Coordinator:
         """Queue the pod, withdraw it, or clear its leftover leases first."""
         uid = pod.metadata.uid
         # The watch may show a pod that we have bound as unbound for a moment longer.
-        if uid in self.binding or uid in self._clearing or uid in self.holdings:
+        if uid in self._clearing or self._is_placed(uid):
             return
         if pod.metadata.deletion_timestamp or pod_request.is_gated(pod):
             self.pending.withdraw(uid)
@@ -254,7 +292,8 @@ class Coordinator:
             return Unschedulable(why)
         user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
         try:
-            return pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, user)
+            others = self._surroundings.others(pod, user)
+            return pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, others)
         except Exception as error:  # the edge of one pod: its owner learns of it, the others go on
             log.exception("pod could not be judged", pod=key(pod))
             return Unschedulable(f"could not be judged: {claims.shortened(repr(error))}")
@@ -265,7 +304,7 @@ class Coordinator:
         uid, known = pod.metadata.uid, self.holdings.get(pod.metadata.uid)
         self.pending.clear_reason(uid)
         self._failures.pop(uid, None)
-        if known is not None and known.node == pod.spec.node_name and not was_bound:
+        if known is not None and not was_bound and self._is_bound_as(known, pod):
             return  # we have just bound it so
         job = self.binding.get(uid)
         if known is None and job is not None and job.placement.node == pod.spec.node_name:
@@ -280,6 +319,10 @@ class Coordinator:
             self._claim_users.assign(pod)
         self.holdings.add(pod, by_annotation=by_annotation)
         self.lease_index.recount(pod.metadata.uid)
+        self._surroundings.volumes_changed(pod)
+
+    def _is_bound_as(self, known: Placement, pod: Pod) -> bool:
+        return known.node == pod.spec.node_name and known.neighbour == self._surroundings.neighbour(pod)
 
     def _pod_ended(self, pod: Pod) -> None:
         uid = pod.metadata.uid
@@ -288,6 +331,7 @@ class Coordinator:
         placement = self.holdings.remove(uid)
         if placement is None:
             self.pending.withdraw(uid)
+        self._surroundings.ended(pod)
         self.lease_index.recount(uid)  # before the pod's own count goes: its lease counts from here on
         if placement is not None:
             self.holdings.keep_ended(uid, placement, self.lease_index.devices(uid, placement.node))
@@ -315,12 +359,16 @@ class Coordinator:
         job = self.binding.get(uid)
         return job.placement if job else None
 
-    def _feed(self, event: Event) -> None:
-        """Send an event to the engine and perform the actions that it returns."""
-        if self._closed or (self._initial is not None and self._initial.keep(event)):
+    def _feed(self, *all_of: Event) -> None:
+        """Send events to the engine, all before it decides, and perform the actions that it returns."""
+        if (initial := self._initial) is not None:
+            all_of = tuple(each for each in all_of if not initial.keep(each))
+        if self._closed or not all_of:
             return
         now = self._clock()
-        for action in self.engine.handle(event, now):
+        engine = self.engine
+        actions = engine.handle(all_of[0], now) if len(all_of) == 1 else engine.handle_all(all_of, now)
+        for action in actions:
             if isinstance(action, events.Refuse):
                 self.pending.refuse(action.request.key, action.refusal.message)
             else:
@@ -334,10 +382,23 @@ class Coordinator:
             pod, action.placement, self.engine.cluster.devices(action.placement), self.stores.claim_of(pod)
         )
         self.binding[uid] = job
-        if self._claim_users.assign(pod):
-            self._executor.bind(job)
-        else:
+        if not self._claim_users.assign(pod):
             self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
+        elif conflict := self._surroundings.volume_conflict(pod):
+            self._executor.abandon(job, conflict)
+        else:
+            self._executor.bind(job)
+
+
+def _is_same_holding(old: Pod, new: Pod) -> bool:
+    """Return True if a bound pod holds the same as before, and other pods' rules see the same of it. What its
+    annotations say changes no holding."""
+    return (
+        bool(new.spec.node_name)
+        and old.spec == new.spec
+        and old.metadata.labels == new.metadata.labels
+        and old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+    )
 
 
 def _usability(claim: GpuClaim) -> tuple[str, str, bool]:

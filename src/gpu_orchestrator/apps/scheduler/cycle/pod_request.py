@@ -5,14 +5,16 @@ not implement is refused by name: a pod placed wrongly is worse than one that wa
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from gpu_orchestrator.api import claims, names, volumes
+from gpu_orchestrator.api import claims, names, neighbours, volumes
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.pod import PodSpec
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.errors import InvalidRequest
+from gpu_orchestrator.core.pod_rules import PodTerm
 from gpu_orchestrator.core.request import Request
 
 
@@ -28,22 +30,47 @@ class Unschedulable:
     why: str
 
 
+class Known(volumes.Known, neighbours.Namespaces, Protocol):
+    """Looks up volumes and namespaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What other pods mean for this one. `claim_user` is the pod that its claim is assigned to, whether the
+    claim shows it yet or not; `conflict` why it must wait for others; `shunned_by` the anti-affinity of
+    others that matches it."""
+
+    claim_user: Pod | None = None
+    conflict: str = ""
+    shunned_by: tuple[PodTerm, ...] = ()
+
+
+NO_OTHERS = Others()
+
+
 def request_of(
-    pod: Pod, claim: GpuClaim | None, known: volumes.Known, user: Pod | None = None
+    pod: Pod, claim: GpuClaim | None, known: Known, others: Others = NO_OTHERS
 ) -> Request | Unschedulable:
     """Return the pod's request, or why there is none. `claim` is the one that `named_claim` names, if it
-    exists. `user` is the pod that the claim is assigned to, whether the claim shows it yet or not."""
-    if refused := _pod_problem(pod) or _claim_problem(pod, claim, user):
+    exists."""
+    if refused := _pod_problem(pod) or _claim_problem(pod, claim, others.claim_user):
         return refused
-    reach = volumes.reach(pod, known)
+    reach = volumes.reach(pod, known) if pod.spec.volumes else ()
     if isinstance(reach, volumes.NotReady):
         return Unschedulable(reach.why)
+    if others.conflict:
+        return Unschedulable(others.conflict)
     try:
-        request = claims.request(pod, claim.spec if claim else None)
-        if not reach:
+        itself = neighbours.neighbour(pod, known)
+        rules = neighbours.rules(pod, itself, known, others.shunned_by)
+        request = claims.request(pod, claim.spec if claim else None, itself)
+        if not pod.spec.volumes and rules is None:
             return request
         affinity = volumes.all_of(request.shape.affinity, reach)
-        return replace(request, shape=replace(request.shape, affinity=affinity))
+        attached = volumes.attached(pod, known)
+        return replace(
+            request, shape=replace(request.shape, affinity=affinity, volumes=attached, rules=rules)
+        )
     except (BadGpuRequest, BadQuantity, InvalidRequest) as error:
         return Unschedulable(f"invalid GPU request: {error}")
 
@@ -62,6 +89,11 @@ def _pod_problem(pod: Pod) -> Unschedulable | None:
         )
     if names.GPUS not in ways and not claims.named_claim(pod):
         return Unschedulable(f"{ways[0]} is empty; write the name of a GpuClaim")
+    if (rules := neighbours.count_rules(pod)) > neighbours.MOST_RULES:
+        return Unschedulable(
+            f"the pod has {rules} rules about other pods (affinity, anti-affinity, spread); "
+            f"this scheduler takes up to {neighbours.MOST_RULES}"
+        )
     if missing := unsupported(pod):
         uses = ", ".join(missing)
         return Unschedulable(f"the pod uses features that this scheduler does not implement: {uses}")
@@ -72,24 +104,13 @@ def unsupported(pod: Pod) -> list[str]:
     """Return what the pod uses and this scheduler does not implement, as its manifest names it."""
     spec, annotations = pod.spec, pod.metadata.annotations
     uses = {
-        **_placement_rules(spec),
+        "ephemeral volumes": any(volume.ephemeral for volume in spec.volumes),
         "spec.resourceClaims": bool(spec.resource_claims),
         f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
         f"a gang ({names.GANG})": names.GANG in annotations,
+        "a gang (spec.schedulingGroup)": spec.scheduling_group is not None,
     }
     return [what for what, is_used in uses.items() if is_used]
-
-
-def _placement_rules(spec: PodSpec) -> dict[str, bool]:
-    spread = [
-        each for each in spec.topology_spread_constraints if each.when_unsatisfiable != "ScheduleAnyway"
-    ]
-    return {
-        "required podAffinity": bool(spec.affinity.pod_affinity.required),
-        "required podAntiAffinity": bool(spec.affinity.pod_anti_affinity.required),
-        "topologySpreadConstraints with DoNotSchedule": bool(spread),
-        "ephemeral volumes": any(volume.ephemeral for volume in spec.volumes),
-    }
 
 
 def _gpu_resources(spec: PodSpec) -> list[str]:

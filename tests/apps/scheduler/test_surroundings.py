@@ -1,0 +1,329 @@
+"""What other pods mean for a pod of ours: the coordinator obeys their rules, their volumes and their room."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.api.kubernetes import CsiNode, Namespace, Pod
+from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
+from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import AntiAffinity
+from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector, PodTerm
+from gpu_orchestrator.core.request import Expression
+from tests.support.neighbour_oracle import REQUIRED
+from tests.support.scheduler_harness import World
+from tests.support.scheduler_objects import node, pod, volume, volume_claim
+
+HOST = "kubernetes.io/hostname"
+
+
+def host(name: str, gpus: int = 2) -> Any:
+    return node(name, gpus, labels={HOST: name})
+
+
+def term(key: str = HOST, **fields: Any) -> dict[str, Any]:
+    return {"topologyKey": key, "labelSelector": {"matchLabels": {"app": "x"}}, **fields}
+
+
+def rule(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"affinity": {kind: {REQUIRED: [term(**fields)]}}}
+
+
+def cpu(amount: str) -> dict[str, Any]:
+    return {"containers": [{"name": "c", "resources": {"requests": {"cpu": amount}}}]}
+
+
+def app(name: str, label: str = "x", **fields: Any) -> Pod:
+    return pod(name, meta={"labels": {"app": label}}, **fields)
+
+
+def places(world: World) -> dict[str, str]:
+    return {job.pod.metadata.name: job.placement.node for job in world.executor.jobs}
+
+
+def test_anti_affinity_of_a_bound_pod_keeps_matching_pods_away_until_it_ends() -> None:
+    world = World(host("a"))
+    world.pod(pod("lonely", node="a", schedulerName="other", **rule("podAntiAffinity")))
+    world.pod(app("p", gpus=1))
+    assert (
+        world.executor.refused["p"] == "0/1 nodes fit: 1 does not satisfy other pods' anti-affinity to app=x"
+    )
+    world.pod(app("q", "y", gpus=1))
+    assert places(world) == {"q": "a"}
+    world.pod_gone("lonely")
+    assert places(world) == {"q": "a", "p": "a"}
+
+
+def test_pod_that_has_ended_keeps_no_pod_away_while_its_devices_are_not_free_yet() -> None:
+    world = World(host("a"), uses_leases=False)
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))
+    (job,) = world.executor.jobs
+    world.coordinator.done(Bound(job))
+    world.pod(pod("lonely", node="a", gpus=1, allocated="a:0", **rule("podAntiAffinity")))
+    world.pod(app("p", gpus=1))
+    assert places(world) == {"lonely": "a"}
+    world.pod_gone("lonely")
+    assert places(world)["p"] == "a"
+    assert world.free("a") == 0
+
+
+def test_anti_affinity_of_a_pod_in_flight_counts() -> None:
+    world = World(host("a"), host("b"))
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))
+    world.pod(app("p", gpus=1))
+    world.pod(app("q", gpus=1))
+    chosen = places(world)
+    assert chosen["p"] == chosen["q"] != chosen["lonely"]
+
+
+def test_waiting_pod_learns_of_anti_affinity_that_comes_later() -> None:
+    """The pod waits for room. When there is room, a pod that keeps it away has come to the same zone."""
+    world = World(node("a", 1, labels={"zone": "z"}), node("b", 0, labels={"zone": "z"}))
+    world.pod(pod("full", node="a", schedulerName="other", **cpu("90")))
+    world.pod(app("p", gpus=1, **cpu("10")))
+    world.pod(pod("lonely", node="b", schedulerName="other", **rule("podAntiAffinity", key="zone")))
+    world.pod_gone("full")
+    assert places(world) == {}
+    world.pod_gone("lonely")
+    assert places(world) == {"p": "a"}
+
+
+def test_pods_known_from_the_start_keep_each_other_away_in_any_order() -> None:
+    world = World(host("a"), opened=False)
+    world.pod(app("p", gpus=1))
+    world.pod(pod("lonely", node="a", schedulerName="other", **rule("podAntiAffinity")))
+    world.coordinator.open()
+    assert "other pods' anti-affinity" in world.executor.refused["p"]
+
+
+def test_affinity_waits_for_its_pod_and_then_follows_it() -> None:
+    world = World(host("a"), host("b"))
+    world.pod(pod("p", gpus=1, **rule("podAffinity")))
+    assert world.executor.refused["p"] == "0/2 nodes fit: 2 do not satisfy the pod's affinity to app=x"
+    world.pod(app("x", node="b", schedulerName="other"))
+    assert places(world) == {"p": "b"}
+
+
+def test_pod_that_gets_the_wanted_label_helps_a_waiting_one() -> None:
+    world = World(host("a"), host("b"))
+    world.pod(app("x", "y", node="b", schedulerName="other"))
+    world.pod(pod("p", gpus=1, **rule("podAffinity")))
+    assert places(world) == {}
+    world.pod(app("x", "x", node="b", schedulerName="other"))
+    assert places(world) == {"p": "b"}
+
+
+def test_pod_that_is_being_deleted_counts_no_longer_for_spread() -> None:
+    spread = {"topologyKey": HOST, "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1}
+    evenly: Any = {"topologySpreadConstraints": [{**spread, "labelSelector": {"matchLabels": {"app": "x"}}}]}
+    world = World(host("a"), host("b", 0))
+    world.pod(app("x", node="a", schedulerName="other"))
+    world.pod(app("p", gpus=1, **evenly))
+    assert world.executor.refused["p"] == (
+        f"0/2 nodes fit: 1 has no GPU, 1 would break the pod's spread over {HOST} (maxSkew 1)"
+    )
+    leaving = {"labels": {"app": "x"}, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    world.pod(pod("x", node="a", schedulerName="other", meta=leaving))
+    assert places(world) == {"p": "a"}
+
+
+def many_terms(numbers: range) -> dict[str, Any]:
+    unlike = [{"key": "app", "operator": "NotIn", "values": [str(each)]} for each in numbers]
+    terms = [{"topologyKey": "rack", "labelSelector": {"matchExpressions": [each]}} for each in unlike]
+    return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}
+
+
+def test_more_anti_affinity_of_others_than_can_be_checked_makes_a_pod_wait() -> None:
+    world = World(host("a"))
+    for number in range(3):
+        rules = many_terms(range(30 * number, 30 * number + 30))
+        world.pod(pod(f"lonely-{number}", node="a", schedulerName="other", **rules))
+    world.pod(app("p", gpus=1))
+    assert (
+        world.executor.refused["p"]
+        == "more than 64 different anti-affinity rules of other pods match this pod"
+    )
+    world.pod_gone("lonely-1")
+    assert places(world) == {"p": "a"}
+
+
+def test_anti_affinity_beyond_the_limit_of_one_pod_does_not_count() -> None:
+    world = World(host("a"))
+    world.pod(pod("lonely", node="a", schedulerName="other", **many_terms(range(10_000))))
+    world.pod(app("p", gpus=1))
+    assert places(world) == {"p": "a"}
+
+
+def namespace(name: str, version: int, **labels: str) -> Namespace:
+    meta = {"name": name, "uid": name, "labels": labels, "resourceVersion": str(version)}
+    return msgspec.convert({"metadata": meta}, Namespace)
+
+
+def test_labels_of_namespaces_decide_which_pods_are_meant() -> None:
+    red = {"namespaces": [], "namespaceSelector": {"matchLabels": {"team": "red"}}}
+    world = World(host("a"))
+    world.namespace(namespace("default", 1))
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity", **red)))
+    (job,) = world.executor.jobs
+    world.namespace(namespace("default", 2, team="red"))  # while the pod is in flight
+    world.coordinator.done(Bound(job))
+    world.pod(pod("lonely", node="a", gpus=1, allocated="a:0", **rule("podAntiAffinity", **red)))
+    world.pod(app("p", gpus=1))
+    assert "other pods' anti-affinity" in world.executor.refused["p"]
+    world.namespace(namespace("default", 3))
+    assert places(world)["p"] == "a"
+
+
+def test_namespace_that_changes_during_a_takeover_counts() -> None:
+    red = {"namespaceSelector": {"matchLabels": {"team": "red"}}}
+    world = World(host("a"), opened=False)
+    world.namespace(namespace("default", 1))
+    world.pod(pod("lonely", node="a", schedulerName="other", **rule("podAntiAffinity", **red)))
+    world.pod(app("p", gpus=1))
+    world.namespace(namespace("default", 2, team="red"))
+    world.coordinator.open()
+    assert "other pods' anti-affinity" in world.executor.refused["p"]
+
+
+# --- volumes -----------------------------------------------------------------------------------------------
+
+
+def mounts(*names: str) -> dict[str, Any]:
+    return {"volumes": [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names]}
+
+
+ALONE = ("ReadWriteOncePod",)
+
+
+def test_volume_for_one_pod_serves_one_pod_after_the_other() -> None:
+    world = World(host("a"))
+    world.volume(volume_claim("data", "v", modes=ALONE), volume("v"))
+    world.pod(pod("p", node="a", schedulerName="other", **mounts("data")))
+    world.pod(pod("q", gpus=1, **mounts("data")))
+    assert world.executor.refused["q"] == (
+        "PersistentVolumeClaim default/data is ReadWriteOncePod and serves another pod (p); "
+        "it is free when that pod has ended"
+    )
+    world.pod_gone("p")
+    assert places(world) == {"q": "a"}
+
+
+def test_volume_for_one_pod_is_not_given_to_two_pods_in_flight() -> None:
+    world = World(host("a"))
+    world.volume(volume_claim("data", "v", modes=ALONE), volume("v"))
+    world.pod(pod("full", node="a", schedulerName="other", **cpu("90")))
+    for name in ("p", "q"):
+        world.pod(pod(name, gpus=1, **mounts("data"), **cpu("10")))
+    world.pod_gone("full")
+    (job,), (other,) = world.executor.jobs, world.executor.abandoned
+    assert (job.pod.metadata.name, other.pod.metadata.name) == ("p", "q")
+    world.coordinator.done(Failed(other, "taken"))
+    assert "serves another pod (p)" in world.executor.refused["q"]
+    world.coordinator.done(Failed(job, "taken"))
+    assert [job.pod.metadata.name for job in world.executor.jobs] == ["p", "q"]
+
+
+def test_volume_for_many_pods_serves_them_together() -> None:
+    world = World(host("a"))
+    world.volume(volume_claim("data", "v", modes=("ReadWriteMany",)), volume("v"))
+    for name in ("p", "q"):
+        world.pod(pod(name, gpus=1, **mounts("data")))
+    assert places(world) == {"p": "a", "q": "a"}
+
+
+def drivers(name: str, count: int | None, version: int = 1) -> CsiNode:
+    meta = {"name": name, "uid": f"csi-{name}", "resourceVersion": str(version)}
+    driver = {"name": "csi.example", "allocatable": {"count": count}}
+    return msgspec.convert({"metadata": meta, "spec": {"drivers": [driver]}}, CsiNode)
+
+
+def test_node_attaches_no_more_volumes_than_its_driver_can() -> None:
+    world = World(host("a", 8))
+    world.csi_node(drivers("a", 2))
+    for name in ("v1", "v2", "v3"):
+        world.volume(volume_claim(name, name), volume(name, driver="csi.example"))
+    world.pod(pod("other", node="a", schedulerName="other", **mounts("v1")))
+    world.pod(pod("same", gpus=1, **mounts("v1")))
+    world.pod(pod("p", gpus=1, **mounts("v1", "v2")))
+    assert set(places(world)) == {"same", "p"}  # v1 is attached once
+    world.pod(pod("q", gpus=1, **mounts("v3")))
+    assert world.executor.refused["q"] == "0/1 nodes fit: 1 has no room for another attached volume"
+    world.csi_node(drivers("a", 3, version=2))
+    assert "q" in places(world)
+
+
+# --- room that another scheduler made ----------------------------------------------------------------------
+
+
+def nominated(name: str, where: str, cpu: str = "90", **limits: str) -> Pod:
+    container = {"name": "c", "resources": {"requests": {"cpu": cpu}, "limits": limits}}
+    seen = pod(name, schedulerName="default-scheduler", containers=[container])
+    return msgspec.structs.replace(
+        seen, status=msgspec.structs.replace(seen.status, nominated_node_name=where)
+    )
+
+
+def wants_cpu(name: str) -> Pod:
+    return pod(name, gpus=1, **cpu("10"))
+
+
+def test_room_of_a_nominated_pod_is_kept_until_it_is_bound_elsewhere() -> None:
+    world = World(host("a"))
+    world.pod(nominated("n", "a"))
+    world.pod(wants_cpu("p"))
+    assert world.executor.refused["p"] == "0/1 nodes fit: 1 has too little cpu"
+    world.pod(nominated("n", ""))
+    assert places(world) == {"p": "a"}
+
+
+def test_nominated_pod_that_is_bound_counts_once() -> None:
+    world = World(host("a"))
+    world.pod(nominated("n", "a", cpu="80"))
+    world.pod(
+        pod(
+            "n",
+            node="a",
+            schedulerName="default-scheduler",
+            containers=nominated("n", "", "80").spec.containers,
+        )
+    )
+    world.pod(wants_cpu("p"))
+    assert places(world) == {"p": "a"}
+
+
+def test_node_to_which_a_plugin_pod_is_nominated_takes_no_claims() -> None:
+    world = World(host("a"))
+    world.pod(nominated("n", "a", **{"nvidia.com/gpu": "1"}))
+    world.pod(pod("p", gpus=1))
+    assert "device plugin" in world.executor.refused["p"]
+    world.pod_gone("n")
+    assert places(world) == {"p": "a"}
+
+
+# --- the terms in use --------------------------------------------------------------------------------------
+
+
+def avoids(key: str, *labels: Expression) -> PodTerm:
+    return PodTerm(key, PodSelector(("default",), labels))
+
+
+@pytest.mark.parametrize(
+    ("condition", "matches"),
+    [
+        pytest.param(Expression("app", "In", ("x", "y")), True, id="in"),
+        pytest.param(Expression("app", "In", ("y",)), False, id="not in"),
+        pytest.param(Expression("app", "NotIn", ("y",)), True, id="without a label to look up"),
+        pytest.param(Expression("tier", "DoesNotExist"), True, id="missing label"),
+    ],
+)
+def test_terms_in_use_are_found_by_label(condition: Expression, matches: bool) -> None:
+    terms, wanted = AntiAffinity(), avoids("zone", condition)
+    seen = Neighbour("default", {"app": "x", "team": "red"})
+    assert terms.declare("p", (wanted,)) == [wanted]
+    assert terms.declare("q", (wanted,)) == []
+    assert terms.against(seen) == ((wanted,) if matches else ())
+    terms.withdraw("p")
+    assert terms.against(seen) == ((wanted,) if matches else ())
+    terms.declare("q", ())
+    assert terms.against(seen) == ()
+    assert not terms
