@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,12 +37,16 @@ class Accepting(Scripted):
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         self.requests.append(request)
-        return Answer(200, b"{}", {})
+        return Answer(200, b'{"metadata": {}, "spec": {}}', {})
+
+    @property
+    def statuses(self) -> list[dict[str, Any]]:
+        bodies = [msgspec.json.decode(each.body or b"{}") for each in self.requests]
+        return [each["status"] for each in bodies if "status" in each]
 
     @property
     def phases(self) -> list[str]:
-        bodies = [msgspec.json.decode(each.body or b"{}") for each in self.requests]
-        return [each["status"]["phase"] for each in bodies if "status" in each]
+        return [each["phase"] for each in self.statuses]
 
 
 @asynccontextmanager
@@ -87,6 +92,19 @@ async def test_bind_that_takes_long_shows_in_its_claim() -> None:
         world.pod(pod("p", claim="c"))
         await asyncio.sleep(2 * SLOW_BIND_S + EXPLAIN_AFTER_S + TINY_S)
         assert server.phases == ["Reserved"]
+
+
+async def test_claim_shows_what_its_pod_holds_and_not_what_its_annotation_says() -> None:
+    world = World(node("a", 2))
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        world.pod(pod("p", claim="c"))
+        world.bind(world.executor.jobs[0])
+        world.pod(pod("p", claim="c", node="a", allocated="a:0,1"))
+        world.claim(claim("c", count=1, reserved_for="uid-p"))
+        controller.check("default/c")
+        await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
+        assert [(each["allocated"], each["gpuIds"]) for each in server.statuses] == [("a:0", [0])]
 
 
 async def test_many_waiting_claims_are_written_slowly() -> None:

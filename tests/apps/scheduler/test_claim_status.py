@@ -9,11 +9,13 @@ from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.binding.claim_status import (
     Claimant,
     Due,
+    Given,
     bound,
     due,
     released,
     unbound,
 )
+from gpu_orchestrator.core.answer import Placement
 from tests.support.scheduler_objects import claim, pod
 
 NOW, EARLIER = "2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z"
@@ -159,7 +161,8 @@ def test_condition_keeps_its_time_until_it_changes() -> None:
     still = unbound(waiting, FULL, problem="", now=NOW)
     assert still is not None
     assert still["conditions"][0]["lastTransitionTime"] == EARLIER
-    given = bound(BOUND, waiting, uuids=[], gbps=0, now=NOW)
+    given = bound(BOUND, waiting, Given(Placement("uid-p", "a", devices=(1, 0))), now=NOW)
+    assert (given["gpuIds"], given["allocated"]) == ([1, 0], "a:1,0")
     assert given["conditions"][0]["lastTransitionTime"] == NOW
 
 

@@ -7,13 +7,14 @@ A pod that is bound at once skips Pending and Reserved: each would cost one more
 no pod names has no phase: only the pod says which scheduler is to serve it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_orchestrator.api import claims, conditions, names
 from gpu_orchestrator.api.conditions import Truth
 from gpu_orchestrator.api.gpuclaim import ClaimPhase, GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import Json
+from gpu_orchestrator.core.answer import Placement
 
 ALLOCATED = "Allocated"
 UNSERVED: tuple[ClaimPhase, ...] = ("Pending", "Reserved", "Failed")
@@ -35,6 +36,15 @@ class Claimant:
     pod: str
     why: str = ""
     is_binding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The devices of a bound pod, their UUIDs if known, and the bandwidth between them."""
+
+    placement: Placement
+    uuids: list[str] = field(default_factory=list)
+    gbps: int = 0
 
 
 def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool, now: str) -> Due | None:
@@ -80,17 +90,17 @@ def _state(claimant: Claimant | None, problem: str) -> tuple[ClaimPhase, str, st
     return "Pending", "Waiting", f"pod {claimant.pod} waits: {claimant.why or 'it is scheduled again'}"
 
 
-def bound(pod: Pod, claim: GpuClaim, *, uuids: list[str], gbps: int, now: str) -> Json:
+def bound(pod: Pod, claim: GpuClaim, given: Given, *, now: str) -> Json:
     """Return the status of a claim whose pod has its devices."""
     serves = f"serves pod {pod.metadata.name}"
     return {
         **_status(claim, "Bound", None, _allocated(claim, "True", "Bound", serves, now)),
         "nodeName": pod.spec.node_name,
-        "gpuIds": list(claims.given(pod)),
-        "allocated": pod.metadata.annotations.get(names.ALLOCATED, ""),
-        "deviceUUIDs": uuids or None,
+        "gpuIds": list(given.placement.devices),
+        "allocated": claims.allocated(given.placement),
+        "deviceUUIDs": given.uuids or None,
         "podUID": pod.metadata.uid,
-        "bandwidthGBps": gbps or None,
+        "bandwidthGBps": given.gbps or None,
     }
 
 

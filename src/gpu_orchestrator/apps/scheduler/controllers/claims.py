@@ -21,7 +21,7 @@ from gpu_orchestrator.api.kubernetes import Lease, Pod
 from gpu_orchestrator.api.wire import Json, key
 from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.binding import claim_status
-from gpu_orchestrator.apps.scheduler.binding.claim_status import Claimant, Due
+from gpu_orchestrator.apps.scheduler.binding.claim_status import Claimant, Due, Given
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter, Refused
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
@@ -210,11 +210,18 @@ class ClaimController:
         given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
         return claim_status.due(claim, pod, given=given, held=held, now=self._now())
 
-    def _given(self, pod: Pod, claim: GpuClaim) -> Json:
-        placement = Placement(pod.metadata.uid, pod.spec.node_name, devices=claims.given(pod))
+    def _given(self, pod: Pod, claim: GpuClaim) -> Json | None:
+        """Return the status for a bound pod, with the devices that it holds, whatever its annotations say;
+        None while they are not known."""
+        uid, holdings = pod.metadata.uid, self._coordinator.holdings
+        own = holdings.get(uid)
+        devices = own.devices if own is not None and own.devices else holdings.devices_of(uid)
+        if not devices:
+            return None
+        placement = Placement(uid, pod.spec.node_name, devices=devices)
         uuids = [device.uuid for device in self._coordinator.engine.cluster.devices(placement)]
-        gbps = self._bandwidth(placement)
-        return claim_status.bound(pod, claim, uuids=uuids if all(uuids) else [], gbps=gbps, now=self._now())
+        given = Given(placement, uuids if all(uuids) else [], self._bandwidth(placement))
+        return claim_status.bound(pod, claim, given, now=self._now())
 
     def _bandwidth(self, placement: Placement) -> int:
         cluster = self._coordinator.engine.cluster
