@@ -201,31 +201,11 @@ def test_every_built_in_strategy_binds_a_pod(stage: Stage) -> None:
     assert stage.wait_bound(*pods)
 
 
+OWN_VOLUME = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
 UNFIT: dict[str, tuple[Json, str]] = {
-    "affinity": (
-        {
-            "affinity": {
-                "podAffinity": {
-                    "requiredDuringSchedulingIgnoredDuringExecution": [
-                        {"topologyKey": "zone", "labelSelector": {}}
-                    ]
-                }
-            }
-        },
-        "required podAffinity",
-    ),
-    "spread": (
-        {
-            "topologySpreadConstraints": [
-                {
-                    "maxSkew": 1,
-                    "topologyKey": "zone",
-                    "whenUnsatisfiable": "DoNotSchedule",
-                    "labelSelector": {},
-                }
-            ]
-        },
-        "topologySpreadConstraints with DoNotSchedule",
+    "ephemeral": (
+        {"volumes": [{"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": OWN_VOLUME}}}]},
+        "ephemeral volumes",
     ),
     "plugin": (
         {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
