@@ -67,14 +67,7 @@ class SchedulingQueue:
     def pop(self, cluster: Cluster) -> Waiting | None:
         """Return the next request to decide; None if all active ones belong to flows at their limit, or if
         parked ones are left to be checked that may come before: call it again soon."""
-        if self._may_be_behind():
-            self._wake_more(cluster)
-            if self._may_be_behind():
-                return None
-        found = self._active.pop()
-        if found is None and self._unschedulable.has_more:
-            self._wake_more(cluster)
-        return found
+        return self._pop_in_order(cluster) if self._unschedulable.has_more else self._active.pop()
 
     def join_parked(self, waiting: Waiting) -> Refusal | None:
         """Park a request whose shape is known not to fit, and return why; None if that is not known."""
@@ -130,6 +123,16 @@ class SchedulingQueue:
         if changed:
             for waiting in self._unschedulable.wake_all():
                 self._active.push(waiting)
+
+    def _pop_in_order(self, cluster: Cluster) -> Waiting | None:
+        if self._may_be_behind():
+            self._wake_more(cluster)
+            if self._may_be_behind():
+                return None
+        found = self._active.pop()
+        if found is None and self._unschedulable.has_more:
+            self._wake_more(cluster)
+        return found
 
     def _may_be_behind(self) -> bool:
         """Return True if parked requests are left to be checked that may come before all active ones."""

@@ -78,6 +78,8 @@ class Unschedulable:
     def sleep_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
         """Park a woken request and return why, if by the numbers it fits nowhere and the closer look would
         have to begin from the start; None if it must be judged."""
+        if not self._groups:
+            return None
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
         if group is None or key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
