@@ -256,20 +256,17 @@ class Engine:
             self._queue.wake_for(self.cluster, node, observed=observed)
 
     def _decide_active(self, now: float, actions: list[Action]) -> None:
-        queue = self._queue
+        queue, cluster = self._queue, self._cache.cluster
+        judged_most = self._rows_at_tick + self._max_rows
         for _ in range(self._max_decisions):
-            if len(self._in_flight) >= self._max_in_flight or self._has_judged_most():
+            if len(self._in_flight) >= self._max_in_flight or cluster.standings.rows_judged >= judged_most:
                 return
-            if (waiting := queue.pop(self.cluster)) is None:
+            if (waiting := queue.pop(cluster)) is None:
                 return
-            if refusal := queue.join_parked(waiting) or queue.park_again(waiting, self.cluster):
+            if refusal := queue.join_parked(waiting) or queue.park_again(waiting, cluster):
                 actions.append(Refuse(waiting.request, refusal))
             else:
                 actions.append(self._decide(waiting, now))
-
-    def _has_judged_most(self) -> bool:
-        """Return True if the next decision must wait for a `Tick`."""
-        return self.cluster.standings.rows_judged - self._rows_at_tick >= self._max_rows
 
     def _decide(self, waiting: Waiting, now: float) -> Action:
         request, queue = waiting.request, self._queue

@@ -45,7 +45,7 @@ class SchedulingQueue:
 
     def has_next(self) -> bool:
         """Return True if `pop` may return a request now or soon."""
-        return self._active.has_turn() or self._unschedulable.has_more
+        return self._active.has_turn() or bool(self._unschedulable.waves)
 
     def rested_at(self) -> float | None:
         """Return when the next resting request becomes active; None if none rests."""
@@ -67,14 +67,7 @@ class SchedulingQueue:
     def pop(self, cluster: Cluster) -> Waiting | None:
         """Return the next request to decide; None if all active ones belong to flows at their limit, or if
         parked ones are left to be checked that may come before: call it again soon."""
-        if self._may_be_behind():
-            self._wake_more(cluster)
-            if self._may_be_behind():
-                return None
-        found = self._active.pop()
-        if found is None and self._unschedulable.has_more:
-            self._wake_more(cluster)
-        return found
+        return self._pop_in_order(cluster) if self._unschedulable.waves else self._active.pop()
 
     def join_parked(self, waiting: Waiting) -> Refusal | None:
         """Park a request whose shape is known not to fit, and return why; None if that is not known."""
@@ -141,10 +134,20 @@ class SchedulingQueue:
             for waiting in self._unschedulable.wake_all():
                 self._active.push(waiting)
 
+    def _pop_in_order(self, cluster: Cluster) -> Waiting | None:
+        if self._may_be_behind():
+            self._wake_more(cluster)
+            if self._may_be_behind():
+                return None
+        found = self._active.pop()
+        if found is None and self._unschedulable.waves:
+            self._wake_more(cluster)
+        return found
+
     def _may_be_behind(self) -> bool:
         """Return True if parked requests are left to be checked that may come before all active ones."""
         parked = self._unschedulable
-        return parked.has_more and (self._active.first() or LAST) > parked.checked_up_to()
+        return bool(parked.waves) and (self._active.first() or LAST) > parked.checked_up_to()
 
     def _wake_more(self, cluster: Cluster) -> None:
         for group in self._unschedulable.helped_more(cluster):

@@ -50,8 +50,8 @@ class Unschedulable:
         self._unused: list[int] = []
         self._eligible = EligibleRows()
         self._orders: list[Order] = []
-        self._waves: dict[str, Order] = {}
-        """By node: the last group in order that was checked, while others are left to be checked."""
+        self.waves: dict[str, Order] = {}
+        """By node: the last group in order that was checked, while others are left for `helped_more`."""
 
     def __len__(self) -> int:
         return sum(len(group.queue) for group in self._groups.values())
@@ -80,6 +80,8 @@ class Unschedulable:
     def sleep_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
         """Park a woken request and return why, if by the numbers it fits nowhere and the closer look would
         have to begin from the start; None if it must be judged."""
+        if not self._groups:
+            return None
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
         if group is None or key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
@@ -103,24 +105,19 @@ class Unschedulable:
             self._eligible.notice(cluster.row(name))
         return self._next_wave(cluster, name, FIRST)
 
-    @property
-    def has_more(self) -> bool:
-        """True if `helped_more` has groups to check."""
-        return bool(self._waves)
-
     def checked_up_to(self) -> Order:
         """Return the order up to which all groups were checked that a node could help."""
-        return min(self._waves.values())
+        return min(self.waves.values())
 
     def helped_more(self, cluster: Cluster) -> list[Group]:
         """Return the next sleeping groups that fit on a node on which not all groups were checked yet."""
-        name = min(self._waves, key=self._waves.__getitem__)
-        after = self._waves.pop(name)
+        name = min(self.waves, key=self.waves.__getitem__)
+        after = self.waves.pop(name)
         return self._next_wave(cluster, name, after) if name in cluster else []
 
     def _next_wave(self, cluster: Cluster, name: str, after: Order) -> list[Group]:
-        if self._waves:
-            self._waves.pop(name, None)
+        if self.waves:
+            self.waves.pop(name, None)
         row = cluster.row(name)
         met = self._wakeup.met_by(cluster, row)
         if not len(met):
@@ -130,7 +127,7 @@ class Unschedulable:
             slots = [slot for slot in slots if self._orders[slot] > after]
         if len(slots) > WAVE:
             slots = sorted(slots, key=self._orders.__getitem__)[:WAVE]
-            self._waves[name] = self._orders[slots[-1]]
+            self.waves[name] = self._orders[slots[-1]]
         return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
 
     @property
