@@ -148,7 +148,7 @@ class Term:
     def __init__(self, server: Server) -> None:
         self.server, client = server, Client(server)
         clock = asyncio.get_running_loop().time
-        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: []})
+        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": lambda _: [], "rule": lambda _: []})
         self.leases: Store[Lease] = Store()
         nodes, shares = Store[Node](), Store[GpuClaim]({"pod": lambda each: [claims.reserved_for(each)]})
         reports = Store[GpuNodeStatus]()
