@@ -288,3 +288,27 @@ def test_too_large_node_is_refused_before_anything_changes(
 ) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         node("a", gpus, **facts)
+
+
+def test_placements_with_invented_resources_do_not_grow_memory() -> None:
+    small = cluster(*(node(f"n{i}", 1, resources={"cpu": 4}) for i in range(4)))
+    before = small.usage.free.nbytes
+    for number in range(200):
+        small.account(Placement(f"p{number}", "n0", resources=((f"vendor.example/{number}", 1),)))
+    assert small.usage.free.nbytes == before
+
+
+def test_resource_that_a_node_offers_later_counts_what_is_held_of_it() -> None:
+    """Held on two nodes before any node offers it, and released after one does."""
+    both = cluster(node("a", 1, resources={"cpu": 4}), node("b", 1, resources={"cpu": 4}))
+    for name in ("a", "b"):
+        both.account(Placement(f"on-{name}", name, resources=(("vendor.example/card", 2),)))
+    both.set_node(node("a", 1, resources={"cpu": 4, "vendor.example/card": 3}))
+    wish = Placement("p", "a", resources=(("vendor.example/card", 2),))
+    with pytest.raises(Oversold):
+        both.place(wish)
+    both.release(Placement("on-a", "a"))
+    both.release(Placement("on-b", "b"))
+    both.place(wish)
+    with pytest.raises(Oversold):
+        both.place(Placement("q", "b", resources=(("vendor.example/card", 1),)))

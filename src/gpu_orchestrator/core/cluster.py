@@ -52,9 +52,11 @@ class Cluster:
         if known is not None and self.inventory.nodes[known] == node:
             return False
         self._own_inventory()
-        row = self.inventory.put(node)
+        row, kinds = self.inventory.put(node), self.usage.kinds
         self.usage.follow(self.inventory, row)
         self._note(row, observed=True)
+        if self.usage.kinds > kinds:
+            self._count_held_from(kinds)
         return True
 
     def remove_node(self, name: str) -> None:
@@ -73,7 +75,6 @@ class Cluster:
         if placement.key in self.usage.held[row]:
             raise Oversold(f"{placement.key} already holds something on {placement.node}; release it first")
         self.usage.check(self.inventory, row, placement)
-        self._know_kinds(placement)
         self.usage.add(self.inventory, row, placement)
         self.neighbours.add(row, placement)
         self._note(row)
@@ -82,7 +83,6 @@ class Cluster:
         """Record a placement that already exists, even if it oversells the node; it replaces what the key
         held there."""
         row = self.row(placement.node)
-        self._know_kinds(placement)
         if placement.key in self.usage.held[row]:
             self.neighbours.remove(row, self.usage.remove(self.inventory, row, placement.key))
         self.usage.add(self.inventory, row, placement)
@@ -133,9 +133,10 @@ class Cluster:
         if self._shares_inventory:
             self.inventory, self._shares_inventory = self.inventory.copy(), False
 
-    def _know_kinds(self, placement: Placement) -> None:
-        """Add columns for resources that the placement takes and no node has offered yet."""
-        for name, _ in placement.resources:
-            self.inventory.learn(name)
-        if len(self.inventory.kinds_of) > self.usage.kinds:
-            self.usage.resize(0, 0, len(self.inventory.kinds_of))
+    def _count_held_from(self, kind: int) -> None:
+        """Count what is held of the resources from this column on: no node had offered them before."""
+        for row, held in enumerate(self.usage.held):
+            resources = (each for placement in held.values() for each in placement.resources)
+            if any(self.inventory.kind(name) >= kind for name, _ in resources):
+                self.usage.follow(self.inventory, row)
+                self._note(row)

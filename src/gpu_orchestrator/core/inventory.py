@@ -80,7 +80,7 @@ class Inventory(Table):
     def put(self, node: Node) -> int:
         """Write a node's facts into its row, or into a new one; the columns may grow."""
         for name, _ in node.resources:
-            self.learn(name)
+            self.kinds_of.number(name)
         row = self.row_of.get(node.name)
         if row is None:
             row = self._new_row(node.name)
@@ -99,13 +99,9 @@ class Inventory(Table):
         return row
 
     def kind(self, resource: str) -> int:
-        """Return the column of a resource; 0, which stays empty, if no node offers it and no placement holds
-        it. A lookup adds no column, or requests for always new resources would fill the memory."""
+        """Return the column of a resource; 0, which stays empty, if no node offers it. A lookup adds no
+        column, or requests for always new resources would fill the memory."""
         return self.kinds_of.numbers.get(resource, 0)
-
-    def learn(self, resource: str) -> None:
-        """Add a column for a resource that is offered or held."""
-        self.kinds_of.number(resource)
 
     def label(self, key: str) -> Small:
         """Return each node's value of one label, as a number; 0 where it has none. Computed on first use."""

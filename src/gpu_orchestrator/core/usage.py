@@ -139,7 +139,9 @@ class Usage(Table):
                 spare += max(before - milli, 0) - max(before, 0)
                 whole += (holders + sign == 0) - (holders == 0)
         for name, amount in placement.resources:
-            self.free[row, inventory.kind(name)] -= sign * within(amount, MOST_AMOUNT)
+            # What no node offers has no column, or pods with invented resources would fill the memory.
+            if 0 < (kind := inventory.kind(name)) < self.kinds:
+                self.free[row, kind] -= sign * within(amount, MOST_AMOUNT)
         self._set_sums(inventory, row, self.whole.item(row) + whole, self.spare_milli.item(row) + spare)
 
     def _sum(self, inventory: Inventory, row: int) -> None:
