@@ -20,6 +20,7 @@ Done = subprocess.CompletedProcess[str]
 CLAIM = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuClaim"}
 WORKLOAD = {"apiVersion": "gpu.warp.dev/v1alpha1", "kind": "GPUWorkload"}
 NOW = "2026-01-01T00:00:00.000000Z"
+KEPT_SETTINGS = "the settings of the gpu-scheduler (ConfigMap gpu-scheduler) stay as they are"
 RUNNING = "--field-selector=status.phase=Running"
 
 
@@ -28,6 +29,7 @@ def script(
     *words: str,
     cluster: Cluster | None = None,
     path: str = "",
+    root: Path = ROOT,
     kubeconfig: Path | None = None,
 ) -> Done:
     tools = str(Path(cluster.tools["kubectl"]).parent) if cluster else ""
@@ -37,12 +39,16 @@ def script(
     }
     if cluster:
         environment["KUBECONFIG"] = str(kubeconfig or cluster.kubeconfig)
-    command = ["bash", str(ROOT / "scripts" / name), *words]
+    command = ["bash", str(root / "scripts" / name), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
 
 
 def count(cluster: Cluster, *what: str) -> int:
     return len(cluster.kubectl("get", *what, "--no-headers", "--ignore-not-found").splitlines())
+
+
+def class_of(cluster: Cluster, fields: str) -> str:
+    return cluster.kubectl("get", "priorityclass", "gpu-high", "-o", f"jsonpath={fields}")
 
 
 def start_pod(cluster: Cluster, name: str) -> str:
@@ -97,6 +103,18 @@ def user_who_may_list(cluster: Cluster, folder: Path, resources: str) -> Path:
     return written
 
 
+def preempting_copy(folder: Path) -> Path:
+    """Return a copy of scripts and manifests in which an admin lets gpu-high preempt."""
+    for each in ("scripts", "config"):
+        shutil.copytree(ROOT / each, folder / each)
+    classes = folder / "config" / "priority" / "priority_classes.yaml"
+    name, never = "name: gpu-high\nvalue: 100000\npreemptionPolicy: ", "Never"
+    text = classes.read_text()
+    assert name + never in text
+    classes.write_text(text.replace(name + never, name + "PreemptLowerPriority"))
+    return folder
+
+
 def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> None:
     cluster = new_cluster(OPTIONAL)
     cluster.gpu_nodes(1)
@@ -105,9 +123,17 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
     assert tried.returncode == 0, tried.stderr
     assert count(cluster, "crd") == 0
 
-    for _ in range(2):
-        done = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
-        assert done.returncode == 0, done.stderr
+    first = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
+    assert first.returncode == 0, first.stderr
+    edited = {"data": {"settings.yaml": "lock: binding\n"}}
+    cluster.kubectl("patch", "configmap", "gpu-scheduler", "-n", SYSTEM, "-p", json.dumps(edited))
+    done = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
+    assert done.returncode == 0, done.stderr
+    assert KEPT_SETTINGS not in first.stdout
+    assert KEPT_SETTINGS in done.stdout
+    assert "deployment.apps/gpu-scheduler serverside-applied" in done.stdout
+    settings = cluster.kubectl("get", "configmap", "gpu-scheduler", "-n", SYSTEM, "-o", "jsonpath={.data}")
+    assert json.loads(settings) == edited["data"]
     assert "the nodes of this cluster are simulated (kwok)" in done.stdout
     assert "Run them yourself: gpu-orchestrator operator" in done.stdout
     assert "are installed" not in done.stdout
@@ -165,16 +191,22 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
     assert "gpu-" not in ours
 
 
-def test_update_of_an_older_installation_and_removal_of_the_scheduler(new_cluster: NewCluster) -> None:
+def test_update_of_an_older_installation_and_removal_of_the_scheduler(
+    new_cluster: NewCluster, tmp_path: Path
+) -> None:
     """No priority class can change whether it preempts, so `kubectl apply` alone would fail. No node
     is simulated here, so the script would wait for the controllers; `--no-wait` leaves that out."""
     cluster = new_cluster()
     cluster.kubectl("create", "priorityclass", "gpu-high", "--value=100000")
+    made = class_of(cluster, "{.metadata.uid}")
+    wanted = script("deploy.sh", "--no-wait", cluster=cluster, root=preempting_copy(tmp_path))
+    assert wanted.returncode == 0, wanted.stderr
+    assert class_of(cluster, "{.metadata.uid} {.preemptionPolicy}") == f"{made} PreemptLowerPriority"
+
     done = script("deploy.sh", "--no-wait", cluster=cluster)
     assert done.returncode == 0, done.stderr
     assert f"operator and gpu-scheduler are installed in namespace {SYSTEM}" in done.stdout
-    policy = cluster.kubectl("get", "priorityclass", "gpu-high", "-o", "jsonpath={.preemptionPolicy}")
-    assert policy == "Never"
+    assert class_of(cluster, "{.preemptionPolicy}") == "Never"
 
     hold_devices(cluster)
     gone = script("uninstall.sh", "--scheduler", cluster=cluster)
