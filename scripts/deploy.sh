@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the operator and the gpu-scheduler into the cluster of kubectl's current context. Run it again to update
-# them.
+# them; the settings of the gpu-scheduler stay as they are then.
 #
 #   scripts/deploy.sh [NAMESPACE] [--image IMAGE] [--dry-run] [--no-wait]
 #
@@ -42,23 +42,53 @@ manifests() {
     sed -e "s|gpu-orchestrator-system|$namespace|g" -e "s|image: gpu-orchestrator:latest|image: $image|"
 }
 
+# Of the manifests on stdin, print the document of this kind and name (only), or all others (without).
+documents() {
+  awk -v want="$1" -v kind="$2" -v name="$3" '
+    function flush(  is_it) {
+      is_it = index("\n" text, "\nkind: " kind "\n") && index(text, "\n  name: " name "\n")
+      if ((want == "only") == (is_it ? 1 : 0)) printf "%s", text
+      text = ""
+    }
+    $0 == "---" { flush() }
+    { text = text $0 "\n" }
+    END { flush() }'
+}
+
+everything=$(manifests config/default)
+settings=$(kubectl get configmap gpu-scheduler -n "$namespace" --ignore-not-found -o name) ||
+  die "could not look for the settings of the gpu-scheduler (ConfigMap gpu-scheduler in namespace $namespace)"
+if [[ $settings ]]; then
+  echo "deploy: the settings of the gpu-scheduler (ConfigMap gpu-scheduler) stay as they are"
+  everything=$(documents without ConfigMap gpu-scheduler <<<"$everything")
+fi
+
 if [[ $dry_run ]]; then
   # The API server rejects objects of a namespace that does not exist yet, so kubectl checks those.
   manifests config/crd | kubectl apply --server-side "$dry_run" -f -
-  manifests config/default | kubectl apply --dry-run=client -f -
+  kubectl apply --dry-run=client -f - <<<"$everything"
   echo "deploy: nothing was changed"
   exit 0
 fi
 
-# A class cannot change whether it preempts, so an older gpu-high, which did, is made again. Pods keep what they have.
-if [[ $(kubectl get priorityclass gpu-high --ignore-not-found -o jsonpath='{.preemptionPolicy}') == Preempt* ]]; then
-  echo "deploy: priority class gpu-high preempts no longer; to have that back, see config/priority/priority_classes.yaml"
+# A class cannot change whether it preempts, so a gpu-high that differs in this is made again. Pods keep what they have.
+policy=$(documents only PriorityClass gpu-high <<<"$everything" | sed -n 's/^preemptionPolicy: //p')
+policy=${policy:-PreemptLowerPriority}
+found=$(kubectl get priorityclass gpu-high --ignore-not-found -o jsonpath='{.preemptionPolicy}')
+if [[ $found && $found != "$policy" ]]; then
+  echo "deploy: preemptionPolicy of priority class gpu-high was $found and is now $policy; to change that, see" \
+    "config/priority/priority_classes.yaml"
   kubectl delete priorityclass gpu-high
 fi
 manifests config/crd | kubectl apply --server-side --force-conflicts -f -
-kubectl wait --for=condition=Established --timeout=60s \
-  crd/gpuworkloads.gpu.warp.dev crd/gpuclaims.gpu.scheduling crd/gpunodestatuses.gpu.scheduling
-manifests config/default | kubectl apply --server-side --force-conflicts -f -
+# kubectl gives up on a definition that is so new that it has no conditions yet, so ask it again.
+until_s=$((SECONDS + 60))
+until found=$(kubectl wait --for=condition=Established --timeout=60s crd/gpuworkloads.gpu.warp.dev \
+  crd/gpuclaims.gpu.scheduling crd/gpunodestatuses.gpu.scheduling 2>&1); do
+  ((SECONDS < until_s)) || die "the custom resources are not served: $(tail -n 1 <<<"$found")"
+  sleep 1
+done
+kubectl apply --server-side --force-conflicts -f - <<<"$everything"
 # Simulated nodes (kwok, as in `make cluster`) show pods as Running and run nothing.
 simulated() {
   local kinds

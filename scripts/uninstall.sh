@@ -7,7 +7,7 @@
 #   --scheduler   also remove the gpu-scheduler; claims, and the leases of devices that pods have, stay
 #   --all         remove everything: also every GPUWorkload with its Job, every GpuClaim, the
 #                 CustomResourceDefinitions, and the namespace with all leases
-#   --patience    how long the scheduler may take to release claims of ended pods (default: 60)
+#   --patience    how long ended pods may keep their claims, and deleted workloads their pods (default: 60)
 #   --dry-run     print what would be deleted, and change nothing
 set -euo pipefail
 
@@ -43,60 +43,110 @@ delete() {
     kubectl delete --ignore-not-found --wait=true --timeout=120s ${dry_run:+"$dry_run"} -f -
 }
 
-count() { kubectl get "$1" -A --no-headers --ignore-not-found 2>/dev/null | wc -l; }
-
-# One line for each claim that is reserved for a pod: namespace, claim, pod, and the pod's UID.
-reserved() {
-  kubectl get gpuclaims -A --ignore-not-found -o go-template='{{range .items}}{{$it := .metadata}}{{range $it.finalizers
-    }}{{if eq . "gpu.scheduling/in-use"}}{{$it.namespace}} {{$it.name}} {{with $it.annotations}}{{or (index .
-    "gpu.scheduling/pod") "-"}}{{else}}-{{end}} {{with $it.labels}}{{or (index . "gpu.scheduling/pod-uid") "-"}}{{else
-    }}-{{end}}{{"\n"}}{{end}}{{end}}{{end}}' 2>/dev/null || true
+# Print what there is of a custom resource, as `kubectl get` does with these words: nothing without its definition.
+list() {
+  local defined
+  defined=$(kubectl get crd "$1" --ignore-not-found -o name) || die "could not ask whether there are $1; see above"
+  [[ $defined ]] || return 0
+  kubectl get "$1" -A --ignore-not-found "${@:2}" || die "could not list $1; see above"
 }
 
-# Those of them whose pod lives: it has the devices, and must go first.
+count() {
+  local found
+  found=$(list "$1" -o name) || exit 1
+  grep -c . <<<"$found" || true
+}
+
+# One line for each object with this finalizer: namespace, name, and the UID of the pod that it is reserved for.
+marked() {
+  list "$1" -o go-template='{{range .items}}{{$it := .metadata}}{{range $it.finalizers}}{{if eq . "'"$2"'"
+    }}{{$it.namespace}} {{$it.name}} {{with $it.labels}}{{or (index . "gpu.scheduling/pod-uid") "-"}}{{else
+    }}-{{end}}{{"\n"}}{{end}}{{end}}{{end}}'
+}
+reserved() { marked gpuclaims.gpu.scheduling gpu.scheduling/in-use; }
+
+# Take this finalizer off every object that has it.
+unmark() {
+  local found space name rest left
+  found=$(marked "$1" "$2") || exit 1
+  while read -r space name _; do
+    [[ $name ]] || continue
+    rest=$(kubectl get "$1" "$name" -n "$space" --ignore-not-found -o go-template='{{range .metadata.finalizers
+      }}{{if ne . "'"$2"'"}}"{{.}}",{{end}}{{end}}')
+    kubectl patch "$1" "$name" -n "$space" --type=merge -p "{\"metadata\":{\"finalizers\":[${rest%,}]}}" && continue
+    left=$(kubectl get "$1" "$name" -n "$space" --ignore-not-found -o name) && [[ -z $left ]] ||
+      die "finalizer $2 could not be taken off $1 $space/$name; see above"
+  done <<<"$found"
+}
+
+# The leases of devices: who holds each, alone or with others.
+leases() {
+  kubectl get leases -n "$namespace" -l gpu.scheduling/managed=true --ignore-not-found -o go-template='{{range .items
+    }}{{.spec.holderIdentity}} {{with .metadata.annotations}}{{index . "gpu.scheduling/holders"}}{{end}}{{"\n"}}{{end
+    }}' || die "could not list the leases of namespace $namespace; see above"
+}
+
+# The pods that have not ended: UID, and namespace/name.
+live_pods() {
+  kubectl get pods -A --ignore-not-found --field-selector=status.phase!=Succeeded,status.phase!=Failed \
+    -o go-template='{{range .items}}{{.metadata.uid}} {{.metadata.namespace}}/{{.metadata.name}}{{"\n"}}{{end}}' ||
+    die "could not list pods; see above"
+}
+
+# Those of them that have devices, by a claim or without one; they must go first.
 in_use() {
-  local space claim pod uid found
-  while read -r space claim pod uid; do
-    found=$(kubectl get pod "$pod" -n "$space" --ignore-not-found -o jsonpath='{.metadata.uid} {.status.phase}')
-    case $found in
-      "$uid Succeeded" | "$uid Failed") ;;
-      "$uid "*) echo "$space/$claim (pod $pod)" ;;
-    esac
-  done < <(reserved)
+  local held pods
+  held=$(reserved && leases) || exit 1
+  pods=$(live_pods) || exit 1
+  held=$(grep -oE '[0-9a-f-]{36}' <<<"$held") || return 0
+  awk 'NR == FNR { held[$1]; next } $1 in held { print $2 }' <(echo "$held") <(echo "$pods")
+}
+
+# Delete workloads while the operator still runs, so that it can clean up after each of them. Without it, nobody else
+# takes its finalizer off; their Jobs and pods follow them as what they own.
+delete_workloads() {
+  local until_s=$((SECONDS + patience_s)) kind=gpuworkloads.gpu.warp.dev operator
+  operator=$(state gpu-orchestrator-controller-manager)
+  if [[ $operator == running ]]; then
+    kubectl delete "$kind" --all -A --timeout=120s ${dry_run:+"$dry_run"} ||
+      die "some GPUWorkloads were not deleted; is the operator running? kubectl get pods -n $namespace"
+    return
+  fi
+  kubectl delete "$kind" --all -A --wait=false ${dry_run:+"$dry_run"} || die "some GPUWorkloads were not deleted"
+  if [[ $dry_run ]]; then return; fi
+  unmark "$kind" gpu.warp.dev/finalizer
+  while ((SECONDS < until_s)) && [[ $(in_use) ]]; do sleep 1; done
 }
 
 # Give the scheduler time to release claims of ended pods; take the mark off those that it does not release.
 release_claims() {
-  local until_s=$((SECONDS + patience_s)) space claim rest
-  while [[ $(reserved) ]] && ((SECONDS < until_s)) && [[ $1 == running ]]; do sleep 1; done
-  while read -r space claim rest; do
-    rest=$(kubectl get gpuclaim "$claim" -n "$space" -o go-template='{{range .metadata.finalizers
-      }}{{if ne . "gpu.scheduling/in-use"}}"{{.}}",{{end}}{{end}}')
-    kubectl patch gpuclaim "$claim" -n "$space" --type=merge -p "{\"metadata\":{\"finalizers\":[${rest%,}]}}" ||
-      die "GpuClaim $space/$claim could not be freed"
-  done < <(reserved)
+  local until_s=$((SECONDS + patience_s))
+  while [[ $1 == running ]] && ((SECONDS < until_s)) && [[ $(reserved) ]]; do sleep 1; done
+  unmark gpuclaims.gpu.scheduling gpu.scheduling/in-use
 }
 
-scheduler_state() {
+# Whether a Deployment of ours is running or gone.
+state() {
   local ready
-  ready=$(kubectl get deployment gpu-scheduler -n "$namespace" --ignore-not-found -o jsonpath='{.status.readyReplicas}')
+  ready=$(kubectl get deployment "$1" -n "$namespace" --ignore-not-found -o jsonpath='{.status.readyReplicas}') ||
+    die "could not look for deployment $1 in namespace $namespace; see above"
   if [[ ${ready:-0} -gt 0 ]]; then echo running; else echo gone; fi
 }
 
-left=$(count gpuworkloads)
+left=$(count gpuworkloads.gpu.warp.dev)
 if [[ $all ]]; then
-  # Delete workloads while the operator still runs, so that it can clean up after each of them.
-  if ((left)); then
-    kubectl delete gpuworkloads --all -A --timeout=120s ${dry_run:+"$dry_run"} ||
-      die "some GPUWorkloads were not deleted; is the operator running? kubectl get pods -n $namespace"
-  fi
+  if ((left)); then delete_workloads; fi
   used=$(in_use)
-  [[ -z $used ]] || die "these GpuClaims are in use, so nothing more was removed; delete their pods first:"$'\n'"$used"
-  if [[ -z $dry_run ]]; then release_claims "$(scheduler_state)"; fi
+  [[ -z $used ]] || die "these pods have devices, so nothing more was removed; delete them first:"$'\n'"$used"
+  if [[ -z $dry_run ]]; then
+    scheduler_state=$(state gpu-scheduler)
+    release_claims "$scheduler_state"
+  fi
   delete config/default
 else
   for part in rbac manager ${scheduler:+scheduler}; do delete "config/$part"; done
+  claims=$(count gpuclaims.gpu.scheduling)
   echo "uninstall: namespace $namespace with its leases, the definitions, $left GPUWorkload(s) and" \
-    "$(count gpuclaims) GpuClaim(s) stay; remove them too with: $0 --all"
+    "$claims GpuClaim(s) stay; remove them too with: $0 $namespace --all"
 fi
 if [[ $dry_run ]]; then echo "uninstall: nothing was changed"; fi

@@ -1,30 +1,45 @@
 """The scripts that install and remove operator and gpu-scheduler, with and without a real cluster."""
 
+import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from controlplane.cluster import OPTIONAL, Cluster
+from gpu_orchestrator.api import deviceleases
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from tests.conftest import NewCluster
-from tests.support.operator_process import SYSTEM, eventually
+from tests.support.operator_process import SYSTEM, WORKLOADS, eventually
 from tests.support.paths import ROOT
 
 Done = subprocess.CompletedProcess[str]
 CLAIM = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuClaim"}
+WORKLOAD = {"apiVersion": "gpu.warp.dev/v1alpha1", "kind": "GPUWorkload"}
+NOW = "2026-01-01T00:00:00.000000Z"
+KEPT_SETTINGS = "the settings of the gpu-scheduler (ConfigMap gpu-scheduler) stay as they are"
 RUNNING = "--field-selector=status.phase=Running"
 
 
-def script(name: str, *words: str, cluster: Cluster | None = None, path: str = "") -> Done:
+def script(
+    name: str,
+    *words: str,
+    cluster: Cluster | None = None,
+    path: str = "",
+    root: Path = ROOT,
+    kubeconfig: Path | None = None,
+) -> Done:
     tools = str(Path(cluster.tools["kubectl"]).parent) if cluster else ""
     environment = {
         "PATH": path or f"{tools}:/usr/bin:/bin",
         "HOME": str(cluster.folder if cluster else "/nowhere"),
     }
     if cluster:
-        environment["KUBECONFIG"] = str(cluster.kubeconfig)
-    command = ["bash", str(ROOT / "scripts" / name), *words]
+        environment["KUBECONFIG"] = str(kubeconfig or cluster.kubeconfig)
+    command = ["bash", str(root / "scripts" / name), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
 
 
@@ -32,25 +47,75 @@ def count(cluster: Cluster, *what: str) -> int:
     return len(cluster.kubectl("get", *what, "--no-headers", "--ignore-not-found").splitlines())
 
 
-def claim_a_device(cluster: Cluster) -> None:
-    """Leave what the scheduler writes for a pod: the pod's claim, reserved, and the lease of its device."""
+def class_of(cluster: Cluster, fields: str) -> str:
+    return cluster.kubectl("get", "priorityclass", "gpu-high", "-o", f"jsonpath={fields}")
+
+
+def start_pod(cluster: Cluster, name: str) -> str:
     spec = {"containers": [{"name": "main", "image": "busybox"}]}
     pods = "/api/v1/namespaces/default/pods"
-    uid = cluster.api.request("POST", pods, {"metadata": {"name": "user"}, "spec": spec})["metadata"]["uid"]
+    made = cluster.api.request("POST", pods, {"metadata": {"name": name}, "spec": spec})
+    return str(made["metadata"]["uid"])
+
+
+def hold_devices(cluster: Cluster) -> None:
+    """Leave what the scheduler writes for pods: a reserved claim of `user`, the lease of a device that
+    `asker` has without a claim, and the lease of one that `sharer` has a share of."""
     meta = {
         "name": "held",
         "finalizers": ["gpu.scheduling/in-use"],
-        "labels": {"gpu.scheduling/pod-uid": uid},
-        "annotations": {"gpu.scheduling/pod": "user"},
+        "labels": {"gpu.scheduling/pod-uid": start_pod(cluster, "user")},
+        "annotations": {"gpu.scheduling/pod": "--all"},  # a user of the namespace can write anything here
     }
     claims = "/apis/gpu.scheduling/v1/namespaces/default/gpuclaims"
     cluster.api.request("POST", claims, {**CLAIM, "metadata": meta, "spec": {"devices": {"count": 1}}})
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
-    lease = {"name": "gpu-gpu-node-0-0", "labels": {"gpu.scheduling/managed": "true"}}
-    cluster.api.request("POST", leases, {"metadata": lease, "spec": {"holderIdentity": uid}})
+    whole = Holder(start_pod(cluster, "asker"), "asker", "default", since=NOW)
+    part = Holder(start_pod(cluster, "sharer"), "sharer", "default", 500, since=NOW)
+    for lease in (
+        deviceleases.exclusive(DeviceRef("gpu-node-0", 0), whole, SYSTEM),
+        deviceleases.shared(DeviceRef("gpu-node-0", 1), [part], SYSTEM, NOW),
+    ):
+        cluster.api.request("POST", leases, msgspec.to_builtins(lease))
 
 
-def test_install_update_and_remove(new_cluster: NewCluster) -> None:
+def leave_a_workload(cluster: Cluster) -> None:
+    """Leave a workload that the operator, which is gone, did not finish with."""
+    meta = {"name": "left", "finalizers": ["gpu.warp.dev/finalizer"]}
+    body = {**WORKLOAD, "metadata": meta, "spec": {"modelName": "left", "gpuCount": 1}}
+    cluster.api.request("POST", WORKLOADS.format("default"), body)
+
+
+def forget_discovery(cluster: Cluster) -> None:
+    """Make kubectl ask again which resources there are."""
+    shutil.rmtree(cluster.folder / ".kube" / "cache")
+
+
+def user_who_may_list(cluster: Cluster, folder: Path, resources: str) -> Path:
+    """Return the kubeconfig of a user who may see these resources and no others."""
+    cluster.kubectl("create", "clusterrole", "looker", "--verb=get,list", f"--resource={resources}")
+    cluster.kubectl("create", "clusterrolebinding", "looker", "--clusterrole=looker", "--user=looker")
+    config = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))
+    for each in config["users"]:
+        each["user"]["as"] = "looker"
+    written = folder / "looker.json"
+    written.write_text(json.dumps(config))
+    return written
+
+
+def preempting_copy(folder: Path) -> Path:
+    """Return a copy of scripts and manifests in which an admin lets gpu-high preempt."""
+    for each in ("scripts", "config"):
+        shutil.copytree(ROOT / each, folder / each)
+    classes = folder / "config" / "priority" / "priority_classes.yaml"
+    name, never = "name: gpu-high\nvalue: 100000\npreemptionPolicy: ", "Never"
+    text = classes.read_text()
+    assert name + never in text
+    classes.write_text(text.replace(name + never, name + "PreemptLowerPriority"))
+    return folder
+
+
+def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> None:
     cluster = new_cluster(OPTIONAL)
     cluster.gpu_nodes(1)
 
@@ -58,9 +123,17 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
     assert tried.returncode == 0, tried.stderr
     assert count(cluster, "crd") == 0
 
-    for _ in range(2):
-        done = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
-        assert done.returncode == 0, done.stderr
+    first = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
+    assert first.returncode == 0, first.stderr
+    edited = {"data": {"settings.yaml": "lock: binding\n"}}
+    cluster.kubectl("patch", "configmap", "gpu-scheduler", "-n", SYSTEM, "-p", json.dumps(edited))
+    done = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
+    assert done.returncode == 0, done.stderr
+    assert KEPT_SETTINGS not in first.stdout
+    assert KEPT_SETTINGS in done.stdout
+    assert "deployment.apps/gpu-scheduler serverside-applied" in done.stdout
+    settings = cluster.kubectl("get", "configmap", "gpu-scheduler", "-n", SYSTEM, "-o", "jsonpath={.data}")
+    assert json.loads(settings) == edited["data"]
     assert "the nodes of this cluster are simulated (kwok)" in done.stdout
     assert "Run them yourself: gpu-orchestrator operator" in done.stdout
     assert "are installed" not in done.stdout
@@ -77,26 +150,37 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
     assert pods.split() == ["registry.example.com/gpu:1"] * 4 + ["Running"] * 4
     assert count(cluster, "priorityclass", "gpu-low", "gpu-normal", "gpu-high") == 3
 
-    claim_a_device(cluster)
+    hold_devices(cluster)
+    leave_a_workload(cluster)
     kept = script("uninstall.sh", cluster=cluster)
     assert kept.returncode == 0, kept.stderr
-    assert "stay" in kept.stdout
+    assert "1 GPUWorkload(s) and 1 GpuClaim(s) stay" in kept.stdout
+    assert f"uninstall.sh {SYSTEM} --all" in kept.stdout
     assert count(cluster, "crd") == 3
     assert cluster.kubectl("get", "deployments", "-n", SYSTEM, "-o", "name").split() == [
         "deployment.apps/gpu-scheduler"
     ]
     assert count(cluster, "lease", "gpu-gpu-node-0-0", "-n", SYSTEM) == 1
 
-    refused = script("uninstall.sh", "--all", cluster=cluster)
+    refused = script("uninstall.sh", "--all", "--patience", "1", cluster=cluster)
     assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-2:] == [
-        "uninstall: these GpuClaims are in use, so nothing more was removed; delete their pods first:",
-        "default/held (pod user)",
+    assert refused.stderr.splitlines()[-4:] == [
+        "uninstall: these pods have devices, so nothing more was removed; delete them first:",
+        "default/asker",
+        "default/sharer",
+        "default/user",
     ]
+    assert count(cluster, "gpuworkloads", "-A") == 0  # without the operator nobody else lets go of it
+    seen = "customresourcedefinitions,gpuworkloads.gpu.warp.dev,deployments.apps,pods,leases"
+    looker = user_who_may_list(cluster, tmp_path, seen)
+    blind = script("uninstall.sh", "--all", cluster=cluster, kubeconfig=looker)
+    assert blind.returncode == 1
+    assert blind.stderr.endswith("uninstall: could not list gpuclaims.gpu.scheduling; see above\n")
     assert count(cluster, "deployment", "gpu-scheduler", "-n", SYSTEM) == 1
 
-    cluster.kubectl("delete", "pod", "user", "--now")
+    cluster.kubectl("delete", "pod", "user", "asker", "sharer", "--now")
     for _ in range(2):  # the pretended scheduler releases nothing, so the script does
+        forget_discovery(cluster)
         gone = script("uninstall.sh", "--all", "--patience", "1", cluster=cluster)
         assert gone.returncode == 0, gone.stderr
     assert count(cluster, "crd") == 0
@@ -107,18 +191,24 @@ def test_install_update_and_remove(new_cluster: NewCluster) -> None:
     assert "gpu-" not in ours
 
 
-def test_update_of_an_older_installation_and_removal_of_the_scheduler(new_cluster: NewCluster) -> None:
+def test_update_of_an_older_installation_and_removal_of_the_scheduler(
+    new_cluster: NewCluster, tmp_path: Path
+) -> None:
     """No priority class can change whether it preempts, so `kubectl apply` alone would fail. No node
     is simulated here, so the script would wait for the controllers; `--no-wait` leaves that out."""
     cluster = new_cluster()
     cluster.kubectl("create", "priorityclass", "gpu-high", "--value=100000")
+    made = class_of(cluster, "{.metadata.uid}")
+    wanted = script("deploy.sh", "--no-wait", cluster=cluster, root=preempting_copy(tmp_path))
+    assert wanted.returncode == 0, wanted.stderr
+    assert class_of(cluster, "{.metadata.uid} {.preemptionPolicy}") == f"{made} PreemptLowerPriority"
+
     done = script("deploy.sh", "--no-wait", cluster=cluster)
     assert done.returncode == 0, done.stderr
     assert f"operator and gpu-scheduler are installed in namespace {SYSTEM}" in done.stdout
-    policy = cluster.kubectl("get", "priorityclass", "gpu-high", "-o", "jsonpath={.preemptionPolicy}")
-    assert policy == "Never"
+    assert class_of(cluster, "{.preemptionPolicy}") == "Never"
 
-    claim_a_device(cluster)
+    hold_devices(cluster)
     gone = script("uninstall.sh", "--scheduler", cluster=cluster)
     assert gone.returncode == 0, gone.stderr
     assert count(cluster, "deployments", "-n", SYSTEM) == 0
