@@ -22,6 +22,12 @@ def filled(spec: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     return template.fill(owner, template.read(owner), nodes=["a"], resource="nvidia.com/gpu")
 
 
+def mounting(*claims: str) -> dict[str, Any]:
+    """Return a pod's spec with volumes of these PersistentVolumeClaims."""
+    volumes = [{"name": "x", "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    return {"containers": [MAIN], "volumes": volumes}
+
+
 def test_workload_without_template_runs_a_placeholder() -> None:
     pod = filled()["spec"]
     (main,) = pod["containers"]
@@ -138,6 +144,8 @@ def test_named_gpu_resource_is_the_one_asked_for() -> None:
         pytest.param({"schedulerName": "gpu-scheduler"}, "schedulerName is 'gpu-scheduler'", id="scheduler"),
         pytest.param({"restartPolicy": "Always"}, "restartPolicy is 'Always'; a Job needs", id="restart"),
         pytest.param({"priorityClassName": "mine"}, "set spec.priority instead", id="priority"),
+        pytest.param(mounting("a/b"), "volumes has the claimName 'a/b'; name a Pers", id="no object's name"),
+        pytest.param(mounting(""), "volumes has the claimName ''", id="no name"),
         pytest.param({"containers": [MAIN, MAIN]}, "two containers called 'main'", id="same name"),
         pytest.param(
             {"containers": [{**MAIN, "resources": {"limits": {"nvidia.com/gpu": 2}}}]},

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube import errors
+from gpu_orchestrator.adapters.kube.transport import urls
 from gpu_orchestrator.api.kubernetes import Event
 from gpu_orchestrator.apps.operator.observe import job_events, snapshot_reader, workload_volumes
 from gpu_orchestrator.apps.operator.planning.snapshot import Volumes, WorkloadSnapshot
@@ -32,6 +33,7 @@ class Server:
         asked = errors.Operation("get", kind.plural, kind.group)
         if self._forbidden:
             raise errors.Forbidden(asked, errors.Status(message="no"))
+        urls.target(kind, name, namespace)  # raises for a name that no path can contain
         found = self._objects.get(f"{kind.plural}/{name}")
         if found is None:
             raise errors.NotFound(asked, errors.Status(message="none"))
@@ -88,6 +90,15 @@ def test_volumes_of_a_workload(objects: dict[str, dict[str, Any]], expected: Vol
 
 def test_choice_is_left_to_the_kube_scheduler_without_the_right_to_read_volumes() -> None:
     assert examined(EXISTING, forbidden=True) == Volumes(is_open=True)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "50%"])
+def test_name_that_no_object_can_have_is_not_asked_for(name: str) -> None:
+    odd = workload(template={"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": name}}]}})
+    found = asyncio.run(workload_volumes.examine(cast(Any, Server({})), odd))
+    assert found.not_ready == f"PersistentVolumeClaim team/{name} does not exist; create it"
+    odd_volume = {"spec": {"volumeName": name or "/"}, "status": {"phase": "Bound"}}
+    assert "does not exist" in examined({"persistentvolumeclaims/data": odd_volume}).not_ready
 
 
 @pytest.mark.parametrize("volumes", [None, [], "x", [{"persistentVolumeClaim": 1}], [{"name": "tmp"}]])

@@ -31,6 +31,7 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
     if pod.priority_class_name not in ("", names.PRIORITY_CLASSES[workload.spec.priority]):
         _refuse("priorityClassName", f"is {pod.priority_class_name!r}", "set spec.priority instead")
     _check_names(pod)
+    _check_volumes(pod)
     _check_affinity(pod)
     _check_quantities(pod, workload.spec.gpu_count)
 
@@ -64,6 +65,14 @@ def _check_names(pod: PodSpec) -> None:
     for name, times in counted.items():
         if times > 1:
             _refuse("containers", f"has two containers called {name!r}", "give each its own name")
+
+
+def _check_volumes(pod: PodSpec) -> None:
+    claims = [each.persistent_volume_claim for each in pod.volumes if each.persistent_volume_claim]
+    for claim in claims:
+        if not names.is_object_name(claim.claim_name):
+            advice = "name a PersistentVolumeClaim of the workload's namespace"
+            _refuse("volumes", f"has the claimName {claim.claim_name!r}", advice)
 
 
 def _check_affinity(pod: PodSpec) -> None:

@@ -5,17 +5,20 @@ is sought rather than watched: few workloads have some, and a cluster may have v
 """
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Forbidden, NotFound
-from gpu_orchestrator.api import volumes
+from gpu_orchestrator.api import names, volumes
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import VOLUME_CLAIMS, Pod, PodSpec, VolumeClaim
 from gpu_orchestrator.api.volumes import STORAGE_CLASSES, VOLUMES, NotReady, Volume
-from gpu_orchestrator.api.wire import ObjectMeta, key
+from gpu_orchestrator.api.wire import Object, ObjectMeta, Resource, key
 from gpu_orchestrator.apps.operator.planning.snapshot import Volumes
+
+T = TypeVar("T", bound=Object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ async def examine(client: Client, workload: GPUWorkload) -> Volumes:
 async def _examine(client: Client, workload: GPUWorkload, wanted: dict[str, None]) -> Volumes:
     space, found, is_open = workload.metadata.namespace, Found(), False
     for name in wanted:
-        claim = await _claim(client, name, space)
+        claim = await _find(client, VOLUME_CLAIMS, name, space)
         if claim is None:
             return Volumes(not_ready=f"PersistentVolumeClaim {space}/{name} does not exist; create it")
         if claim.spec.volume_name and claim.status.phase == "Bound":
@@ -76,25 +79,22 @@ def _reach(space: str, found: Found, is_open: bool) -> Volumes:
     return Volumes(not_ready=reach.why) if isinstance(reach, NotReady) else Volumes(reach, is_open=is_open)
 
 
-async def _claim(client: Client, name: str, space: str) -> VolumeClaim | None:
-    try:
-        return await client.get(VOLUME_CLAIMS, name, space)
-    except NotFound:
-        return None
-
-
 async def _volume(client: Client, claim: VolumeClaim, found: Found) -> None:
     name = claim.spec.volume_name
-    try:
-        found.volumes[name] = await client.get(VOLUMES, name)
-    except NotFound:
-        return  # `volumes.reach` reports it
+    if volume := await _find(client, VOLUMES, name):
+        found.volumes[name] = volume  # `volumes.reach` reports a missing one
 
 
 async def _waits_for_consumer(client: Client, claim: VolumeClaim) -> bool:
-    if not claim.spec.storage_class_name:
-        return False
+    found = await _find(client, STORAGE_CLASSES, claim.spec.storage_class_name)
+    return found is not None and found.waits_for_consumer
+
+
+async def _find(client: Client, kind: Resource[T], name: str, space: str = "") -> T | None:
+    """Return the object; None if it does not exist, or if no object can have this name."""
+    if not names.is_object_name(name):
+        return None
     try:
-        return (await client.get(STORAGE_CLASSES, claim.spec.storage_class_name)).waits_for_consumer
+        return await client.get(kind, name, space)
     except NotFound:
-        return False
+        return None
