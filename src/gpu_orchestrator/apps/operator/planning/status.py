@@ -202,10 +202,6 @@ def backs_off(status: GPUWorkloadStatus) -> bool:
     return _waits_for(status) in (BACKING_OFF, POD_REFUSED, NODE_REFUSED, DISPLACED)
 
 
-def is_displaced(status: GPUWorkloadStatus) -> bool:
-    return _waits_for(status) == DISPLACED
-
-
 def _waits_for(status: GPUWorkloadStatus) -> str:
     found = conditions.find(status.conditions, SCHEDULED)
     return found.reason if found and status.phase == "Pending" else ""
