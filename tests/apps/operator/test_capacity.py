@@ -105,6 +105,7 @@ def test_job_found_after_a_restart_is_counted() -> None:
         pytest.param({}, {}, id="workload that does not exist"),
         pytest.param({"uid": "another"}, {}, id="workload of the same name, created later"),
         pytest.param({"uid": UID}, {"suspend": True}, id="suspended"),
+        pytest.param({"uid": UID}, {"deleting": True}, id="being deleted, maybe kept by a finalizer"),
     ],
 )
 def test_job_that_cannot_run_counts_for_nothing(owner: dict[str, str], more: dict[str, Any]) -> None:
@@ -149,6 +150,20 @@ def test_job_counts_while_its_workload_exists_and_it_is_not_suspended() -> None:
     stage.capacity.see_workload(owner, None)
     assert stage.free("a") == 4
     stage.capacity.see_job(made, None)
+    assert stage.free("a") == 4
+
+
+def test_bound_pod_of_a_job_that_is_being_deleted_counts() -> None:
+    stage = Stage("a")
+    owner = workload("x")
+    stage.capacity.see_workload(None, owner)
+    made = job(owner, "a")
+    bound = pod(made.metadata.name, gpus=4, node="a")
+    stage.capacity.see_job(None, made)
+    stage.capacity.see_pod(None, bound)
+    stage.capacity.see_job(made, job(owner, "a", deleting=True))
+    assert stage.free("a") == 0
+    stage.capacity.see_pod(bound, None)
     assert stage.free("a") == 4
 
 

@@ -317,7 +317,8 @@ def test_job_without_pod_is_reported_once() -> None:
     assert plan.status
     assert plan.status.phase == "Scheduled"
     assert "has created no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
-    assert plan_for(WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,)), at=later(31)) == Plan()
+    told = WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,))
+    assert plan_for(told, at=later(31)) == Plan(again_at=later(300))
 
 
 def test_deleted_job_is_created_again_without_costing_a_try() -> None:

@@ -61,11 +61,19 @@ class TestPodless:
         assert plan.status
         assert f"kubectl describe job {JOB}" in plan.status.message
 
-    def test_costs_no_try_while_kubernetes_has_not_looked_at_the_job(self) -> None:
+    def test_kubernetes_has_five_minutes_to_look_at_the_job(self) -> None:
+        """Of a Job with `managedBy`, nobody may ever take notice."""
         known = scheduled()
-        plan = plan_for(WorkloadSnapshot(known, (job(known, "a", created=NOW),)), at=later(31))
+        made = job(known, "a", created=NOW)
+        plan = plan_for(WorkloadSnapshot(known, (made,)), at=later(31))
         assert plan.status
-        assert (plan.status.retry_count, plan.status.phase) == (0, "Scheduled")
+        assert (plan.status.retry_count, plan.status.phase, plan.again_at) == (0, "Scheduled", later(300))
+        told = WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,))
+        assert plan_for(told, at=later(299)) == Plan(again_at=later(300))
+        plan = plan_for(told, at=later(300))
+        assert shown(plan) == ("Pending", "BackingOff", 1, "")
+        assert plan.status
+        assert plan.status.message.startswith(f"Job {JOB} created no pod for 300 s: ")
 
     def test_costs_no_try_if_the_workload_waits_for_room(self) -> None:
         known = scheduled(retryPolicy=WAIT)
