@@ -222,6 +222,36 @@ def test_only_pods_of_other_schedulers_can_have_claimed_devices(scheduler: str, 
     assert isinstance(stage.ask("x", gpuCount=1), Refusal) is is_barred
 
 
+def test_pod_of_the_kube_scheduler_holds_no_gpus_by_its_annotation() -> None:
+    stage = Stage("a")
+    forged = pod(uid="p", node="a", allocated="a:0,1,2,3", scheduler="default-scheduler")
+    stage.capacity.see_pod(None, forged)
+    assert stage.ask("x", gpuCount=4) == Given("a", NVIDIA)
+
+
+def test_claimed_pod_bars_its_node_without_its_annotation_while_it_is_there() -> None:
+    """After a restart the pod may be seen for the first time without it."""
+    stage = Stage("a")
+    bare = pod(uid="p", node="a", scheduler="gpu-scheduler")
+    stage.capacity.see_pod(None, bare)
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal)
+    stage.capacity.see_pod(bare, None)
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+
+
+@pytest.mark.parametrize("scheduler", ["gpu-scheduler", "another"])
+def test_pod_that_lost_its_annotation_leaves_its_node_free_when_it_ends(scheduler: str) -> None:
+    stage = Stage("a")
+    holder = pod(uid="p", node="a", given="0,1", scheduler=scheduler)
+    stage.capacity.see_pod(None, holder)
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal)
+    bare = pod(uid="p", node="a", scheduler=scheduler)
+    stage.capacity.see_pod(holder, bare)
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal) is (scheduler == "gpu-scheduler")
+    stage.capacity.see_pod(bare, None)
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+
+
 def test_pod_seen_before_its_node_is_counted_with_the_node() -> None:
     stage = Stage()
     stage.capacity.see_pod(None, pod(uid="p", gpus=3, node="a"))

@@ -14,7 +14,6 @@ from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
 from gpu_orchestrator.core.errors import InvalidRequest
 
-SCHEDULERS = ("", "default-scheduler")
 RESTARTS = ("Never", "OnFailure")
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
@@ -38,7 +37,7 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
 
 def check_plain(template: PodTemplate) -> None:
     scheduler = template.spec.scheduler_name
-    if scheduler not in SCHEDULERS:
+    if scheduler not in names.KUBE_SCHEDULER:
         _refuse("schedulerName", f"is {scheduler!r}", "leave it out, or ask for devices by spec.claim")
     for name in template.metadata.annotations:
         if name.startswith(f"{names.SCHEDULING_GROUP}/"):
