@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -145,6 +146,19 @@ class TestUnschedulable:
         waiting = WorkloadSnapshot(after(snapshot, plan))
         assert plan_for(waiting, at=later(39)) == Plan(again_at=later(40))
         assert shown(plan_for(waiting, gives("b"), at=later(40)))[0] == "Scheduled"
+
+
+@pytest.mark.parametrize(("backoff", "waits"), [(1, [1, 30, 30]), (60, [60, 60, 60])])
+def test_wait_for_what_is_still_missing_has_a_least_length(backoff: int, waits: list[int]) -> None:
+    policy = {"backoffSeconds": backoff}
+    snapshot = WorkloadSnapshot(workload(retryPolicy=policy), volumes=Volumes(not_ready="missing"))
+    found, now = [], NOW
+    for _ in waits:
+        plan = plan_for(snapshot, at=now)
+        assert plan.again_at
+        found.append((plan.again_at - now).total_seconds())
+        snapshot, now = replace(snapshot, workload=after(snapshot, plan)), plan.again_at
+    assert found == waits
 
 
 class TestWaitForRoom:

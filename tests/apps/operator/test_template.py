@@ -146,6 +146,11 @@ def test_named_gpu_resource_is_the_one_asked_for() -> None:
         pytest.param({"priorityClassName": "mine"}, "set spec.priority instead", id="priority"),
         pytest.param(mounting("a/b"), "volumes has the claimName 'a/b'; name a Pers", id="no object's name"),
         pytest.param(mounting(""), "volumes has the claimName ''", id="no name"),
+        pytest.param(
+            mounting(*(f"data-{number}" for number in range(65))),
+            "volumes has 65 PersistentVolumeClaims; at most 64 can be read",
+            id="too many volumes",
+        ),
         pytest.param({"containers": [MAIN, MAIN]}, "two containers called 'main'", id="same name"),
         pytest.param(
             {"containers": [{**MAIN, "resources": {"limits": {"nvidia.com/gpu": 2}}}]},

@@ -14,8 +14,9 @@ from gpu_orchestrator.adapters.kube.errors import Forbidden, NotFound
 from gpu_orchestrator.api import names, volumes
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import VOLUME_CLAIMS, Pod, PodSpec, VolumeClaim
-from gpu_orchestrator.api.volumes import STORAGE_CLASSES, VOLUMES, NotReady, Volume
+from gpu_orchestrator.api.volumes import STORAGE_CLASSES, VOLUMES, NotReady, StorageClass, Volume
 from gpu_orchestrator.api.wire import Object, ObjectMeta, Resource, key
+from gpu_orchestrator.apps.operator.jobs import template_checks
 from gpu_orchestrator.apps.operator.planning.snapshot import Volumes
 
 T = TypeVar("T", bound=Object)
@@ -23,10 +24,11 @@ T = TypeVar("T", bound=Object)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The claims and volumes of one workload."""
+    """The claims, volumes and classes of one workload; None is a class that does not exist."""
 
     claims: dict[str, VolumeClaim] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)
+    classes: dict[str, StorageClass | None] = field(default_factory=dict)
 
     def volume_claim(self, name: str) -> VolumeClaim | None:
         return self.claims.get(name)
@@ -36,25 +38,27 @@ class Found:
 
 
 def mounted(workload: GPUWorkload) -> list[str]:
-    """Return the names of the PersistentVolumeClaims in the workload's template."""
+    """Return the names of the PersistentVolumeClaims in the workload's template, each once; none if the check
+    of the template refuses them."""
     written = (workload.spec.template.spec if workload.spec.template else {}).get("volumes") or []
     try:
         spec = msgspec.convert({"volumes": written}, PodSpec)
     except msgspec.ValidationError:
-        return []  # the check of the template reports it
-    return [each.persistent_volume_claim.claim_name for each in spec.volumes if each.persistent_volume_claim]
+        return []
+    found = list(dict.fromkeys(template_checks.claim_names(spec)))
+    return found if len(found) <= template_checks.MOST_CLAIMS else []
 
 
 async def examine(client: Client, workload: GPUWorkload) -> Volumes:
     """Return where the volumes can be mounted. Without the right to read them, leave that to the
     kube-scheduler."""
     try:
-        return await _examine(client, workload, dict.fromkeys(mounted(workload)))
+        return await _examine(client, workload, mounted(workload))
     except Forbidden:
         return Volumes(is_open=True)
 
 
-async def _examine(client: Client, workload: GPUWorkload, wanted: dict[str, None]) -> Volumes:
+async def _examine(client: Client, workload: GPUWorkload, wanted: list[str]) -> Volumes:
     space, found, is_open = workload.metadata.namespace, Found(), False
     for name in wanted:
         claim = await _find(client, VOLUME_CLAIMS, name, space)
@@ -63,7 +67,7 @@ async def _examine(client: Client, workload: GPUWorkload, wanted: dict[str, None
         if claim.spec.volume_name and claim.status.phase == "Bound":
             found.claims[key(claim)] = claim
             await _volume(client, claim, found)
-        elif await _waits_for_consumer(client, claim):
+        elif await _waits_for_consumer(client, claim, found):
             is_open = True
         else:
             return Volumes(not_ready=f"PersistentVolumeClaim {space}/{name} is not bound to a volume yet")
@@ -85,9 +89,12 @@ async def _volume(client: Client, claim: VolumeClaim, found: Found) -> None:
         found.volumes[name] = volume  # `volumes.reach` reports a missing one
 
 
-async def _waits_for_consumer(client: Client, claim: VolumeClaim) -> bool:
-    found = await _find(client, STORAGE_CLASSES, claim.spec.storage_class_name)
-    return found is not None and found.waits_for_consumer
+async def _waits_for_consumer(client: Client, claim: VolumeClaim, found: Found) -> bool:
+    name = claim.spec.storage_class_name
+    if name not in found.classes:
+        found.classes[name] = await _find(client, STORAGE_CLASSES, name)
+    storage = found.classes[name]
+    return storage is not None and storage.waits_for_consumer
 
 
 async def _find(client: Client, kind: Resource[T], name: str, space: str = "") -> T | None:

@@ -35,6 +35,9 @@ CAUSES = (
 CAP_S = 300.0
 JITTER = 0.1
 
+STILL_S = 30.0
+"""The shortest wait for something that was missing the last time already."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -135,10 +138,11 @@ def give_place_up(
     job: Job | None = None,
 ) -> Plan:
     """Wait for the base of the backoff without a Job: that costs no try, and meanwhile nothing is held that
-    others could use."""
+    others could use. Since nothing ends this, a wait for the same reason as before has a least length."""
     workload = snapshot.workload
-    again_at = now + timedelta(seconds=workload.spec.retry_policy.backoff_seconds)
     is_known = workload.status.message == status.shortened(text)
+    wait_s = workload.spec.retry_policy.backoff_seconds
+    again_at = now + timedelta(seconds=max(wait_s, STILL_S) if is_known else wait_s)
     new = status.pending(workload, now, reason, text, next_retry_time=timestamps.milliseconds(again_at))
     note = Note("Warning", event, text)
     actions = () if job is None else (DeleteJob(job),)
