@@ -297,6 +297,13 @@ class TestSeveralNodes:
         assert plan.status
         assert plan.status.message.startswith("none of 2 nodes took the pod for 10 s: ")
 
+    def test_node_on_which_the_job_failed_is_shunned(self) -> None:
+        known = scheduled()
+        for nodes, shunned in (("ab", ("a",)), ("a", ())):  # a Job with one node shows it itself
+            failed = job(known, *nodes, conditions={"Failed": "BackoffLimitExceeded"})
+            plan = plan_for(WorkloadSnapshot(known, (failed,)))
+            assert (plan.failed, plan.shun) == ("JobFailed", shunned)
+
     def test_volume_that_is_not_ready_needs_no_job_and_costs_no_try(self) -> None:
         missing = Volumes(not_ready="PersistentVolumeClaim team/data does not exist; create it")
         snapshot = WorkloadSnapshot(workload(), volumes=missing)
@@ -318,21 +325,39 @@ class TestEditedSpec:
         running = (pod(node="a", phase="Running"),)
         assert plan_for(WorkloadSnapshot(edited, (made,), running)).actions == (DeleteJob(made),)
         same = workload(gpuCount=1, meta={"generation": 2}, maxRuntimeSeconds=5)
-        assert plan_for(WorkloadSnapshot(same, (made,))).actions == ()
+        kept = plan_for(WorkloadSnapshot(same, (made,)))
+        assert kept.actions == (ChangeJob(made, {"activeDeadlineSeconds": 5}),)
 
     def test_job_of_an_earlier_release_is_kept(self) -> None:
         edited = workload(gpuCount=8, meta={"generation": 2})
         assert plan_for(WorkloadSnapshot(edited, (job(edited, "a"),))).actions == ()
 
     def test_time_limit_reaches_the_running_job(self) -> None:
-        known = scheduled(maxRuntimeSeconds=60)
-        made, running = job(known, "a", deadline=None), (pod(node="a", phase="Running"),)
-        snapshot = WorkloadSnapshot(known, (made,), running)
-        known = after(snapshot, plan_for(snapshot))
-        plan = plan_for(WorkloadSnapshot(known, (made,), running))
-        assert plan.actions == (ChangeJob(made, {"activeDeadlineSeconds": 60}),)
-        done = job(known, "a", deadline=60)
-        assert plan_for(WorkloadSnapshot(known, (done,), running)) == Plan()
+        made, running = job(workload(), "a", deadline=None), (pod(node="a", phase="Running"),)
+        for phase in ("Pending", "Scheduled", "Running"):
+            status = {"phase": phase, "assignedNode": "a", "jobName": JOB}
+            edited = workload(maxRuntimeSeconds=60, meta={"generation": 2}, status=status)
+            snapshot = WorkloadSnapshot(edited, (made,), running)
+            plan = plan_for(snapshot)
+            assert plan.actions == (ChangeJob(made, {"activeDeadlineSeconds": 60}),)
+            done = job(edited, "a", deadline=60)
+            assert plan_for(WorkloadSnapshot(after(snapshot, plan), (done,), running)) == Plan()
+
+    @pytest.mark.parametrize("nodes", ["a", "ab"])
+    def test_time_limit_reaches_a_job_that_waits(self, nodes: str) -> None:
+        edited = scheduled(maxRuntimeSeconds=60, meta={"generation": 2})
+        for held in (False, True):
+            made = job(edited, *nodes, deadline=None, suspend=held)
+            plan = plan_for(WorkloadSnapshot(edited, (made,)))
+            assert plan.actions == (ChangeJob(made, {"activeDeadlineSeconds": 60}),)
+
+    def test_time_limit_that_a_policy_of_the_cluster_has_set_stays(self) -> None:
+        known = scheduled()
+        limited, running = job(known, "a", deadline=3600), (pod(node="a", phase="Running"),)
+        snapshot = WorkloadSnapshot(known, (limited,), running)
+        plan = plan_for(snapshot)
+        assert plan.actions == ()
+        assert plan_for(WorkloadSnapshot(after(snapshot, plan), (limited,), running)) == Plan()
 
     def test_edit_without_effect_is_reported_once(self) -> None:
         old = scheduled()

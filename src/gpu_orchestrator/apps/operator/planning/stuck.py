@@ -11,7 +11,7 @@ from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status
-from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.plan import Note, Plan, new_limit
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 
@@ -37,7 +37,10 @@ def suspended(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
         f"its Job {name} is suspended, not by this operator; it starts when whoever suspended it resumes it"
     )
     new = retries.blocked(snapshot.workload, now, status.JOB_SUSPENDED, text, job_name=name)
-    return Plan(status=new, notes=(Note("Normal", names.JOB_SUSPENDED, text),) if new else ())
+    if new is None:
+        return Plan()
+    limit = new_limit(snapshot.workload, job)
+    return Plan(limit, new, (Note("Normal", names.JOB_SUSPENDED, text),))
 
 
 def podless(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
