@@ -67,7 +67,8 @@ def test_labels_of_the_workload_are_beneath_those_of_the_template() -> None:
     ("key", "job", "pods", "annotated"),
     [
         ("team", True, True, True),
-        ("app.kubernetes.io/part-of", True, True, True),
+        ("app.kubernetes.io/part-of", True, False, True),
+        ("helm.sh/chart", True, False, False),
         ("kueue.x-k8s.io/queue-name", True, False, True),
         ("gpu.warp.dev/made-from", False, False, False),
         ("gpu.scheduling/allocated", False, False, False),
