@@ -203,6 +203,7 @@ def bound(*, phase: str = "Running", node_name: str = "a", allocated: str = "", 
     meta: dict[str, Any] = {"name": "p", "uid": "u"}
     if allocated:
         meta["annotations"] = {"gpu.scheduling/allocated": allocated}
+        fields = {"schedulerName": "gpu-scheduler", **fields}
     plain = {"metadata": meta, "spec": {"nodeName": node_name, **fields}, "status": {"phase": phase}}
     return msgspec.convert(plain, Pod)
 
@@ -221,6 +222,11 @@ def bound(*, phase: str = "Running", node_name: str = "a", allocated: str = "", 
         ),
         pytest.param(
             bound(allocated="a:0,5"), Placement("u", "a", unnamed=2, resources=(("pods", 1),)), id="by claim"
+        ),
+        pytest.param(
+            bound(allocated="a:0,5", schedulerName="default-scheduler"),
+            Placement("u", "a", resources=(("pods", 1),)),
+            id="on a pod of the kube-scheduler",
         ),
         pytest.param(
             bound(allocated="b:0,5"), Placement("u", "a", resources=(("pods", 1),)), id="of another node"

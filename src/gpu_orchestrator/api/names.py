@@ -90,6 +90,7 @@ PRIORITY_CLASSES = {"low": "gpu-low", "normal": "gpu-normal", "high": "gpu-high"
 # Processes: their namespace and names.
 NAMESPACE = "gpu-orchestrator-system"
 SCHEDULER = "gpu-scheduler"
+KUBE_SCHEDULER = ("", "default-scheduler")
 OPERATOR = "gpu-orchestrator-controller-manager"
 
 # Leases: leader election, devices, and the agents' heartbeats.

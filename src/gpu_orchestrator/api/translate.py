@@ -145,7 +145,10 @@ def placement(key: str, node_name: str, spec: PodSpec) -> Placement:
 
 def _gpus_given(pod: Pod) -> int:
     """Return how many devices the gpu-scheduler gave the pod, which requests none by name: `node-a:0,1`. Text
-    that names another node or no device of a node counts for nothing."""
+    that names another node or no device of a node counts for nothing, and neither does that on a pod of the
+    kube-scheduler, which gives no devices: the pod's owner wrote it."""
+    if pod.spec.scheduler_name in names.KUBE_SCHEDULER:
+        return 0
     node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")
     return len(set(map(deviceleases.device_id, ids.split(","))) - {None}) if node == pod.spec.node_name else 0
 

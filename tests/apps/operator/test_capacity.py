@@ -105,6 +105,7 @@ def test_job_found_after_a_restart_is_counted() -> None:
         pytest.param({}, {}, id="workload that does not exist"),
         pytest.param({"uid": "another"}, {}, id="workload of the same name, created later"),
         pytest.param({"uid": UID}, {"suspend": True}, id="suspended"),
+        pytest.param({"uid": UID}, {"deleting": True}, id="being deleted, maybe kept by a finalizer"),
     ],
 )
 def test_job_that_cannot_run_counts_for_nothing(owner: dict[str, str], more: dict[str, Any]) -> None:
@@ -149,6 +150,20 @@ def test_job_counts_while_its_workload_exists_and_it_is_not_suspended() -> None:
     stage.capacity.see_workload(owner, None)
     assert stage.free("a") == 4
     stage.capacity.see_job(made, None)
+    assert stage.free("a") == 4
+
+
+def test_bound_pod_of_a_job_that_is_being_deleted_counts() -> None:
+    stage = Stage("a")
+    owner = workload("x")
+    stage.capacity.see_workload(None, owner)
+    made = job(owner, "a")
+    bound = pod(made.metadata.name, gpus=4, node="a")
+    stage.capacity.see_job(None, made)
+    stage.capacity.see_pod(None, bound)
+    stage.capacity.see_job(made, job(owner, "a", deleting=True))
+    assert stage.free("a") == 0
+    stage.capacity.see_pod(bound, None)
     assert stage.free("a") == 4
 
 
@@ -205,6 +220,36 @@ def test_only_pods_of_other_schedulers_can_have_claimed_devices(scheduler: str, 
     stage = Stage("a")
     stage.capacity.see_pod(None, pod(uid="p", node="a", given="3", scheduler=scheduler))
     assert isinstance(stage.ask("x", gpuCount=1), Refusal) is is_barred
+
+
+def test_pod_of_the_kube_scheduler_holds_no_gpus_by_its_annotation() -> None:
+    stage = Stage("a")
+    forged = pod(uid="p", node="a", allocated="a:0,1,2,3", scheduler="default-scheduler")
+    stage.capacity.see_pod(None, forged)
+    assert stage.ask("x", gpuCount=4) == Given("a", NVIDIA)
+
+
+def test_claimed_pod_bars_its_node_without_its_annotation_while_it_is_there() -> None:
+    """After a restart the pod may be seen for the first time without it."""
+    stage = Stage("a")
+    bare = pod(uid="p", node="a", scheduler="gpu-scheduler")
+    stage.capacity.see_pod(None, bare)
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal)
+    stage.capacity.see_pod(bare, None)
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+
+
+@pytest.mark.parametrize("scheduler", ["gpu-scheduler", "another"])
+def test_pod_that_lost_its_annotation_leaves_its_node_free_when_it_ends(scheduler: str) -> None:
+    stage = Stage("a")
+    holder = pod(uid="p", node="a", given="0,1", scheduler=scheduler)
+    stage.capacity.see_pod(None, holder)
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal)
+    bare = pod(uid="p", node="a", scheduler=scheduler)
+    stage.capacity.see_pod(holder, bare)
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal) is (scheduler == "gpu-scheduler")
+    stage.capacity.see_pod(bare, None)
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
 
 
 def test_pod_seen_before_its_node_is_counted_with_the_node() -> None:

@@ -12,6 +12,7 @@ from gpu_orchestrator.api.job import EndedPod, Job
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.planning.plan import CreateClaim, CreateJob, DeleteJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
+from gpu_orchestrator.apps.operator.planning.status import LONGEST
 from tests.support.operator_builders import NOW, after, gives, job, later, plan_for, pod, workload
 
 CLAIM: dict[str, Any] = {
@@ -232,6 +233,15 @@ def test_refusal_of_the_pod_itself_costs_no_try() -> None:
     assert plan.status
     assert plan.status.message == f"its pod cannot start on any node: {said}"
     assert [note.reason for note in plan.notes] == ["FailedScheduling"]
+    told = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs, snapshot.pods)
+    assert plan_for(told, at=later(600)) == Plan()
+
+
+def test_long_refusal_is_shortened_and_reported_once() -> None:
+    snapshot = refused(asked(), said="x" * 100_000)
+    plan = plan_for(snapshot)
+    assert plan.status
+    assert len(plan.status.message) == LONGEST
     told = WorkloadSnapshot(after(snapshot, plan), snapshot.jobs, snapshot.pods)
     assert plan_for(told, at=later(600)) == Plan()
 

@@ -239,6 +239,15 @@ def test_pod_ended_by_others_costs_no_try(preempted: bool, reason: str) -> None:
     assert status_of(again)["phase"] == "Scheduled"
 
 
+def test_failed_job_that_is_being_deleted_is_not_counted_again() -> None:
+    """Kubernetes fails the Job, whose pod ends, after the operator gave the place up."""
+    known = scheduled()
+    snapshot = WorkloadSnapshot(known, (job(known, "a"),), (pod(unschedulable_since=NOW, said=NO_VOLUME),))
+    waiting = after(snapshot, plan_for(snapshot, at=later(10)))
+    leaving = job(known, "a", deleting=True, **FAILED)
+    assert plan_for(WorkloadSnapshot(waiting, (leaving,)), at=later(11)) == Plan()
+
+
 def test_unschedulable_pod_costs_a_try_after_ten_seconds() -> None:
     known = scheduled()
     old = job(known, "a")
@@ -308,7 +317,8 @@ def test_job_without_pod_is_reported_once() -> None:
     assert plan.status
     assert plan.status.phase == "Scheduled"
     assert "has created no pod; see: kubectl describe job bert-job-0a1b2c3d" in plan.status.message
-    assert plan_for(WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,)), at=later(31)) == Plan()
+    told = WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,))
+    assert plan_for(told, at=later(31)) == Plan(again_at=later(300))
 
 
 def test_deleted_job_is_created_again_without_costing_a_try() -> None:

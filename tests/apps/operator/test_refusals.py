@@ -3,6 +3,7 @@
 import pytest
 
 from gpu_orchestrator.apps.operator.planning import refusals
+from gpu_orchestrator.apps.scheduler.cycle import pending
 
 NO_HELP = "preemption: 0/8 nodes are available: 8 Preemption is not helpful for scheduling."
 
@@ -39,6 +40,7 @@ def test_kube_scheduler_blames(message: str, blamed: str) -> None:
     [
         pytest.param("0/2 nodes fit: 2 have fewer than 4 free GPUs", "", id="no room"),
         pytest.param("0/0 nodes fit: there are no nodes", "", id="no nodes"),
+        pytest.param(pending._too_many_shapes("team", 64), "", id="others of its namespace go first"),
         pytest.param(
             "GpuClaim team/x does not exist; create it", "GpuClaim team/x does not exist; create it", id="pod"
         ),

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -61,11 +62,19 @@ class TestPodless:
         assert plan.status
         assert f"kubectl describe job {JOB}" in plan.status.message
 
-    def test_costs_no_try_while_kubernetes_has_not_looked_at_the_job(self) -> None:
+    def test_kubernetes_has_five_minutes_to_look_at_the_job(self) -> None:
+        """Of a Job with `managedBy`, nobody may ever take notice."""
         known = scheduled()
-        plan = plan_for(WorkloadSnapshot(known, (job(known, "a", created=NOW),)), at=later(31))
+        made = job(known, "a", created=NOW)
+        plan = plan_for(WorkloadSnapshot(known, (made,)), at=later(31))
         assert plan.status
-        assert (plan.status.retry_count, plan.status.phase) == (0, "Scheduled")
+        assert (plan.status.retry_count, plan.status.phase, plan.again_at) == (0, "Scheduled", later(300))
+        told = WorkloadSnapshot(after(WorkloadSnapshot(known), plan), (made,))
+        assert plan_for(told, at=later(299)) == Plan(again_at=later(300))
+        plan = plan_for(told, at=later(300))
+        assert shown(plan) == ("Pending", "BackingOff", 1, "")
+        assert plan.status
+        assert plan.status.message.startswith(f"Job {JOB} created no pod for 300 s: ")
 
     def test_costs_no_try_if_the_workload_waits_for_room(self) -> None:
         known = scheduled(retryPolicy=WAIT)
@@ -137,6 +146,19 @@ class TestUnschedulable:
         waiting = WorkloadSnapshot(after(snapshot, plan))
         assert plan_for(waiting, at=later(39)) == Plan(again_at=later(40))
         assert shown(plan_for(waiting, gives("b"), at=later(40)))[0] == "Scheduled"
+
+
+@pytest.mark.parametrize(("backoff", "waits"), [(1, [1, 1, 2, 4, 8, 16, 30, 30]), (60, [60, 60, 60])])
+def test_waits_for_what_is_still_missing_become_longer(backoff: int, waits: list[int]) -> None:
+    policy = {"backoffSeconds": backoff}
+    snapshot = WorkloadSnapshot(workload(retryPolicy=policy), volumes=Volumes(not_ready="missing"))
+    found, now = [], NOW
+    for _ in waits:
+        plan = plan_for(snapshot, at=now)
+        assert plan.again_at
+        found.append((plan.again_at - now).total_seconds())
+        snapshot, now = replace(snapshot, workload=after(snapshot, plan)), plan.again_at
+    assert found == waits
 
 
 class TestWaitForRoom:
@@ -275,6 +297,13 @@ class TestSeveralNodes:
         assert plan.status
         assert plan.status.message.startswith("none of 2 nodes took the pod for 10 s: ")
 
+    def test_node_on_which_the_job_failed_is_shunned(self) -> None:
+        known = scheduled()
+        for nodes, shunned in (("ab", ("a",)), ("a", ())):  # a Job with one node shows it itself
+            failed = job(known, *nodes, conditions={"Failed": "BackoffLimitExceeded"})
+            plan = plan_for(WorkloadSnapshot(known, (failed,)))
+            assert (plan.failed, plan.shun) == ("JobFailed", shunned)
+
     def test_volume_that_is_not_ready_needs_no_job_and_costs_no_try(self) -> None:
         missing = Volumes(not_ready="PersistentVolumeClaim team/data does not exist; create it")
         snapshot = WorkloadSnapshot(workload(), volumes=missing)
@@ -296,21 +325,39 @@ class TestEditedSpec:
         running = (pod(node="a", phase="Running"),)
         assert plan_for(WorkloadSnapshot(edited, (made,), running)).actions == (DeleteJob(made),)
         same = workload(gpuCount=1, meta={"generation": 2}, maxRuntimeSeconds=5)
-        assert plan_for(WorkloadSnapshot(same, (made,))).actions == ()
+        kept = plan_for(WorkloadSnapshot(same, (made,)))
+        assert kept.actions == (ChangeJob(made, {"activeDeadlineSeconds": 5}),)
 
     def test_job_of_an_earlier_release_is_kept(self) -> None:
         edited = workload(gpuCount=8, meta={"generation": 2})
         assert plan_for(WorkloadSnapshot(edited, (job(edited, "a"),))).actions == ()
 
     def test_time_limit_reaches_the_running_job(self) -> None:
-        known = scheduled(maxRuntimeSeconds=60)
-        made, running = job(known, "a", deadline=None), (pod(node="a", phase="Running"),)
-        snapshot = WorkloadSnapshot(known, (made,), running)
-        known = after(snapshot, plan_for(snapshot))
-        plan = plan_for(WorkloadSnapshot(known, (made,), running))
-        assert plan.actions == (ChangeJob(made, {"activeDeadlineSeconds": 60}),)
-        done = job(known, "a", deadline=60)
-        assert plan_for(WorkloadSnapshot(known, (done,), running)) == Plan()
+        made, running = job(workload(), "a", deadline=None), (pod(node="a", phase="Running"),)
+        for phase in ("Pending", "Scheduled", "Running"):
+            status = {"phase": phase, "assignedNode": "a", "jobName": JOB}
+            edited = workload(maxRuntimeSeconds=60, meta={"generation": 2}, status=status)
+            snapshot = WorkloadSnapshot(edited, (made,), running)
+            plan = plan_for(snapshot)
+            assert plan.actions == (ChangeJob(made, {"activeDeadlineSeconds": 60}),)
+            done = job(edited, "a", deadline=60)
+            assert plan_for(WorkloadSnapshot(after(snapshot, plan), (done,), running)) == Plan()
+
+    @pytest.mark.parametrize("nodes", ["a", "ab"])
+    def test_time_limit_reaches_a_job_that_waits(self, nodes: str) -> None:
+        edited = scheduled(maxRuntimeSeconds=60, meta={"generation": 2})
+        for held in (False, True):
+            made = job(edited, *nodes, deadline=None, suspend=held)
+            plan = plan_for(WorkloadSnapshot(edited, (made,)))
+            assert plan.actions == (ChangeJob(made, {"activeDeadlineSeconds": 60}),)
+
+    def test_time_limit_that_a_policy_of_the_cluster_has_set_stays(self) -> None:
+        known = scheduled()
+        limited, running = job(known, "a", deadline=3600), (pod(node="a", phase="Running"),)
+        snapshot = WorkloadSnapshot(known, (limited,), running)
+        plan = plan_for(snapshot)
+        assert plan.actions == ()
+        assert plan_for(WorkloadSnapshot(after(snapshot, plan), (limited,), running)) == Plan()
 
     def test_edit_without_effect_is_reported_once(self) -> None:
         old = scheduled()

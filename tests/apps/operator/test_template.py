@@ -22,6 +22,12 @@ def filled(spec: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     return template.fill(owner, template.read(owner), nodes=["a"], resource="nvidia.com/gpu")
 
 
+def mounting(*claims: str) -> dict[str, Any]:
+    """Return a pod's spec with volumes of these PersistentVolumeClaims."""
+    volumes = [{"name": "x", "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    return {"containers": [MAIN], "volumes": volumes}
+
+
 def test_workload_without_template_runs_a_placeholder() -> None:
     pod = filled()["spec"]
     (main,) = pod["containers"]
@@ -61,7 +67,8 @@ def test_labels_of_the_workload_are_beneath_those_of_the_template() -> None:
     ("key", "job", "pods", "annotated"),
     [
         ("team", True, True, True),
-        ("app.kubernetes.io/part-of", True, True, True),
+        ("app.kubernetes.io/part-of", True, False, True),
+        ("helm.sh/chart", True, False, False),
         ("kueue.x-k8s.io/queue-name", True, False, True),
         ("gpu.warp.dev/made-from", False, False, False),
         ("gpu.scheduling/allocated", False, False, False),
@@ -138,6 +145,13 @@ def test_named_gpu_resource_is_the_one_asked_for() -> None:
         pytest.param({"schedulerName": "gpu-scheduler"}, "schedulerName is 'gpu-scheduler'", id="scheduler"),
         pytest.param({"restartPolicy": "Always"}, "restartPolicy is 'Always'; a Job needs", id="restart"),
         pytest.param({"priorityClassName": "mine"}, "set spec.priority instead", id="priority"),
+        pytest.param(mounting("a/b"), "volumes has the claimName 'a/b'; name a Pers", id="no object's name"),
+        pytest.param(mounting(""), "volumes has the claimName ''", id="no name"),
+        pytest.param(
+            mounting(*(f"data-{number}" for number in range(65))),
+            "volumes has 65 PersistentVolumeClaims; at most 64 can be read",
+            id="too many volumes",
+        ),
         pytest.param({"containers": [MAIN, MAIN]}, "two containers called 'main'", id="same name"),
         pytest.param(
             {"containers": [{**MAIN, "resources": {"limits": {"nvidia.com/gpu": 2}}}]},

@@ -163,21 +163,22 @@ class Controller:
         return True
 
     async def _reconcile(self, name: str) -> str:
-        snapshot = await self._reader.read(name, self._now())
+        now = self._now()
+        snapshot = await self._reader.read(name, now)
         if snapshot is None:
             self.capacity.withdraw(name)
             return "gone"
         try:
-            return await self._attempt(name, snapshot)
+            return await self._attempt(name, snapshot, now)
         except (apply.Overtaken, NotFound) as error:
             self.queue.retry(name)  # not at once: the watch may not have received the newer object yet
             log.debug("looking again", workload=name, why=str(error))
             return "again"
 
-    async def _attempt(self, name: str, snapshot: WorkloadSnapshot) -> str:
+    async def _attempt(self, name: str, snapshot: WorkloadSnapshot, now: datetime) -> str:
         try:
             with self.capacity.reserve(name, _created(snapshot.workload)) as reservation:
-                plan = reconcile(snapshot, self._now(), reservation.ask, self._rng)
+                plan = reconcile(snapshot, now, reservation.ask, self._rng)
                 reservation.drop_unused()  # before the writes: other workloads can use the place at once
                 result = await self._carry_out(name, snapshot, plan)
                 reservation.keep()

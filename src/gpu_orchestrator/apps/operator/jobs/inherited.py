@@ -16,6 +16,8 @@ TOOLS = ("applyset.kubernetes.io/", "argocd.argoproj.io/", "kustomize.toolkit.fl
 NOTES_OF_TOOLS = ("kubectl.kubernetes.io/", "meta.helm.sh/", "helm.sh/")
 # A queue admits the Job as a whole, not its pods one by one.
 QUEUES = ("kueue.x-k8s.io/",)
+# Services and PodDisruptionBudgets of the chart that the workload is in select pods by these.
+CHARTS = ("app.kubernetes.io/", "helm.sh/")
 
 
 def labels(of_workload: Mapping[str, str]) -> dict[str, str]:
@@ -25,7 +27,7 @@ def labels(of_workload: Mapping[str, str]) -> dict[str, str]:
 
 def pod_labels(of_workload: Mapping[str, str]) -> dict[str, str]:
     """Return the labels that the pods get from the workload."""
-    return _without(labels(of_workload), QUEUES)
+    return _without(labels(of_workload), (*QUEUES, *CHARTS))
 
 
 def annotations(of_workload: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,10 @@ from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
 from gpu_orchestrator.core.errors import InvalidRequest
 
-SCHEDULERS = ("", "default-scheduler")
+MOST_CLAIMS = 64
+"""The most PersistentVolumeClaims of a plain workload: the operator reads all of them before it chooses a
+node."""
+
 RESTARTS = ("Never", "OnFailure")
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
@@ -31,13 +34,17 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
     if pod.priority_class_name not in ("", names.PRIORITY_CLASSES[workload.spec.priority]):
         _refuse("priorityClassName", f"is {pod.priority_class_name!r}", "set spec.priority instead")
     _check_names(pod)
+    _check_volumes(pod)
     _check_affinity(pod)
     _check_quantities(pod, workload.spec.gpu_count)
 
 
 def check_plain(template: PodTemplate) -> None:
+    claims = set(claim_names(template.spec))
+    if len(claims) > MOST_CLAIMS:
+        _refuse("volumes", f"has {len(claims)} PersistentVolumeClaims", f"at most {MOST_CLAIMS} can be read")
     scheduler = template.spec.scheduler_name
-    if scheduler not in SCHEDULERS:
+    if scheduler not in names.KUBE_SCHEDULER:
         _refuse("schedulerName", f"is {scheduler!r}", "leave it out, or ask for devices by spec.claim")
     for name in template.metadata.annotations:
         if name.startswith(f"{names.SCHEDULING_GROUP}/"):
@@ -64,6 +71,18 @@ def _check_names(pod: PodSpec) -> None:
     for name, times in counted.items():
         if times > 1:
             _refuse("containers", f"has two containers called {name!r}", "give each its own name")
+
+
+def claim_names(pod: PodSpec) -> list[str]:
+    """Return the names of the PersistentVolumeClaims that the pod mounts."""
+    return [each.persistent_volume_claim.claim_name for each in pod.volumes if each.persistent_volume_claim]
+
+
+def _check_volumes(pod: PodSpec) -> None:
+    for name in claim_names(pod):
+        if not names.is_object_name(name):
+            advice = "name a PersistentVolumeClaim of the workload's namespace"
+            _refuse("volumes", f"has the claimName {name!r}", advice)
 
 
 def _check_affinity(pod: PodSpec) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import structlog
 
-from gpu_orchestrator.api import claims, translate
+from gpu_orchestrator.api import claims, names, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
@@ -40,7 +40,6 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.policies.registry import Registry
 
-KUBE_SCHEDULER = ("", "default-scheduler")
 CLAIMED = "have GPUs claimed through the gpu-scheduler, which plain workloads keep away from"
 
 log = structlog.get_logger()
@@ -150,18 +149,18 @@ class Capacity:
 
     def _bar(self, pod: Pod, *, is_there: bool) -> None:
         """Bar a node from plain workloads while it has claimed pods. A device plugin does not know of claims
-        and could assign a claimed device a second time. A pod of the kube-scheduler has no claimed devices,
-        whatever its owner wrote into its annotations."""
-        name = pod.spec.node_name
-        if not claims.given(pod) or pod.spec.scheduler_name in KUBE_SCHEDULER:
+        and could assign a claimed device a second time."""
+        name, uid = pod.spec.node_name, pod.metadata.uid
+        known = self._claimed.get(name, set())
+        claimed = known | {uid} if is_there and _is_claimed(pod) else known - {uid}
+        if claimed == known:
             return
-        claimed = self._claimed.setdefault(name, set())
-        was_barred = bool(claimed)
-        claimed.add(pod.metadata.uid) if is_there else claimed.discard(pod.metadata.uid)
-        if bool(claimed) != was_barred and name in self.engine.cluster:
-            self._feed(NodeUpdated(self._as_barred(self.engine.cluster.node(name))))
-        if not claimed:
+        if claimed:
+            self._claimed[name] = claimed
+        else:
             del self._claimed[name]
+        if bool(claimed) != bool(known) and name in self.engine.cluster:
+            self._feed(NodeUpdated(self._as_barred(self.engine.cluster.node(name))))
 
     def see_job(self, old: Job | None, new: Job | None) -> None:
         job = new or old
@@ -238,6 +237,16 @@ class Capacity:
                         self._found(asker)
                 case Refuse():
                     pass  # `ask` reads the reason by `why`; a waiting wish stays in the queue
+
+
+def _is_claimed(pod: Pod) -> bool:
+    """Return True if a bound pod may have devices by claim. The owner of a pod can write and remove its
+    annotations, but not change its scheduler: the gpu-scheduler's pods always have some, the kube-scheduler's
+    never."""
+    scheduler = pod.spec.scheduler_name
+    if scheduler == names.SCHEDULER:
+        return True
+    return scheduler not in names.KUBE_SCHEDULER and bool(claims.given(pod))
 
 
 @dataclass(slots=True)

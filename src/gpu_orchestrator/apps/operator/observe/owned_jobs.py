@@ -1,4 +1,4 @@
-"""Which Jobs count: those of workloads that exist, unless somebody has suspended them.
+"""Which Jobs count: those of workloads that exist, unless somebody has suspended or deleted them.
 
 Kept by `capacity`. A Job can name any owner and carry any label; without this check, anyone could hold GPUs
 with a Job that never runs.
@@ -54,8 +54,10 @@ class OwnedJobs:
         return bool(uid) and self._uids.get(jobs.workload_of(job)) == uid
 
     def holds(self, job: Job) -> bool:
-        """Return True if the Job takes room on its node even before it has a pod."""
-        return bool(job.nodes) and not job.spec.suspend and self.is_owned(job)
+        """Return True if the Job takes room on its node even before it has a pod. One that is being deleted
+        creates no pod any more, and a finalizer could keep it; a pod that it has counts by itself."""
+        is_stopped = job.spec.suspend or job.is_deleting
+        return bool(job.nodes) and not is_stopped and self.is_owned(job)
 
     def holding(self, name: str) -> Job | None:
         """Return the Job with this key if it takes room."""

@@ -22,7 +22,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.observe import ended_pods, job_events, workload_volumes
 from gpu_orchestrator.apps.operator.observe.watches import Watches
-from gpu_orchestrator.apps.operator.planning import stuck
+from gpu_orchestrator.apps.operator.planning import status, stuck
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.policies.registry import Registry, UnknownPolicy
 
@@ -84,9 +84,9 @@ class SnapshotReader:
     async def read(self, name: str, now: datetime) -> WorkloadSnapshot | None:
         """Return the snapshot of a workload, or None if it is gone. Ask the API server for the pods of a Job
         that has ended, for the events of one that creates no pod, and for the volumes of a workload that has
-        no Job."""
+        no Job. `now` must be the time that the plan is made for: it decides what is read."""
         snapshot = await self._read_job(name, now)
-        if snapshot is None or not _needs_volumes(snapshot):
+        if snapshot is None or not _needs_volumes(snapshot, now):
             return snapshot
         volumes = await workload_volumes.examine(self.client, snapshot.workload)
         snapshot = self.peek(name)  # again: the watches went on during the request
@@ -197,13 +197,15 @@ class SnapshotReader:
             self._shunned.pop(old.metadata.uid, None)
 
 
-def _needs_volumes(snapshot: WorkloadSnapshot) -> bool:
+def _needs_volumes(snapshot: WorkloadSnapshot, now: datetime) -> bool:
     """Return True if a plain workload with volumes may get its place in this pass."""
     workload = snapshot.workload
     if snapshot.is_claimed or snapshot.current or workload.status.phase in FINAL:
         return False
-    is_leaving = bool(workload.metadata.deletion_timestamp)
-    return not is_leaving and not workload.spec.suspend and bool(workload_volumes.mounted(workload))
+    if workload.metadata.deletion_timestamp or workload.spec.suspend:
+        return False
+    backs_off = status.backs_off_until(workload.status, now)
+    return not backs_off and bool(workload_volumes.mounted(workload))
 
 
 def _needs_ended_pods(snapshot: WorkloadSnapshot, job: Job) -> bool:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.apps.operator.planning import status
 from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 
@@ -41,10 +42,10 @@ def no_pod(job: Job) -> str:
 
 def overdue(snapshot: WorkloadSnapshot, now: datetime, deadline: datetime, message: str) -> Plan:
     """Report once, in status and event, that something has not happened by the deadline."""
-    old = snapshot.workload.status
+    old, text = snapshot.workload.status, status.shortened(message)
     if now < deadline:
         return Plan(again_at=deadline)
-    if old.message == message:
+    if old.message == text:
         return Plan()
     note = Note("Warning", names.FAILED_SCHEDULING, message)
-    return Plan(status=replace(old, message=message), notes=(note,))
+    return Plan(status=replace(old, message=text), notes=(note,))

@@ -6,7 +6,7 @@ Called by `reconcile`; hands claimed workloads on to `claimed`.
 from dataclasses import replace
 from datetime import datetime
 
-from gpu_orchestrator.api import names, timestamps, translate, volumes
+from gpu_orchestrator.api import names, translate, volumes
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.apps.operator.jobs import inherited, template
 from gpu_orchestrator.apps.operator.jobs import job as jobs
@@ -38,8 +38,7 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
         wanted = template.read(workload, claimed=snapshot.is_claimed)
     except InvalidTemplate as error:
         return retries.invalid_template(snapshot, now, str(error))
-    again_at = timestamps.parse_optional(workload.status.next_retry_time)
-    if status.backs_off(workload.status) and again_at and now < again_at:
+    if again_at := status.backs_off_until(workload.status, now):
         return Plan(again_at=again_at)
     if snapshot.is_claimed:
         return claimed.entrust(workload, wanted, now)

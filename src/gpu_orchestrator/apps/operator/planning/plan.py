@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from gpu_orchestrator.api.gpuworkload import GPUWorkloadStatus
+from gpu_orchestrator.api.gpuworkload import GPUWorkload, GPUWorkloadStatus
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.wire import Json
 
@@ -48,6 +48,17 @@ class ChangeJob:
 
 
 Action: TypeAlias = AddFinalizer | RemoveFinalizer | CreateClaim | CreateJob | DeleteJob | ChangeJob
+
+
+def new_limit(workload: GPUWorkload, job: Job) -> tuple[ChangeJob, ...]:
+    """Give a plain Job the time limit of a spec that has changed since the status was written. Otherwise a
+    limit that differs is not the user's: a policy of the cluster has set it. Every plan that writes the
+    status of a workload with a Job does this."""
+    limit_s = workload.spec.max_runtime_seconds
+    is_seen = workload.status.observed_generation == workload.metadata.generation
+    if is_seen or job.is_claimed or job.spec.active_deadline_seconds == limit_s:
+        return ()
+    return (ChangeJob(job, {"activeDeadlineSeconds": limit_s}),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ def _advance(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> P
     job = snapshot.current
     if job and job.is_complete:
         return running.succeed(snapshot, job, now)
-    if job and job.failure and not (job.is_deleting and status.is_displaced(snapshot.workload.status)):
+    # A Job that is being deleted tells nothing more: what the operator deletes, it has counted or need not.
+    if job and job.failure and not job.is_deleting:
         return running.job_failed(snapshot, job, now, rng)
     if snapshot.workload.spec.suspend:
         return _suspend(snapshot, now)

@@ -11,6 +11,10 @@ BY_KUBE_SCHEDULER = re.compile(r"0/\d+ nodes are available: (?!\d)(.+?)(?:\. |\.
 the first sentence is about preemption."""
 
 
+TOO_MANY_WAIT = re.compile(r"\d+ different GPU requests of namespace ")
+"""The gpu-scheduler considers the pod later: neither a node nor the pod is wrong."""
+
+
 def by_kube_scheduler(message: str) -> str:
     """Return what is wrong with the pod; empty if the nodes are the reason."""
     found = BY_KUBE_SCHEDULER.match(message)
@@ -18,5 +22,6 @@ def by_kube_scheduler(message: str) -> str:
 
 
 def by_gpu_scheduler(message: str) -> str:
-    """Return what is wrong with the pod; empty if the nodes are the reason. Those are always counted."""
-    return "" if message.startswith("0/") else message
+    """Return what is wrong with the pod; empty if the nodes are the reason, which are always counted, or if
+    others go first."""
+    return "" if message.startswith("0/") or TOO_MANY_WAIT.match(message) else message

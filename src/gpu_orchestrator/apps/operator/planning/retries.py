@@ -35,6 +35,9 @@ CAUSES = (
 CAP_S = 300.0
 JITTER = 0.1
 
+STILL_S = 30.0
+"""Up to this, a wait for something that is still missing is at least as long as all waits before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -135,15 +138,23 @@ def give_place_up(
     job: Job | None = None,
 ) -> Plan:
     """Wait for the base of the backoff without a Job: that costs no try, and meanwhile nothing is held that
-    others could use."""
+    others could use. Nothing limits how often, so waits for the same reason become longer."""
     workload = snapshot.workload
-    again_at = now + timedelta(seconds=workload.spec.retry_policy.backoff_seconds)
     is_known = workload.status.message == status.shortened(text)
+    least_s = min(_waited_s(workload.status, now), STILL_S) if is_known else 0.0
+    again_at = now + timedelta(seconds=max(workload.spec.retry_policy.backoff_seconds, least_s))
     new = status.pending(workload, now, reason, text, next_retry_time=timestamps.milliseconds(again_at))
     note = Note("Warning", event, text)
     actions = () if job is None else (DeleteJob(job),)
     shun = job.nodes if job and reason == status.NODE_REFUSED else ()
     return Plan(actions, new, () if is_known else (note,), again_at, shun=shun)
+
+
+def _waited_s(old: GPUWorkloadStatus, now: datetime) -> float:
+    """Return how long the workload has had no place."""
+    known = conditions.find(old.conditions, SCHEDULED)
+    since = timestamps.parse_optional(known.last_transition_time) if known else None
+    return (now - since).total_seconds() if since else 0.0
 
 
 def cannot_start(wrong: str) -> str:

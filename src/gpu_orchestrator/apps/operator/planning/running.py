@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.job import DEADLINE_EXCEEDED, Job
 from gpu_orchestrator.apps.operator.planning import notes, retries, status, stuck
-from gpu_orchestrator.apps.operator.planning.plan import ChangeJob, Note, Plan
+from gpu_orchestrator.apps.operator.planning.plan import Note, Plan, new_limit
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.apps.operator.planning.status import Place
 from gpu_orchestrator.core.policy import Rng
@@ -42,7 +42,9 @@ def job_failed(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) ->
     if snapshot.displaced:
         event = names.PREEMPTED if snapshot.preempted else names.JOB_FAILED
         return retries.give_place_up(snapshot, now, status.DISPLACED, text, event=event, job=job)
-    failed = retries.Failure(text, names.JOB_FAILED, retries.JOB_FAILED, status.BACKING_OFF, job)
+    # A Job with one node shows where it failed; of several, only this shows it to the next try.
+    shun = (snapshot.node,) if snapshot.is_open and snapshot.node else ()
+    failed = retries.Failure(text, names.JOB_FAILED, retries.JOB_FAILED, status.BACKING_OFF, job, shun=shun)
     return retries.spend(snapshot, now, rng, failed)
 
 
@@ -61,9 +63,11 @@ def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Pla
         if known and workload.status.phase == "Running" and not _has_unreported_devices(snapshot):
             return _keep_up(snapshot, job, now) or Plan()
         new = status.running(workload, now, place)
-        return Plan(status=new, notes=() if known else _placed_notes(snapshot, place))
+        told = () if known else _placed_notes(snapshot, place)
+        return Plan(new_limit(workload, job), new, told)
     if not known:  # the Job exists, but the operator stopped before it wrote the status
-        return Plan(status=status.scheduled(workload, now, place), notes=_placed_notes(snapshot, place))
+        new = status.scheduled(workload, now, place)
+        return Plan(new_limit(workload, job), new, _placed_notes(snapshot, place))
     return _keep_up(snapshot, job, now) or _wait(snapshot, job, now, rng)
 
 
@@ -73,7 +77,7 @@ def choose(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Pla
     if old.phase == "Scheduling" and old.job_name == job.metadata.name:
         return _wait(snapshot, job, now, rng)
     new = status.left_open(snapshot.workload, now, job_name=job.metadata.name, nodes=len(job.nodes))
-    return Plan(status=new, notes=(notes.created(job.metadata.name),))
+    return Plan(new_limit(snapshot.workload, job), new, (notes.created(job.metadata.name),))
 
 
 def _wait(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
@@ -85,15 +89,11 @@ def _keep_up(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan | None
     """Apply a changed spec to a Job that has its place, as far as a Job can be changed; report the rest.
     Return None if nothing changed."""
     workload = snapshot.workload
-    limit_s = workload.spec.max_runtime_seconds
-    late = not job.is_claimed and job.spec.active_deadline_seconds != limit_s
-    actions = (ChangeJob(job, {"activeDeadlineSeconds": limit_s}),) if late else ()
-    seen = workload.status.observed_generation == workload.metadata.generation
-    if seen and not actions:
+    if workload.status.observed_generation == workload.metadata.generation:
         return None
     new = replace(workload.status, observed_generation=workload.metadata.generation)
-    told = notes.too_late(job) if snapshot.is_edited(job) else None
-    return Plan(actions, None if seen else new, (told,) if told and not seen else ())
+    told = (notes.too_late(job),) if snapshot.is_edited(job) else ()
+    return Plan(new_limit(workload, job), new, told)
 
 
 def _has_unreported_devices(snapshot: WorkloadSnapshot) -> bool:

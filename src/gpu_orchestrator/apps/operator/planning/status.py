@@ -134,7 +134,7 @@ def scheduled(workload: GPUWorkload, now: datetime, place: Place) -> GPUWorkload
 
 def _last_failure(old: GPUWorkloadStatus) -> str:
     """Return why the last try failed, as the end of a message; empty for the first try."""
-    failed = backs_off(old) or waits_for_room(old)
+    failed = _backs_off(old) or waits_for_room(old)
     return f"; before: {old.message}" if failed else ""
 
 
@@ -198,12 +198,14 @@ def waits_for_room(status: GPUWorkloadStatus) -> bool:
     return _waits_for(status) == UNSCHEDULABLE
 
 
-def backs_off(status: GPUWorkloadStatus) -> bool:
+def _backs_off(status: GPUWorkloadStatus) -> bool:
     return _waits_for(status) in (BACKING_OFF, POD_REFUSED, NODE_REFUSED, DISPLACED)
 
 
-def is_displaced(status: GPUWorkloadStatus) -> bool:
-    return _waits_for(status) == DISPLACED
+def backs_off_until(status: GPUWorkloadStatus, now: datetime) -> datetime | None:
+    """Return when the wait is over during which no place is sought; None if it is over."""
+    again_at = timestamps.parse_optional(status.next_retry_time) if _backs_off(status) else None
+    return again_at if again_at and now < again_at else None
 
 
 def _waits_for(status: GPUWorkloadStatus) -> str:

@@ -4,18 +4,23 @@ Called by `reconcile`, `running` and `claimed`. A Job that cannot start must not
 use, so after a while it costs a try and is deleted.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpu_orchestrator.api import names, timestamps
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status
-from gpu_orchestrator.apps.operator.planning.plan import Note, Plan
+from gpu_orchestrator.apps.operator.planning.plan import Note, Plan, new_limit
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
 from gpu_orchestrator.core.policy import Rng
 
 PODLESS_S = 30.0
 """How long a Job may be without a pod."""
+
+UNSEEN_S = 300.0
+"""The same for a Job that Kubernetes has not looked at: its controller may be down, or another one may have
+to serve it (`managedBy`)."""
 
 UNSCHEDULABLE_S = 10.0
 """How long a pod may be unschedulable on the chosen nodes before the operator chooses again."""
@@ -32,33 +37,53 @@ def suspended(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
         f"its Job {name} is suspended, not by this operator; it starts when whoever suspended it resumes it"
     )
     new = retries.blocked(snapshot.workload, now, status.JOB_SUSPENDED, text, job_name=name)
-    return Plan(status=new, notes=(Note("Normal", names.JOB_SUSPENDED, text),) if new else ())
+    if new is None:
+        return Plan()
+    limit = new_limit(snapshot.workload, job)
+    return Plan(limit, new, (Note("Normal", names.JOB_SUSPENDED, text),))
 
 
 def podless(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """The Job cannot create its pod because of a quota, a policy or a missing PriorityClass. Only the Job's
-    own events show which. Before Kubernetes has looked at the Job at all, no try is spent."""
+    own events show which. Kubernetes gets more time to look at the Job at all."""
     if job.has_made_pods:
         return Plan()
     if not is_overdue(snapshot, job, now):
-        since = timestamps.parse_optional(job.status.start_time or job.metadata.creation_timestamp)
-        limit = since + timedelta(seconds=PODLESS_S) if since else None
-        return notes.overdue(snapshot, now, limit, notes.no_pod(job)) if limit else Plan()
+        return _report(snapshot, job, now)
     why = snapshot.warning or f"see: kubectl describe job {job.metadata.name}"
-    text = f"Job {job.metadata.name} created no pod for {PODLESS_S:.0f} s: {why}"
+    text = f"Job {job.metadata.name} created no pod for {_patience_s(job):.0f} s: {why}"
     if snapshot.waits_for_room:
         return retries.give_place_up(snapshot, now, status.POD_REFUSED, text, job=job)
     failure = retries.Failure(text, names.FAILED_SCHEDULING, retries.NO_POD, status.BACKING_OFF)
     return retries.spend(snapshot, now, rng, failure)
 
 
+def _report(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
+    """Report a Job that has no pod yet, and come back when its time is over."""
+    soon = _after(job, PODLESS_S)
+    if soon is None:
+        return Plan()
+    plan = notes.overdue(snapshot, now, soon, notes.no_pod(job))
+    return replace(plan, again_at=plan.again_at or _after(job, _patience_s(job)))
+
+
 def is_overdue(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> bool:
     """Return True if a Job has had its time to create a pod and has none."""
-    started = timestamps.parse_optional(job.status.start_time)
     has_pods = bool(snapshot.pods) or job.has_made_pods
-    if started is None or has_pods or job.is_finished or job.is_deleting or job.spec.suspend:
+    limit = _after(job, _patience_s(job))
+    if limit is None or has_pods or job.is_finished or job.is_deleting or job.spec.suspend:
         return False
-    return now >= started + timedelta(seconds=PODLESS_S)
+    return now >= limit
+
+
+def _patience_s(job: Job) -> float:
+    return PODLESS_S if job.status.start_time else UNSEEN_S
+
+
+def _after(job: Job, seconds: float) -> datetime | None:
+    """Return the time so long after the Job's start or, before that, its creation."""
+    since = timestamps.parse_optional(job.status.start_time or job.metadata.creation_timestamp)
+    return since + timedelta(seconds=seconds) if since else None
 
 
 def unschedulable(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
