@@ -83,6 +83,7 @@ class Coordinator:
             self.our_pods,
             executor.report_refused,
             wake=lambda: executor.wake_at(clock()),
+            is_placed=self._is_placed,
             max_shapes=config.max_waiting_shapes,
         )
         self.lease_index = LeaseIndex(
