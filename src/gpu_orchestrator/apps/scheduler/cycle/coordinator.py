@@ -15,7 +15,7 @@ import structlog
 
 from gpu_orchestrator.api import claims, deviceenv, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim
+from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim, VolumeClaimSpec
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
@@ -131,7 +131,8 @@ class Coordinator:
             self._check_unbound_pods(self.stores.pods.by("claim", key(claim)))
 
     def on_volume_claim(self, old: VolumeClaim | None, new: VolumeClaim | None) -> None:
-        if claim := new or old:
+        claim = new or old
+        if claim is not None and not (old and new and _mountability(old) == _mountability(new)):
             self._check_unbound_pods(self.stores.pods.by("volume", key(claim)))
 
     def on_volume(self, old: Volume | None, new: Volume | None) -> None:
@@ -406,3 +407,8 @@ def _usability(claim: GpuClaim) -> tuple[str, str, bool]:
     """Return the part of a claim that decides which pods may use it."""
     meta = claim.metadata
     return meta.uid, claims.reserved_for(claim), bool(meta.deletion_timestamp)
+
+
+def _mountability(claim: VolumeClaim) -> tuple[VolumeClaimSpec, str, bool]:
+    """Return the part of a volume claim that decides which pods may mount it, and where."""
+    return claim.spec, claim.status.phase, bool(claim.metadata.deletion_timestamp)
