@@ -141,6 +141,46 @@ async def test_refusal_of_a_pod_without_a_claim_writes_none() -> None:
     async with controlled(world) as (controller, server):
         waiting = pod("p", gpus=1)
         world.pod(waiting)
-        controller.check_pod(waiting)
+        controller.refused(waiting)
         await asyncio.sleep(2 * EXPLAIN_AFTER_S)
         assert server.requests == []
+
+
+async def test_refusals_of_many_pods_that_name_one_claim_look_at_these_pods_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, looks, look = World(), list[str](), Store.by
+
+    def observe(store: Store[Any], index: str, value: str) -> list[Any]:
+        looks.append(value)
+        return look(store, index, value)
+
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        waiting = [pod(f"p{number}", claim="c") for number in range(20)]
+        for each in waiting:
+            world.pod(each)
+        monkeypatch.setattr(Store, "by", observe)
+        for each in waiting:
+            controller.refused(each)
+        await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
+        assert server.phases == ["Pending"]
+        assert looks.count("default/c") <= 2
+
+
+async def test_wait_is_not_written_into_a_claim_that_is_to_be_reserved() -> None:
+    world = World(node("a", 1))
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        world.pod(
+            pod(
+                "first",
+                claim="c",
+                meta={"creationTimestamp": "2026-01-01T00:00:00Z"},
+                nodeSelector={"x": "y"},
+            )
+        )
+        world.pod(pod("user", claim="c", node="a", meta={"creationTimestamp": "2026-01-02T00:00:00Z"}))
+        controller.refused(world.coordinator.our_pods["uid-first"])
+        await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
+        assert server.phases == []

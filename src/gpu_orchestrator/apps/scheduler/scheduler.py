@@ -190,7 +190,7 @@ class Scheduler:
         self._claim_controller.freed(uid)
 
     def _refused(self, pod: Pod) -> None:
-        self._claim_controller.check_pod(pod)
+        self._claim_controller.refused(pod)
 
     def _pending_pod(self, uid: str) -> tuple[Pod, str] | None:
         why, pod = self.coordinator.pending.reason(uid), self.coordinator.our_pods.get(uid)

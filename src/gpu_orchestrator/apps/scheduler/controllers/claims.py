@@ -82,9 +82,15 @@ class ClaimController:
         for claim in self._coordinator.stores.claims.by("pod", uid):
             self.check(key(claim))
 
+    def refused(self, pod: Pod) -> None:
+        """Queue the claim of a pod that has another reason to wait. What to write, if anything, is found out
+        later: once for all the pods that name the claim."""
+        if (name := claim_key(pod)) in self._coordinator.stores.claims:
+            self._to_explain.add_after(name, EXPLAIN_AFTER_S)
+
     def check_pod(self, pod: Pod) -> None:
-        if name := claims.claim_name(pod):
-            self.check(f"{pod.metadata.namespace}/{name}")
+        if name := claim_key(pod):
+            self.check(name)
 
     def check(self, name: str) -> None:
         """Queue the claim of this key if a write to it is due."""
@@ -154,7 +160,7 @@ class ClaimController:
     async def _explain(self, name: str) -> None:
         await self._pacer.wait()
         claim, status = self._coordinator.stores.claims.get(name), self._unbound_status(name)
-        if claim is None or status is None:
+        if claim is None or status is None or self._unreserved_pod(name):
             return
         if not await self._writer.write_unbound(claim, status):
             self._to_explain.add_after(name, EXPLAIN_AFTER_S)
@@ -233,6 +239,12 @@ class ClaimController:
         return 0 if isinf(gbps) else int(gbps)
 
 
+def claim_key(pod: Pod) -> str:
+    """Return the key of the pod's own claim; empty if it has none."""
+    name = claims.claim_name(pod)
+    return f"{pod.metadata.namespace}/{name}" if name else ""
+
+
 def _names(pod: Pod, name: str) -> bool:
     """Return True if the claim of this key is the pod's own, and not only the template of it."""
-    return name == f"{pod.metadata.namespace}/{claims.claim_name(pod)}"
+    return name == claim_key(pod)
