@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.store import Store
@@ -23,6 +24,7 @@ from gpu_orchestrator.apps.scheduler.controllers.claims import (
     ClaimController,
 )
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import claim, node, pod
 from tests.support.scripted_transport import Scripted
@@ -50,7 +52,9 @@ class Accepting(Scripted):
 
 
 @asynccontextmanager
-async def controlled(world: World) -> AsyncIterator[tuple[ClaimController, Accepting]]:
+async def controlled(
+    world: World, metrics: Metrics | None = None
+) -> AsyncIterator[tuple[ClaimController, Accepting]]:
     """Run a claim controller for this world."""
     server, clock, coordinator = Accepting(), asyncio.get_running_loop().time, world.coordinator
     agents = AgentLiveness(clock, lambda: datetime.now(UTC))
@@ -65,7 +69,9 @@ async def controlled(world: World) -> AsyncIterator[tuple[ClaimController, Accep
         wait_s=30.0,
     )
     writer = ClaimWriter(Client(server))
-    controller = ClaimController(writer, coordinator, releaser, pacer=Pacer(clock), now=lambda: "now")
+    controller = ClaimController(
+        writer, coordinator, releaser, metrics=metrics or Metrics(), pacer=Pacer(clock), now=lambda: "now"
+    )
     running = asyncio.create_task(controller.run())
     yield controller, server
     running.cancel()
@@ -184,3 +190,18 @@ async def test_wait_is_not_written_into_a_claim_that_is_to_be_reserved() -> None
         controller.refused(world.coordinator.our_pods["uid-first"])
         await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
         assert server.phases == []
+
+
+async def test_pod_that_breaks_our_code_does_not_keep_the_claims_of_others_from_being_written() -> None:
+    world, metrics = World(node("a", 2)), Metrics()
+    async with controlled(world, metrics) as (controller, server):
+        for number in range(2):
+            world.claim(claim(f"c{number}", count=1))
+            world.pod(pod(f"p{number}", claim=f"c{number}"))
+        broken = world.coordinator.our_pods["uid-p0"]
+        structs.force_setattr(broken.metadata, "annotations", None)
+        controller.refused(broken)
+        await asyncio.sleep(2 * SLOW_BIND_S + EXPLAIN_AFTER_S + TINY_S)
+        assert server.phases == ["Reserved"]
+        errors = metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "claim"})
+        assert errors == 2  # the refusal, and the bind that takes long

@@ -61,7 +61,9 @@ class Swept:
             wait_s=WAIT_S,
         )
         writer = ClaimWriter(client)
-        claim_controller = ClaimController(writer, coordinator, releaser, pacer=pacer, now=lambda: "now")
+        claim_controller = ClaimController(
+            writer, coordinator, releaser, metrics=metrics, pacer=pacer, now=lambda: "now"
+        )
         reporter = Reporter(
             PodStatusWriter(client, world.pods),
             Recorder(client, "test"),

@@ -125,7 +125,7 @@ class Scheduler:
         )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
-            claim_writer, self.coordinator, self._releaser, pacer=pacer, now=_now
+            claim_writer, self.coordinator, self._releaser, metrics=metrics, pacer=pacer, now=_now
         )
         self._sweep = Sweeper(
             client,

@@ -370,12 +370,14 @@ class Coordinator:
         now = self._clock()
         engine = self.engine
         actions = engine.handle(all_of[0], now) if len(all_of) == 1 else engine.handle_all(all_of, now)
+        # Places first: the engine has set their devices aside, and a report that fails must not lose them.
+        for action in actions:
+            if isinstance(action, events.Place):
+                self._place(action)
+        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
         for action in actions:
             if isinstance(action, events.Refuse):
                 self.pending.refuse(action.request.key, action.refusal.message)
-            else:
-                self._place(action)
-        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
 
     def _place(self, action: events.Place) -> None:
         uid = action.request.key
