@@ -189,7 +189,9 @@ class Term:
             wait_s=WAIT_S,
         )
         self.executor.attach(self.coordinator, self.releaser)
-        controller = ClaimController(writer, self.coordinator, self.releaser, pacer=pacer, now=lambda: "now")
+        controller = ClaimController(
+            writer, self.coordinator, self.releaser, metrics=metrics, pacer=pacer, now=lambda: "now"
+        )
         self.sweeper = Sweeper(
             client,
             device_leases,

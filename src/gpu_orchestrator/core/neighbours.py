@@ -6,7 +6,7 @@ about other pods, nothing is counted. A copy of a cluster counts again by itself
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 
 import numpy as np
 
@@ -30,8 +30,12 @@ class Count:
 
 
 class Neighbours:
+    """`version` changes with every pod that comes or goes, also if no kind that is counted now matches it. To
+    count a kind anew does not change it."""
+
     def __init__(self) -> None:
         self.version = 0
+        self._numbers = count(1)
         self._counts: dict[Matcher, Count] = {}
         self._by_namespace: dict[str, dict[str, Where]] = {}
         self._avoiding: dict[str, Where] = {}
@@ -69,11 +73,12 @@ class Neighbours:
         return tuple(each.version for each in counts if each) if all(counts) else ()
 
     def _change(self, row: int, pod: Neighbour, by: int) -> None:
-        for kind, count in self._counts.items():
+        self.version += 1
+        for kind, found in self._counts.items():
             if kind.matches(pod):
-                _make_room(count, row + 1)
-                count.rows[row] += by
-                self.version = count.version = self.version + 1
+                _make_room(found, row + 1)
+                found.rows[row] += by
+                found.version = next(self._numbers)
 
     def _list_all(self, usage: Usage) -> None:
         """List the pods, from now on with every placement: somebody has a rule about them."""
@@ -93,8 +98,7 @@ class Neighbours:
         for row, pod in self._candidates(kind):
             if kind.matches(pod):
                 rows[row] += 1
-        self.version += 1
-        return Count(rows, self.version)
+        return Count(rows, next(self._numbers))
 
     def _candidates(self, kind: Matcher) -> Iterable[Where]:
         """Return the pods that may match, as few as can be told without looking at their labels."""

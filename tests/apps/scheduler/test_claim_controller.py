@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.store import Store
@@ -23,6 +24,7 @@ from gpu_orchestrator.apps.scheduler.controllers.claims import (
     ClaimController,
 )
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import claim, node, pod
 from tests.support.scripted_transport import Scripted
@@ -50,7 +52,9 @@ class Accepting(Scripted):
 
 
 @asynccontextmanager
-async def controlled(world: World) -> AsyncIterator[tuple[ClaimController, Accepting]]:
+async def controlled(
+    world: World, metrics: Metrics | None = None
+) -> AsyncIterator[tuple[ClaimController, Accepting]]:
     """Run a claim controller for this world."""
     server, clock, coordinator = Accepting(), asyncio.get_running_loop().time, world.coordinator
     agents = AgentLiveness(clock, lambda: datetime.now(UTC))
@@ -65,7 +69,9 @@ async def controlled(world: World) -> AsyncIterator[tuple[ClaimController, Accep
         wait_s=30.0,
     )
     writer = ClaimWriter(Client(server))
-    controller = ClaimController(writer, coordinator, releaser, pacer=Pacer(clock), now=lambda: "now")
+    controller = ClaimController(
+        writer, coordinator, releaser, metrics=metrics or Metrics(), pacer=Pacer(clock), now=lambda: "now"
+    )
     running = asyncio.create_task(controller.run())
     yield controller, server
     running.cancel()
@@ -141,6 +147,61 @@ async def test_refusal_of_a_pod_without_a_claim_writes_none() -> None:
     async with controlled(world) as (controller, server):
         waiting = pod("p", gpus=1)
         world.pod(waiting)
-        controller.check_pod(waiting)
+        controller.refused(waiting)
         await asyncio.sleep(2 * EXPLAIN_AFTER_S)
         assert server.requests == []
+
+
+async def test_refusals_of_many_pods_that_name_one_claim_look_at_these_pods_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, looks, look = World(), list[str](), Store.by
+
+    def observe(store: Store[Any], index: str, value: str) -> list[Any]:
+        looks.append(value)
+        return look(store, index, value)
+
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        waiting = [pod(f"p{number}", claim="c") for number in range(20)]
+        for each in waiting:
+            world.pod(each)
+        monkeypatch.setattr(Store, "by", observe)
+        for each in waiting:
+            controller.refused(each)
+        await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
+        assert server.phases == ["Pending"]
+        assert looks.count("default/c") <= 2
+
+
+async def test_wait_is_not_written_into_a_claim_that_is_to_be_reserved() -> None:
+    world = World(node("a", 1))
+    async with controlled(world) as (controller, server):
+        world.claim(claim("c", count=1))
+        world.pod(
+            pod(
+                "first",
+                claim="c",
+                meta={"creationTimestamp": "2026-01-01T00:00:00Z"},
+                nodeSelector={"x": "y"},
+            )
+        )
+        world.pod(pod("user", claim="c", node="a", meta={"creationTimestamp": "2026-01-02T00:00:00Z"}))
+        controller.refused(world.coordinator.our_pods["uid-first"])
+        await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
+        assert server.phases == []
+
+
+async def test_pod_that_breaks_our_code_does_not_keep_the_claims_of_others_from_being_written() -> None:
+    world, metrics = World(node("a", 2)), Metrics()
+    async with controlled(world, metrics) as (controller, server):
+        for number in range(2):
+            world.claim(claim(f"c{number}", count=1))
+            world.pod(pod(f"p{number}", claim=f"c{number}"))
+        broken = world.coordinator.our_pods["uid-p0"]
+        structs.force_setattr(broken.metadata, "annotations", None)
+        controller.refused(broken)
+        await asyncio.sleep(2 * SLOW_BIND_S + EXPLAIN_AFTER_S + TINY_S)
+        assert server.phases == ["Reserved"]
+        errors = metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "claim"})
+        assert errors == 2  # the refusal, and the bind that takes long

@@ -6,11 +6,11 @@ import pytest
 
 from gpu_orchestrator.api import deviceleases, inventory
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
-from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
+from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec, Pod
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
 from gpu_orchestrator.core.answer import singular
-from tests.support.scheduler_harness import World
+from tests.support.scheduler_harness import RecordingExecutor, World
 from tests.support.scheduler_objects import claim, node, pod, report
 
 
@@ -269,3 +269,20 @@ def test_request_withdrawn_before_open_is_not_queued() -> None:
     assert world.executor.jobs == []
     world.coordinator.open()
     assert [(job.pod.metadata.name, len(job.devices)) for job in world.executor.jobs] == [("stays", 2)]
+
+
+def test_refusal_that_cannot_be_reported_loses_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing: set[str] = set()
+
+    def fail(executor: RecordingExecutor, pod: Pod, why: str) -> None:
+        if pod.metadata.name in failing:
+            raise RuntimeError("cannot be reported")
+
+    monkeypatch.setattr(RecordingExecutor, "report_refused", fail)
+    world = World()
+    for name, gpus, priority in (("large", 2, 9), ("middle", 3, 5), ("small", 1, 0)):
+        world.pod(pod(name, gpus=gpus, priority=priority))
+    failing.add("middle")
+    with pytest.raises(RuntimeError):
+        world.node(node("a", 3))
+    assert [job.pod.metadata.name for job in world.executor.jobs] == ["large", "small"]

@@ -4,6 +4,7 @@ cost."""
 import pytest
 
 from gpu_orchestrator.apps.scheduler import scheduler
+from gpu_orchestrator.apps.scheduler.actions import Bound
 from gpu_orchestrator.apps.scheduler.cycle import pending
 from tests.support.scale import Scale
 from tests.support.scheduler_harness import World
@@ -87,6 +88,35 @@ def test_pod_that_asks_for_something_else_gives_up_its_place() -> None:
     assert "maxWaitingShapes" in world.executor.refused["p"]
     world.coordinator.tick()
     assert "too little cpu" in world.executor.refused["q"]
+
+
+@pytest.mark.parametrize("ticks_in_flight", [0, 6], ids=["enters when bound", "enters in flight"])
+def test_pod_placed_while_its_changed_request_waits_to_enter_keeps_its_device(
+    ticks_in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "ENTER_PER_TICK", 1)
+    world = World(node("a", 1), max_waiting_shapes=2, uses_leases=False)
+    world.pod(pod("blocker", gpus=1))
+    world.bind(world.executor.jobs[0])
+    world.pod(pod("p", gpus=1, containers=asking(1)))
+    for cpu in range(500, 504):
+        world.pod(pod(f"p{cpu}", gpus=1, containers=asking(cpu)))
+    world.pod_gone("p500")  # another comes in for it, with the next tick
+    changed = {"gpus": 1, "containers": asking(2)}
+    world.pod(pod("p", **changed))
+    assert world.coordinator.pending.has_entering
+    world.pod_gone("blocker")
+    world.coordinator.freed("uid-blocker")
+    assert bound(world) == ["blocker", "p"]
+    for _ in range(ticks_in_flight):
+        world.coordinator.tick()
+    world.coordinator.done(Bound(world.executor.jobs[1]))
+    world.pod(pod("p", node="a", allocated="a:0", **changed))
+    for _ in range(6):
+        world.coordinator.tick()
+    assert world.free("a") == 0
+    world.pod(pod("other", gpus=1, meta={"namespace": "others"}))
+    assert bound(world) == ["blocker", "p"]
 
 
 def test_refresh_judges_each_shape_once_and_only_after_a_change() -> None:

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_orchestrator.apps.scheduler.cycle.shape_limit import ShapeLimit, kind_of
+from gpu_orchestrator.apps.scheduler.cycle.shape_limit import MOST_STALE, ShapeLimit, kind_of
 from gpu_orchestrator.core.request import request
 from gpu_orchestrator.engine.events import RequestAdded
 from tests.support.examples import cases
@@ -61,6 +61,19 @@ def test_held_request_that_leaves_does_not_come_in() -> None:
     assert keys(limit.leave("p")) == ["r"]
 
 
+def test_held_request_that_changes_often_is_queued_once_and_keeps_its_turn() -> None:
+    limit = ShapeLimit(1)
+    limit.enter(added("p", 1))
+    limit.enter(added("early", 2, since=1))
+    limit.enter(added("late", 3, since=3))
+    for number in range(1000):
+        limit.leave("q")
+        limit.enter(added("q", 4 + number % 2, since=2))
+    assert len(limit._namespaces["team"].queue) <= MOST_STALE + 2 * 3
+    turns = [keys(limit.leave(each)) for each in ("p", "early", "q")]
+    assert turns == [["early"], ["q"], ["late"]]
+
+
 @cases(100)
 @given(seed=st.integers(0, 2**32), most=st.integers(1, 4))
 def test_no_request_is_lost_and_no_namespace_has_more_than_its_limit(seed: int, most: int) -> None:
@@ -83,5 +96,7 @@ def test_no_request_is_lost_and_no_namespace_has_more_than_its_limit(seed: int, 
         per_namespace, in_all = Counter(name for name, _ in shapes), Counter(name for name, _ in wanted)
         for namespace, count in in_all.items():
             assert per_namespace[namespace] == min(most, count), "a place is left unused, or used twice"
+        for here in limit._namespaces.values():
+            assert here.held_count == sum(map(len, here.held.values()))
         for key, each in known.items():
             assert (key in inside) == ((each.request.tenant, kind_of(each.request)) in shapes)

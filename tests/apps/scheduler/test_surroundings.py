@@ -7,6 +7,7 @@ import pytest
 
 from gpu_orchestrator.api.kubernetes import CsiNode, Namespace, Pod
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
+from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import AntiAffinity
 from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector, PodTerm
 from gpu_orchestrator.core.request import Expression
@@ -229,6 +230,41 @@ def test_volume_for_many_pods_serves_them_together() -> None:
     for name in ("p", "q"):
         world.pod(pod(name, gpus=1, **mounts("data")))
     assert places(world) == {"p": "a", "q": "a"}
+
+
+def test_pods_that_share_a_volume_are_judged_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, judge = list[str](), pod_request.request_of
+
+    def observe(pod: Pod, *rest: Any) -> Any:
+        judged.append(pod.metadata.name)
+        return judge(pod, *rest)
+
+    monkeypatch.setattr(pod_request, "request_of", observe)
+    world = World(host("a", 1))
+    claim = volume_claim("data", "v", modes=("ReadOnlyMany",))
+    world.volume(claim, volume("v"))
+    for name in "pqr":
+        world.pod(pod(name, gpus=1, **mounts("data")))
+    (job,) = world.executor.jobs
+    world.coordinator.done(Failed(job, "taken"))
+    world.pod(pod("p", gpus=1, node="a", **mounts("data")))
+    world.pod(pod("other", node="a", schedulerName="other", **mounts("data")))
+    world.pod_gone("other")
+    annotated = {"annotations": {"seen": "now"}, "resourceVersion": "9"}
+    world.volume(volume_claim("data", "v", modes=("ReadOnlyMany",), meta=annotated), volume("v"))
+    assert [name for name in judged if name != "p"] == ["q", "r"]
+
+
+def test_volume_that_is_bound_later_or_given_up_is_noticed() -> None:
+    world = World(host("a"))
+    world.volume(volume_claim("data", meta={"resourceVersion": "1"}), volume("v"))
+    world.pod(pod("p", gpus=1, **mounts("data")))
+    assert "is not bound" in world.executor.refused["p"]
+    leaving = {"resourceVersion": "2", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    world.volume(volume_claim("data", meta=leaving), volume("v"))
+    assert "is being deleted" in world.executor.refused["p"]
+    world.volume(volume_claim("data", "v", meta={"resourceVersion": "3"}), volume("v"))
+    assert places(world) == {"p": "a"}
 
 
 def drivers(name: str, count: int | None, version: int = 1) -> CsiNode:

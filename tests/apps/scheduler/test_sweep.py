@@ -1,12 +1,15 @@
 """The sweep over many leases: it lets other tasks run, and clears leases that stayed unused for long."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import count
 
 import msgspec
 import pytest
 from msgspec import structs
 
+from gpu_orchestrator.adapters.breath import SLICE_S
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
@@ -23,7 +26,7 @@ from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
-from gpu_orchestrator.apps.scheduler.controllers.sweep import YIELD_EVERY, Sweeper, SweeperDeps
+from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
 from tests.apps.scheduler.test_coordinator import lease
@@ -39,8 +42,8 @@ WAIT_S = 30.0
 class Swept:
     """A world with a sweeper; `cleared` are the pods whose leases it wanted cleared."""
 
-    def __init__(self, world: World) -> None:
-        self.server, self.metrics, clock = LeaseServer(1), Metrics(), asyncio.get_running_loop().time
+    def __init__(self, world: World, clock: Callable[[], float] | None = None) -> None:
+        self.server, self.metrics, clock = LeaseServer(1), Metrics(), clock or asyncio.get_running_loop().time
         metrics = self.metrics
         client = Client(self.server)
         leases = DeviceLeases(
@@ -58,7 +61,9 @@ class Swept:
             wait_s=WAIT_S,
         )
         writer = ClaimWriter(client)
-        claim_controller = ClaimController(writer, coordinator, releaser, pacer=pacer, now=lambda: "now")
+        claim_controller = ClaimController(
+            writer, coordinator, releaser, metrics=metrics, pacer=pacer, now=lambda: "now"
+        )
         reporter = Reporter(
             PodStatusWriter(client, world.pods),
             Recorder(client, "test"),
@@ -88,24 +93,43 @@ async def test_lease_of_a_pod_that_cannot_exist_is_released(name: str) -> None:
 
 
 async def test_other_tasks_run_while_a_full_cluster_is_swept() -> None:
-    world = World(*(node(f"n{number}", 8) for number in range(YIELD_EVERY)))
-    for number in range(YIELD_EVERY):
+    steps, looks = 100, count()
+    world = World(*(node(f"n{number}", 8) for number in range(steps)))
+    for number in range(steps):
         for device in range(8):
             name = f"p{number}-{device}"
             world.pod(pod(name, node=f"n{number}", gpus=1, allocated=f"n{number}:{device}"))
             world.lease(lease(f"n{number}", device, f"uid-{name}"))
     turns = 0
 
-    async def count() -> None:
+    async def take_turns() -> None:
         nonlocal turns
         while True:
             await asyncio.sleep(0)
             turns += 1
 
-    other = asyncio.create_task(count())
-    await Swept(world).sweep.once()
+    other = asyncio.create_task(take_turns())
+    await Swept(world, clock=lambda: next(looks) * SLICE_S / steps).sweep.once()
     other.cancel()
-    assert turns >= 3 * 8 - 1  # leases, pods, pods' claims: a turn per hundred; one is the counter's own
+    assert turns >= 3 * 7  # leases, pods, pods' claims: a turn for about a hundred of each
+
+
+async def test_claim_that_many_pods_name_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, check = list[str](), ClaimController.check
+
+    def observe(controller: ClaimController, name: str) -> None:
+        checked.append(name)
+        check(controller, name)
+
+    monkeypatch.setattr(ClaimController, "check", observe)
+    world = World(node("a", 2))
+    world.claim(claim("c", count=1))
+    world.pod(pod("user", node="a", claim="c"))
+    for number in range(10):
+        world.pod(pod(f"p{number}", claim="c"))
+    world.pod(pod("made", node="a", claim_template="t"))
+    await Swept(world).sweep.once()
+    assert checked == ["default/c", "default/made-uid-made"]
 
 
 async def test_lease_of_a_waiting_pod_is_cleared_after_every_sweep_saw_it_for_wait_s() -> None:

@@ -125,7 +125,7 @@ class Scheduler:
         )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
-            claim_writer, self.coordinator, self._releaser, pacer=pacer, now=_now
+            claim_writer, self.coordinator, self._releaser, metrics=metrics, pacer=pacer, now=_now
         )
         self._sweep = Sweeper(
             client,
@@ -190,7 +190,7 @@ class Scheduler:
         self._claim_controller.freed(uid)
 
     def _refused(self, pod: Pod) -> None:
-        self._claim_controller.check_pod(pod)
+        self._claim_controller.refused(pod)
 
     def _pending_pod(self, uid: str) -> tuple[Pod, str] | None:
         why, pod = self.coordinator.pending.reason(uid), self.coordinator.our_pods.get(uid)

@@ -10,8 +10,11 @@ is bound by then costs no write, and writes slowly: ten thousand waiting claims 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import isinf
+
+import structlog
 
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
@@ -26,6 +29,7 @@ from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter, Re
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.topology import weakest_link
 
@@ -39,6 +43,8 @@ EXPLAIN_PAUSE_S = 0.05
 # A bind that takes longer shows in its claim as Reserved.
 SLOW_BIND_S = 1.0
 
+log = structlog.get_logger()
+
 
 class ClaimController:
     def __init__(
@@ -47,11 +53,12 @@ class ClaimController:
         coordinator: Coordinator,
         releaser: Releaser,
         *,
+        metrics: Metrics,
         pacer: Pacer,
         now: Callable[[], str],
     ) -> None:
         self._writer, self._coordinator, self._releaser = writer, coordinator, releaser
-        self._pacer, self._now = pacer, now
+        self._metrics, self._pacer, self._now = metrics, pacer, now
         self._to_reserve: WorkQueue[str] = WorkQueue()
         self._to_write: WorkQueue[str] = WorkQueue()
         self._to_explain: WorkQueue[str] = WorkQueue()
@@ -82,9 +89,16 @@ class ClaimController:
         for claim in self._coordinator.stores.claims.by("pod", uid):
             self.check(key(claim))
 
+    def refused(self, pod: Pod) -> None:
+        """Queue the claim of a pod that has another reason to wait. What to write, if anything, is found out
+        later: once for all the pods that name the claim."""
+        with self._edge_of(pod):
+            if (name := claim_key(pod)) in self._coordinator.stores.claims:
+                self._to_explain.add_after(name, EXPLAIN_AFTER_S)
+
     def check_pod(self, pod: Pod) -> None:
-        if name := claims.claim_name(pod):
-            self.check(f"{pod.metadata.namespace}/{name}")
+        if name := claim_key(pod):
+            self.check(name)
 
     def check(self, name: str) -> None:
         """Queue the claim of this key if a write to it is due."""
@@ -119,7 +133,17 @@ class ClaimController:
             changed, self._slow_binds, before = slow ^ self._slow_binds, slow, jobs
             for uid in changed:
                 if pod := self._coordinator.our_pods.get(uid):
-                    self.check_pod(pod)
+                    with self._edge_of(pod):
+                        self.check_pod(pod)
+
+    @contextmanager
+    def _edge_of(self, pod: Pod) -> Iterator[None]:
+        """Keep what breaks our code at one pod's claim from the others, and from the decisions."""
+        try:
+            yield
+        except Exception:
+            self._metrics.error("claim")
+            log.exception("claim could not be checked", pod=key(pod))
 
     async def _reserve(self, name: str) -> None:
         await self._pacer.wait()
@@ -154,7 +178,7 @@ class ClaimController:
     async def _explain(self, name: str) -> None:
         await self._pacer.wait()
         claim, status = self._coordinator.stores.claims.get(name), self._unbound_status(name)
-        if claim is None or status is None:
+        if claim is None or status is None or self._unreserved_pod(name):
             return
         if not await self._writer.write_unbound(claim, status):
             self._to_explain.add_after(name, EXPLAIN_AFTER_S)
@@ -233,6 +257,12 @@ class ClaimController:
         return 0 if isinf(gbps) else int(gbps)
 
 
+def claim_key(pod: Pod) -> str:
+    """Return the key of the pod's own claim; empty if it has none."""
+    name = claims.claim_name(pod)
+    return f"{pod.metadata.namespace}/{name}" if name else ""
+
+
 def _names(pod: Pod, name: str) -> bool:
     """Return True if the claim of this key is the pod's own, and not only the template of it."""
-    return name == f"{pod.metadata.namespace}/{claims.claim_name(pod)}"
+    return name == claim_key(pod)

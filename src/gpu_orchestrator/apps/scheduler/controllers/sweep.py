@@ -34,7 +34,7 @@ from gpu_orchestrator.apps.scheduler.binding.device_leases import (
     holds,
     obstruction,
 )
-from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController, claim_key
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
@@ -45,7 +45,6 @@ from gpu_orchestrator.core.device import Device
 T = TypeVar("T")
 
 MAX_REFRESHED = 100
-YIELD_EVERY = 100
 
 log = structlog.get_logger()
 
@@ -91,23 +90,24 @@ class Sweeper:
             await asyncio.sleep(every_s)
 
     async def once(self) -> None:
-        coordinator, claim_controller = self._deps.coordinator, self._deps.claim_controller
+        coordinator, breath = self._deps.coordinator, Breath(self._clock)
         coordinator.nodes.recount_silent()
         if self._leases is not None:
             coordinator.lease_index.forget_found()
-            await self._check_leases(self._leases)
+            await self._check_leases(self._leases, breath)
             disputed, self._disputed = self._disputed, {}
-            async for pod in _yielding(coordinator.our_pods.values()):
+            async for pod in _breathing(coordinator.our_pods.values(), breath):
                 await self._one(self._restore(pod, self._leases), key(pod))
                 await self._one(_done(self._report_dispute, pod, disputed), key(pod))
             self._report_obstructed()
-        await Breath(self._clock).through(coordinator.pending.refresh(MAX_REFRESHED))
-        async for claim in _yielding(coordinator.stores.claims):
-            await self._one(_done(claim_controller.check, key(claim)), key(claim))
+        await breath.through(coordinator.pending.refresh(MAX_REFRESHED))
+        checked: set[str] = set()
+        async for claim in _breathing(coordinator.stores.claims, breath):
+            await self._one(_done(self._check_claim, key(claim), checked), key(claim))
         before, self._plugin_conflicts = self._plugin_conflicts, set()
-        async for pod in _yielding(coordinator.our_pods.values()):
+        async for pod in _breathing(coordinator.our_pods.values(), breath):
             await self._one(_done(self._report_plugin_conflict, pod, before), key(pod))
-            await self._one(_done(claim_controller.check_pod, pod), key(pod))
+            await self._one(_done(self._check_claim_of, pod, checked), key(pod))
 
     async def _one(self, step: Coroutine[Any, Any, None], at: str) -> None:
         """Go on to the next object if the API server refuses this one, or if it breaks our code. If the
@@ -122,9 +122,19 @@ class Sweeper:
             self._deps.metrics.error("sweep")
             log.exception("object could not be checked", at=at)
 
-    async def _check_leases(self, leases: DeviceLeases) -> None:
+    def _check_claim_of(self, pod: Pod, checked: set[str]) -> None:
+        """Check the claim of a bound pod unless that was done: it may have to be made from its template."""
+        if pod.spec.node_name and (name := claim_key(pod)) and name not in checked:
+            self._check_claim(name, checked)
+
+    def _check_claim(self, name: str, checked: set[str]) -> None:
+        """Check a claim, once: that looks at all the pods that name it."""
+        checked.add(name)
+        self._deps.claim_controller.check(name)
+
+    async def _check_leases(self, leases: DeviceLeases, breath: Breath) -> None:
         before, self._first_seen = self._first_seen, {}
-        async for lease in _yielding(self._deps.coordinator.stores.leases):
+        async for lease in _breathing(self._deps.coordinator.stores.leases, breath):
             await self._one(self._check_lease(lease, leases, before), lease.metadata.name)
 
     async def _check_lease(self, lease: Lease, leases: DeviceLeases, before: dict[LeaseHold, float]) -> None:
@@ -253,13 +263,12 @@ class Sweeper:
                 log.error("device unused", why=obstruction(ref))
 
 
-async def _yielding(all_of: Iterable[T]) -> AsyncIterator[T]:
+async def _breathing(all_of: Iterable[T], breath: Breath) -> AsyncIterator[T]:
     """Yield each item of a copy, and let other tasks run in between: a full cluster has tens of thousands of
     leases, and no bind must wait until all of them are checked."""
-    for number, each in enumerate(list(all_of), 1):
+    for each in list(all_of):
         yield each
-        if number % YIELD_EVERY == 0:
-            await asyncio.sleep(0)
+        await breath()
 
 
 async def _done(step: Callable[..., None], *given: Any) -> None:

@@ -15,7 +15,7 @@ import structlog
 
 from gpu_orchestrator.api import claims, deviceenv, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim
+from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim, VolumeClaimSpec
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
@@ -83,6 +83,7 @@ class Coordinator:
             self.our_pods,
             executor.report_refused,
             wake=lambda: executor.wake_at(clock()),
+            is_placed=self._is_placed,
             max_shapes=config.max_waiting_shapes,
         )
         self.lease_index = LeaseIndex(
@@ -130,7 +131,8 @@ class Coordinator:
             self._check_unbound_pods(self.stores.pods.by("claim", key(claim)))
 
     def on_volume_claim(self, old: VolumeClaim | None, new: VolumeClaim | None) -> None:
-        if claim := new or old:
+        claim = new or old
+        if claim is not None and not (old and new and _mountability(old) == _mountability(new)):
             self._check_unbound_pods(self.stores.pods.by("volume", key(claim)))
 
     def on_volume(self, old: Volume | None, new: Volume | None) -> None:
@@ -368,12 +370,14 @@ class Coordinator:
         now = self._clock()
         engine = self.engine
         actions = engine.handle(all_of[0], now) if len(all_of) == 1 else engine.handle_all(all_of, now)
+        # Places first: the engine has set their devices aside, and a report that fails must not lose them.
+        for action in actions:
+            if isinstance(action, events.Place):
+                self._place(action)
+        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
         for action in actions:
             if isinstance(action, events.Refuse):
                 self.pending.refuse(action.request.key, action.refusal.message)
-            else:
-                self._place(action)
-        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
 
     def _place(self, action: events.Place) -> None:
         uid = action.request.key
@@ -405,3 +409,8 @@ def _usability(claim: GpuClaim) -> tuple[str, str, bool]:
     """Return the part of a claim that decides which pods may use it."""
     meta = claim.metadata
     return meta.uid, claims.reserved_for(claim), bool(meta.deletion_timestamp)
+
+
+def _mountability(claim: VolumeClaim) -> tuple[VolumeClaimSpec, str, bool]:
+    """Return the part of a volume claim that decides which pods may mount it, and where."""
+    return claim.spec, claim.status.phase, bool(claim.metadata.deletion_timestamp)

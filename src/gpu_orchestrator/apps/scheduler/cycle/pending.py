@@ -21,8 +21,8 @@ more."""
 
 class PendingPods:
     """`our_pods` are this scheduler's pods by UID; `report` is called when a pod's reason to wait changes,
-    and `wake` when `enter_some` is to be called soon. Of one namespace, `max_shapes` different shapes wait in
-    the engine at once."""
+    and `wake` when `enter_some` is to be called soon; `is_placed` returns True if a pod is bound or being
+    bound. Of one namespace, `max_shapes` different shapes wait in the engine at once."""
 
     def __init__(
         self,
@@ -32,10 +32,11 @@ class PendingPods:
         report: Callable[[Pod, str], None],
         *,
         wake: Callable[[], None],
+        is_placed: Callable[[str], bool],
         max_shapes: int,
     ) -> None:
         self._feed, self._engine, self._our_pods, self._report = feed, engine, our_pods, report
-        self._wake = wake
+        self._wake, self._is_placed = wake, is_placed
         self._limit = ShapeLimit(max_shapes)
         self._reasons: dict[str, str] = {}
         self._in_engine: dict[Kind, dict[str, None]] = {}
@@ -79,12 +80,12 @@ class PendingPods:
 
     def withdraw(self, uid: str) -> None:
         """Remove the pod's request from the engine, which frees what the request counted."""
-        self._entering.pop(uid, None)
         self.clear_reason(uid)
         self._feed(RequestRemoved(uid))
 
     def clear_reason(self, uid: str) -> None:
         """Forget the pod's reason: it does not wait any longer, or its request is withdrawn."""
+        self._entering.pop(uid, None)
         self._reasons.pop(uid, None)
         self._leave(uid)
 
@@ -129,7 +130,8 @@ class PendingPods:
 
     def _enter(self, added: RequestAdded) -> None:
         uid = added.request.key
-        if uid not in self._our_pods:
+        # If an earlier request of the pod was placed, to remove that one would free what the pod holds.
+        if uid not in self._our_pods or self._is_placed(uid):
             return
         if self._limit.request_of(uid) != added.request:
             self._leave(uid)

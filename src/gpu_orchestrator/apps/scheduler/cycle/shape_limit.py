@@ -6,11 +6,14 @@ priority first, then the earliest. Pods that ask like one that waits already com
 """
 
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine.events import RequestAdded
+
+MOST_STALE = 64
+"""So many entries of requests that are not held any more stay in a queue, or as many as it has others."""
 
 Kind = tuple[Shape, str, str]
 """Shape, strategy and allocator: requests of one kind get the same answer."""
@@ -23,11 +26,22 @@ def kind_of(request: Request) -> Kind:
 @dataclass(slots=True)
 class _Namespace:
     """`waiting` counts the requests in the engine by kind; `queue` has entries of requests that have left
-    `held` meanwhile."""
+    `held` meanwhile, and `held_count` is how many it would have without them."""
 
     waiting: dict[Kind, int] = field(default_factory=dict)
     held: dict[Kind, dict[str, RequestAdded]] = field(default_factory=dict)
     queue: list[tuple[int, float, int, RequestAdded]] = field(default_factory=list)
+    held_count: int = 0
+
+    def holds(self, added: RequestAdded) -> bool:
+        return self.held.get(kind_of(added.request), {}).get(added.request.key) is added
+
+    def drop_stale(self) -> None:
+        """Drop stale entries when there are many: a held pod that changes again and again makes one each
+        time."""
+        if len(self.queue) > MOST_STALE + 2 * self.held_count:
+            self.queue = [entry for entry in self.queue if self.holds(entry[3])]
+            heapify(self.queue)
 
 
 class ShapeLimit:
@@ -54,7 +68,9 @@ class ShapeLimit:
             here.waiting[kind] = here.waiting.get(kind, 0) + 1
             return True
         here.held.setdefault(kind, {})[request.key] = added
+        here.held_count += 1
         heappush(here.queue, (-request.priority, added.since or 0.0, next(self._numbers), added))
+        here.drop_stale()
         return False
 
     def leave(self, key: str) -> list[RequestAdded]:
@@ -66,6 +82,7 @@ class ShapeLimit:
         here, kind = self._namespaces[added.request.tenant], kind_of(added.request)
         if key in here.held.get(kind, ()):
             del here.held[kind][key]
+            here.held_count -= 1
             if not here.held[kind]:
                 del here.held[kind]
             return []
@@ -86,8 +103,9 @@ class ShapeLimit:
         while here.queue and len(here.waiting) < self.most:
             first = heappop(here.queue)[3]
             kind = kind_of(first.request)
-            if here.held.get(kind, {}).get(first.request.key) is first:
+            if here.holds(first):
                 alike = here.held.pop(kind)
+                here.held_count -= len(alike)
                 here.waiting[kind] = len(alike)
                 coming += alike.values()
         return coming

@@ -71,9 +71,13 @@ class Surroundings:
         self.volumes_changed(pod)
 
     def volumes_changed(self, pod: Pod) -> None:
-        """Recheck the pods that share a volume with this one, which was placed or has ended."""
+        """Recheck the pods that want the same volume as this one, which was placed or has ended, if the
+        volume serves one pod only."""
         if pod.spec.volumes:
             for key in volumes.claims_of(pod):
+                claim = self._stores.volume_claim(key)
+                if claim is None or not volumes.serves_one_pod(claim):
+                    continue
                 self._recheck(each for each in self._stores.pods.by("volume", key) if each is not pod)
 
     def selecting_namespaces(self) -> list[Pod]:
