@@ -261,6 +261,18 @@ def test_namespace_that_changes_during_a_takeover_counts() -> None:
     assert "other pods' anti-affinity" in world.executor.refused["p"]
 
 
+def test_pod_relabelled_while_it_is_bound_counts_with_its_new_labels() -> None:
+    world = World(host("a"))
+    world.pod(app("p", "old", gpus=1))
+    (job,) = world.executor.jobs
+    world.pod(app("p", "x", gpus=1))
+    world.pod(app("p", "x", gpus=1, node="a", allocated="a:0"))  # the watch is ahead of the bind's answer
+    world.coordinator.done(Bound(job))
+    world.pod(pod("q", gpus=1, **rule("podAntiAffinity")))
+    assert places(world) == {"p": "a"}
+    assert "anti-affinity" in world.executor.refused["q"]
+
+
 # --- volumes -----------------------------------------------------------------------------------------------
 
 

@@ -222,6 +222,9 @@ class Coordinator:
             self._executor.release(PodEnded(job.pod, placement))
         self.lease_index.recount(uid)
         self._feed(events.Placed(uid))
+        pod = self.our_pods.get(uid)
+        if pod is not None and pod.spec.node_name and not self._is_bound_as(placement, pod):
+            self._count_bound(pod, by_annotation=not self._config.uses_leases)  # it changed meanwhile
 
     def freed(self, uid: str) -> None:
         """Count the devices and the claim of an ended pod as free."""
