@@ -230,6 +230,31 @@ def test_anti_affinity_beyond_the_limit_of_one_pod_does_not_count() -> None:
     assert places(world) == {"p": "a"}
 
 
+@pytest.mark.parametrize(
+    ("names", "obeyed"), [pytest.param(64, True, id="longest"), pytest.param(65, False, id="too long")]
+)
+def test_too_long_anti_affinity_of_others_does_not_count(names: int, obeyed: bool) -> None:
+    world = World(host("a"))
+    listed = ["default", *(f"ns-{each}" for each in range(1, names))]
+    world.pod(foreign("e", node="a", schedulerName="other", **rule("podAntiAffinity", namespaces=listed)))
+    world.pod(app("p", gpus=1))
+    assert ("p" in places(world)) is not obeyed
+
+
+def test_namespaces_are_selected_again_only_when_one_has_changed() -> None:
+    world, red = World(), (Expression("team", "In", ("red",)),)
+    stores = world.coordinator.stores
+    world.namespace(namespace("a", 1, team="red"))
+    first = stores.namespaces_with(red)
+    assert stores.namespaces_with(red) is first == {"a"}
+    world.namespace(namespace("b", 2, team="red"))
+    assert stores.namespaces_with(red) == {"a", "b"}
+    world.namespace(namespace("a", 3))
+    assert stores.namespaces_with(red) == {"b"}
+    world.namespaces.drop("b")
+    assert stores.namespaces_with(red) == set()
+
+
 def namespace(name: str, version: int, **labels: str) -> Namespace:
     meta = {"name": name, "uid": name, "labels": labels, "resourceVersion": str(version)}
     return msgspec.convert({"metadata": meta}, Namespace)

@@ -34,6 +34,13 @@ from gpu_orchestrator.core.request import Expression
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
 
+MOST_SELECTIONS = 1024
+"""How many answers about namespaces are kept."""
+
+Selection = tuple[int, frozenset[str]]
+"""Namespaces, and the version of the store at which they were selected."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stores:
     pods: Store[Pod]
@@ -45,6 +52,7 @@ class Stores:
     volumes: Store[Volume]
     namespaces: Store[Namespace] = field(default_factory=Store)
     csi_nodes: Store[CsiNode] = field(default_factory=Store)
+    _selected: dict[tuple[Expression, ...], Selection] = field(default_factory=dict, repr=False)
 
     def volume_claim(self, key: str) -> VolumeClaim | None:
         return self.volume_claims.get(key)
@@ -56,11 +64,20 @@ class Stores:
         """Return how many volumes of each driver the node can attach."""
         return volumes.limits(self.csi_nodes.get(node))
 
-    def namespaces_with(self, labels: tuple[Expression, ...]) -> tuple[str, ...]:
-        """Return the names of the namespaces that meet these conditions, sorted."""
+    def namespaces_with(self, labels: tuple[Expression, ...]) -> frozenset[str]:
+        """Return the names of the namespaces that meet these conditions."""
+        version, names = self._selected.get(labels, (-1, frozenset()))
+        if version != self.namespaces.version:
+            names = self._select(labels)
+            if len(self._selected) >= MOST_SELECTIONS:
+                self._selected.clear()
+            self._selected[labels] = self.namespaces.version, names
+        return names
+
+    def _select(self, labels: tuple[Expression, ...]) -> frozenset[str]:
         wanted = PodSelector(labels=labels)
         each_meta = (each.metadata for each in self.namespaces)
-        return tuple(sorted(meta.name for meta in each_meta if wanted.matches(Neighbour("", meta.labels))))
+        return frozenset(meta.name for meta in each_meta if wanted.matches(Neighbour("", meta.labels)))
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return the claim or template that the pod names."""
