@@ -16,8 +16,8 @@ MOST_RULES = 8
 """How many rules about other pods one pod may have: each costs a decision about a tenth of a millisecond."""
 
 MOST_NAMESPACES, MOST_EXPRESSIONS, MOST_VALUES = 64, 16, 64
-"""How many namespaces a rule may name, how many conditions a selector of it may have, and how many values each
-of these: a rule is compared with many pods."""
+"""How many namespaces a rule may name, how many conditions a selector of it may have, and how many values
+each of these: a rule is compared with many pods."""
 
 
 class Namespaces(Protocol):

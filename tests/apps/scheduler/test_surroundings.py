@@ -255,6 +255,28 @@ def test_namespaces_are_selected_again_only_when_one_has_changed() -> None:
     assert stores.namespaces_with(red) == set()
 
 
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [
+        pytest.param(Expression("team", "In", ("red", "blue")), {"a", "b"}, id="in"),
+        pytest.param(Expression("team", "In", ()), set(), id="in none"),
+        pytest.param(Expression("team", "NotIn", ("red", "green")), {"b", "c"}, id="not in"),
+        pytest.param(Expression("team", "Exists"), {"a", "b"}, id="exists"),
+        pytest.param(Expression("tier", "Exists"), set(), id="nobody has it"),
+        pytest.param(Expression("team", "DoesNotExist"), {"c"}, id="does not exist"),
+        pytest.param(Expression("team", "Gt", ("1",)), set(), id="not for labels of namespaces"),
+    ],
+)
+def test_namespaces_are_selected_by_label(condition: Expression, names: set[str]) -> None:
+    world = World()
+    for each in (namespace("a", 1, team="red"), namespace("b", 2, team="blue"), namespace("c", 3)):
+        world.namespace(each)
+    find = world.coordinator.stores.namespaces_with
+    assert find((condition,)) == names
+    assert find((condition, Expression("team", "NotIn", ("blue",)))) == names - {"b"}
+    assert find(()) == {"a", "b", "c"}
+
+
 def namespace(name: str, version: int, **labels: str) -> Namespace:
     meta = {"name": name, "uid": name, "labels": labels, "resourceVersion": str(version)}
     return msgspec.convert({"metadata": meta}, Namespace)
