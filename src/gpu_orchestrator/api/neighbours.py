@@ -12,15 +12,19 @@ from gpu_orchestrator.api.pod import LabelSelector, PodAffinityTerm, TopologySpr
 from gpu_orchestrator.core.pod_rules import NO_PODS, Neighbour, PodRules, PodSelector, PodTerm, Spread
 from gpu_orchestrator.core.request import Expression
 
-MOST_RULES = 32
+MOST_RULES = 8
 """How many rules about other pods one pod may have: each costs a decision about a tenth of a millisecond."""
+
+MOST_NAMESPACES, MOST_EXPRESSIONS, MOST_VALUES = 64, 16, 64
+"""How many namespaces a rule may name, how many conditions a selector of it may have, and how many values
+each of these: a rule is compared with many pods."""
 
 
 class Namespaces(Protocol):
     """Looks up namespaces."""
 
-    def namespaces_with(self, labels: tuple[Expression, ...]) -> tuple[str, ...]:
-        """Return the names of the namespaces that meet these conditions, sorted."""
+    def namespaces_with(self, labels: tuple[Expression, ...]) -> frozenset[str]:
+        """Return the names of the namespaces that meet these conditions."""
         ...
 
 
@@ -28,7 +32,10 @@ def neighbour(pod: Pod, known: Namespaces) -> Neighbour:
     """Return what the rules of other pods see of this one. A pod that another scheduler has bound may have
     more anti-affinity than we allow; what is too much does not count."""
     meta, required = pod.metadata, pod.spec.affinity.pod_anti_affinity.required
-    avoids = tuple(_term(each, pod, known) for each in required[:MOST_RULES]) if required else ()
+    if not required:
+        return Neighbour(meta.namespace, meta.labels, (), bool(meta.deletion_timestamp))
+    counting = (each for each in required[:MOST_RULES] if not is_too_long(each))
+    avoids = tuple(_term(each, pod, known) for each in counting)
     return Neighbour(meta.namespace, meta.labels, avoids, bool(meta.deletion_timestamp))
 
 
@@ -66,6 +73,28 @@ def count_rules(pod: Pod) -> int:
     return terms + len(pod.spec.topology_spread_constraints)
 
 
+def has_too_long_rule(pod: Pod) -> bool:
+    """Return True if a rule of the pod about others lists more than is allowed."""
+    affinity, spread = pod.spec.affinity, pod.spec.topology_spread_constraints
+    terms = (*affinity.pod_affinity.required, *affinity.pod_anti_affinity.required)
+    return any(map(is_too_long, terms)) or any(_is_long(each.label_selector) for each in spread)
+
+
+def is_too_long(wire: PodAffinityTerm) -> bool:
+    """Return True if the term lists more than is allowed."""
+    selectors = wire.label_selector, wire.namespace_selector
+    return len(wire.namespaces) > MOST_NAMESPACES or any(map(_is_long, selectors))
+
+
+def _is_long(selector: LabelSelector | None) -> bool:
+    if selector is None:
+        return False
+    expressions = selector.match_expressions
+    return len(selector.match_labels) + len(expressions) > MOST_EXPRESSIONS or any(
+        len(each.values) > MOST_VALUES for each in expressions
+    )
+
+
 def _term(wire: PodAffinityTerm, pod: Pod, known: Namespaces) -> PodTerm:
     if wire.label_selector is None:
         return PodTerm(wire.topology_key, NO_PODS)
@@ -73,11 +102,13 @@ def _term(wire: PodAffinityTerm, pod: Pod, known: Namespaces) -> PodTerm:
     return PodTerm(wire.topology_key, PodSelector(namespaces, conditions(wire.label_selector)))
 
 
-def _namespaces(wire: PodAffinityTerm, pod: Pod, known: Namespaces) -> tuple[str, ...] | None:
+def _namespaces(wire: PodAffinityTerm, pod: Pod, known: Namespaces) -> frozenset[str] | None:
     if (selector := wire.namespace_selector) is None:
-        return tuple(sorted(wire.namespaces)) or (pod.metadata.namespace,)
-    labels = conditions(selector)
-    return tuple(sorted({*wire.namespaces, *known.namespaces_with(labels)})) if labels else None
+        return frozenset(wire.namespaces or (pod.metadata.namespace,))
+    if not (labels := conditions(selector)):
+        return None
+    selected = known.namespaces_with(labels)
+    return selected.union(wire.namespaces) if wire.namespaces else selected
 
 
 def _spread(wire: TopologySpread, pod: Pod, itself: Neighbour) -> Spread:
@@ -103,7 +134,7 @@ def _spread_pods(wire: TopologySpread, itself: Neighbour) -> tuple[PodSelector, 
         return NO_PODS, False
     own = {key: itself.labels[key] for key in wire.match_label_keys if key in itself.labels}
     labels = tuple(dict.fromkeys((*conditions(wire.label_selector), *_equal(own))))
-    pods = PodSelector((itself.namespace,), labels)
+    pods = PodSelector(frozenset({itself.namespace}), labels)
     return (pods, pods.matches(itself)) if labels else (NO_PODS, True)
 
 

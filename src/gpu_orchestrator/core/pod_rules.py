@@ -3,7 +3,7 @@
 A domain is all nodes with the same value of one label (its topology key): a host, a rack, a zone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gpu_orchestrator.core.request import Expression, Term, Toleration
@@ -22,9 +22,10 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class PodSelector:
-    """Pods of these namespaces (None: of all) whose labels meet all conditions."""
+    """Pods of these namespaces (None: of all) whose labels meet all conditions. `namespaces` must be fast to
+    look up if there are many."""
 
-    namespaces: tuple[str, ...] | None = None
+    namespaces: Collection[str] | None = None
     labels: tuple[Expression, ...] = ()
 
     def matches(self, pod: Neighbour) -> bool:
@@ -36,7 +37,7 @@ class PodSelector:
         return " and ".join(map(_words, self.labels)) or "any pod"
 
 
-NO_PODS = PodSelector(namespaces=())
+NO_PODS = PodSelector(namespaces=frozenset())
 
 
 def _holds(expression: Expression, value: str | None) -> bool:
@@ -148,7 +149,7 @@ def matchers(rules: PodRules) -> tuple[Matcher, ...]:
     )
 
 
-def namespaces_of(kind: Matcher) -> tuple[str, ...] | None:
+def namespaces_of(kind: Matcher) -> Collection[str] | None:
     """Return the namespaces in which matching pods can be; None if in all."""
     match kind:
         case PodSelector():

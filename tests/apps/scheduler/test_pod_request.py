@@ -11,6 +11,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import fits
 from gpu_orchestrator.core.node import node
 from gpu_orchestrator.core.request import Expression, Request, Term
+from tests.support.neighbour_oracle import REQUIRED
 from tests.support.scheduler_objects import claim, pod, volume, volume_claim
 
 
@@ -25,12 +26,27 @@ class Volumes:
     def volume(self, name: str) -> Volume | None:
         return self._volumes.get(name)
 
-    def namespaces_with(self, labels: tuple[Expression, ...]) -> tuple[str, ...]:
-        return ("one", "two") if labels else ()
+    def namespaces_with(self, labels: tuple[Expression, ...]) -> frozenset[str]:
+        return frozenset({"one", "two"} if labels else ())
 
 
 NO_VOLUMES = Volumes()
 MOUNTED: dict[str, Any] = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]}
+TOO_LONG: dict[str, dict[str, Any]] = {
+    "namespaces": {"labelSelector": {}, "namespaces": [f"ns-{each}" for each in range(65)]},
+    "labels": {"labelSelector": {"matchLabels": {f"l{each}": "x" for each in range(17)}}},
+    "values": {
+        "labelSelector": {
+            "matchExpressions": [{"key": "app", "operator": "In", "values": [str(n) for n in range(65)]}]
+        }
+    },
+    "namespace labels": {
+        "labelSelector": {},
+        "namespaceSelector": {
+            "matchExpressions": [{"key": f"l{n}", "operator": "Exists"} for n in range(17)]
+        },
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -65,9 +81,26 @@ MOUNTED: dict[str, Any] = {"volumes": [{"name": "v", "persistentVolumeClaim": {"
             id="bad quantity",
         ),
         pytest.param(
-            {"gpus": 1, "topologySpreadConstraints": [{"topologyKey": "zone"}] * 33},
-            "33 rules about other pods (affinity, anti-affinity, spread); this scheduler takes up to 32",
+            {"gpus": 1, "topologySpreadConstraints": [{"topologyKey": "zone"}] * 9},
+            "9 rules about other pods (affinity, anti-affinity, spread); this scheduler takes up to 8",
             id="too many rules",
+        ),
+        *(
+            pytest.param(
+                {"gpus": 1, "affinity": {kind: {REQUIRED: [{"topologyKey": "zone", **fields}]}}},
+                "a rule of the pod about other pods lists more than 64 namespaces, 16 conditions or 64",
+                id=f"{kind} with too many {what}",
+            )
+            for kind in ("podAffinity", "podAntiAffinity")
+            for what, fields in TOO_LONG.items()
+        ),
+        pytest.param(
+            {
+                "gpus": 1,
+                "topologySpreadConstraints": [{"labelSelector": TOO_LONG["values"]["labelSelector"]}],
+            },
+            "a rule of the pod about other pods lists more than",
+            id="spread with too many values",
         ),
         pytest.param({"gpus": 1, **MOUNTED}, "default/data does not exist", id="volume"),
         pytest.param({"claim": "other"}, "GpuClaim default/other does not exist; create it", id="no claim"),

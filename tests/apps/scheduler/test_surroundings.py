@@ -134,18 +134,94 @@ def many_terms(numbers: range) -> dict[str, Any]:
     return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}
 
 
-def test_more_anti_affinity_of_others_than_can_be_checked_makes_a_pod_wait() -> None:
-    world = World(host("a"))
-    for number in range(3):
-        rules = many_terms(range(30 * number, 30 * number + 30))
-        world.pod(pod(f"lonely-{number}", node="a", schedulerName="other", **rules))
+def far_terms(numbers: range, **fields: Any) -> dict[str, Any]:
+    """Anti-affinity to almost all pods of all namespaces, over a label that no node has."""
+    missing = [{"key": f"x{each}", "operator": "DoesNotExist"} for each in numbers]
+    terms = [
+        {"topologyKey": "rack", "namespaceSelector": {}, "labelSelector": {"matchExpressions": [each]}}
+        for each in missing
+    ]
+    return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}, **fields}
+
+
+def foreign(name: str, namespace: str = "evil", **fields: Any) -> Pod:
+    return pod(name, meta={"namespace": namespace, "uid": f"{namespace}-{name}"}, **fields)
+
+
+def terms_against(world: World, name: str) -> int:
+    rules = world.coordinator.engine.waiting(f"uid-{name}")
+    assert rules is not None
+    return len(rules.shape.rules.shunned_by) if rules.shape.rules else 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"gpus": 1, "schedulingGates": [{"name": "never"}]}, id="gated"),
+        pytest.param({}, id="refused"),
+        pytest.param({"node": "a", "schedulerName": "other"}, id="bound by another scheduler"),
+        pytest.param({"gpus": 1}, id="waiting"),
+    ],
+)
+def test_no_crowd_of_terms_stops_pods_of_other_namespaces(fields: dict[str, Any]) -> None:
+    world = World(host("a", 0 if "gpus" in fields else 2))
+    for number in range(12):
+        world.pod(foreign(f"e{number}", **far_terms(range(8 * number, 8 * number + 8)), **fields))
+    world.node(host("b"))
     world.pod(app("p", gpus=1))
-    assert (
-        world.executor.refused["p"]
-        == "more than 64 different anti-affinity rules of other pods match this pod"
+    assert "p" in places(world)
+
+
+def test_terms_of_a_gated_or_refused_pod_are_not_in_use() -> None:
+    world = World(host("a"))
+    gate: Any = {"schedulingGates": [{"name": "g"}]}
+    world.pod(pod("gated", gpus=1, **rule("podAntiAffinity", key="rack"), **gate))
+    world.pod(pod("refused", claim="none", **rule("podAntiAffinity", key="rack")))
+    world.pod(app("p", gpus=3))
+    assert terms_against(world, "p") == 0
+    world.pod(pod("gated", gpus=3, **rule("podAntiAffinity", key="rack")))
+    assert terms_against(world, "p") == 1
+
+
+def test_one_namespace_keeps_pods_of_others_away_by_a_few_terms_only() -> None:
+    world = World(host("a"))
+    world.pod(app("p", gpus=3))
+    for number in range(3):
+        world.pod(foreign(f"e{number}", gpus=3, **far_terms(range(4 * number, 4 * number + 4))))
+    assert terms_against(world, "p") == 8
+    assert world.executor.refused["e2"] == (
+        "the pods of namespace evil have more than 8 different anti-affinity terms that reach other "
+        "namespaces; leave out namespaces and namespaceSelector, or use the same terms"
     )
-    world.pod_gone("lonely-1")
-    assert places(world) == {"p": "a"}
+    world.pod(foreign("e3", gpus=1, **far_terms(range(4))))
+    assert "e3" in places(world)  # the same terms as e0
+    world.pod(foreign("f", "fine", gpus=1, **far_terms(range(90, 94))))
+    assert terms_against(world, "p") == 12
+
+
+def test_pod_without_room_for_its_terms_is_queued_when_another_has_ended() -> None:
+    world = World(host("a"))
+    world.pod(foreign("e0", gpus=3, **far_terms(range(8))))
+    for name in ("e1", "e2"):
+        world.pod(foreign(name, gpus=1, **far_terms(range(8, 12))))
+    world.pod(foreign("bound", node="a", schedulerName="other", **far_terms(range(20, 22))))
+    world.pod(app("p", gpus=3))
+    assert (places(world), terms_against(world, "p")) == ({}, 8)
+    world.pod_gone("evil/e0")
+    assert set(places(world)) == {"e1", "e2"}
+    assert terms_against(world, "p") == 6
+
+
+def test_of_too_many_terms_those_of_the_own_namespace_and_the_oldest_count() -> None:
+    terms = AntiAffinity()
+    far = [PodTerm(f"far-{each}", PodSelector(None)) for each in range(80)]
+    for number, each in enumerate(far):
+        terms.declare(f"f{number}", f"ns-{number}", (each,))
+    own = [avoids(f"own-{each}") for each in range(10)]
+    for number, each in enumerate(own):
+        terms.declare(f"o{number}", "default", (each,))
+    found = terms.against(Neighbour("default", {"app": "x"}))
+    assert found == (*own, *far[:54])
 
 
 def test_anti_affinity_beyond_the_limit_of_one_pod_does_not_count() -> None:
@@ -153,6 +229,53 @@ def test_anti_affinity_beyond_the_limit_of_one_pod_does_not_count() -> None:
     world.pod(pod("lonely", node="a", schedulerName="other", **many_terms(range(10_000))))
     world.pod(app("p", gpus=1))
     assert places(world) == {"p": "a"}
+
+
+@pytest.mark.parametrize(
+    ("names", "obeyed"), [pytest.param(64, True, id="longest"), pytest.param(65, False, id="too long")]
+)
+def test_too_long_anti_affinity_of_others_does_not_count(names: int, obeyed: bool) -> None:
+    world = World(host("a"))
+    listed = ["default", *(f"ns-{each}" for each in range(1, names))]
+    world.pod(foreign("e", node="a", schedulerName="other", **rule("podAntiAffinity", namespaces=listed)))
+    world.pod(app("p", gpus=1))
+    assert ("p" in places(world)) is not obeyed
+
+
+def test_namespaces_are_selected_again_only_when_one_has_changed() -> None:
+    world, red = World(), (Expression("team", "In", ("red",)),)
+    stores = world.coordinator.stores
+    world.namespace(namespace("a", 1, team="red"))
+    first = stores.namespaces_with(red)
+    assert stores.namespaces_with(red) is first == {"a"}
+    world.namespace(namespace("b", 2, team="red"))
+    assert stores.namespaces_with(red) == {"a", "b"}
+    world.namespace(namespace("a", 3))
+    assert stores.namespaces_with(red) == {"b"}
+    world.namespaces.drop("b")
+    assert stores.namespaces_with(red) == set()
+
+
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [
+        pytest.param(Expression("team", "In", ("red", "blue")), {"a", "b"}, id="in"),
+        pytest.param(Expression("team", "In", ()), set(), id="in none"),
+        pytest.param(Expression("team", "NotIn", ("red", "green")), {"b", "c"}, id="not in"),
+        pytest.param(Expression("team", "Exists"), {"a", "b"}, id="exists"),
+        pytest.param(Expression("tier", "Exists"), set(), id="nobody has it"),
+        pytest.param(Expression("team", "DoesNotExist"), {"c"}, id="does not exist"),
+        pytest.param(Expression("team", "Gt", ("1",)), set(), id="not for labels of namespaces"),
+    ],
+)
+def test_namespaces_are_selected_by_label(condition: Expression, names: set[str]) -> None:
+    world = World()
+    for each in (namespace("a", 1, team="red"), namespace("b", 2, team="blue"), namespace("c", 3)):
+        world.namespace(each)
+    find = world.coordinator.stores.namespaces_with
+    assert find((condition,)) == names
+    assert find((condition, Expression("team", "NotIn", ("blue",)))) == names - {"b"}
+    assert find(()) == {"a", "b", "c"}
 
 
 def namespace(name: str, version: int, **labels: str) -> Namespace:
@@ -184,6 +307,18 @@ def test_namespace_that_changes_during_a_takeover_counts() -> None:
     world.namespace(namespace("default", 2, team="red"))
     world.coordinator.open()
     assert "other pods' anti-affinity" in world.executor.refused["p"]
+
+
+def test_pod_relabelled_while_it_is_bound_counts_with_its_new_labels() -> None:
+    world = World(host("a"))
+    world.pod(app("p", "old", gpus=1))
+    (job,) = world.executor.jobs
+    world.pod(app("p", "x", gpus=1))
+    world.pod(app("p", "x", gpus=1, node="a", allocated="a:0"))  # the watch is ahead of the bind's answer
+    world.coordinator.done(Bound(job))
+    world.pod(pod("q", gpus=1, **rule("podAntiAffinity")))
+    assert places(world) == {"p": "a"}
+    assert "anti-affinity" in world.executor.refused["q"]
 
 
 # --- volumes -----------------------------------------------------------------------------------------------
@@ -355,11 +490,11 @@ def avoids(key: str, *labels: Expression) -> PodTerm:
 def test_terms_in_use_are_found_by_label(condition: Expression, matches: bool) -> None:
     terms, wanted = AntiAffinity(), avoids("zone", condition)
     seen = Neighbour("default", {"app": "x", "team": "red"})
-    assert terms.declare("p", (wanted,)) == [wanted]
-    assert terms.declare("q", (wanted,)) == []
+    assert terms.declare("p", "default", (wanted,)) == [wanted]
+    assert terms.declare("q", "default", (wanted,)) == []
     assert terms.against(seen) == ((wanted,) if matches else ())
-    terms.withdraw("p")
+    terms.withdraw("p", "default")
     assert terms.against(seen) == ((wanted,) if matches else ())
-    terms.declare("q", ())
+    terms.declare("q", "default", ())
     assert terms.against(seen) == ()
     assert not terms

@@ -3,6 +3,7 @@
 Every replica keeps its watches running, so that a new leader need not list first.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +28,60 @@ from gpu_orchestrator.api.kubernetes import (
     VolumeClaim,
 )
 from gpu_orchestrator.api.volumes import VOLUMES, Volume
-from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector
 from gpu_orchestrator.core.request import Expression
 
 # Ended pods leave the store: the watch reports their end as a deletion.
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+NOBODY: frozenset[str] = frozenset()
+
+MOST_SELECTIONS = 1024
+"""How many answers about namespaces are kept."""
+
+
+class Selections:
+    """Which namespaces meet conditions on their labels. An answer is kept until a namespace changes."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._names: frozenset[str] = frozenset()
+        self._with_key: dict[str, set[str]] = {}
+        self._with_label: dict[tuple[str, str], set[str]] = {}
+        self._answers: dict[tuple[Expression, ...], frozenset[str]] = {}
+
+    def find(self, namespaces: Store[Namespace], labels: tuple[Expression, ...]) -> frozenset[str]:
+        if self._version != namespaces.version:
+            self._list(namespaces)
+        if (found := self._answers.get(labels)) is None:
+            if len(self._answers) >= MOST_SELECTIONS:
+                self._answers.clear()
+            found = self._answers[labels] = self._names.intersection(*map(self._meeting, labels))
+        return found
+
+    def _list(self, namespaces: Store[Namespace]) -> None:
+        self._version = namespaces.version
+        self._names = frozenset(each.metadata.name for each in namespaces)
+        self._with_key, self._with_label, self._answers = {}, {}, {}
+        for meta in (each.metadata for each in namespaces):
+            for label in meta.labels.items():
+                self._with_key.setdefault(label[0], set()).add(meta.name)
+                self._with_label.setdefault(label, set()).add(meta.name)
+
+    def _meeting(self, condition: Expression) -> AbstractSet[str]:
+        name = condition.key
+        valued = (self._with_label.get((name, value), NOBODY) for value in condition.values)
+        match condition.operator:
+            case "In":
+                return NOBODY.union(*valued)
+            case "NotIn":
+                return self._names.difference(*valued)
+            case "Exists":
+                return self._with_key.get(name, NOBODY)
+            case "DoesNotExist":
+                return self._names - self._with_key.get(name, NOBODY)
+            case _:
+                return NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +95,7 @@ class Stores:
     volumes: Store[Volume]
     namespaces: Store[Namespace] = field(default_factory=Store)
     csi_nodes: Store[CsiNode] = field(default_factory=Store)
+    _selections: Selections = field(default_factory=Selections, repr=False)
 
     def volume_claim(self, key: str) -> VolumeClaim | None:
         return self.volume_claims.get(key)
@@ -56,11 +107,9 @@ class Stores:
         """Return how many volumes of each driver the node can attach."""
         return volumes.limits(self.csi_nodes.get(node))
 
-    def namespaces_with(self, labels: tuple[Expression, ...]) -> tuple[str, ...]:
-        """Return the names of the namespaces that meet these conditions, sorted."""
-        wanted = PodSelector(labels=labels)
-        each_meta = (each.metadata for each in self.namespaces)
-        return tuple(sorted(meta.name for meta in each_meta if wanted.matches(Neighbour("", meta.labels))))
+    def namespaces_with(self, labels: tuple[Expression, ...]) -> frozenset[str]:
+        """Return the names of the namespaces that meet these conditions."""
+        return self._selections.find(self.namespaces, labels)
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return the claim or template that the pod names."""

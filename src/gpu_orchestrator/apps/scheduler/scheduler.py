@@ -148,6 +148,7 @@ class Scheduler:
         breath = Breath(asyncio.get_running_loop().time)
         await self._register_handlers(breath)
         await breath.through(self.coordinator.count_holdings())
+        await breath.through(self.coordinator.check_rules())
         _freeze_known_objects()
         self.coordinator.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))

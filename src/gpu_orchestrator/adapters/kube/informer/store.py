@@ -17,7 +17,10 @@ Index = Callable[[T], Iterable[str]]
 
 
 class Store(Generic[T]):
+    """`version` changes with the content."""
+
     def __init__(self, indices: Mapping[str, Index[T]] | None = None) -> None:
+        self.version = 0
         self._objects: dict[str, T] = {}
         self._indices = dict(indices or {})
         self._found: dict[str, dict[str, dict[str, None]]] = {name: {} for name in self._indices}
@@ -58,6 +61,7 @@ class Store(Generic[T]):
         if old is None or (uid and old.metadata.uid != uid):
             return []
         del self._objects[name]
+        self.version += 1
         self._unindex(name, old)
         return [(old, None)]
 
@@ -85,6 +89,7 @@ class Store(Generic[T]):
         if old is not None:
             self._unindex(name, old)
         self._objects[name] = new
+        self.version += 1
         for index, values in self._indices.items():
             for value in values(new):
                 self._found[index].setdefault(value, {})[name] = None

@@ -1,82 +1,144 @@
 """Required anti-affinity in use: which terms of other pods keep a pod away.
 
 A term is in use from when one of our pods with it is queued, or any scheduler's pod with it is bound, until
-the last such pod has ended. A pod of ours that matches it carries the term in its request.
+the last such pod has ended. A pod of ours that matches it carries the term in its request. What one namespace
+can ask of the others is limited: nobody can hold up their pods with a crowd of terms.
 """
 
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
 
 from gpu_orchestrator.core.pod_rules import Neighbour, PodTerm
 
 Label = tuple[str, str]
+Place = tuple[str | None, Label | None]
+"""A namespace (None: any) and a label (None: any) of the pods that a term can match."""
 
 MOST_TERMS = 64
 """How many terms of others a request can carry. Each costs about a tenth of a millisecond per decision."""
 
+MOST_REACHING = 8
+"""How many different terms of one namespace's pods count for other namespaces."""
+
+
+@dataclass(slots=True)
+class Use:
+    """Since when a term is in use, and the UIDs of the pods that have it, by namespace."""
+
+    age: int
+    users: dict[str, set[str]] = field(default_factory=dict)
+
 
 class AntiAffinity:
     def __init__(self) -> None:
-        self._users: dict[PodTerm, set[str]] = {}
+        self._ages = count()
+        self._in_use: dict[PodTerm, Use] = {}
         self._terms_of: dict[str, tuple[PodTerm, ...]] = {}
-        self._by_label: dict[Label, dict[PodTerm, None]] = {}
-        self._unlabelled: dict[PodTerm, None] = {}
+        self._reaching: dict[str, set[PodTerm]] = {}
+        self._places: dict[Place, dict[PodTerm, None]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._users)
+        return bool(self._in_use)
 
-    def declare(self, uid: str, terms: tuple[PodTerm, ...]) -> list[PodTerm]:
-        """Record the terms of a pod. Return those that no other pod had."""
-        if terms == (before := self._terms_of.get(uid, ())):
+    def room(self, namespace: str) -> int:
+        """Return how many more terms of this namespace's pods may reach other namespaces."""
+        return MOST_REACHING - len(self._reaching.get(namespace, ()))
+
+    def has_room(self, namespace: str, terms: tuple[PodTerm, ...]) -> bool:
+        """Return True if all these terms of a pod of this namespace can be in use."""
+        known = self._reaching.get(namespace, set())
+        new = {term for term in terms if _reaches_others(term, namespace)} - known
+        return len(new) <= self.room(namespace)
+
+    def declare(self, uid: str, namespace: str, terms: tuple[PodTerm, ...]) -> list[PodTerm]:
+        """Record the terms of a pod; those that reach other namespaces only while there is room. Return the
+        recorded ones that no other pod had."""
+        before = self._terms_of.get(uid, ())
+        if terms == before:
             return []
-        new = [term for term in dict.fromkeys(terms) if term not in self._users]
-        for term in new:
-            self._enter(term)
-        for term in terms:
-            self._users.setdefault(term, set()).add(uid)
-        self._leave(uid, set(before) - set(terms))
-        self._terms_of[uid] = terms
-        if not terms:
+        self._leave(uid, namespace, set(before) - set(terms))
+        new = [term for term in dict.fromkeys(terms) if term not in self._in_use]
+        taken = tuple(term for term in dict.fromkeys(terms) if self._take(uid, namespace, term))
+        self._terms_of[uid] = taken
+        if not taken:
             del self._terms_of[uid]
-        return new
+        return [term for term in new if term in self._in_use]
 
-    def withdraw(self, uid: str) -> bool:
-        """Remove the terms of a pod that has ended. Return True if any of them is not in use any longer."""
-        before = len(self._users)
-        self._leave(uid, set(self._terms_of.pop(uid, ())))
-        return len(self._users) < before
+    def withdraw(self, uid: str, namespace: str) -> None:
+        """Remove the terms of a pod that has ended, or that is not to be scheduled."""
+        self._leave(uid, namespace, set(self._terms_of.pop(uid, ())))
 
-    def against(self, pod: Neighbour) -> tuple[PodTerm, ...]:
-        """Return the terms in use that match this pod, always in the same order; of too many, one more than
-        `MOST_TERMS`."""
-        if not self._users:
-            return ()
-        found = chain.from_iterable(self._by_label.get(label, ()) for label in pod.labels.items())
-        matching = (term for term in chain(found, self._unlabelled) if term.pods.matches(pod))
-        return tuple(sorted(islice(matching, MOST_TERMS + 1), key=repr))
+    def against(self, pod: Neighbour, own: tuple[PodTerm, ...] = ()) -> tuple[PodTerm, ...]:
+        """Return the terms in use that match this pod, the oldest first. `own` are the pod's terms, in use or
+        not yet. Of more than `MOST_TERMS`, those that pods of its own namespace have go first."""
+        labels = (*pod.labels.items(), None)
+        places = ((area, label) for area in (pod.namespace, None) for label in labels)
+        listed = [term for place in places for term in self._places.get(place, ())]
+        found = [term for term in dict.fromkeys((*listed, *own)) if term.pods.matches(pod)]
+        found.sort(key=self._age)
+        if len(found) > MOST_TERMS:
+            found.sort(key=lambda term: not self._is_used_by(pod.namespace, term) and term not in own)
+        return tuple(found[:MOST_TERMS])
 
-    def _leave(self, uid: str, terms: set[PodTerm]) -> None:
+    def _age(self, term: PodTerm) -> float:
+        use = self._in_use.get(term)
+        return use.age if use else inf
+
+    def _is_used_by(self, namespace: str, term: PodTerm) -> bool:
+        use = self._in_use.get(term)
+        return use is not None and namespace in use.users
+
+    def _take(self, uid: str, namespace: str, term: PodTerm) -> bool:
+        """Record a term of a pod, unless it matches no pod at all or there is no room for it."""
+        if term.pods.namespaces is not None and not term.pods.namespaces:
+            return False
+        if _reaches_others(term, namespace):
+            reaching = self._reaching.get(namespace, set())
+            if term not in reaching and len(reaching) >= MOST_REACHING:
+                return False
+            self._reaching.setdefault(namespace, reaching).add(term)
+        if (use := self._in_use.get(term)) is None:
+            use = self._in_use[term] = Use(next(self._ages))
+            for place in _places_of(term):
+                self._places.setdefault(place, {})[term] = None
+        use.users.setdefault(namespace, set()).add(uid)
+        return True
+
+    def _leave(self, uid: str, namespace: str, terms: set[PodTerm]) -> None:
         for term in terms:
-            self._users[term].discard(uid)
-            if not self._users[term]:
-                del self._users[term]
-                self._unlabelled.pop(term, None)
-                for label in _labels_of(term):
-                    self._forget(label, term)
+            use = self._in_use[term]
+            use.users[namespace].discard(uid)
+            if not use.users[namespace]:
+                del use.users[namespace]
+                self._forget_reach(namespace, term)
+            if not use.users:
+                del self._in_use[term]
+                for place in _places_of(term):
+                    self._forget(place, term)
 
-    def _enter(self, term: PodTerm) -> None:
-        """List a term by labels of which a matching pod must have one, if there are such."""
-        labels = _labels_of(term)
-        for label in labels:
-            self._by_label.setdefault(label, {})[term] = None
-        if not labels:
-            self._unlabelled[term] = None
+    def _forget_reach(self, namespace: str, term: PodTerm) -> None:
+        if (reaching := self._reaching.get(namespace)) is not None:
+            reaching.discard(term)
+            if not reaching:
+                del self._reaching[namespace]
 
-    def _forget(self, label: Label, term: PodTerm) -> None:
-        self._by_label[label].pop(term, None)
-        if not self._by_label[label]:
-            del self._by_label[label]
+    def _forget(self, place: Place, term: PodTerm) -> None:
+        self._places[place].pop(term, None)
+        if not self._places[place]:
+            del self._places[place]
 
 
-def _labels_of(term: PodTerm) -> list[Label]:
+def _reaches_others(term: PodTerm, namespace: str) -> bool:
+    names = term.pods.namespaces
+    return names is None or any(name != namespace for name in names)
+
+
+def _places_of(term: PodTerm) -> list[Place]:
+    """Return places of which a matching pod must have one."""
+    names = term.pods.namespaces
+    area = next(iter(names)) if names is not None and len(names) == 1 else None
     expression = next((each for each in term.pods.labels if each.operator == "In"), None)
-    return [(expression.key, value) for value in expression.values] if expression else []
+    if expression is None:
+        return [(area, None)]
+    return [(area, (expression.key, value)) for value in dict.fromkeys(expression.values)]

@@ -110,12 +110,21 @@ class Coordinator:
             yield from self._initial.send(lambda batch: self.engine.handle_all(batch, self._clock()))
             self._initial = None
 
+    def check_rules(self) -> Iterator[None]:
+        """Check the pods that wait against the rules of all pods, step by step. Afterwards every rule counts
+        at once."""
+        if not self._opened:
+            self._opened = True
+            yield from self._surroundings.opening(self._check_unbound)
+            for pod in self._surroundings.selecting_namespaces():
+                if (current := self.stores.pods.get(key(pod))) is not None:
+                    self._take_in(current, was_shown=True, was_bound=True)
+                yield
+
     def open(self) -> None:
         """Begin to decide: the initial state is known. The pods that wait already come in a few per tick."""
         list(self.count_holdings())
-        self._opened = True
-        self._surroundings.open()
-        self._check_selecting_pods()
+        list(self.check_rules())
         self.pending.open()
 
     def close(self) -> None:
@@ -163,14 +172,13 @@ class Coordinator:
             self._take_in(new, was_shown=old is not None, was_bound=bool(old and old.spec.node_name))
 
     def _take_in(self, pod: Pod, *, was_shown: bool, was_bound: bool) -> None:
-        is_ours = pod.metadata.uid in self.our_pods
-        kept_away = self._surroundings.observe(pod) if is_ours or pod.spec.node_name else []
-        self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
         if pod.spec.node_name:
+            kept_away = self._surroundings.observe(pod)
+            self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
             self._pod_bound(pod, was_shown=was_shown, was_bound=was_bound)
-        elif is_ours:
+            self._check_unbound_pods(kept_away)
+        elif pod.metadata.uid in self.our_pods:
             self._check_unbound(pod)
-        self._check_unbound_pods(kept_away)
 
     # --- results that the executor and the releaser report -------------------------------------------------
 
@@ -216,6 +224,9 @@ class Coordinator:
             self._executor.release(PodEnded(job.pod, placement))
         self.lease_index.recount(uid)
         self._feed(events.Placed(uid))
+        pod = self.our_pods.get(uid)
+        if pod is not None and pod.spec.node_name and not self._is_bound_as(placement, pod):
+            self._count_bound(pod, by_annotation=not self._config.uses_leases)  # it changed meanwhile
 
     def freed(self, uid: str) -> None:
         """Count the devices and the claim of an ended pod as free."""
@@ -270,6 +281,7 @@ class Coordinator:
             return
         if pod.metadata.deletion_timestamp or pod_request.is_gated(pod):
             self.pending.withdraw(uid)
+            self._surroundings.withdraw(pod)
         elif self._clears_leftovers and not cleared and uid in self.lease_index:
             self._clearing.add(uid)
             self.pending.withdraw(uid)
@@ -284,10 +296,14 @@ class Coordinator:
     def _queue(self, pod: Pod) -> None:
         match self._request_of(pod):
             case Request() as request:
+                kept_away = self._surroundings.observe(pod) if self._surroundings.counts_waiting else []
+                self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
                 self.pending.add(RequestAdded(request, self._clock() - self._waited_s(pod)))
+                self._check_unbound_pods(kept_away)
             case Unschedulable(why):
                 self.pending.withdraw(pod.metadata.uid)
                 self.pending.refuse(pod.metadata.uid, why)
+                self._surroundings.withdraw(pod)
 
     def _request_of(self, pod: Pod) -> Request | Unschedulable:
         if self._config.requires_env and (why := deviceenv.unconfined(pod.spec)):

@@ -94,6 +94,12 @@ def _pod_problem(pod: Pod) -> Unschedulable | None:
             f"the pod has {rules} rules about other pods (affinity, anti-affinity, spread); "
             f"this scheduler takes up to {neighbours.MOST_RULES}"
         )
+    if neighbours.has_too_long_rule(pod):
+        return Unschedulable(
+            f"a rule of the pod about other pods lists more than {neighbours.MOST_NAMESPACES} namespaces, "
+            f"{neighbours.MOST_EXPRESSIONS} conditions or {neighbours.MOST_VALUES} values of a condition; "
+            "select fewer labels, or namespaces by namespaceSelector"
+        )
     if missing := unsupported(pod):
         uses = ", ".join(missing)
         return Unschedulable(f"the pod uses features that this scheduler does not implement: {uses}")

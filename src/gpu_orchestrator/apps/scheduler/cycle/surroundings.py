@@ -4,11 +4,11 @@ The coordinator reports pods that come, change and go, and asks before it queues
 with pods whose request has changed by that.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from gpu_orchestrator.api import neighbours, volumes
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import MOST_TERMS, AntiAffinity
+from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import MOST_REACHING, AntiAffinity
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import NO_OTHERS, Others
 from gpu_orchestrator.apps.scheduler.cycle.volume_users import VolumeUsers
 from gpu_orchestrator.apps.scheduler.informers import SELECTS_NAMESPACES, Stores
@@ -16,7 +16,8 @@ from gpu_orchestrator.core.pod_rules import Neighbour, PodTerm
 
 
 class Surroundings:
-    """`is_placed` returns True if a pod, by its UID, is bound or being bound."""
+    """`is_placed` returns True if a pod, by its UID, is bound or being bound. `counts_waiting`: the
+    anti-affinity of pods that wait counts, too. `is_open`: all pods are known."""
 
     def __init__(
         self,
@@ -27,48 +28,113 @@ class Surroundings:
     ) -> None:
         self._stores, self._our_pods, self._recheck, self._is_placed = stores, our_pods, recheck, is_placed
         self._anti_affinity, self._volume_users = AntiAffinity(), VolumeUsers(stores, is_placed)
-        self._crowded: dict[str, Pod] = {}
-        self.is_open = False
+        self._lacking_room: dict[str, dict[str, tuple[Pod, tuple[PodTerm, ...]]]] = {}
+        self.counts_waiting = self.is_open = False
 
-    def open(self) -> None:
-        """Recheck the pods that other pods keep away: until now, not all of these were known."""
+    def opening(self, check: Callable[[Pod], None]) -> Iterator[None]:
+        """Check the pods that wait, step by step: until now, not all that keep them away were known. The
+        anti-affinity of those that are bound comes first, then that of those that wait."""
+        self.counts_waiting = True
+        yield from self._each_unbound(_keeps_others_away, check)
         self.is_open = True
         if self._anti_affinity:
-            self._recheck([pod for pod in self._our_pods.values() if self._shunned_by(pod)])
+            yield from self._each_unbound(lambda pod: bool(self.shunned_by(pod)), check)
+
+    def _each_unbound(self, which: Callable[[Pod], bool], check: Callable[[Pod], None]) -> Iterator[None]:
+        for uid in list(self._our_pods):
+            pod = self._our_pods.get(uid)
+            if pod is not None and not pod.spec.node_name and which(pod):
+                check(pod)
+            yield
 
     def others(self, pod: Pod, claim_user: Pod | None) -> Others:
         """Return what other pods mean for this one."""
-        conflict, shunned_by = self.volume_conflict(pod), self._shunned_by(pod)
-        if self._crowded:
-            self._crowded.pop(pod.metadata.uid, None)
-        if len(shunned_by) > MOST_TERMS:
-            self._crowded[pod.metadata.uid] = pod
-            conflict = f"more than {MOST_TERMS} different anti-affinity rules of other pods match this pod"
+        conflict, shunned_by = self.volume_conflict(pod), self.shunned_by(pod)
+        if _keeps_others_away(pod):
+            conflict = self._without_room(pod) or conflict
         if claim_user is None and not conflict and not shunned_by:
             return NO_OTHERS
         return Others(claim_user, conflict, shunned_by)
+
+    def shunned_by(self, pod: Pod) -> tuple[PodTerm, ...]:
+        """Return the anti-affinity that keeps the pod away: that in use, and its own where it matches itself.
+        Other pods may have the same."""
+        if not self._anti_affinity and not _keeps_others_away(pod):
+            return ()
+        seen = self.neighbour(pod)
+        return self._anti_affinity.against(seen, seen.avoids)
+
+    def _without_room(self, pod: Pod) -> str:
+        """Return why the pod's anti-affinity is too much beside that of its namespace; empty if it is not."""
+        namespace = pod.metadata.namespace
+        if self._has_room(pod, self.neighbour(pod).avoids):
+            return ""
+        return (
+            f"the pods of namespace {namespace} have more than {MOST_REACHING} different anti-affinity terms "
+            "that reach other namespaces; leave out namespaces and namespaceSelector, or use the same terms"
+        )
 
     def volume_conflict(self, pod: Pod) -> str:
         """Return why the pod must wait for another that uses its volume; empty if there is none."""
         return self._volume_users.conflict(pod) if pod.spec.volumes else ""
 
     def observe(self, pod: Pod) -> list[Pod]:
-        """Take in the anti-affinity of a pod that is ours or bound. Return the pods that wait and that it
-        keeps away by terms not in use before: their requests do not have these terms yet."""
-        if not pod.spec.affinity.pod_anti_affinity.required and not self._anti_affinity:
+        """Take in the anti-affinity of a pod that is bound or about to be queued. Return the pods that wait
+        and that it keeps away by terms not in use before: their requests do not have these terms yet."""
+        if not _keeps_others_away(pod) and not self._anti_affinity:
             return []
-        new = self._anti_affinity.declare(pod.metadata.uid, self.neighbour(pod).avoids)
-        if not new or not self.is_open:
-            return []
-        waiting = (each for each in self._our_pods.values() if not self._is_placed(each.metadata.uid))
-        mine = [(each, self.neighbour(each)) for each in waiting if not each.spec.node_name]
-        return [each for each, seen in mine if any(term.pods.matches(seen) for term in new)]
+        namespace, terms = pod.metadata.namespace, self.neighbour(pod).avoids
+        room = self._anti_affinity.room(namespace)
+        self._has_room(pod, terms)
+        new = self._anti_affinity.declare(pod.metadata.uid, namespace, terms)
+        kept_away = self._waiting_pods(new) if new and self.is_open else []
+        self._use_room(namespace, room)
+        return [each for each in kept_away if each.metadata.uid != pod.metadata.uid]
+
+    def _waiting_pods(self, terms: list[PodTerm]) -> list[Pod]:
+        """Return the pods that wait and that any of these terms matches."""
+        waiting = (each for each in self._our_pods.values() if not each.spec.node_name)
+        seen = ((each, Neighbour(each.metadata.namespace, each.metadata.labels)) for each in waiting)
+        found = [each for each, labels in seen if any(term.pods.matches(labels) for term in terms)]
+        return [each for each in found if not self._is_placed(each.metadata.uid)]
 
     def ended(self, pod: Pod) -> None:
-        self._crowded.pop(pod.metadata.uid, None)
-        if self._anti_affinity.withdraw(pod.metadata.uid):
-            self._recheck(list(self._crowded.values()))
+        self._forget_without_room(pod)
+        self.withdraw(pod)
         self.volumes_changed(pod)
+
+    def withdraw(self, pod: Pod) -> None:
+        """Forget the anti-affinity of a pod that has ended, or that is not to be scheduled as it is."""
+        if _keeps_others_away(pod) or self._anti_affinity:
+            namespace = pod.metadata.namespace
+            room = self._anti_affinity.room(namespace)
+            self._anti_affinity.withdraw(pod.metadata.uid, namespace)
+            self._use_room(namespace, room)
+
+    def _use_room(self, namespace: str, before: int) -> None:
+        """Take in the anti-affinity for which there was no room, if there is more room than before."""
+        if self._anti_affinity.room(namespace) <= before:
+            return
+        for uid, (pod, terms) in list(self._lacking_room.get(namespace, {}).items()):
+            if pod.spec.node_name and self._anti_affinity.room(namespace):
+                self._recheck(self.observe(pod))
+            elif self._anti_affinity.has_room(namespace, terms):
+                self._recheck([self._our_pods.get(uid, pod)])
+
+    def _has_room(self, pod: Pod, terms: tuple[PodTerm, ...]) -> bool:
+        """Return True if all these terms of the pod can be in use. If not, keep it for when there is room."""
+        self._forget_without_room(pod)
+        namespace = pod.metadata.namespace
+        if self._anti_affinity.has_room(namespace, terms):
+            return True
+        self._lacking_room.setdefault(namespace, {})[pod.metadata.uid] = pod, terms
+        return False
+
+    def _forget_without_room(self, pod: Pod) -> None:
+        if (lacking := self._lacking_room.get(pod.metadata.namespace)) is not None:
+            lacking.pop(pod.metadata.uid, None)
+            if not lacking:
+                del self._lacking_room[pod.metadata.namespace]
 
     def volumes_changed(self, pod: Pod) -> None:
         """Recheck the pods that want the same volume as this one, which was placed or has ended, if the
@@ -84,9 +150,10 @@ class Surroundings:
         """Return the pods whose rules select namespaces by label."""
         return list(self._stores.pods.by("rule", SELECTS_NAMESPACES))
 
-    def _shunned_by(self, pod: Pod) -> tuple[PodTerm, ...]:
-        return self._anti_affinity.against(self.neighbour(pod)) if self._anti_affinity else ()
-
     def neighbour(self, pod: Pod) -> Neighbour:
         """Return what the rules of other pods see of this one now."""
         return neighbours.neighbour(pod, self._stores)
+
+
+def _keeps_others_away(pod: Pod) -> bool:
+    return bool(pod.spec.affinity.pod_anti_affinity.required)
