@@ -31,7 +31,7 @@ class Count:
 
 class Neighbours:
     """`version` changes with every pod that comes or goes, also if no kind that is counted now matches it. To
-    count a kind anew does not change it."""
+    count a kind again does not change it."""
 
     def __init__(self) -> None:
         self.version = 0

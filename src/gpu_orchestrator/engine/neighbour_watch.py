@@ -42,7 +42,7 @@ class NeighbourWatch:
         """Return the shapes that fit now because of other pods or other nodes."""
         seen = (cluster.neighbours.version, cluster.observed.mark)
         if seen != self._seen:
-            left = [key for key in self._due if key in self._stamps]  # first: none waits for ever
+            left = [key for key in self._due if key in self._stamps]  # first: none waits forever
             self._seen, self._due = seen, list(dict.fromkeys([*left, *self._stamps]))
         few, self._due = self._due[:FEW], self._due[FEW:]
         return [key for key in few if key in self._stamps and self._fits_now(key, cluster)]

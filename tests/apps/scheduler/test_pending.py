@@ -1,6 +1,8 @@
 """Pods that wait enter the engine in order, a few at a time, and their reasons are kept true at a bounded
 cost."""
 
+from typing import Any
+
 import pytest
 
 from gpu_orchestrator.apps.scheduler import scheduler
@@ -102,7 +104,7 @@ def test_pod_placed_while_its_changed_request_waits_to_enter_keeps_its_device(
     for cpu in range(500, 504):
         world.pod(pod(f"p{cpu}", gpus=1, containers=asking(cpu)))
     world.pod_gone("p500")  # another comes in for it, with the next tick
-    changed = {"gpus": 1, "containers": asking(2)}
+    changed: dict[str, Any] = {"gpus": 1, "containers": asking(2)}
     world.pod(pod("p", **changed))
     assert world.coordinator.pending.has_entering
     world.pod_gone("blocker")
