@@ -230,6 +230,16 @@ def test_anti_affinity_beyond_the_limit_of_one_pod_does_not_count() -> None:
     assert places(world) == {"p": "a"}
 
 
+@pytest.mark.parametrize(("rules", "rows"), [pytest.param(0, 0, id="none"), pytest.param(8, 64, id="most")])
+def test_checking_rules_counts_as_work_of_a_tick(rules: int, rows: int) -> None:
+    world = World(*(host(f"n{each}") for each in range(32)))
+    judged = world.coordinator.engine.cluster.standings
+    for name in ("p", "q"):
+        before = judged.rows_judged
+        world.pod(pod(name, gpus=1, **many_terms(range(rules))))
+    assert judged.rows_judged - before == rows  # the terms match the pods: they are checked both ways
+
+
 @pytest.mark.parametrize(
     ("names", "obeyed"), [pytest.param(64, True, id="longest"), pytest.param(65, False, id="too long")]
 )
