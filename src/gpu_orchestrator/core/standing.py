@@ -24,6 +24,8 @@ FITS, GONE = 0, -1
 FEW, SMALL, MOST_SEEN = 4, 64, 256
 """Cached states are used if at most FEW nodes changed in a cluster of at most SMALL nodes; MOST_SEEN states
 are kept. Among thousands of nodes hardly one returns to a state that it was in a moment ago."""
+RULES_PER_ROW = 8
+"""Checking so many rules about other pods on a node costs about as much as judging it for a new shape."""
 NOBODY: Ints = np.zeros(0, np.int64)
 
 
@@ -128,6 +130,7 @@ class NeighbourStanding(Standing):
     def __init__(self, kind: Kind, policy: Policy, filters: tuple[Filter, ...]) -> None:
         super().__init__(kind, policy, filters)
         self.near_codes, self.near_scores = self.codes, self.scores
+        self.rules = sum(each.fact is None for each in filters)
 
     def copy(self) -> Self:
         twin = super().copy()
@@ -142,6 +145,7 @@ class NeighbourStanding(Standing):
         self.near_codes, self.near_scores = self.codes, self.scores
         self.codes, self.scores = self.codes.copy(), self.scores.copy()
         rows = where(self.codes == FITS)
+        cluster.standings.rows_judged += len(rows) * self.rules // RULES_PER_ROW
         self.codes[rows] = first_failing(self.filters, cluster, rows, self.codes[rows], facts=None)
         self.scores[self.codes != FITS] = -np.inf
 

@@ -212,6 +212,38 @@ def test_pod_without_room_for_its_terms_is_queued_when_another_has_ended() -> No
     assert terms_against(world, "p") == 6
 
 
+def test_bound_pods_with_the_same_terms_count_together_when_there_is_room() -> None:
+    world = World(host("a"))
+    bound: Any = {"node": "a", "schedulerName": "other"}
+    world.pod(foreign("e0", gpus=3, **far_terms(range(8))))
+    for name in ("e1", "e2"):
+        world.pod(foreign(name, **far_terms(range(8, 16)), **bound))
+    world.pod_gone("evil/e0")
+    world.pod_gone("evil/e1")
+    world.pod(app("p", gpus=3))
+    assert terms_against(world, "p") == 8
+
+
+def test_takeover_counts_the_terms_of_bound_pods_first() -> None:
+    world = World(host("a"), opened=False)
+    world.pod(app("p", gpus=3))
+    world.pod(foreign("waits", gpus=1, **far_terms(range(8))))
+    world.pod(foreign("bound", node="a", schedulerName="other", **far_terms(range(8, 16))))
+    world.coordinator.open()
+    assert "anti-affinity terms that reach other namespaces" in world.executor.refused["waits"]
+    assert terms_against(world, "p") == 8
+
+
+def test_takeover_checks_rules_one_pod_at_a_time() -> None:
+    """The leader renews its lease between the steps."""
+    world = World(host("a"), opened=False)
+    for number in range(20):
+        world.pod(app(f"p{number}", gpus=3, **rule("podAntiAffinity", namespaceSelector={})))
+    assert sum(1 for _ in world.coordinator.check_rules()) == 3 * 20
+    world.coordinator.open()
+    assert terms_against(world, "p0") == 1
+
+
 def test_of_too_many_terms_those_of_the_own_namespace_and_the_oldest_count() -> None:
     terms = AntiAffinity()
     far = [PodTerm(f"far-{each}", PodSelector(None)) for each in range(80)]
@@ -229,6 +261,16 @@ def test_anti_affinity_beyond_the_limit_of_one_pod_does_not_count() -> None:
     world.pod(pod("lonely", node="a", schedulerName="other", **many_terms(range(10_000))))
     world.pod(app("p", gpus=1))
     assert places(world) == {"p": "a"}
+
+
+@pytest.mark.parametrize(("rules", "rows"), [pytest.param(0, 0, id="none"), pytest.param(8, 64, id="most")])
+def test_checking_rules_counts_as_work_of_a_tick(rules: int, rows: int) -> None:
+    world = World(*(host(f"n{each}") for each in range(32)))
+    judged = world.coordinator.engine.cluster.standings
+    for name in ("p", "q"):
+        before = judged.rows_judged
+        world.pod(pod(name, gpus=1, **many_terms(range(rules))))
+    assert judged.rows_judged - before == rows  # the terms match the pods: they are checked both ways
 
 
 @pytest.mark.parametrize(
