@@ -224,6 +224,102 @@ def test_bound_pods_with_the_same_terms_count_together_when_there_is_room() -> N
     assert terms_against(world, "p") == 8
 
 
+def near_terms(*numbers: int) -> dict[str, Any]:
+    """Different anti-affinity terms to all pods of the namespace, over a label that no node has."""
+    missing = [{"key": f"x{each}", "operator": "DoesNotExist"} for each in numbers]
+    terms = [{"topologyKey": "rack", "labelSelector": {"matchExpressions": [each]}} for each in missing]
+    return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}
+
+
+def near_crowd() -> list[Pod]:
+    """Eight pods that do not fit, with eight terms each: as many as may be in use."""
+    return [pod(f"n{each}", gpus=9, **near_terms(*range(8 * each, 8 * each + 8))) for each in range(8)]
+
+
+def test_pod_whose_terms_are_too_many_for_its_namespace_waits_until_there_is_room() -> None:
+    world = World(host("a", 8))
+    for each in near_crowd():
+        world.pod(each)
+    world.pod(pod("late", gpus=1, **near_terms(64)))
+    world.pod(pod("later", gpus=1, **near_terms(64, 65)))
+    assert world.executor.refused["late"] == (
+        "the pods of namespace default have more than 64 different anti-affinity terms on the same pods; "
+        "use the same terms, or select fewer pods"
+    )
+    world.pod(pod("alike", gpus=1, **near_terms(*range(8))))
+    world.pod(foreign("f", "fine", gpus=1, **near_terms(*range(70, 78))))
+    assert set(places(world)) == {"alike", "f"}
+    world.pod_gone("alike")
+    world.pod_gone("n7")
+    assert set(places(world)) == {"alike", "f", "late", "later"}
+
+
+def test_terms_of_a_bound_pod_without_room_in_its_namespace_count_when_there_is_room() -> None:
+    world = World(host("a"))
+    for each in near_crowd():
+        world.pod(each)
+    world.pod(pod("bound", node="a", schedulerName="other", **near_terms(64, 65)))
+    world.pod(app("p", gpus=3))
+    assert terms_against(world, "p") == 64
+    world.pod_gone("n7")
+    assert terms_against(world, "p") == 56 + 2
+
+
+def test_new_pod_costs_no_more_checks_when_many_pods_keep_each_other_away() -> None:
+    """Every pod has a term of its own which matches all others."""
+    world = World(host("a"))
+    for number in range(80):
+        world.pod(app(f"p{number}", gpus=3, **near_terms(number)))
+    waiting = [number for number in range(80) if world.coordinator.engine.waiting(f"uid-p{number}")]
+    assert waiting == list(range(64))
+
+
+def keeps_apart(labels: dict[str, str]) -> dict[str, Any]:
+    terms = [{"topologyKey": HOST, "labelSelector": {"matchLabels": labels}}]
+    return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param([{"app": str(each)} for each in range(100)], id="a hundred Deployments"),
+        pytest.param(
+            [{"app": "train", "run": str(each)} for each in range(100)], id="a hundred runs of one application"
+        ),
+        pytest.param([{"app": "x"}] * 100, id="one StatefulSet"),
+    ],
+)
+def test_pods_that_only_keep_their_own_kind_apart_are_never_too_many(labels: list[dict[str, str]]) -> None:
+    world = World(host("a", 1))
+    for number, own in enumerate(labels):
+        world.pod(pod(f"p{number}", gpus=2, meta={"labels": own}, **keeps_apart(own)))
+    assert not [why for why in world.executor.refused.values() if "different anti-affinity terms" in why]
+    assert terms_against(world, "p99") == 1
+
+
+def test_terms_over_many_labels_are_limited_by_the_pod_that_they_match() -> None:
+    labels = {f"l{each}": "x" for each in range(80)}
+    world = World(host("a", 1))
+    for number in range(80):
+        world.pod(
+            pod(f"p{number}", gpus=2, meta={"labels": labels}, **keeps_apart({f"l{number}": "x"}))
+        )
+    told = [name for name, why in world.executor.refused.items() if "more than 64 different" in why]
+    assert told == [f"p{number}" for number in range(64, 80)]
+
+
+def test_terms_of_other_namespaces_take_no_room_from_the_own_one() -> None:
+    world = World(host("a"))
+    for number in range(10):
+        terms = far_terms(range(8 * number, 8 * number + 8))
+        for each in terms["affinity"]["podAntiAffinity"][REQUIRED]:
+            del each["namespaceSelector"]
+            each["namespaces"] = ["default"]
+        world.pod(foreign("e", f"evil-{number}", node="a", schedulerName="other", **terms))
+    world.pod(pod("p", gpus=1, **near_terms(*range(4), *range(100, 104))))
+    assert places(world) == {"p": "a"}
+
+
 def test_takeover_counts_the_terms_of_bound_pods_first() -> None:
     world = World(host("a"), opened=False)
     world.pod(app("p", gpus=3))
