@@ -14,7 +14,7 @@ from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
-from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of
+from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of, waiting_in
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.scheduler_objects import pod
@@ -72,7 +72,9 @@ class World:
         max_rows: float = inf,
         **config: Any,
     ) -> None:
-        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of})
+        self.pods: Store[Pod] = Store(
+            {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of, "waiting": waiting_in}
+        )
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
         self.node_statuses: Store[GpuNodeStatus] = Store()

@@ -274,6 +274,31 @@ def test_new_pod_costs_no_more_checks_when_many_pods_keep_each_other_away() -> N
     assert waiting == list(range(64))
 
 
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        pytest.param({}, 0, id="those of its own namespace"),
+        pytest.param({"namespaces": ["default", "other"]}, 40, id="those of the namespaces that it names"),
+    ],
+)
+def test_new_term_is_compared_with_the_pods_that_it_can_match(
+    fields: dict[str, Any], others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, compared, matches = World(host("a")), list[str](), PodSelector.matches
+    for number in range(40):
+        world.pod(foreign(f"f{number}", "other", gpus=3))
+    world.pod(app("p", gpus=3))
+
+    def observe(selector: PodSelector, seen: Neighbour) -> bool:
+        compared.append(seen.namespace)
+        return matches(selector, seen)
+
+    monkeypatch.setattr(PodSelector, "matches", observe)
+    world.pod(pod("lonely", gpus=3, **rule("podAntiAffinity", key="rack", **fields)))
+    assert compared.count("other") == others
+    assert terms_against(world, "p") == 1
+
+
 def keeps_apart(labels: dict[str, str]) -> dict[str, Any]:
     terms = [{"topologyKey": HOST, "labelSelector": {"matchLabels": labels}}]
     return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}

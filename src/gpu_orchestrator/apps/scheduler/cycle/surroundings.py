@@ -105,11 +105,19 @@ class Surroundings:
 
     def _waiting_pods(self, terms: list[PodTerm]) -> list[Pod]:
         """Return the pods that wait and whose requests lack one of these terms: it matches, and counts."""
-        waiting = (each for each in self._our_pods.values() if not each.spec.node_name)
-        seen = ((each, Neighbour(each.metadata.namespace, each.metadata.labels)) for each in waiting)
+        seen = ((each, Neighbour(each.metadata.namespace, each.metadata.labels)) for each in self._near(terms))
         found = [each for each, labels in seen if any(term.pods.matches(labels) for term in terms)]
         found = [each for each in found if not self._is_placed(each.metadata.uid)]
         return [each for each in found if not set(terms).isdisjoint(self.shunned_by(each))]
+
+    def _near(self, terms: list[PodTerm]) -> Iterable[Pod]:
+        """Return our pods that wait in the namespaces of these terms."""
+        chosen = [term.pods.namespaces for term in terms]
+        if None in chosen:
+            return (each for each in self._our_pods.values() if not each.spec.node_name)
+        names = dict.fromkeys(name for some in chosen for name in sorted(some or ()))
+        pods = (each for name in names for each in self._stores.pods.by("waiting", name))
+        return (each for each in pods if each.metadata.uid in self._our_pods)
 
     def ended(self, pod: Pod) -> None:
         self._forget_without_room(pod)
