@@ -1,6 +1,7 @@
 """A coordinator with its stores and an executor that only records, for tests of its decisions."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -70,6 +71,7 @@ class World:
         opened: bool = True,
         max_decisions: int = 1_000_000,
         max_rows: float = inf,
+        clock: Callable[[], float] | None = None,
         **config: Any,
     ) -> None:
         self.pods: Store[Pod] = Store(
@@ -105,7 +107,7 @@ class World:
             stores,
             self.executor,
             CoordinatorConfig(**config),
-            clock=lambda: self.now,
+            clock=clock or (lambda: self.now),
             is_agent_live=lambda node: node not in self.silent,
         )
         for each in nodes:

@@ -1,10 +1,12 @@
 """What other pods mean for a pod of ours: the coordinator obeys their rules, their volumes and their room."""
 
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 
+from gpu_orchestrator.adapters.breath import SLICE_S
 from gpu_orchestrator.api.kubernetes import CsiNode, Namespace, Pod
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
@@ -459,6 +461,44 @@ def test_labels_of_namespaces_decide_which_pods_are_meant() -> None:
     assert "other pods' anti-affinity" in world.executor.refused["p"]
     world.namespace(namespace("default", 3))
     assert places(world)["p"] == "a"
+
+
+def slow_world() -> World:
+    """A world without room, in which every few steps take as long as the event loop may be used."""
+    looks = count()
+    return World(host("a", 0), clock=lambda: next(looks) * SLICE_S / 20)
+
+
+def waiting(world: World) -> int:
+    return sum(world.coordinator.engine.waiting(f"uid-p{number}") is not None for number in range(40))
+
+
+def test_change_of_a_namespace_is_taken_in_by_a_few_pods_per_tick() -> None:
+    red = {"namespaceSelector": {"matchLabels": {"team": "red"}}}
+    world = slow_world()
+    for number in range(40):
+        world.pod(app(f"p{number}", gpus=1, **rule("podAntiAffinity", **red)))
+    world.namespace(namespace("default", 1, team="red"))
+    assert 0 < waiting(world) < 40
+    assert world.executor.tick_at is not None
+    for _ in range(40):
+        world.coordinator.tick()
+    assert [terms_against(world, f"p{number}") for number in range(40)] == [1] * 40
+
+
+def test_new_term_is_taken_in_by_a_few_pods_per_tick() -> None:
+    world = slow_world()
+    for number in range(40):
+        world.pod(app(f"p{number}", gpus=1))
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))
+    assert 0 < waiting(world) < 40
+    world.pod(app("p39", "y", gpus=1))
+    world.pod_gone("p38")
+    for _ in range(40):
+        world.coordinator.tick()
+    assert [terms_against(world, f"p{number}") for number in range(38)] == [1] * 38
+    assert terms_against(world, "p39") == 0
+    assert world.coordinator.engine.waiting("uid-p38") is None
 
 
 def test_namespace_that_changes_during_a_takeover_counts() -> None:

@@ -11,6 +11,7 @@ Read the modules in this order:
   cycle/claim_users          which pod each claim is assigned to, from the decision until its devices are free
   cycle/surroundings         what other pods mean for a pod of ours
   cycle/anti_affinity        which terms of other pods keep a pod away
+  cycle/rechecks             pods to check again because of what others have changed, for a moment per tick
   cycle/volume_users         which pod uses a volume that only one pod may use
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
@@ -42,7 +43,10 @@ These calls go back up, against that order:
   executor → coordinator     `done`, `cleared`, `tick`: a job's outcome, the end of a clearing, and the timer
                              that the engine asked for. They come from the event loop, never from inside a
                              call of the coordinator, so that its handlers run to their end first.
-  pending → executor         `wake`, through the coordinator: requests wait for the next tick to enter
+  pending, rechecks → executor
+                             `wake`, through the coordinator: requests wait for the next tick to enter, and
+                             pods to be checked again
+  rechecks → coordinator     `check`: check this pod again
   pending, holdings, nominations, lease_index, node_view → coordinator
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.

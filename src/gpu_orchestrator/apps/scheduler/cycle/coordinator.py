@@ -27,6 +27,7 @@ from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
 from gpu_orchestrator.apps.scheduler.cycle.initial_holdings import InitialHoldings
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable
+from gpu_orchestrator.apps.scheduler.cycle.rechecks import Rechecks
 from gpu_orchestrator.apps.scheduler.cycle.surroundings import Surroundings
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
@@ -97,6 +98,9 @@ class Coordinator:
         self.nodes = self.holdings.nodes
         self.nominations = Nominations(self._feed, self.nodes, config.scheduler_name)
         self._surroundings = Surroundings(stores, self.our_pods, self._check_unbound_pods, self._is_placed)
+        self._rechecks = Rechecks(
+            stores.pods, self._check_again, clock=clock, wake=lambda: executor.wake_at(clock())
+        )
         self._executor, self._config, self._clock, self._waited_s = executor, config, clock, waited_s
         self._clearing: set[str] = set()
         self._claim_users = ClaimUsers()
@@ -158,8 +162,10 @@ class Coordinator:
     def _check_selecting_pods(self) -> None:
         pods = self._surroundings.selecting_namespaces()
         self._withdraw(pods)
-        for pod in sorted(pods, key=lambda each: not each.spec.node_name):
-            self._take_in(pod, was_shown=True, was_bound=True)
+        self._rechecks.add(sorted(pods, key=lambda each: not each.spec.node_name))
+
+    def _check_again(self, pod: Pod) -> None:
+        self._take_in(pod, was_shown=True, was_bound=True)
 
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         if new is None or new.status.phase in translate.TERMINAL:
@@ -176,7 +182,7 @@ class Coordinator:
             kept_away = self._surroundings.observe(pod)
             self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
             self._pod_bound(pod, was_shown=was_shown, was_bound=was_bound)
-            self._check_unbound_pods(kept_away)
+            self._rechecks.add(kept_away)
         elif pod.metadata.uid in self.our_pods:
             self._check_unbound(pod)
 
@@ -243,6 +249,7 @@ class Coordinator:
     def tick(self) -> None:
         self._feed(events.Tick())
         self.pending.enter_some()
+        self._rechecks.check_some()
 
     # --- queries -------------------------------------------------------------------------------------------
 
@@ -262,11 +269,11 @@ class Coordinator:
     def _withdraw(self, pods: Iterable[Pod]) -> None:
         """Withdraw the requests of these pods together, so that none of them is decided meanwhile."""
         waiting = [pod.metadata.uid for pod in pods if not pod.spec.node_name]
-        waiting = [uid for uid in waiting if not self._is_placed(uid)]
+        waiting = [uid for uid in waiting if not self._is_placed(uid) and uid not in self._rechecks]
         if waiting:
             self._feed(*map(events.RequestRemoved, waiting))
             for uid in waiting:
-                self.pending.withdraw(uid)
+                self.pending.clear_reason(uid)
 
     def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
         for pod in pods:
@@ -276,6 +283,7 @@ class Coordinator:
     def _check_unbound(self, pod: Pod, *, cleared: bool = False) -> None:
         """Queue the pod, withdraw it, or clear its leftover leases first."""
         uid = pod.metadata.uid
+        self._rechecks.discard(uid)
         # The watch may show a pod that we have bound as unbound for a moment longer.
         if uid in self._clearing or self._is_placed(uid):
             return
@@ -299,7 +307,7 @@ class Coordinator:
                 kept_away = self._surroundings.observe(pod) if self._surroundings.counts_waiting else []
                 self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
                 self.pending.add(RequestAdded(request, self._clock() - self._waited_s(pod)))
-                self._check_unbound_pods(kept_away)
+                self._rechecks.add(kept_away)
             case Unschedulable(why):
                 self.pending.withdraw(pod.metadata.uid)
                 self.pending.refuse(pod.metadata.uid, why)
@@ -390,7 +398,8 @@ class Coordinator:
         for action in actions:
             if isinstance(action, events.Place):
                 self._place(action)
-        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
+        is_busy = self.pending.has_entering or self._rechecks
+        self._executor.wake_at(now if is_busy else self.engine.deadline(now))
         for action in actions:
             if isinstance(action, events.Refuse):
                 self.pending.refuse(action.request.key, action.refusal.message)
