@@ -136,7 +136,9 @@ class Scheduler:
             clock=clock,
             wait_s=settings.release_seconds,
         )
-        metrics.watch(engine)
+        metrics.watch(engine, self.coordinator.pending.held_back)
+        for each in watches.all:
+            each.on_failure(lambda: metrics.error("watch"))
 
     @property
     def watches(self) -> tuple[Watch[Any], ...]:
