@@ -14,7 +14,8 @@ from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
-from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
+from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
+from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
 from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of, waiting_in
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry

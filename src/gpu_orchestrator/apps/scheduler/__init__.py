@@ -7,6 +7,9 @@ Read the modules in this order:
   scheduler                  builds the parts for one term of leadership and connects them to the watches
   informers                  the watches and their stores, and lookups across several stores
   cycle/coordinator          turns watch events into events of the engine, and its actions into jobs
+  cycle/unbound_pods         our pods that are not bound: queues each, refuses it, or clears its leases first
+  cycle/bound_pods           bound and ended pods: counts what they hold, and lets go of it
+  cycle/shared               what the coordinator shares with these two
   cycle/pod_request          a pod and its claim → the engine's request, or why the pod cannot be scheduled
   cycle/claim_users          which pod each claim is assigned to, from the decision until its devices are free
   cycle/surroundings         what other pods mean for a pod of ours
@@ -47,7 +50,7 @@ These calls go back up, against that order:
                              `wake`, through the coordinator: requests wait for the next tick to enter, and
                              pods to be checked again
   rechecks → coordinator     `check`: check this pod again
-  pending, holdings, nominations, lease_index, node_view → coordinator
+  bound_pods, unbound_pods, pending, holdings, nominations, lease_index, node_view → coordinator
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.
   lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice
