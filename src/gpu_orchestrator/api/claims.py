@@ -157,9 +157,7 @@ def taken(pod: Pod) -> Placement:
     return translate.placement(pod.metadata.uid, pod.spec.node_name, pod.spec)
 
 
-def bound(
-    pod: Pod, spec: GpuClaimSpec | None, *, devices: tuple[int, ...] | None = None
-) -> Placement:
+def bound(pod: Pod, spec: GpuClaimSpec | None, *, devices: tuple[int, ...] | None = None) -> Placement:
     """Return the devices that a pod was bound to without leases, with the terms of its claim. Without
     `devices`, they are those in its annotation."""
     is_shared = spec is not None and spec.devices.exclusivity == "Shared"

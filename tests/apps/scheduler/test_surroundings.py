@@ -9,7 +9,7 @@ import pytest
 from gpu_orchestrator.adapters.breath import SLICE_S
 from gpu_orchestrator.api.kubernetes import CsiNode, Namespace, Pod
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
-from gpu_orchestrator.apps.scheduler.cycle import pod_request
+from gpu_orchestrator.apps.scheduler.cycle import anti_affinity, pod_request
 from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import AntiAffinity
 from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector, PodTerm
 from gpu_orchestrator.core.request import Expression
@@ -267,13 +267,19 @@ def test_terms_of_a_bound_pod_without_room_in_its_namespace_count_when_there_is_
     assert terms_against(world, "p") == 56 + 2
 
 
-def test_new_pod_costs_no_more_checks_when_many_pods_keep_each_other_away() -> None:
-    """Every pod has a term of its own which matches all others."""
+@pytest.fixture
+def few_terms(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Allow a few terms only: each costs every decision a little."""
+    monkeypatch.setattr(anti_affinity, "MOST_TERMS", 8)
+    return 8
+
+
+def test_terms_by_which_all_pods_keep_each_other_away_are_limited(few_terms: int) -> None:
     world = World(host("a"))
-    for number in range(80):
+    for number in range(12):
         world.pod(app(f"p{number}", gpus=3, **near_terms(number)))
-    waiting = [number for number in range(80) if world.coordinator.engine.waiting(f"uid-p{number}")]
-    assert waiting == list(range(64))
+    waiting = [number for number in range(12) if world.coordinator.engine.waiting(f"uid-p{number}")]
+    assert waiting == list(range(few_terms))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +317,8 @@ def keeps_apart(labels: dict[str, str]) -> dict[str, Any]:
     [
         pytest.param([{"app": str(each)} for each in range(100)], id="a hundred Deployments"),
         pytest.param(
-            [{"app": "train", "run": str(each)} for each in range(100)], id="a hundred runs of one application"
+            [{"app": "train", "run": str(each)} for each in range(100)],
+            id="a hundred runs of one application",
         ),
         pytest.param([{"app": "x"}] * 100, id="one StatefulSet"),
     ],
@@ -324,15 +331,13 @@ def test_pods_that_only_keep_their_own_kind_apart_are_never_too_many(labels: lis
     assert terms_against(world, "p99") == 1
 
 
-def test_terms_over_many_labels_are_limited_by_the_pod_that_they_match() -> None:
-    labels = {f"l{each}": "x" for each in range(80)}
+def test_terms_over_many_labels_are_limited_by_the_pod_that_they_match(few_terms: int) -> None:
+    labels = {f"l{each}": "x" for each in range(12)}
     world = World(host("a", 1))
-    for number in range(80):
-        world.pod(
-            pod(f"p{number}", gpus=2, meta={"labels": labels}, **keeps_apart({f"l{number}": "x"}))
-        )
-    told = [name for name, why in world.executor.refused.items() if "more than 64 different" in why]
-    assert told == [f"p{number}" for number in range(64, 80)]
+    for number in range(12):
+        world.pod(pod(f"p{number}", gpus=2, meta={"labels": labels}, **keeps_apart({f"l{number}": "x"})))
+    told = [name for name, why in world.executor.refused.items() if "anti-affinity terms on the same" in why]
+    assert told == [f"p{number}" for number in range(few_terms, 12)]
 
 
 def test_terms_of_other_namespaces_take_no_room_from_the_own_one() -> None:

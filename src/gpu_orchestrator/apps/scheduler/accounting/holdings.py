@@ -1,10 +1,11 @@
 """What bound pods hold, including pods that other schedulers bound.
 
 A pod's resources come from its spec. Its devices come from our own binding, as long as this process lives, or
-else from its leases, which `lease_index` counts. If leases were deleted while no scheduler ran, they come from
-the status of its claim, and the sweep makes the leases again. Its annotations count only without leases, and only as they
-were when the pod was first seen bound: the pod's owner can change them. What a pod holds never becomes less
-while it lives. Devices of an ended pod that no lease counts stay counted here until `freed` is called.
+else from its leases, which `lease_index` counts. If its leases were deleted while no scheduler ran, they come
+from the status of its claim, and the sweep makes the leases again. Its annotations count only without leases,
+and only as they were when the pod was first seen bound: the pod's owner can change them. What a pod holds
+never becomes less while it lives. Devices of an ended pod that no lease counts stay counted here until
+`freed` is called.
 """
 
 from collections.abc import Callable, Iterable

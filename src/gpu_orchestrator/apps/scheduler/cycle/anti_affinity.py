@@ -122,7 +122,7 @@ class AntiAffinity:
 
     def _unused(self, pod: Neighbour) -> list[PodTerm]:
         """Return the pod's terms that its namespace does not use, and that can match any pod."""
-        terms = (term for term in dict.fromkeys(pod.avoids) if term.pods.namespaces != frozenset())
+        terms = (term for term in dict.fromkeys(pod.avoids) if _can_match(term))
         return [term for term in terms if not self._is_used_by(pod.namespace, term)]
 
     def _count_near(self, pod: Neighbour, new: list[PodTerm]) -> int:
@@ -154,7 +154,7 @@ class AntiAffinity:
 
     def _take(self, uid: str, namespace: str, term: PodTerm) -> bool:
         """Record a term of a pod, unless it matches no pod at all or there is no room for it."""
-        if term.pods.namespaces is not None and not term.pods.namespaces:
+        if not _can_match(term):
             return False
         if not self._is_used_by(namespace, term):
             if not self._fits(term, namespace):
@@ -212,6 +212,11 @@ def _drop(sets: dict[T, set[PodTerm]], key: T, term: PodTerm) -> None:
     sets[key].discard(term)
     if not sets[key]:
         del sets[key]
+
+
+def _can_match(term: PodTerm) -> bool:
+    """Return True unless the term selects no namespace."""
+    return term.pods.namespaces is None or bool(term.pods.namespaces)
 
 
 def _reaches_others(term: PodTerm, namespace: str) -> bool:

@@ -74,14 +74,14 @@ class Surroundings:
                 return ""
             case "reaching":
                 why = (
-                    f"the pods of namespace {namespace} have more than {MOST_REACHING} different anti-affinity "
-                    "terms that reach other namespaces; leave out namespaces and namespaceSelector, or use "
-                    "the same terms"
+                    f"the pods of namespace {namespace} have more than {MOST_REACHING} different "
+                    "anti-affinity terms that reach other namespaces; leave out namespaces and "
+                    "namespaceSelector, or use the same terms"
                 )
             case "near":
                 why = (
-                    f"the pods of namespace {namespace} have more than {MOST_TERMS} different anti-affinity "
-                    "terms on the same pods; use the same terms, or select fewer pods"
+                    f"the pods of namespace {namespace} have more than {MOST_TERMS} different "
+                    "anti-affinity terms on the same pods; use the same terms, or select fewer pods"
                 )
         self._lacking_room.setdefault(namespace, {})[pod.metadata.uid] = pod
         return why
@@ -105,7 +105,9 @@ class Surroundings:
 
     def _waiting_pods(self, terms: list[PodTerm]) -> list[Pod]:
         """Return the pods that wait and whose requests lack one of these terms: it matches, and counts."""
-        seen = ((each, Neighbour(each.metadata.namespace, each.metadata.labels)) for each in self._near(terms))
+        seen = (
+            (each, Neighbour(each.metadata.namespace, each.metadata.labels)) for each in self._near(terms)
+        )
         found = [each for each, labels in seen if any(term.pods.matches(labels) for term in terms)]
         found = [each for each in found if not self._is_placed(each.metadata.uid)]
         return [each for each in found if not set(terms).isdisjoint(self.shunned_by(each))]
