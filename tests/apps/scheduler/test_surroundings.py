@@ -506,6 +506,20 @@ def test_new_term_is_taken_in_by_a_few_pods_per_tick() -> None:
     assert world.coordinator.engine.waiting("uid-p38") is None
 
 
+def test_pod_that_was_checked_meanwhile_is_withdrawn_for_the_next_term() -> None:
+    world = slow_world()
+    for number in range(40):
+        world.pod(app(f"p{number}", gpus=1))
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))
+    world.pod(app("p39", "y", gpus=1))
+    assert terms_against(world, "p39") == 0
+    world.pod(pod("other", gpus=1, **keeps_apart({"app": "y"})))
+    assert world.coordinator.engine.waiting("uid-p39") is None
+    for _ in range(40):
+        world.coordinator.tick()
+    assert terms_against(world, "p39") == 1
+
+
 def test_namespace_that_changes_during_a_takeover_counts() -> None:
     red = {"namespaceSelector": {"matchLabels": {"team": "red"}}}
     world = World(host("a"), opened=False)

@@ -54,8 +54,8 @@ class AntiAffinity:
         """By place: the terms that pods of its namespace have on pods of the same namespace."""
         self._places: dict[Place, dict[PodTerm, None]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._in_use)
+    def __len__(self) -> int:
+        return len(self._in_use)
 
     def lack(self, pod: Neighbour) -> Lack:
         """Return which terms of a pod that asks to be queued have no room. Terms that its namespace uses

@@ -110,6 +110,8 @@ class Surroundings:
         )
         found = [each for each, labels in seen if any(term.pods.matches(labels) for term in terms)]
         found = [each for each in found if not self._is_placed(each.metadata.uid)]
+        if len(self._anti_affinity) <= MOST_TERMS:
+            return found
         return [each for each in found if not set(terms).isdisjoint(self.shunned_by(each))]
 
     def _near(self, terms: list[PodTerm]) -> Iterable[Pod]:
