@@ -10,11 +10,17 @@ from gpu_orchestrator.api import claims, volumes
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod, VolumeClaim
-from gpu_orchestrator.api.volumes import Volume
+from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
-from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of
+from gpu_orchestrator.apps.scheduler.informers import (
+    VOLUME_CLAIM_INDICES,
+    VOLUME_INDICES,
+    Stores,
+    claims_of,
+    rules_of,
+)
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.scheduler_objects import pod
@@ -77,8 +83,9 @@ class World:
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
         self.node_statuses: Store[GpuNodeStatus] = Store()
         self.leases: Store[Lease] = Store()
-        self.volume_claims: Store[VolumeClaim] = Store()
-        self.volumes: Store[Volume] = Store()
+        self.volume_claims: Store[VolumeClaim] = Store(VOLUME_CLAIM_INDICES)
+        self.volumes: Store[Volume] = Store(VOLUME_INDICES)
+        self.storage_classes: Store[StorageClass] = Store()
         self.namespaces: Store[Namespace] = Store()
         self.csi_nodes: Store[CsiNode] = Store()
         stores = Stores(
@@ -91,6 +98,7 @@ class World:
             self.volumes,
             self.namespaces,
             self.csi_nodes,
+            self.storage_classes,
         )
         self.executor = RecordingExecutor()
         engine = Engine(
@@ -132,10 +140,20 @@ class World:
 
     def volume(self, claim: VolumeClaim, volume: Volume) -> None:
         """Show a bound claim and its volume."""
+        self.free_volume(volume)
+        self.volume_claim(claim)
+
+    def free_volume(self, volume: Volume) -> None:
         for seen in self.volumes.put(volume):
             self.coordinator.on_volume(*seen)
+
+    def volume_claim(self, claim: VolumeClaim) -> None:
         for change in self.volume_claims.put(claim):
             self.coordinator.on_volume_claim(*change)
+
+    def storage_class(self, seen: StorageClass) -> None:
+        for change in self.storage_classes.put(seen):
+            self.coordinator.volume_plans.on_storage_class(*change)
 
     def pod_gone(self, name: str) -> None:
         self._show(self.pods.drop(name if "/" in name else f"default/{name}"))

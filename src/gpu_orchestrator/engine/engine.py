@@ -55,6 +55,7 @@ class Engine:
         self._fair_share = FairShare()
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff())
         self._in_flight: dict[str, Waiting] = {}
+        self._slow: set[str] = set()
         self._left: dict[str, RequestAdded | None] = {}
         self._last: Waiting | None = None
         self._numbers = count()
@@ -116,10 +117,25 @@ class Engine:
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
-        if self._queue.is_behind or (len(self._in_flight) < self._max_in_flight and self._queue.has_next()):
+        if self._queue.is_behind or (not self._is_full and self._queue.has_next()):
             return now
         rested_at = self._queue.rested_at()
         return None if rested_at is None else max(rested_at, now)
+
+    def takes_long(self, key: str) -> None:
+        """Do not count this request against `max_in_flight`: to carry it out takes minutes, and those behind
+        it must not wait for it."""
+        if key in self._in_flight:
+            self._slow.add(key)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._in_flight) - len(self._slow) >= self._max_in_flight
+
+    def _land(self, key: str) -> Waiting | None:
+        """Return the request that was being placed; from now on it is not."""
+        self._slow.discard(key)
+        return self._in_flight.pop(key, None)
 
     def why(self, key: str) -> Refusal | None:
         """Return why a waiting request does not fit now; None if it fits or does not wait."""
@@ -216,7 +232,7 @@ class Engine:
 
     def _hold(self, placement: Placement, request: Request | None) -> None:
         key = placement.key
-        self._in_flight.pop(key, None)
+        self._land(key)
         self._left.pop(key, None)
         if (waiting := self._queue.get(key)) is not None:
             self._queue.remove(waiting)
@@ -226,7 +242,7 @@ class Engine:
         self._wake(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
-        if self._in_flight.pop(key, None) is None:
+        if self._land(key) is None:
             return
         self._cache.confirm(key)
         if key in self._left:
@@ -234,7 +250,7 @@ class Engine:
             self._add_again(key, now, actions)
 
     def _place_failed(self, key: str, now: float, actions: list[Action]) -> None:
-        waiting = self._in_flight.pop(key, None)
+        waiting = self._land(key)
         if waiting is None:
             return
         freed = self._cache.forget(key)
@@ -259,7 +275,7 @@ class Engine:
         queue, cluster = self._queue, self._cache.cluster
         judged_most = self._rows_at_tick + self._max_rows
         for _ in range(self._max_decisions):
-            if len(self._in_flight) >= self._max_in_flight or cluster.standings.rows_judged >= judged_most:
+            if self._is_full or cluster.standings.rows_judged >= judged_most:
                 return
             if (waiting := queue.pop(cluster)) is None:
                 return
