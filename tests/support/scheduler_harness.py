@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.store import Change, Store
 from gpu_orchestrator.api import claims, volumes
 from gpu_orchestrator.api.gpuclaim import GpuClaim
@@ -13,6 +15,7 @@ from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
+from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
 from gpu_orchestrator.apps.scheduler.informers import (
     VOLUME_CLAIM_INDICES,
@@ -184,3 +187,34 @@ class World:
         name, where = job.pod.metadata.name, job.placement
         ids = ",".join(map(str, where.devices))
         self.pod(pod(name, node=where.node, gpus=len(where.devices), allocated=f"{where.node}:{ids}"))
+
+
+def stores_of(*objects: VolumeClaim | Volume | StorageClass | Node | Pod) -> Stores:
+    """Return stores with these objects and nothing else."""
+    stores = Stores(
+        Store({"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of}),
+        Store(),
+        Store(),
+        Store(),
+        Store(),
+        Store(VOLUME_CLAIM_INDICES),
+        Store(VOLUME_INDICES),
+    )
+    for each in objects:
+        match each:
+            case VolumeClaim():
+                stores.volume_claims.put(each)
+            case Volume():
+                stores.volumes.put(each)
+            case StorageClass():
+                stores.storage_classes.put(each)
+            case Node():
+                stores.nodes.put(each)
+            case Pod():
+                stores.pods.put(each)
+    return stores
+
+
+def volume_binder(client: Client, stores: Stores, *, wait_s: float = 600.0) -> VolumeBinder:
+    written = Written(Overlay(Shown(stores.volume_claims)), Overlay(Shown(stores.volumes)))
+    return VolumeBinder(client, written, stores.pods, stores.nodes, wait_s=wait_s)
