@@ -7,6 +7,7 @@ import pytest
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.volume_plans import CHECKED_PER_TICK
+from gpu_orchestrator.core.request import Request
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import node, pod, storage_class, volume, volume_claim
 
@@ -161,9 +162,13 @@ def test_job_that_finds_its_volume_gone_is_abandoned_and_the_pod_asks_again(
     world.volume_claim(local("data"))
     plans = world.coordinator.volume_plans
     taken = world.coordinator.stores.promised.volumes
-    monkeypatch.setattr(
-        plans, "make", lambda pod, node: (taken.update(v="default/x"), type(plans).make(plans, pod, node))[1]
-    )
+    choose = plans.make
+
+    def make(pod: Any, node: str) -> Any:
+        taken["v"] = "default/x"
+        return choose(pod, node)
+
+    monkeypatch.setattr(plans, "make", make)
     world.pod(mounts("p", "data"))
     assert world.executor.jobs == []
     (job,) = world.executor.abandoned
@@ -213,7 +218,7 @@ def test_new_volumes_count_against_the_limit_of_their_driver() -> None:
     world.storage_class(CLOUD)
     world.volume_claim(volume_claim("data", of="cloud", storage="1Gi"))
     request = pod_request.request_of(mounts("p", "data"), None, world.coordinator.stores)
-    assert isinstance(request, pod_request.Request)
+    assert isinstance(request, Request)
     assert request.shape.volumes == (("disk.example", "default/data"),)
 
 
