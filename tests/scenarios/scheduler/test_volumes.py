@@ -14,7 +14,7 @@ from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster
 from controlplane.process import Process
 from tests.support import scheduler_stage as stages
-from tests.support.scheduler_stage import Stage, pod, until
+from tests.support.scheduler_stage import Stage, holders, pod, until
 
 SELECTED = "volume.kubernetes.io/selected-node"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
@@ -25,12 +25,11 @@ MERGE = "application/merge-patch+json"
 
 
 class Storage:
-    """Classes, volumes and claims of one test, with names of its own, on three nodes of four GPUs."""
+    """Classes, volumes, claims and pods of one test, with names of its own."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage, self.api, self.mark = stage, stage.cluster.api, uuid4().hex[:5]
-        prefix, labels = f"{stage.namespace}-{self.mark}", {"mark": self.mark}
-        self.nodes = stage.gpu_nodes(3, prefix=prefix, gpus=4, labels=labels)
+        self.stage, self.api, self.nodes = stage, stage.cluster.api, stage.nodes
+        self.mark = uuid4().hex[:5]
 
     def class_of(self, provisioner: str, **more: Any) -> str:
         name = f"class-{self.mark}-{uuid4().hex[:4]}"
@@ -56,6 +55,12 @@ class Storage:
         if not claim:
             until(lambda: self.phase(f"{VOLUMES}/{name}") == "Available", "the volume is available")
         return name
+
+    def ask(self, name: str, **spec: Any) -> str:
+        """Create a pod for one GPU; return its name."""
+        full = f"{self.mark}-{name}"
+        self.stage.create(pod(full, gpus=1, **spec))
+        return full
 
     def claimed(self, name: str, of: str) -> Json:
         """Create a claim; return what a pod mounts."""
@@ -89,6 +94,9 @@ class Storage:
         body = {"metadata": {"annotations": {SELECTED: None}}}
         self.api.request("PATCH", f"{self.claims_path}/{claim}", body, content_type=MERGE)
 
+    def leases_of(self, uid: str) -> list[str]:
+        return [name for name, lease in self.stage.leases().items() if uid in holders(lease)]
+
     def node_of(self, name: str) -> str:
         return str(self.stage.pod(name)["spec"].get("nodeName", ""))
 
@@ -103,6 +111,7 @@ def shared(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     name = f"volumes-{uuid4().hex[:6]}"
     cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     stage = Stage(cluster, name, tmp_path_factory.mktemp("volumes"), name, f"scheduler-{name}")
+    stage.gpu_nodes(3, gpus=8)
     stage.scheduler(leaderElect=False, releaseSeconds=0)
     yield stage
     stage.close()
@@ -117,18 +126,11 @@ def storage(shared: Stage) -> Iterator[Storage]:
         shared.delete(*pods, force=True)
 
 
-def ask(storage: Storage, name: str, **spec: Any) -> str:
-    """Create a pod for one GPU of the nodes of this test."""
-    full = f"{storage.mark}-{name}"
-    storage.stage.create(pod(full, gpus=1, nodeSelector={"mark": storage.mark}, **spec))
-    return full
-
-
 def test_pod_goes_to_the_node_of_the_only_local_volume(storage: Storage) -> None:
     local = storage.class_of("kubernetes.io/no-provisioner")
     volume = storage.volume(local, storage.nodes[1])
     mounted = storage.claimed(f"{storage.mark}-data", local)
-    name = ask(storage, "p", **mounted)
+    name = storage.ask("p", **mounted)
     storage.stage.wait_bound(name)
     assert storage.node_of(name) == storage.nodes[1]
     assert storage.volume_of(f"{storage.mark}-data") == volume
@@ -139,14 +141,14 @@ def test_two_pods_at_once_get_two_volumes(storage: Storage) -> None:
     for node in storage.nodes[:2]:
         storage.volume(local, node)
     mounted = [storage.claimed(f"{storage.mark}-{n}", local) for n in range(2)]
-    names = [ask(storage, f"p{n}", **mounted[n]) for n in range(2)]
+    names = [storage.ask(f"p{n}", **mounted[n]) for n in range(2)]
     storage.stage.wait_bound(*names)
     assert {storage.node_of(name) for name in names} == set(storage.nodes[:2])
 
 
 def test_pod_waits_for_a_volume_and_says_so(storage: Storage) -> None:
     local = storage.class_of("kubernetes.io/no-provisioner")
-    name = ask(storage, "p", **storage.claimed(f"{storage.mark}-data", local))
+    name = storage.ask("p", **storage.claimed(f"{storage.mark}-data", local))
     storage.stage.wait_event(name, "no free PersistentVolume of StorageClass")
     storage.volume(local, storage.nodes[2])
     storage.stage.wait_bound(name)
@@ -155,7 +157,7 @@ def test_pod_waits_for_a_volume_and_says_so(storage: Storage) -> None:
 
 def test_volume_is_created_for_the_chosen_node(storage: Storage) -> None:
     cloud = storage.class_of(PROVISIONER)
-    name = ask(storage, "p", **storage.claimed(f"{storage.mark}-data", cloud))
+    name = storage.ask("p", **storage.claimed(f"{storage.mark}-data", cloud))
     node = storage.selected(f"{storage.mark}-data")
     assert not storage.node_of(name)
     volume = storage.volume(cloud, node, f"{storage.mark}-data")
@@ -168,7 +170,7 @@ def test_ephemeral_volume_is_created_with_its_pod(storage: Storage) -> None:
     cloud = storage.class_of(PROVISIONER)
     spec = {"storageClassName": cloud, "accessModes": ["ReadWriteOnce"], "resources": SIZE}
     volumes = [{"name": "tmp", "ephemeral": {"volumeClaimTemplate": {"spec": spec}}}]
-    name = ask(storage, "p", volumes=volumes)
+    name = storage.ask("p", volumes=volumes)
     node = storage.selected(f"{name}-tmp")
     storage.volume(cloud, node, f"{name}-tmp")
     storage.stage.wait_bound(name)
@@ -178,27 +180,27 @@ def test_ephemeral_volume_is_created_with_its_pod(storage: Storage) -> None:
 def test_provisioner_that_gives_up_frees_the_device_and_the_pod_says_why(storage: Storage) -> None:
     cloud = storage.class_of(PROVISIONER)
     claim = f"{storage.mark}-data"
-    name = ask(storage, "p", **storage.claimed(claim, cloud))
-    node = storage.selected(claim)
-    held = f"gpu-{node}-"
-    until(lambda: any(lease.startswith(held) for lease in storage.stage.leases()), "the device is held")
+    name = storage.ask("p", **storage.claimed(claim, cloud))
+    node, uid = storage.selected(claim), storage.stage.pod(name)["metadata"]["uid"]
+    (held,) = storage.leases_of(uid)
+    assert held.startswith(f"gpu-{node}-")
     storage.give_up(claim)
     storage.stage.wait_event(name, f"could not be created for node {node}; the events of the claim say why")
     # It is tried again, and this time there is a volume.
     again = storage.selected(claim)
     storage.volume(cloud, again, claim)
     storage.stage.wait_bound(name)
-    ours = tuple(f"gpu-{each}-" for each in storage.nodes)
-    assert len([lease for lease in storage.stage.leases() if lease.startswith(ours)]) == 1
+    assert len(storage.leases_of(uid)) == 1
 
 
 def test_deleted_pod_frees_its_device_while_its_volume_is_created(storage: Storage) -> None:
     cloud = storage.class_of(PROVISIONER)
-    name = ask(storage, "p", **storage.claimed(f"{storage.mark}-data", cloud))
-    node = storage.selected(f"{storage.mark}-data")
+    name = storage.ask("p", **storage.claimed(f"{storage.mark}-data", cloud))
+    storage.selected(f"{storage.mark}-data")
+    uid = storage.stage.pod(name)["metadata"]["uid"]
+    assert len(storage.leases_of(uid)) == 1
     storage.stage.delete(name, force=True)
-    held = f"gpu-{node}-"
-    until(lambda: not any(lease.startswith(held) for lease in storage.stage.leases()), "the device is free")
+    until(lambda: not storage.leases_of(uid), "the device is free")
 
 
 # --- restarts ----------------------------------------------------------------------------------------------
@@ -207,14 +209,14 @@ def test_deleted_pod_frees_its_device_while_its_volume_is_created(storage: Stora
 @pytest.fixture
 def alone(stage: Stage) -> tuple[Storage, Process]:
     """A stage with a scheduler of its own, to end."""
-    storage = Storage(stage)
-    return storage, stage.scheduler(releaseSeconds=0, leaseSeconds=3, renewSeconds=2, retrySeconds=0.2)
+    stage.gpu_nodes(2, gpus=1)
+    return Storage(stage), stage.scheduler(releaseSeconds=0, leaseSeconds=3, renewSeconds=2, retrySeconds=0.2)
 
 
 def test_restart_goes_on_where_the_last_scheduler_was_killed(alone: tuple[Storage, Process]) -> None:
     storage, scheduler = alone
     cloud = storage.class_of(PROVISIONER)
-    name = ask(storage, "p", **storage.claimed("data", cloud))
+    name = storage.ask("p", **storage.claimed("data", cloud))
     node = storage.selected("data")
     scheduler.kill()
     storage.volume(cloud, node, "data")
@@ -227,7 +229,7 @@ def test_restart_goes_on_where_the_last_scheduler_was_killed(alone: tuple[Storag
 def test_stop_does_not_wait_for_volumes_and_leaves_no_lease(alone: tuple[Storage, Process]) -> None:
     storage, scheduler = alone
     cloud = storage.class_of(PROVISIONER)
-    ask(storage, "p", **storage.claimed("data", cloud))
+    storage.ask("p", **storage.claimed("data", cloud))
     storage.selected("data")
     scheduler.stop(timeout_s=60)
     assert storage.stage.leases() == {}, "work that does not finish in time is cancelled, and leaves its leases"
