@@ -57,7 +57,9 @@ def disk(name: str, *nodes: str, **more: Any) -> Any:
         pytest.param([disk("v", "b"), disk("w", "c")], ["b", "c"], id="volumes of two nodes"),
         pytest.param([disk("v")], ["a", "b", "c"], id="volume of all nodes"),
         pytest.param([disk("v", "a", storage="1Mi"), disk("w", "c", storage="2Gi")], ["c"], id="too small"),
-        pytest.param([disk("v", "a", modes=("ReadOnlyMany",)), disk("w", "c")], ["c"], id="other access mode"),
+        pytest.param(
+            [disk("v", "a", modes=("ReadOnlyMany",)), disk("w", "c")], ["c"], id="other access mode"
+        ),
         pytest.param([disk("v", "a", volumeMode="Block"), disk("w", "c")], ["c"], id="other volume mode"),
         pytest.param(
             [disk("v", "a", volumeAttributesClassName="gold"), disk("w", "c")], ["c"], id="other attributes"
@@ -117,7 +119,9 @@ def test_selector_of_a_claim_chooses_among_volumes(selector: dict[str, Any], exp
             [],
             id="selected node where the class creates none",
         ),
-        pytest.param("", {"volume.beta.kubernetes.io/storage-class": "distant"}, ["b", "c"], id="old annotation"),
+        pytest.param(
+            "", {"volume.beta.kubernetes.io/storage-class": "distant"}, ["b", "c"], id="old annotation"
+        ),
     ],
 )
 def test_claim_goes_where_its_volume_can_be_created(
@@ -158,7 +162,9 @@ def test_volume_of_all_nodes_and_volume_of_one_meet() -> None:
         pytest.param([small("data")], "StorageClass local does not exist; create it", id="class missing"),
         pytest.param([volume_claim("data")], "has no StorageClass", id="no class"),
         pytest.param(
-            [storage_class("local", waits=False), small("data")], "its events say what it lacks", id="immediate"
+            [storage_class("local", waits=False), small("data")],
+            "its events say what it lacks",
+            id="immediate",
         ),
         pytest.param([LOCAL, small("data")], "has 1Gi and ReadWriteOnce, as", id="no volume"),
         pytest.param(

@@ -100,7 +100,9 @@ def sort_claims(pod: Pod, known: Known) -> tuple[list[Volume], list[VolumeClaim]
         claim = known.volume_claim(key)
         if claim is None:
             return NotReady(_missing(key, is_ephemeral=key in own))
-        problem = volumes.claim_problem(key, claim) or (_owner_problem(key, claim, pod) if key in own else None)
+        problem = volumes.claim_problem(key, claim) or (
+            _owner_problem(key, claim, pod) if key in own else None
+        )
         if problem:
             return problem
         if volumes.is_bound(claim):
@@ -136,8 +138,8 @@ def _owner_problem(key: str, claim: VolumeClaim, pod: Pod) -> NotReady | None:
     if any(each.controller and each.uid == pod.metadata.uid for each in owners):
         return None
     return NotReady(
-        f"PersistentVolumeClaim {key} has the name of an ephemeral volume of the pod and does not belong to the "
-        "pod; delete one of the two"
+        f"PersistentVolumeClaim {key} has the name of an ephemeral volume of the pod and does not belong to "
+        "the pod; delete one of the two"
     )
 
 
@@ -169,8 +171,8 @@ def _claim_limits(key: str, claim: VolumeClaim) -> NotReady | None:
         return NotReady(f"PersistentVolumeClaim {key} cannot be read: {error}")
     if neighbours.is_long(claim.spec.selector):
         return NotReady(
-            f"the selector of PersistentVolumeClaim {key} has more than {neighbours.MOST_EXPRESSIONS} conditions "
-            f"or {neighbours.MOST_VALUES} values of a condition; select fewer labels"
+            f"the selector of PersistentVolumeClaim {key} has more than {neighbours.MOST_EXPRESSIONS} "
+            f"conditions or {neighbours.MOST_VALUES} values of a condition; select fewer labels"
         )
     return None
 
@@ -188,7 +190,9 @@ def _places(waiting: list[VolumeClaim], known: Known) -> Alternatives | NotReady
     places = joined(each_one)
     if places == (NOWHERE,):
         keys = ", ".join(map(key_of, waiting))
-        return NotReady(f"no node can reach free PersistentVolumes for all of {keys}; create volumes for them")
+        return NotReady(
+            f"no node can reach free PersistentVolumes for all of {keys}; create volumes for them"
+        )
     return places
 
 

@@ -162,4 +162,3 @@ def _progress_of_bound(claim: VolumeClaim, node: Node, known: volumes.Known) -> 
             "cannot reach"
         )
     return "bound"
-

@@ -1,5 +1,5 @@
-"""Requests that are being placed, by key. Their number is bounded, so that a later request can still go first;
-those that take long do not count, so that others need not wait for them."""
+"""Requests that are being placed, by key. Their number is bounded, so that a later request can still go
+first; those that take long do not count, so that others need not wait for them."""
 
 from gpu_orchestrator.engine.queue import Waiting
 

@@ -155,7 +155,7 @@ async def test_claim_is_written_into_the_volume_and_the_pod_bound_when_the_claim
     stage.bound_by_controller()
     assert isinstance(await ended(running), Bound)
     (bind,) = stage.server.binds
-    # The version of before the leases: whoever takes one away must move it first.
+    # The version of before the leases: a scheduler that takes one away must move it first.
     assert bind["metadata"]["resourceVersion"] == POD.metadata.resource_version
 
 

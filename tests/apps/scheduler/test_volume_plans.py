@@ -1,5 +1,6 @@
 """Pods whose volumes are bound with them: what the coordinator decides, promises and checks again."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_volume_of_a_failed_job_is_for_the_next() -> None:
 @pytest.mark.parametrize("first", ["class", "volume", "claim"])
 def test_pod_that_lacks_something_is_placed_when_it_comes(first: str) -> None:
     world = World(host("a"))
-    show = {
+    show: dict[str, Callable[[], None]] = {
         "class": lambda: world.storage_class(storage_class("local")),
         "volume": lambda: world.free_volume(volume("v", "a", of="local")),
         "claim": lambda: world.volume_claim(local("data")),

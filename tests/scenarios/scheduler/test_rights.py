@@ -129,7 +129,9 @@ def bind_volumes(stage: Stage, node: str) -> None:
         stage.create(pod(name, claim_template="half", volumes=mounted))
     stage.wait_bound("local")
     written = f"{claims}/cloud"
-    until(lambda: "annotations" in api.request("GET", written)["metadata"], "a node is selected for the claim")
+    until(
+        lambda: "annotations" in api.request("GET", written)["metadata"], "a node is selected for the claim"
+    )
     stage.delete("local", "cloud")
 
 

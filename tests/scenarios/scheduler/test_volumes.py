@@ -232,4 +232,6 @@ def test_stop_does_not_wait_for_volumes_and_leaves_no_lease(alone: tuple[Storage
     storage.ask("p", **storage.claimed("data", cloud))
     storage.selected("data")
     scheduler.stop(timeout_s=60)
-    assert storage.stage.leases() == {}, "work that does not finish in time is cancelled, and leaves its leases"
+    assert storage.stage.leases() == {}, (
+        "work that does not finish in time is cancelled, and leaves its leases"
+    )

@@ -8,9 +8,9 @@
 
 The executor calls it for every `Place` of the engine, many at once. The version in the bind was read before
 the leases were acquired, also if volumes took minutes in between. So a scheduler that takes one of the leases
-away must first write to the pod, and that makes this bind fail. We release only leases that this job made, at the version that it made: another
-scheduler that binds the same pod takes them over first, which moves their version. What the pod's annotation
-says decides nothing, because its owner can change it.
+away must first write to the pod, and that makes this bind fail. We release only leases that this job made, at
+the version that it made: another scheduler that binds the same pod takes them over first, which moves their
+version. What the pod's annotation says decides nothing, because its owner can change it.
 """
 
 import asyncio
