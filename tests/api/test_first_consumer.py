@@ -155,6 +155,14 @@ def test_volume_of_all_nodes_and_volume_of_one_meet() -> None:
     assert where(mounts("x", "y"), known) == ["c"]
 
 
+def test_volumes_of_single_nodes_and_others_mix() -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["zone-b", "zone-c"]}
+    terms = {"required": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}
+    known = stores_of(LOCAL, small("x"), small("y"), disk("v1", nodeAffinity=terms), disk("v2", "a", "b"))
+    assert where(mounts("x", "y"), known) == ["b"]
+    assert where(mounts("x"), known) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     ("objects", "why"),
     [

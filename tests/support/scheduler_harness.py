@@ -79,6 +79,7 @@ class World:
         opened: bool = True,
         max_decisions: int = 1_000_000,
         max_rows: float = inf,
+        max_in_flight: int = 1_000_000,
         **config: Any,
     ) -> None:
         self.pods: Store[Pod] = Store({"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of})
@@ -105,7 +106,11 @@ class World:
         )
         self.executor = RecordingExecutor()
         engine = Engine(
-            Registry().policy_of, random.Random(1), max_decisions=max_decisions, max_rows=max_rows
+            Registry().policy_of,
+            random.Random(1),
+            max_in_flight=max_in_flight,
+            max_decisions=max_decisions,
+            max_rows=max_rows,
         )
         self.now = 0.0
         self.silent: set[str] = set()

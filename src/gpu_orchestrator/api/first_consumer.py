@@ -1,18 +1,25 @@
 """Where a pod's volumes are, or can be if a claim is bound with the pod (WaitForFirstConsumer).
 
 Pure. Called before the engine decides; `volume_choice` then picks the volumes for the node of the decision,
-and `volume_places` combines the places of several claims.
+`free_volumes` knows which suit a claim, and `volume_places` combines the places of several claims.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from gpu_orchestrator.api import neighbours, quantity, volumes
+from gpu_orchestrator.api.free_volumes import (
+    FreeVolume,
+    fitting,
+    free_volume,
+    requested,
+    size_of,
+    smallest_first,
+)
 from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
 from gpu_orchestrator.api.volume_places import NOWHERE, Option, joined, on_node
 from gpu_orchestrator.api.volumes import Alternatives, NotReady, StorageClass, Volume
 from gpu_orchestrator.api.wire import key as key_of
-from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector
 from gpu_orchestrator.core.request import Expression, Term
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
@@ -27,7 +34,7 @@ class Known(volumes.Known, Protocol):
 
     def storage_class(self, name: str) -> StorageClass | None: ...
 
-    def free_volumes(self, class_name: str, claim: str) -> Sequence[Volume]:
+    def free_volumes(self, class_name: str, claim: str) -> Sequence[FreeVolume]:
         """Return the volumes of a class that no claim has and none but this one was promised."""
         ...
 
@@ -43,12 +50,6 @@ class Known(volumes.Known, Protocol):
 def class_name(obj: VolumeClaim | Volume) -> str:
     """Return the name of the storage class. The old annotation goes first, as in Kubernetes."""
     return obj.metadata.annotations.get(CLASS_ANNOTATION) or obj.spec.storage_class_name
-
-
-def is_free(volume: Volume) -> bool:
-    """Return True if any claim may get this volume."""
-    is_leaving = bool(volume.metadata.deletion_timestamp)
-    return volume.status.phase == "Available" and not volume.spec.claim_ref.name and not is_leaving
 
 
 def is_for(volume: Volume, claim: VolumeClaim) -> bool:
@@ -119,7 +120,7 @@ def sort_claims(pod: Pod, known: Known) -> tuple[list[Volume], list[VolumeClaim]
             f"{len(waiting)} PersistentVolumeClaims of the pod wait to be bound with it; "
             f"this scheduler takes up to {MOST_WAITING}"
         )
-    return bound, sorted(waiting, key=_size)
+    return bound, sorted(waiting, key=size_of)
 
 
 def _ephemeral_claims(pod: Pod) -> set[str]:
@@ -166,7 +167,7 @@ def _waiting_problem(key: str, claim: VolumeClaim, pod: Pod, known: Known) -> No
 
 def _claim_limits(key: str, claim: VolumeClaim) -> NotReady | None:
     try:
-        quantity.whole(_request(claim))
+        quantity.whole(requested(claim))
     except quantity.BadQuantity as error:
         return NotReady(f"PersistentVolumeClaim {key} cannot be read: {error}")
     if neighbours.is_long(claim.spec.selector):
@@ -197,7 +198,7 @@ def _places(waiting: list[VolumeClaim], known: Known) -> Alternatives | NotReady
 
 
 def _nothing_fits(claim: VolumeClaim) -> str:
-    modes, size = ",".join(claim.spec.access_modes), _request(claim)
+    modes, size = ",".join(claim.spec.access_modes), requested(claim)
     selected = " and the labels of its selector" if claim.spec.selector else ""
     return (
         f"no free PersistentVolume of StorageClass {class_name(claim)} has {size} and {modes}{selected}, as "
@@ -214,10 +215,15 @@ def _options(claim: VolumeClaim, known: Known) -> list[Option]:
         here = on_node(node)
         return [Option(volumes.both((here,), option.where)) for option in new]
     if named := named_volume(claim, known):
-        return [Option(_where(named), named.metadata.name)]
+        return [free_volume(named).place]
     if any(option.is_everywhere for option in new):
         return new
-    return [*(Option(_where(each), each.metadata.name) for each in fitting(claim, known)), *new]
+    return [*(each.place for each in smallest_first(suitable(claim, known))), *new]
+
+
+def suitable(claim: VolumeClaim, known: Known) -> list[FreeVolume]:
+    """Return the free volumes that the claim may get."""
+    return fitting(claim, known.free_volumes(class_name(claim), key_of(claim)))
 
 
 def creatable(made: StorageClass) -> list[Option]:
@@ -233,50 +239,3 @@ def creatable(made: StorageClass) -> list[Option]:
 def named_volume(claim: VolumeClaim, known: Known) -> Volume | None:
     """Return the volume that names this claim: its creator or an earlier try meant it for the claim."""
     return next((each for each in known.volumes_for(key_of(claim)) if is_for(each, claim)), None)
-
-
-def _where(volume: Volume) -> Alternatives:
-    return volumes.all_of((), volumes.reach_of(volume))
-
-
-def fitting(claim: VolumeClaim, known: Known) -> list[Volume]:
-    """Return the free volumes that the claim may get, the smallest first."""
-    free = known.free_volumes(class_name(claim), key_of(claim))
-    found = [each for each in free if fits(claim, each)]
-    return sorted(found, key=lambda each: (_capacity(each), each.metadata.name))
-
-
-def fits(claim: VolumeClaim, volume: Volume) -> bool:
-    """Return True if a free volume offers what the claim asks for."""
-    asked, offered = claim.spec, volume.spec
-    return (
-        is_free(volume)
-        and asked.volume_mode == offered.volume_mode
-        and asked.volume_attributes_class_name == offered.volume_attributes_class_name
-        and set(asked.access_modes) <= set(offered.access_modes)
-        and _capacity(volume) >= _size(claim)
-        and _is_selected(claim, volume)
-    )
-
-
-def _is_selected(claim: VolumeClaim, volume: Volume) -> bool:
-    if claim.spec.selector is None:
-        return True
-    selector = PodSelector(labels=neighbours.conditions(claim.spec.selector))
-    return selector.matches(Neighbour("", volume.metadata.labels))
-
-
-def _request(claim: VolumeClaim) -> str:
-    return claim.spec.resources.requests.get("storage", "0")
-
-
-def _size(claim: VolumeClaim) -> int:
-    return quantity.whole(_request(claim))
-
-
-def _capacity(volume: Volume) -> int:
-    """Return the size of a volume; one that cannot be read fits no claim."""
-    try:
-        return quantity.whole(volume.spec.capacity.get("storage", "0"))
-    except quantity.BadQuantity:
-        return -1

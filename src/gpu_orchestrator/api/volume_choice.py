@@ -13,14 +13,15 @@ from gpu_orchestrator.api.first_consumer import (
     Known,
     class_name,
     creatable,
-    fitting,
     is_for,
     named_volume,
     selected_node,
     sort_claims,
+    suitable,
 )
+from gpu_orchestrator.api.free_volumes import smallest_first
 from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
-from gpu_orchestrator.api.volume_places import holds_on
+from gpu_orchestrator.api.volume_places import holds_on, is_on
 from gpu_orchestrator.api.volumes import NotReady, Volume
 from gpu_orchestrator.api.wire import key as key_of
 
@@ -71,7 +72,8 @@ def _volumes_on(node: Node, claim: VolumeClaim, known: Known) -> list[Volume]:
         return []
     if named := named_volume(claim, known):
         return [named] if reaches(node, named) else []
-    return [each for each in fitting(claim, known) if reaches(node, each)]
+    here = [each for each in suitable(claim, known) if is_on(node, each.place)]
+    return [each.volume for each in smallest_first(here)]
 
 
 def _can_be_created(claim: VolumeClaim, node: Node, known: Known) -> bool:

@@ -18,17 +18,19 @@ NAME = "metadata.name"
 NOWHERE = Term()
 """A term without conditions matches nothing."""
 
-MOST_PLACES, MOST_TERMS = 8192, 128
-"""How many combinations of places are looked at, and how many alternatives one request may have. Places that
-differ in the name of a node alone count as one alternative."""
+MOST_PLACES, MOST_TERMS = 1024, 128
+"""How many combinations of places are looked at, and how many alternatives one request may have. Neither
+bounds volumes that one node alone can reach, if a claim has only such: these are one alternative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A volume that a claim can get, and where; without a name, it is created. No `where` means anywhere."""
+    """A volume that a claim can get, and where; without a name, it is created. No `where` means anywhere;
+    `host` is the label of the one node that reaches it, if that is all that `where` says."""
 
     where: Alternatives = ()
     volume: str = ""
+    host: str = ""
 
     @property
     def is_everywhere(self) -> bool:
@@ -50,12 +52,29 @@ class Place:
 
 def joined(each_one: list[list[Option]]) -> Alternatives:
     """Return where every claim has one of its options, no volume twice. None at all means anywhere."""
+    if len(each_one) == 1 and any(not option.where for option in each_one[0]):
+        return ()
+    if each_one and all(option.host for options in each_one for option in options):
+        return _joined_hosts(each_one)
     places = [Place(None, frozenset())]
     for options in each_one:
         places = _extended(places, options)
     if any(place.where is None for place in places):
         return ()
     return _merged(place.where for place in places if place.where) or (NOWHERE,)
+
+
+def _joined_hosts(each_one: list[list[Option]]) -> Alternatives:
+    """Return the same for volumes each of which one node alone can reach."""
+    used: dict[str, frozenset[str]] | None = None
+    for options in each_one:
+        now: dict[str, frozenset[str]] = {}
+        for option in options:
+            taken = frozenset[str]() if used is None else used.get(option.host)
+            if taken is not None and option.host not in now and option.volume not in taken:
+                now[option.host] = taken | {option.volume}
+        used = now
+    return (Term((Expression(HOST, "In", tuple(sorted(used))),)),) if used else (NOWHERE,)
 
 
 def _extended(places: list[Place], options: list[Option]) -> list[Place]:
@@ -95,6 +114,13 @@ def _host(term: Term) -> str:
     return ""
 
 
+def only_host(where: Alternatives) -> str:
+    """Return the label of the one node that these alternatives match, if they say nothing else."""
+    if len(where) != 1 or where[0].fields or len(where[0].labels) != 1 or where[0].labels[0].key != HOST:
+        return ""
+    return _host(where[0])
+
+
 def _merged(terms: Iterable[Term]) -> Alternatives:
     """Return fewer terms with the same meaning: those with one condition `In` on the same label are one."""
     alike: dict[str, dict[str, None]] = {}
@@ -111,6 +137,13 @@ def _merged(terms: Iterable[Term]) -> Alternatives:
 def on_node(name: str) -> Term:
     """Return the term that matches the node with this name alone."""
     return Term(fields=(Expression(NAME, "In", (name,)),))
+
+
+def is_on(node: Node, option: Option) -> bool:
+    """Return True if the node can reach the volume."""
+    if option.host:
+        return node.metadata.labels.get(HOST) == option.host
+    return holds_on(node, option.where)
 
 
 def holds_on(node: Node, where: Alternatives) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.api.free_volumes import FreeVolume
 from gpu_orchestrator.api.kubernetes import VolumeClaim
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Others, Unschedulable, request_of
@@ -29,7 +30,7 @@ class Volumes:
     def storage_class(self, name: str) -> StorageClass | None:
         return None
 
-    def free_volumes(self, class_name: str, claim: str) -> list[Volume]:
+    def free_volumes(self, class_name: str, claim: str) -> list[FreeVolume]:
         return []
 
     def volumes_for(self, claim: str) -> list[Volume]:

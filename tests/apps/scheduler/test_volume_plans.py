@@ -204,6 +204,30 @@ def test_many_pods_are_checked_a_few_per_tick_and_once_for_many_volumes(
     assert sorted(judged) == sorted(f"p{number}" for number in range(count))
 
 
+def test_pods_that_wait_for_volumes_do_not_hold_up_the_others() -> None:
+    world = World(host("a"), max_in_flight=1)
+    world.storage_class(CLOUD)
+    for name in ("x", "y"):
+        world.volume_claim(volume_claim(name, of="cloud", storage="1Gi"))
+        world.pod(mounts(name, name))
+    world.pod(pod("plain", gpus=1))
+    world.pod(pod("next", gpus=1))
+    world.coordinator.tick()
+    assert [job.pod.metadata.name for job in world.executor.jobs] == ["x", "y", "plain"]
+
+
+def test_changed_volume_offers_what_it_is_now() -> None:
+    world = local_world(host("a"), host("b"))
+    world.free_volume(volume("v", "a", of="local"))
+    world.volume_claim(local("data"))
+    stores = world.coordinator.stores
+    (before,) = stores.free_volumes("local", "default/data")
+    assert stores.free_volumes("local", "default/data")[0] is before
+    world.free_volume(volume("v", "b", of="local", storage="2Gi"))
+    (after,) = stores.free_volumes("local", "default/data")
+    assert (after.place.host, after.capacity) == ("b", 2 * 2**30)
+
+
 def test_volume_of_another_class_checks_nobody() -> None:
     world = local_world(host("a"))
     world.volume_claim(local("data"))

@@ -10,7 +10,8 @@ from typing import Any
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
-from gpu_orchestrator.api import claims, first_consumer, neighbours, volumes
+from gpu_orchestrator.api import claims, first_consumer, free_volumes, neighbours, volumes
+from gpu_orchestrator.api.free_volumes import FreeVolume
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import (
@@ -38,6 +39,9 @@ NOBODY: frozenset[str] = frozenset()
 
 MOST_SELECTIONS = 1024
 """How many answers about namespaces are kept."""
+
+MOST_OFFERS = 20_000
+"""How many volumes of other classes are remembered."""
 
 
 class Selections:
@@ -84,6 +88,24 @@ class Selections:
                 return NOBODY
 
 
+class Offers:
+    """What free volumes offer, each worked out once until it changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, FreeVolume] = {}
+
+    def find(self, free: list[Volume]) -> list[FreeVolume]:
+        if len(self._known) > 2 * len(free) + MOST_OFFERS:
+            self._known.clear()  # most of them are free no longer
+        return list(map(self._of, free))
+
+    def _of(self, volume: Volume) -> FreeVolume:
+        found = self._known.get(volume.metadata.name)
+        if found is None or found.volume is not volume:
+            found = self._known[volume.metadata.name] = free_volumes.free_volume(volume)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Promised:
     """What running bind jobs have chosen and the watches may not show yet: volumes by name, each with the key
@@ -106,6 +128,7 @@ class Stores:
     csi_nodes: Store[CsiNode] = field(default_factory=Store)
     storage_classes: Store[StorageClass] = field(default_factory=Store)
     promised: Promised = field(default_factory=Promised)
+    _offers: Offers = field(default_factory=Offers, repr=False)
     _selections: Selections = field(default_factory=Selections, repr=False)
 
     def volume_claim(self, key: str) -> VolumeClaim | None:
@@ -117,12 +140,12 @@ class Stores:
     def storage_class(self, name: str) -> StorageClass | None:
         return self.storage_classes.get(name)
 
-    def free_volumes(self, class_name: str, claim: str) -> list[Volume]:
+    def free_volumes(self, class_name: str, claim: str) -> list[FreeVolume]:
         """Return the volumes of a class that no claim has and none but this one was promised."""
         free, promised = self.volumes.by("class", class_name), self.promised.volumes
-        if not promised:
-            return free
-        return [each for each in free if promised.get(each.metadata.name, claim) == claim]
+        if promised:
+            free = [each for each in free if promised.get(each.metadata.name, claim) == claim]
+        return self._offers.find(free)
 
     def volumes_for(self, claim: str) -> list[Volume]:
         """Return the volumes that name this claim and are not bound yet."""
@@ -156,7 +179,7 @@ class Stores:
 
 def free_class(volume: Volume) -> list[str]:
     """Return the class of a volume that no claim has: an index of the volume store."""
-    return [first_consumer.class_name(volume)] if first_consumer.is_free(volume) else []
+    return [first_consumer.class_name(volume)] if free_volumes.is_free(volume) else []
 
 
 def named_claim(volume: Volume) -> list[str]:

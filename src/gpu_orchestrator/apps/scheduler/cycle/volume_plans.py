@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from gpu_orchestrator.api import first_consumer, volume_choice
+from gpu_orchestrator.api.free_volumes import is_free
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.volume_choice import VolumePlan
 from gpu_orchestrator.api.volumes import NotReady, StorageClass, Volume
@@ -17,7 +18,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.informers import Stores
 
-CHECKED_PER_TICK = 16
+CHECKED_PER_TICK = 8
 
 log = structlog.get_logger()
 
@@ -79,9 +80,9 @@ class VolumePlans:
     def on_volume(self, old: Volume | None, new: Volume | None) -> None:
         """Check the pods whose claims may get this volume now. That one is gone they learn when they need
         it."""
-        if new is None or not first_consumer.is_free(new):
+        if new is None or not is_free(new):
             return
-        if old is None or not first_consumer.is_free(old) or _offer(old) != _offer(new):
+        if old is None or not is_free(old) or _offer(old) != _offer(new):
             self._class_changed(first_consumer.class_name(new))
 
     def on_storage_class(self, old: StorageClass | None, new: StorageClass | None) -> None:
