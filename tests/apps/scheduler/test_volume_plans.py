@@ -81,6 +81,7 @@ def test_volume_of_a_failed_job_is_for_the_next() -> None:
     world.pod(mounts("q", "y"))
     (job,) = world.executor.jobs
     assert "no free PersistentVolume" in world.executor.refused["q"]
+    drain(world)
     world.pod_gone("p")
     world.coordinator.done(Failed(job, "the pod was deleted"))
     drain(world)
@@ -99,6 +100,7 @@ def test_pod_that_lacks_something_is_placed_when_it_comes(first: str) -> None:
     for each in show.values():
         each()
     world.pod(mounts("p", "data"))
+    drain(world)
     assert world.executor.jobs == []
     last()
     drain(world)
@@ -148,10 +150,10 @@ def test_sharing_pod_is_tried_when_the_first_has_failed() -> None:
     world.volume_claim(volume_claim("data", of="cloud", storage="1Gi"))
     world.pod(mounts("p", "data"))
     world.pod(mounts("q", "data"))
+    drain(world)
     (job,) = world.executor.jobs
     world.pod_gone("p")
     world.coordinator.done(Failed(job, "the pod was deleted"))
-    drain(world)
     assert [each.pod.metadata.name for each in world.executor.jobs] == ["p", "q"]
 
 
