@@ -53,7 +53,8 @@ class Storage:
             spec["claimRef"] = {key: seen[key] for key in ("namespace", "name", "uid")}
         self.api.request("POST", VOLUMES, {"metadata": {"name": name}, "spec": spec})
         if not claim:
-            until(lambda: self.phase(f"{VOLUMES}/{name}") == "Available", "the volume is available")
+            # A pod that waits for it may have it at once.
+            until(lambda: self.phase(f"{VOLUMES}/{name}") in ("Available", "Bound"), "the volume is offered")
         return name
 
     def ask(self, name: str, **spec: Any) -> str:
