@@ -175,6 +175,20 @@ def test_max_in_flight_lets_urgent_requests_go_first() -> None:
     assert placed(world.tell(PlaceFailed("q"))) == ["r"]
 
 
+def test_requests_that_take_long_do_not_hold_up_the_others() -> None:
+    world = World(node("a", 8), max_in_flight=1)
+    assert placed(world.ask(request("slow"))) == ["slow"]
+    assert placed(world.ask(request("p"), request("q"))) == []
+    world.engine.takes_long("slow")
+    world.engine.takes_long("unknown")
+    assert world.engine.deadline(world.now) == world.now
+    assert placed(world.tell(Tick())) == ["p"]
+    assert placed(world.tell(PlaceFailed("slow"))) == []
+    assert placed(world.tell(Placed("p"))) == ["q"]
+    assert placed(world.tell(Tick(), after_s=1)) == []  # it takes its turn like any other again
+    assert placed(world.tell(Placed("q"))) == ["slow"]
+
+
 def test_max_decisions_bounds_one_call_and_sets_deadline_to_now() -> None:
     world = World(max_decisions=1)
     world.ask(request("p"), request("q", 2))

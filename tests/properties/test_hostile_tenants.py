@@ -38,7 +38,7 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import scheduler_objects
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown
+from tests.support.scheduler_harness import Shown, volume_binder
 from tests.support.scheduler_stage import holders
 
 KILLED = "ignore:Exception ignored in. <coroutine object:pytest.PytestUnraisableExceptionWarning"
@@ -164,6 +164,7 @@ class Term:
             self.pod_status,
             device_leases,
             writer,
+            volume_binder=volume_binder(client, stores),
             reserves_claims=False,
             may_write=lambda: True,
             now=lambda: f"t{clock():015.6f}",

@@ -6,17 +6,27 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.store import Change, Store
 from gpu_orchestrator.api import claims, volumes
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod, VolumeClaim
-from gpu_orchestrator.api.volumes import Volume
+from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
+from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
-from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of, waiting_in
+from gpu_orchestrator.apps.scheduler.informers import (
+    VOLUME_CLAIM_INDICES,
+    VOLUME_INDICES,
+    Stores,
+    claims_of,
+    rules_of,
+    waiting_in,
+)
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.scheduler_objects import pod
@@ -73,6 +83,7 @@ class World:
         max_decisions: int = 1_000_000,
         max_rows: float = inf,
         clock: Callable[[], float] | None = None,
+        max_in_flight: int = 1_000_000,
         **config: Any,
     ) -> None:
         self.pods: Store[Pod] = Store(
@@ -82,8 +93,9 @@ class World:
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
         self.node_statuses: Store[GpuNodeStatus] = Store()
         self.leases: Store[Lease] = Store()
-        self.volume_claims: Store[VolumeClaim] = Store()
-        self.volumes: Store[Volume] = Store()
+        self.volume_claims: Store[VolumeClaim] = Store(VOLUME_CLAIM_INDICES)
+        self.volumes: Store[Volume] = Store(VOLUME_INDICES)
+        self.storage_classes: Store[StorageClass] = Store()
         self.namespaces: Store[Namespace] = Store()
         self.csi_nodes: Store[CsiNode] = Store()
         stores = Stores(
@@ -96,10 +108,15 @@ class World:
             self.volumes,
             self.namespaces,
             self.csi_nodes,
+            self.storage_classes,
         )
         self.executor = RecordingExecutor()
         engine = Engine(
-            Registry().policy_of, random.Random(1), max_decisions=max_decisions, max_rows=max_rows
+            Registry().policy_of,
+            random.Random(1),
+            max_in_flight=max_in_flight,
+            max_decisions=max_decisions,
+            max_rows=max_rows,
         )
         self.now = 0.0
         self.silent: set[str] = set()
@@ -137,10 +154,20 @@ class World:
 
     def volume(self, claim: VolumeClaim, volume: Volume) -> None:
         """Show a bound claim and its volume."""
+        self.free_volume(volume)
+        self.volume_claim(claim)
+
+    def free_volume(self, volume: Volume) -> None:
         for seen in self.volumes.put(volume):
             self.coordinator.on_volume(*seen)
+
+    def volume_claim(self, claim: VolumeClaim) -> None:
         for change in self.volume_claims.put(claim):
             self.coordinator.on_volume_claim(*change)
+
+    def storage_class(self, seen: StorageClass) -> None:
+        for change in self.storage_classes.put(seen):
+            self.coordinator.volume_plans.on_storage_class(*change)
 
     def pod_gone(self, name: str) -> None:
         self._show(self.pods.drop(name if "/" in name else f"default/{name}"))
@@ -171,3 +198,34 @@ class World:
         name, where = job.pod.metadata.name, job.placement
         ids = ",".join(map(str, where.devices))
         self.pod(pod(name, node=where.node, gpus=len(where.devices), allocated=f"{where.node}:{ids}"))
+
+
+def stores_of(*objects: VolumeClaim | Volume | StorageClass | Node | Pod) -> Stores:
+    """Return stores with these objects and nothing else."""
+    stores = Stores(
+        Store({"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of}),
+        Store(),
+        Store(),
+        Store(),
+        Store(),
+        Store(VOLUME_CLAIM_INDICES),
+        Store(VOLUME_INDICES),
+    )
+    for each in objects:
+        match each:
+            case VolumeClaim():
+                stores.volume_claims.put(each)
+            case Volume():
+                stores.volumes.put(each)
+            case StorageClass():
+                stores.storage_classes.put(each)
+            case Node():
+                stores.nodes.put(each)
+            case Pod():
+                stores.pods.put(each)
+    return stores
+
+
+def volume_binder(client: Client, stores: Stores, *, wait_s: float = 600.0) -> VolumeBinder:
+    written = Written(Overlay(Shown(stores.volume_claims)), Overlay(Shown(stores.volumes)))
+    return VolumeBinder(client, written, stores.pods, stores.nodes, wait_s=wait_s)

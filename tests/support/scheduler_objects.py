@@ -8,7 +8,7 @@ import msgspec
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
-from gpu_orchestrator.api.volumes import Volume
+from gpu_orchestrator.api.volumes import StorageClass, Volume
 
 _versions = count(1)
 CLAIM_FIELDS = ("topology", "selector", "gangRef")
@@ -80,21 +80,63 @@ def report(name: str, *devices: dict[str, Any], **status: Any) -> GpuNodeStatus:
 
 
 def volume_claim(
-    name: str, volume: str = "", *, phase: str = "", modes: tuple[str, ...] = (), meta: Any = None
+    name: str,
+    volume: str = "",
+    *,
+    phase: str = "",
+    modes: tuple[str, ...] = (),
+    meta: Any = None,
+    storage: str = "",
+    of: str = "",
+    **spec: Any,
 ) -> VolumeClaim:
+    """Return a claim. It is bound if it has a volume; `of` names its storage class."""
+    if storage:
+        spec["resources"] = {"requests": {"storage": storage}}
     body = {
         "metadata": _meta(name, **(meta or {})),
-        "spec": {"volumeName": volume, "accessModes": list(modes)},
+        "spec": {"volumeName": volume, "accessModes": list(modes), "storageClassName": of, **spec},
         "status": {"phase": phase or ("Bound" if volume else "Pending")},
     }
     return msgspec.convert(body, VolumeClaim)
 
 
-def volume(name: str, *nodes: str, labels: dict[str, str] | None = None, driver: str = "") -> Volume:
+def volume(
+    name: str,
+    *nodes: str,
+    labels: dict[str, str] | None = None,
+    driver: str = "",
+    of: str = "",
+    storage: str = "1Gi",
+    modes: tuple[str, ...] = (),
+    phase: str = "",
+    meta: Any = None,
+    **spec: Any,
+) -> Volume:
+    """Return a volume that these nodes reach; all nodes if none is named. One `of` a storage class is
+    free."""
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}
-    terms = {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
-    spec: dict[str, Any] = {"nodeAffinity": terms} if nodes else {}
+    if nodes:
+        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
     if driver:
         spec["csi"] = {"driver": driver, "volumeHandle": f"handle-{name}"}
-    meta = {**_meta(name, labels=labels or {}), "namespace": ""}
-    return msgspec.convert({"metadata": meta, "spec": spec}, Volume)
+    if of:
+        spec |= {"storageClassName": of, "capacity": {"storage": storage}, "accessModes": list(modes)}
+    metadata = {**_meta(name, labels=labels or {}, **(meta or {})), "namespace": ""}
+    status = {"phase": phase or ("Available" if of else "")}
+    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Volume)
+
+
+def storage_class(
+    name: str, *zones: str, waits: bool = True, provisioner: str = "kubernetes.io/no-provisioner"
+) -> StorageClass:
+    """Return a class; its volumes can be created in these zones, or anywhere if none is named."""
+    mode = "WaitForFirstConsumer" if waits else "Immediate"
+    terms = [{"matchLabelExpressions": [{"key": "zone", "values": [zone]}]} for zone in zones]
+    body = {
+        "metadata": {**_meta(name), "namespace": ""},
+        "provisioner": provisioner,
+        "volumeBindingMode": mode,
+        "allowedTopologies": terms,
+    }
+    return msgspec.convert(body, StorageClass)

@@ -5,7 +5,16 @@ The server's own enums stay plain strings: a newer server may have more values t
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
-from gpu_orchestrator.api.pod import PODS, Pod, PodCondition, PodSpec, PodStatus, Quantities
+from gpu_orchestrator.api.pod import (
+    PODS,
+    LabelSelector,
+    Pod,
+    PodCondition,
+    PodSpec,
+    PodStatus,
+    Quantities,
+    Requirements,
+)
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 __all__ = [
@@ -139,6 +148,10 @@ class VolumeClaimSpec(Wire, frozen=True, gc=False):
     volume_name: str = ""
     storage_class_name: str = ""
     access_modes: list[str] = []
+    resources: Requirements = Requirements()
+    selector: LabelSelector | None = None
+    volume_mode: str = "Filesystem"
+    volume_attributes_class_name: str = ""
 
 
 class VolumeClaimStatus(Wire, frozen=True, gc=False):

@@ -77,16 +77,16 @@ def has_too_long_rule(pod: Pod) -> bool:
     """Return True if a rule of the pod about others lists more than is allowed."""
     affinity, spread = pod.spec.affinity, pod.spec.topology_spread_constraints
     terms = (*affinity.pod_affinity.required, *affinity.pod_anti_affinity.required)
-    return any(map(is_too_long, terms)) or any(_is_long(each.label_selector) for each in spread)
+    return any(map(is_too_long, terms)) or any(is_long(each.label_selector) for each in spread)
 
 
 def is_too_long(wire: PodAffinityTerm) -> bool:
     """Return True if the term lists more than is allowed."""
     selectors = wire.label_selector, wire.namespace_selector
-    return len(wire.namespaces) > MOST_NAMESPACES or any(map(_is_long, selectors))
+    return len(wire.namespaces) > MOST_NAMESPACES or any(map(is_long, selectors))
 
 
-def _is_long(selector: LabelSelector | None) -> bool:
+def is_long(selector: LabelSelector | None) -> bool:
     if selector is None:
         return False
     expressions = selector.match_expressions

@@ -1,7 +1,7 @@
 """A Pod as the scheduler, the operator and the agent need it: where it may go, what it takes, its status.
 
-Features that we do not implement (resource claims, ephemeral volumes, gangs …) are here only so that we
-notice a pod that uses them.
+Features that we do not implement (resource claims, gangs …) are here only so that we notice a pod that uses
+them.
 """
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
@@ -133,7 +133,7 @@ class VolumeClaim(Wire, frozen=True, gc=False):
 
 
 class Volume(Wire, frozen=True, gc=False):
-    """`ephemeral` asks for a PersistentVolumeClaim of the pod's own."""
+    """`ephemeral` asks for a PersistentVolumeClaim of the pod's own, named after the pod and the volume."""
 
     name: str = ""
     persistent_volume_claim: VolumeClaim | None = None

@@ -1,15 +1,18 @@
-"""Find the nodes that can reach a pod's volumes and attach them. Only bound volumes name their nodes.
+"""Volumes, and the nodes that can reach and attach the bound volumes of a pod.
 
-This scheduler does not bind volumes or create them for their first consumer; a pod that needs that is refused
-with this reason.
+`first_consumer` chooses volumes for claims that are bound when their pod is scheduled.
 """
+
+# ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from math import prod
+from typing import Protocol, TypeAlias
 
 from gpu_orchestrator.api.kubernetes import CsiNode, Pod, VolumeClaim
-from gpu_orchestrator.api.pod import NodeSelector
+from gpu_orchestrator.api.pod import NodeSelector, Quantities
+from gpu_orchestrator.api.pod import Volume as Mount
 from gpu_orchestrator.api.translate import term_of
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 from gpu_orchestrator.core.request import Expression, Term
@@ -18,6 +21,7 @@ from gpu_orchestrator.core.request import Expression, Term
 class ClaimReference(Wire, frozen=True, gc=False):
     namespace: str = ""
     name: str = ""
+    uid: str = ""
 
 
 class VolumeAffinity(Wire, frozen=True, gc=False):
@@ -33,21 +37,48 @@ class VolumeSpec(Wire, frozen=True, gc=False):
     claim_ref: ClaimReference = ClaimReference()
     node_affinity: VolumeAffinity | None = None
     csi: CsiVolume | None = None
+    storage_class_name: str = ""
+    capacity: Quantities = {}
+    access_modes: list[str] = []
+    volume_mode: str = "Filesystem"
+    volume_attributes_class_name: str = ""
+
+
+class VolumeStatus(Wire, frozen=True, gc=False):
+    phase: str = ""
 
 
 class Volume(Wire, frozen=True, gc=False):
-    """A PersistentVolume, with only what decides where its pod can go."""
+    """A PersistentVolume, with only what decides which claim gets it and where its pod can go."""
 
     metadata: ObjectMeta
     spec: VolumeSpec = VolumeSpec()
+    status: VolumeStatus = VolumeStatus()
 
 
 VOLUMES = Resource(Volume, "PersistentVolume", "persistentvolumes", namespaced=False)
 
 
+class TopologyCondition(Wire, frozen=True, gc=False):
+    key: str = ""
+    values: list[str] = []
+
+
+class TopologyTerm(Wire, frozen=True, gc=False):
+    match_label_expressions: list[TopologyCondition] = []
+
+
 class StorageClass(Wire, frozen=True, gc=False):
+    """`allowed_topologies` are the alternatives of where volumes can be created; none means anywhere."""
+
     metadata: ObjectMeta
+    provisioner: str = ""
     volume_binding_mode: str = ""
+    allowed_topologies: list[TopologyTerm] = []
+
+    @property
+    def creates_volumes(self) -> bool:
+        return self.provisioner not in ("", "kubernetes.io/no-provisioner")
 
     @property
     def waits_for_consumer(self) -> bool:
@@ -76,9 +107,18 @@ class Known(Protocol):
 
 
 def claims_of(pod: Pod) -> list[str]:
-    """Return the keys of the PersistentVolumeClaims that a pod mounts."""
-    mounted = [each.persistent_volume_claim for each in pod.spec.volumes]
-    return [f"{pod.metadata.namespace}/{each.claim_name}" for each in mounted if each]
+    """Return the keys of the PersistentVolumeClaims that a pod mounts, each once."""
+    if not pod.spec.volumes:
+        return []
+    mounted = (claim_name(pod.metadata.name, each) for each in pod.spec.volumes)
+    return list(dict.fromkeys(f"{pod.metadata.namespace}/{name}" for name in mounted if name))
+
+
+def claim_name(pod_name: str, mounted: Mount) -> str:
+    """Return the name of the claim behind a volume of a pod; empty if it has none."""
+    if mounted.persistent_volume_claim:
+        return mounted.persistent_volume_claim.claim_name
+    return f"{pod_name}-{mounted.name}" if mounted.ephemeral else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +128,28 @@ class NotReady:
     why: str
 
 
-def reach(pod: Pod, known: Known) -> tuple[tuple[Term, ...], ...] | NotReady:
-    """Return the alternatives of each volume, all of which must hold; or which volume is not ready."""
-    found: list[tuple[Term, ...]] = []
+Alternatives: TypeAlias = tuple[Term, ...]
+"""Terms of which one must hold; none at all means anywhere."""
+
+
+def reach(pod: Pod, known: Known) -> tuple[Alternatives, ...] | NotReady:
+    """Return the alternatives of each bound volume, all of which must hold; or which one is not ready."""
+    found: list[Alternatives] = []
     for key in claims_of(pod):
         volume = bound_volume(key, known)
         if isinstance(volume, NotReady):
             return volume
-        if volume.spec.node_affinity and volume.spec.node_affinity.required:
-            found.append(tuple(map(term_of, volume.spec.node_affinity.required.node_selector_terms)))
-        labels = volume.metadata.labels
-        found.extend(_in_zone(label, labels) for label in ZONES if label in labels)
-    return tuple(found)
+        found += reach_of(volume)
+    return tuple(dict.fromkeys(found))
+
+
+def reach_of(volume: Volume) -> list[Alternatives]:
+    """Return the alternatives of where one volume can be reached, all of which must hold."""
+    found: list[Alternatives] = []
+    if volume.spec.node_affinity and volume.spec.node_affinity.required:
+        found.append(tuple(map(term_of, volume.spec.node_affinity.required.node_selector_terms)))
+    labels = volume.metadata.labels
+    return found + [_in_zone(label, labels) for label in ZONES if label in labels]
 
 
 def attached(pod: Pod, known: Known) -> tuple[tuple[str, str], ...]:
@@ -125,15 +175,28 @@ def bound_volume(key: str, known: Known) -> Volume | NotReady:
     claim = known.volume_claim(key)
     if claim is None:
         return NotReady(f"PersistentVolumeClaim {key} does not exist; create it")
+    if problem := claim_problem(key, claim):
+        return problem
+    if not is_bound(claim):
+        return NotReady(f"PersistentVolumeClaim {key} is not bound to a volume yet")
+    return volume_of(key, claim, known)
+
+
+def claim_problem(key: str, claim: VolumeClaim) -> NotReady | None:
+    """Return why no pod can mount this claim, whether it is bound or not; None if one can."""
     if claim.metadata.deletion_timestamp:
         return NotReady(f"PersistentVolumeClaim {key} is being deleted; create it again")
     if claim.status.phase == "Lost":
         return NotReady(f"PersistentVolumeClaim {key} has lost its volume; create it again")
-    if claim.status.phase != "Bound" or not claim.spec.volume_name:
-        return NotReady(
-            f"PersistentVolumeClaim {key} is not bound, and this scheduler binds no volumes; "
-            "use a StorageClass with volumeBindingMode Immediate"
-        )
+    return None
+
+
+def is_bound(claim: VolumeClaim) -> bool:
+    return claim.status.phase == "Bound" and bool(claim.spec.volume_name)
+
+
+def volume_of(key: str, claim: VolumeClaim, known: Known) -> Volume | NotReady:
+    """Return the volume of a bound claim."""
     volume = known.volume(claim.spec.volume_name)
     if volume is None:
         return NotReady(f"PersistentVolume {claim.spec.volume_name} of {key} does not exist")
@@ -159,6 +222,15 @@ def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:
         return one or other
     real = [(a, b) for a in one if _has_conditions(a) for b in other if _has_conditions(b)]
     return tuple(Term((*a.labels, *b.labels), (*a.fields, *b.fields)) for a, b in real) or (Term(),)
+
+
+MOST_ALTERNATIVES = 4096
+"""How many combinations of alternatives one pod may have: each becomes a term."""
+
+
+def count_alternatives(first: Alternatives, rest: Iterable[Alternatives]) -> int:
+    """Return how many terms `all_of` would return at most."""
+    return prod(max(1, len(each)) for each in (first, *rest))
 
 
 def all_of(first: tuple[Term, ...], rest: Iterable[tuple[Term, ...]]) -> tuple[Term, ...]:

@@ -64,10 +64,11 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
     ),
     "scheduler": (
         Right("", "nodes", "list watch"),
-        Right("", "persistentvolumes", "list watch"),
-        Right("", "persistentvolumeclaims", "list watch"),
+        Right("", "persistentvolumes", "list watch patch"),
+        Right("", "persistentvolumeclaims", "list watch patch"),
         Right("", "namespaces", "list watch"),
         Right("storage.k8s.io", "csinodes", "list watch"),
+        Right("storage.k8s.io", "storageclasses", "list watch"),
         Right("", "pods", "list watch get"),
         Right("", "pods/binding", "create"),
         Right("", "pods/status", "patch"),

@@ -24,6 +24,7 @@ from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.events import Action, Event, Place, Refuse, RequestAdded
 from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.in_flight import InFlight
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
@@ -49,12 +50,11 @@ class Engine:
     ) -> None:
         self._policy_of, self._rng = policy_of, rng
         self._order = order or PriorityThenTime()
-        self._max_in_flight, self._max_decisions = max_in_flight, max_decisions
-        self._max_rows, self._rows_at_tick = max_rows, 0
+        self._max_decisions, self._max_rows, self._rows_at_tick = max_decisions, max_rows, 0
         self._cache = Cache()
         self._fair_share = FairShare()
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff())
-        self._in_flight: dict[str, Waiting] = {}
+        self._in_flight = InFlight(max_in_flight)
         self._left: dict[str, RequestAdded | None] = {}
         self._last: Waiting | None = None
         self._numbers = count()
@@ -116,10 +116,14 @@ class Engine:
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
-        if self._queue.is_behind or (len(self._in_flight) < self._max_in_flight and self._queue.has_next()):
+        if self._queue.is_behind or (not self._in_flight.is_full and self._queue.has_next()):
             return now
         rested_at = self._queue.rested_at()
         return None if rested_at is None else max(rested_at, now)
+
+    def takes_long(self, key: str) -> None:
+        """Do not count this request against `max_in_flight`."""
+        self._in_flight.takes_long(key)
 
     def why(self, key: str) -> Refusal | None:
         """Return why a waiting request does not fit now; None if it fits or does not wait."""
@@ -216,7 +220,7 @@ class Engine:
 
     def _hold(self, placement: Placement, request: Request | None) -> None:
         key = placement.key
-        self._in_flight.pop(key, None)
+        self._in_flight.land(key)
         self._left.pop(key, None)
         if (waiting := self._queue.get(key)) is not None:
             self._queue.remove(waiting)
@@ -226,7 +230,7 @@ class Engine:
         self._wake(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
-        if self._in_flight.pop(key, None) is None:
+        if self._in_flight.land(key) is None:
             return
         self._cache.confirm(key)
         if key in self._left:
@@ -234,7 +238,7 @@ class Engine:
             self._add_again(key, now, actions)
 
     def _place_failed(self, key: str, now: float, actions: list[Action]) -> None:
-        waiting = self._in_flight.pop(key, None)
+        waiting = self._in_flight.land(key)
         if waiting is None:
             return
         freed = self._cache.forget(key)
@@ -259,7 +263,7 @@ class Engine:
         queue, cluster = self._queue, self._cache.cluster
         judged_most = self._rows_at_tick + self._max_rows
         for _ in range(self._max_decisions):
-            if len(self._in_flight) >= self._max_in_flight or cluster.standings.rows_judged >= judged_most:
+            if self._in_flight.is_full or cluster.standings.rows_judged >= judged_most:
                 return
             if (waiting := queue.pop(cluster)) is None:
                 return

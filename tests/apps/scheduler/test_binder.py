@@ -23,7 +23,7 @@ from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown
+from tests.support.scheduler_harness import Shown, stores_of, volume_binder
 from tests.support.scheduler_objects import pod
 
 pytestmark = pytest.mark.looptime
@@ -81,6 +81,7 @@ async def perform(server: Server) -> Outcome:
         PodStatusWriter(client, Store()),
         leases_on(server),
         ClaimWriter(client),
+        volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,
         now=lambda: "t2",

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.api.free_volumes import FreeVolume
 from gpu_orchestrator.api.kubernetes import VolumeClaim
-from gpu_orchestrator.api.volumes import Volume
+from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Others, Unschedulable, request_of
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import fits
@@ -25,6 +26,18 @@ class Volumes:
 
     def volume(self, name: str) -> Volume | None:
         return self._volumes.get(name)
+
+    def storage_class(self, name: str) -> StorageClass | None:
+        return None
+
+    def free_volumes(self, class_name: str, claim: str) -> list[FreeVolume]:
+        return []
+
+    def volumes_for(self, claim: str) -> list[Volume]:
+        return []
+
+    def binding_for(self, claim: str) -> str:
+        return ""
 
     def namespaces_with(self, labels: tuple[Expression, ...]) -> frozenset[str]:
         return frozenset({"one", "two"} if labels else ())
@@ -59,9 +72,6 @@ TOO_LONG: dict[str, dict[str, Any]] = {
         pytest.param({"gpus": 1, "resourceClaims": [{"name": "r"}]}, "spec.resourceClaims", id="DRA"),
         pytest.param(
             {"gpus": 1, "schedulingGroup": {"podGroupName": "g"}}, "a gang (spec.schedulingGroup)", id="group"
-        ),
-        pytest.param(
-            {"gpus": 1, "volumes": [{"name": "v", "ephemeral": {}}]}, "ephemeral volumes", id="ephemeral"
         ),
         pytest.param(
             {"gpus": 1, "containers": [{"resources": {"limits": {"amd.com/gpu": "1"}}}]},

@@ -27,7 +27,7 @@ from gpu_orchestrator.apps.scheduler.executor import KubeExecutor
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.apps.scheduler.test_coordinator import lease
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown, World
+from tests.support.scheduler_harness import Shown, World, stores_of, volume_binder
 from tests.support.scheduler_objects import pod, report
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -166,6 +166,7 @@ async def test_pod_that_we_never_saw_bound_waits_where_its_leases_are() -> None:
         status,
         None,
         ClaimWriter(client),
+        volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,
         now=lambda: "now",

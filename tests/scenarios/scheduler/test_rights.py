@@ -22,6 +22,7 @@ WATCHED = (
     "persistentvolumeclaims",
     "namespaces",
     "csinodes",
+    "storageclasses",
     "gpuclaims",
     "gpunodestatuses",
     "leases",
@@ -99,10 +100,39 @@ def use_every_right(stage: Stage, proxy: Proxy) -> None:
     stage.cluster.kubectl("cordon", node)
     until(lambda: len(stage.events("big")) >= 2, "another reason is reported")
     stage.cluster.kubectl("uncordon", node)
+    bind_volumes(stage, node)
     stage.delete("plain", "lost")
     until(lambda: stage.claim("one")["status"]["phase"] == "Released", "the claim is free again")
     # The first reason again: it is counted in its event, and no second event is created.
     until(lambda: ("patch", "events") in {(sent.verb, sent.resource) for sent in proxy.requests}, first, 30)
+
+
+def bind_volumes(stage: Stage, node: str) -> None:
+    """Cause the writes to a volume that exists and to a claim whose volume is to be created."""
+    api, one = stage.cluster.api, {"requests": {"storage": "1Gi"}}
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    disk = {
+        "storageClassName": "local",
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "local": {"path": "/data"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+    }
+    api.request("POST", "/api/v1/persistentvolumes", {"metadata": {"name": "disk"}, "spec": disk})
+    for name, provisioner in (("local", "kubernetes.io/no-provisioner"), ("cloud", "disk.example")):
+        made = {"provisioner": provisioner, "volumeBindingMode": "WaitForFirstConsumer"}
+        api.request("POST", "/apis/storage.k8s.io/v1/storageclasses", {"metadata": {"name": name}, **made})
+        wanted = {"storageClassName": name, "accessModes": ["ReadWriteOnce"], "resources": one}
+        claims = "/api/v1/namespaces/work/persistentvolumeclaims"
+        api.request("POST", claims, {"metadata": {"name": name}, "spec": wanted})
+        mounted = [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]
+        stage.create(pod(name, claim_template="half", volumes=mounted))
+    stage.wait_bound("local")
+    written = f"{claims}/cloud"
+    until(
+        lambda: "annotations" in api.request("GET", written)["metadata"], "a node is selected for the claim"
+    )
+    stage.delete("local", "cloud")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ Read the modules in this order:
   cycle/anti_affinity        which terms of other pods keep a pod away
   cycle/rechecks             pods to check again because of what others have changed, for a moment per tick
   cycle/volume_users         which pod uses a volume that only one pod may use
+  cycle/volume_plans         which volumes were chosen for pods that are being bound
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
@@ -26,8 +27,9 @@ Read the modules in this order:
   accounting/agent_liveness  which nodes have a live agent
   actions                    what the coordinator asks the executor to do, and the outcomes that come back
   executor                   runs these jobs concurrently and reports each outcome to the coordinator
-  binding/binder             carries out one decision: leases and claim, then the binding
+  binding/binder             carries out one decision: leases and claim, volumes, then the binding
   binding/device_leases      acquires and releases the Lease of a device
+  binding/volume_binder      binds the volumes that wait for their pod
   binding/claim_status       what the status of a claim says in each phase
   binding/claim_writer       reserves a claim for a pod, and writes its status
   binding/pod_status         writes the status of unbound pods, and knows the version after our own writes
@@ -46,7 +48,7 @@ These calls go back up, against that order:
   executor → coordinator     `done`, `cleared`, `tick`: a job's outcome, the end of a clearing, and the timer
                              that the engine asked for. They come from the event loop, never from inside a
                              call of the coordinator, so that its handlers run to their end first.
-  pending, rechecks → executor
+  pending, rechecks, volume_plans → executor
                              `wake`, through the coordinator: requests wait for the next tick to enter, and
                              pods to be checked again
   rechecks → coordinator     `check`: check this pod again
@@ -56,7 +58,8 @@ These calls go back up, against that order:
   lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice
   lease_index → holdings     `keeps_lost`: whether a lease that disappeared was a live pod's; `recount` of
                              node_view: what a pod holds has changed
-  surroundings → coordinator `recheck`: other pods have changed what these pods may request
+  surroundings, volume_plans → coordinator
+                             `recheck`: other pods or volumes have changed what these pods may request
   node_view → holdings       `devices`: what a pod holds of a node, for the pods that an agent reports
   release → scheduler        `freed`: an ended pod's devices are free; `scheduler` passes this on to the
                              coordinator and to the claim controller

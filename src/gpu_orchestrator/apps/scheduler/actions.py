@@ -5,6 +5,7 @@ from typing import Protocol
 
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Lease, Pod
+from gpu_orchestrator.api.volume_choice import VolumePlan
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
 
@@ -12,12 +13,13 @@ from gpu_orchestrator.core.device import Device
 @dataclass(frozen=True, slots=True)
 class BindJob:
     """One decision of the engine, with all that is needed to carry it out. `claim` is the claim or template
-    that the pod names; None if it asks for bare GPUs."""
+    that the pod names; None if it asks for bare GPUs. `volumes` are those to be bound before the pod."""
 
     pod: Pod
     placement: Placement
     devices: tuple[Device, ...]
     claim: GpuClaim | None = None
+    volumes: VolumePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class KubeExecutor:
 
     def bind(self, job: BindJob) -> None:
         self._tasks.start(self._bind(job))
-        self._pacer.set(len(self._coordinator.binding))
+        self._pace()
 
     def abandon(self, job: BindJob, why: str) -> None:
         """Report the failure in the next turn of the event loop: the coordinator calls this in the middle of
@@ -93,9 +93,10 @@ class KubeExecutor:
             self._timer = asyncio.get_running_loop().call_at(moment, self._tick)
 
     async def finish(self) -> None:
-        """Stop deciding, and wait until the running jobs have ended."""
+        """Stop deciding, and wait until the running jobs have ended; those that wait for volumes give up."""
         self._coordinator.close()
         self.wake_at(None)
+        self._binder.stop()
         await self._tasks.finish()
 
     def _tick(self) -> None:
@@ -113,7 +114,11 @@ class KubeExecutor:
             outcome = Failed(job, repr(error))
         self._observe(outcome, loop.time() - began)
         self._coordinator.done(outcome)
-        self._pacer.set(len(self._coordinator.binding))
+        self._pace()
+
+    def _pace(self) -> None:
+        """Jobs that wait for volumes do not count: they do nothing meanwhile."""
+        self._pacer.set(len(self._coordinator.binding) - len(self._coordinator.volume_plans))
 
     def _observe(self, outcome: Outcome, took_s: float) -> None:
         if isinstance(outcome, Failed):

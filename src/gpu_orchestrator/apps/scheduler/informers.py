@@ -10,7 +10,8 @@ from typing import Any
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
-from gpu_orchestrator.api import claims, neighbours, volumes
+from gpu_orchestrator.api import claims, first_consumer, free_volumes, neighbours, volumes
+from gpu_orchestrator.api.free_volumes import FreeVolume
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import (
@@ -27,7 +28,7 @@ from gpu_orchestrator.api.kubernetes import (
     Pod,
     VolumeClaim,
 )
-from gpu_orchestrator.api.volumes import VOLUMES, Volume
+from gpu_orchestrator.api.volumes import STORAGE_CLASSES, VOLUMES, StorageClass, Volume
 from gpu_orchestrator.core.request import Expression
 
 # Ended pods leave the store: the watch reports their end as a deletion.
@@ -38,6 +39,9 @@ NOBODY: frozenset[str] = frozenset()
 
 MOST_SELECTIONS = 1024
 """How many answers about namespaces are kept."""
+
+MOST_OFFERS = 20_000
+"""How many volumes of other classes are remembered."""
 
 
 class Selections:
@@ -84,6 +88,33 @@ class Selections:
                 return NOBODY
 
 
+class Offers:
+    """What free volumes offer, each worked out once until it changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, FreeVolume] = {}
+
+    def find(self, free: list[Volume]) -> list[FreeVolume]:
+        if len(self._known) > 2 * len(free) + MOST_OFFERS:
+            self._known.clear()  # most of them are free no longer
+        return list(map(self._of, free))
+
+    def _of(self, volume: Volume) -> FreeVolume:
+        found = self._known.get(volume.metadata.name)
+        if found is None or found.volume is not volume:
+            found = self._known[volume.metadata.name] = free_volumes.free_volume(volume)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """What running bind jobs have chosen and the watches may not show yet: volumes by name, each with the key
+    of its claim, and claims by key, each with the UID of the pod for which it is being bound."""
+
+    volumes: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Stores:
     pods: Store[Pod]
@@ -95,6 +126,9 @@ class Stores:
     volumes: Store[Volume]
     namespaces: Store[Namespace] = field(default_factory=Store)
     csi_nodes: Store[CsiNode] = field(default_factory=Store)
+    storage_classes: Store[StorageClass] = field(default_factory=Store)
+    promised: Promised = field(default_factory=Promised)
+    _offers: Offers = field(default_factory=Offers, repr=False)
     _selections: Selections = field(default_factory=Selections, repr=False)
 
     def volume_claim(self, key: str) -> VolumeClaim | None:
@@ -102,6 +136,24 @@ class Stores:
 
     def volume(self, name: str) -> Volume | None:
         return self.volumes.get(name)
+
+    def storage_class(self, name: str) -> StorageClass | None:
+        return self.storage_classes.get(name)
+
+    def free_volumes(self, class_name: str, claim: str) -> list[FreeVolume]:
+        """Return the volumes of a class that no claim has and none but this one was promised."""
+        free, promised = self.volumes.by("class", class_name), self.promised.volumes
+        if promised:
+            free = [each for each in free if promised.get(each.metadata.name, claim) == claim]
+        return self._offers.find(free)
+
+    def volumes_for(self, claim: str) -> list[Volume]:
+        """Return the volumes that name this claim and are not bound yet."""
+        return self.volumes.by("claim", claim)
+
+    def binding_for(self, claim: str) -> str:
+        """Return the UID of the pod for which this claim is being bound; empty if for none."""
+        return self.promised.claims.get(claim, "")
 
     def volume_limits(self, node: str) -> tuple[tuple[str, int], ...]:
         """Return how many volumes of each driver the node can attach."""
@@ -125,14 +177,35 @@ class Stores:
         return claim.spec if claim else None
 
 
+def free_class(volume: Volume) -> list[str]:
+    """Return the class of a volume that no claim has: an index of the volume store."""
+    return [first_consumer.class_name(volume)] if free_volumes.is_free(volume) else []
+
+
+def named_claim(volume: Volume) -> list[str]:
+    """Return the claim that a volume names while it is not bound: an index of the volume store."""
+    named = volume.spec.claim_ref
+    return [f"{named.namespace}/{named.name}"] if named.name and volume.status.phase != "Bound" else []
+
+
+def unbound_class(claim: VolumeClaim) -> list[str]:
+    """Return the class of a claim without a volume: an index of the volume claim store."""
+    return [] if claim.spec.volume_name else [first_consumer.class_name(claim)]
+
+
+VOLUME_INDICES = {"class": free_class, "claim": named_claim}
+VOLUME_CLAIM_INDICES = {"class": unbound_class}
+
+
 class Watches:
     def __init__(self, client: Client, namespace: str) -> None:
         self.nodes = Watch(client, NODES)
         self.node_statuses = Watch(client, GPU_NODE_STATUSES)
         self.claims = Watch(client, GPU_CLAIMS, indices={"pod": lambda claim: [claims.reserved_for(claim)]})
         self.leases = Watch(client, LEASES, namespace=namespace)
-        self.volumes = Watch(client, VOLUMES)
-        self.volume_claims = Watch(client, VOLUME_CLAIMS)
+        self.volumes = Watch(client, VOLUMES, indices=VOLUME_INDICES)
+        self.volume_claims = Watch(client, VOLUME_CLAIMS, indices=VOLUME_CLAIM_INDICES)
+        self.storage_classes = Watch(client, STORAGE_CLASSES)
         self.namespaces = Watch(client, NAMESPACES)
         self.csi_nodes = Watch(client, CSI_NODES)
         indices = {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of, "waiting": waiting_in}
@@ -147,12 +220,13 @@ class Watches:
             volumes=self.volumes.store,
             namespaces=self.namespaces.store,
             csi_nodes=self.csi_nodes.store,
+            storage_classes=self.storage_classes.store,
         )
 
     @property
     def all(self) -> tuple[Watch[Any], ...]:
         """Return the watches in the order in which they must be complete before anything is decided."""
-        volumes = self.volumes, self.volume_claims, self.csi_nodes
+        volumes = self.volumes, self.volume_claims, self.storage_classes, self.csi_nodes
         return self.nodes, self.node_statuses, self.claims, self.leases, *volumes, self.namespaces, self.pods
 
 

@@ -22,6 +22,7 @@ from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
@@ -69,11 +70,19 @@ class Scheduler:
         used_leases = leases if uses_leases else None
         self._pod_status = PodStatusWriter(client, stores.pods)
         claim_writer = ClaimWriter(client)
+        self._volume_binder = VolumeBinder(
+            client,
+            Written(Overlay(watches.volume_claims), Overlay(watches.volumes)),
+            stores.pods,
+            stores.nodes,
+            wait_s=settings.volume_bind_seconds,
+        )
         binder = Binder(
             client,
             self._pod_status,
             used_leases,
             claim_writer,
+            volume_binder=self._volume_binder,
             reserves_claims=not settings.leader_elect,
             may_write=may_write,
             now=_now,
@@ -184,6 +193,13 @@ class Scheduler:
         await watches.pods.on_change_in_slices(self.coordinator.nominations.on_pod, breath)
         await watches.volumes.on_change_in_slices(self.coordinator.on_volume, breath)
         await watches.volume_claims.on_change_in_slices(self.coordinator.on_volume_claim, breath)
+        await watches.storage_classes.on_change_in_slices(
+            self.coordinator.volume_plans.on_storage_class, breath
+        )
+        await watches.volumes.on_change_in_slices(self._volume_binder.on_volume, breath)
+        await watches.volume_claims.on_change_in_slices(self._volume_binder.on_volume_claim, breath)
+        await watches.pods.on_change_in_slices(self._volume_binder.on_pod, breath)
+        await watches.nodes.on_change_in_slices(self._volume_binder.on_node, breath)
         await watches.namespaces.on_change_in_slices(self.coordinator.on_namespace, breath)
         await watches.pods.on_change_in_slices(self._claim_controller.on_pod, breath)
         await watches.leases.on_change_in_slices(self._claim_controller.on_lease, breath)

@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     max_waiting_shapes: Annotated[int, Meta(ge=1)] = 1000
     sweep_seconds: Seconds = 30.0
     release_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    volume_bind_seconds: Seconds = 600.0
     require_device_env: RequireDeviceEnv = "Warn"
 
     @property

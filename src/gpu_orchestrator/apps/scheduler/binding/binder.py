@@ -1,15 +1,16 @@
 """Carry out one decision: acquire the devices' leases and the pod's claim, then bind, in that order.
 
-    acquire all ──▶ bind at the pod's version ──▶ Bound
-        │ held by        │ refused: release the leases that we have made
-        ▼ another        │ answer lost: read the pod, and move its version while it is unbound, until the
-      Failed ◀───────────┘              result is certain; leases that it may have are left
+    acquire all ──▶ bind its volumes, ──▶ bind at the pod's version ──▶ Bound
+        │ held by   if some are not      │ refused: release the leases that we have made
+        ▼ another      │ given up        │ answer lost: read the pod, and move its version while it is
+      Failed ◀─────────┴─────────────────┘              unbound, until the result is certain; leases that it
+                                                        may have are left
 
 The executor calls it for every `Place` of the engine, many at once. The version in the bind was read before
-the leases were acquired. So a scheduler that takes one of them away must first write to the pod, and that
-makes this bind fail. We release only leases that this job made, at the version that it made: another
-scheduler that binds the same pod takes them over first, which moves their version. What the pod's annotation
-says decides nothing, because its owner can change it.
+the leases were acquired, also if volumes took minutes in between. So a scheduler that takes one of the leases
+away must first write to the pod, and that makes this bind fail. We release only leases that this job made, at
+the version that it made: another scheduler that binds the same pod takes them over first, which moves their
+version. What the pod's annotation says decides nothing, because its owner can change it.
 """
 
 import asyncio
@@ -32,11 +33,13 @@ from gpu_orchestrator.adapters.kube.errors import (
 from gpu_orchestrator.api import claims, deviceleases
 from gpu_orchestrator.api.deviceleases import DeviceRef
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
+from gpu_orchestrator.api.volume_choice import VolumePlan
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outcome
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter, Refused, Reserved
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, HeldByOther, LeaseHold
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from gpu_orchestrator.apps.scheduler.binding.volume_binder import Unbound, VolumeBinder
 
 T = TypeVar("T")
 
@@ -69,12 +72,13 @@ class Binder:
         leases: DeviceLeases | None,
         claim_writer: ClaimWriter,
         *,
+        volume_binder: VolumeBinder,
         reserves_claims: bool,
         may_write: Callable[[], bool],
         now: Callable[[], str],
     ) -> None:
         self._client, self._pod_status = client, pod_status
-        self._leases, self._claim_writer = leases, claim_writer
+        self._leases, self._claim_writer, self._volume_binder = leases, claim_writer, volume_binder
         self._reserves_claims, self._may_write, self._now = reserves_claims, may_write, now
 
     async def perform(self, job: BindJob) -> Outcome:
@@ -82,6 +86,8 @@ class Binder:
         try:
             job = replace(job, pod=await self._pod_status.latest(job.pod))
             acquired = await self._acquire(job)
+            if not acquired.refusals and job.volumes is not None and self._may_write():
+                acquired = await self._with_volumes(job, job.volumes, acquired)
             why = "; ".join(acquired.refusals)
             if not why and not self._may_write():
                 why = "another scheduler leads now"
@@ -91,6 +97,10 @@ class Binder:
             return await self._bind(job, acquired.holds)
         except KubeError as error:
             return Failed(job, str(error), is_permanent=_is_permanent(error))
+
+    def stop(self) -> None:
+        """Let no job wait for volumes any longer."""
+        self._volume_binder.stop()
 
     async def _acquire(self, job: BindJob) -> Acquired:
         """Acquire all leases and the claim at once. If one is refused, the caller releases the others."""
@@ -111,6 +121,17 @@ class Binder:
             tuple(each.lease for each in results if isinstance(each, HeldByOther) and each.lease),
             any(map(_is_permanent, results)),
         )
+
+    async def _with_volumes(self, job: BindJob, plan: VolumePlan, acquired: Acquired) -> Acquired:
+        """Bind the pod's volumes as well."""
+        try:
+            failed = await self._volume_binder.bind(job.pod, plan)
+        except Exception as error:  # the leases must be released, whatever it was
+            log.exception("volumes not bound", pod=key(job.pod))
+            failed = Unbound(repr(error))
+        if failed is None:
+            return acquired
+        return replace(acquired, refusals=[failed.why], is_permanent=failed.is_permanent)
 
     async def _bind(self, job: BindJob, holds: list[LeaseHold]) -> Outcome:
         answer = claims.answer(job.placement, job.devices)

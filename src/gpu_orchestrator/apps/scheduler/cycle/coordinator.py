@@ -8,12 +8,14 @@ Each of our pods is in one of these states:
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Literal
 
-from gpu_orchestrator.api import claims, translate
+from gpu_orchestrator.api import claims, first_consumer, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim, VolumeClaimSpec
-from gpu_orchestrator.api.volumes import Volume
+from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim
+from gpu_orchestrator.api.volume_choice import VolumePlan
+from gpu_orchestrator.api.volumes import NotReady, Volume
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
 from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
@@ -28,6 +30,7 @@ from gpu_orchestrator.apps.scheduler.cycle.rechecks import Rechecks
 from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig, Shared
 from gpu_orchestrator.apps.scheduler.cycle.surroundings import Surroundings
 from gpu_orchestrator.apps.scheduler.cycle.unbound_pods import UnboundPods
+from gpu_orchestrator.apps.scheduler.cycle.volume_plans import VolumePlans
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine import events
@@ -76,6 +79,9 @@ class Coordinator:
         self._surroundings = Surroundings(stores, self.our_pods, self._check_unbound_pods, self._is_placed)
         self._rechecks = Rechecks(
             stores.pods, self._check_again, clock=clock, wake=lambda: executor.wake_at(clock())
+        )
+        self.volume_plans = VolumePlans(
+            stores, self._check_unbound_pods, wake=lambda: executor.wake_at(clock())
         )
         self._executor, self._config, self._clock = executor, config, clock
         self._claim_users = ClaimUsers()
@@ -142,6 +148,7 @@ class Coordinator:
         if volume := new or old:
             claim = volume.spec.claim_ref
             self._check_unbound_pods(self.stores.pods.by("volume", f"{claim.namespace}/{claim.name}"))
+            self.volume_plans.on_volume(old, new)
 
     def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
         """Check the pods whose rules select namespaces by label."""
@@ -186,6 +193,7 @@ class Coordinator:
         job = outcome.job
         uid = job.pod.metadata.uid
         self.binding.pop(uid, None)
+        self.volume_plans.forget(uid)
         if isinstance(outcome, Bound):
             self._bound.placed(job)
             return
@@ -195,6 +203,7 @@ class Coordinator:
         self._feed(events.PlaceFailed(uid))
         self._unbound.not_placed(outcome)
         self._surroundings.volumes_changed(job.pod)
+        self.volume_plans.failed(job)
 
     def freed(self, uid: str) -> None:
         """Count the devices and the claim of an ended pod as free."""
@@ -210,6 +219,7 @@ class Coordinator:
         self._feed(events.Tick())
         self.pending.enter_some()
         self._rechecks.check_some()
+        self.volume_plans.check_some()
 
     # --- queries -------------------------------------------------------------------------------------------
 
@@ -246,7 +256,7 @@ class Coordinator:
         for action in actions:
             if isinstance(action, events.Place):
                 self._place(action)
-        is_busy = self.pending.has_entering or self._rechecks
+        is_busy = self.pending.has_entering or self._rechecks or self.volume_plans.has_more
         self._executor.wake_at(now if is_busy else self.engine.deadline(now))
         for action in actions:
             if isinstance(action, events.Refuse):
@@ -254,15 +264,19 @@ class Coordinator:
 
     def _place(self, action: events.Place) -> None:
         uid = action.request.key
-        pod = self.our_pods[uid]
-        job = BindJob(
-            pod, action.placement, self.engine.cluster.devices(action.placement), self.stores.claim_of(pod)
-        )
+        pod, devices = self.our_pods[uid], self.engine.cluster.devices(action.placement)
+        job = BindJob(pod, action.placement, devices, self.stores.claim_of(pod))
+        volumes = self.volume_plans.make(pod, action.placement.node)
+        if isinstance(volumes, VolumePlan):
+            job = replace(job, volumes=volumes)
+            self.engine.takes_long(uid)
         self.binding[uid] = job
         if not self._claim_users.assign(pod):
             self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
         elif conflict := self._surroundings.volume_conflict(pod):
             self._executor.abandon(job, conflict)
+        elif isinstance(volumes, NotReady):
+            self._executor.abandon(job, volumes.why)
         else:
             self._executor.bind(job)
 
@@ -273,6 +287,7 @@ def _usability(claim: GpuClaim) -> tuple[str, str, bool]:
     return meta.uid, claims.reserved_for(claim), bool(meta.deletion_timestamp)
 
 
-def _mountability(claim: VolumeClaim) -> tuple[VolumeClaimSpec, str, bool]:
+def _mountability(claim: VolumeClaim) -> tuple[object, ...]:
     """Return the part of a volume claim that decides which pods may mount it, and where."""
-    return claim.spec, claim.status.phase, bool(claim.metadata.deletion_timestamp)
+    for_node, is_leaving = first_consumer.selected_node(claim), bool(claim.metadata.deletion_timestamp)
+    return claim.spec, first_consumer.class_name(claim), claim.status.phase, for_node, is_leaving

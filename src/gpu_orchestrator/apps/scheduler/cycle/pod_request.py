@@ -7,7 +7,7 @@ not implement is refused by name: a pod placed wrongly is worse than one that wa
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpu_orchestrator.api import claims, names, neighbours, volumes
+from gpu_orchestrator.api import claims, first_consumer, names, neighbours, volumes
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
@@ -30,7 +30,7 @@ class Unschedulable:
     why: str
 
 
-class Known(volumes.Known, neighbours.Namespaces, Protocol):
+class Known(first_consumer.Known, neighbours.Namespaces, Protocol):
     """Looks up volumes and namespaces."""
 
 
@@ -55,7 +55,7 @@ def request_of(
     exists."""
     if refused := _pod_problem(pod) or _claim_problem(pod, claim, others.claim_user):
         return refused
-    reach = volumes.reach(pod, known) if pod.spec.volumes else ()
+    reach = first_consumer.reach(pod, known) if pod.spec.volumes else ()
     if isinstance(reach, volumes.NotReady):
         return Unschedulable(reach.why)
     if others.conflict:
@@ -66,8 +66,13 @@ def request_of(
         request = claims.request(pod, claim.spec if claim else None, itself)
         if not pod.spec.volumes and rules is None:
             return request
+        if (count := volumes.count_alternatives(request.shape.affinity, reach)) > volumes.MOST_ALTERNATIVES:
+            return Unschedulable(
+                f"the pod's node affinity and the places of its volumes have {count} combinations; this "
+                f"scheduler takes up to {volumes.MOST_ALTERNATIVES}"
+            )
         affinity = volumes.all_of(request.shape.affinity, reach)
-        attached = volumes.attached(pod, known)
+        attached = first_consumer.attached(pod, known) if pod.spec.volumes else ()
         return replace(
             request, shape=replace(request.shape, affinity=affinity, volumes=attached, rules=rules)
         )
@@ -110,7 +115,6 @@ def unsupported(pod: Pod) -> list[str]:
     """Return what the pod uses and this scheduler does not implement, as its manifest names it."""
     spec, annotations = pod.spec, pod.metadata.annotations
     uses = {
-        "ephemeral volumes": any(volume.ephemeral for volume in spec.volumes),
         "spec.resourceClaims": bool(spec.resource_claims),
         f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
         f"a gang ({names.GANG})": names.GANG in annotations,
