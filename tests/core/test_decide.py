@@ -143,6 +143,18 @@ def refused(asked: Request, to: Cluster) -> Refusal:
             "1 does not match the node affinity",
             id="terms are alternatives and an empty one matches nothing",
         ),
+        pytest.param(
+            {
+                "reach": (
+                    (Term((Expression("zone", "In", ("a",)),)), Term((Expression("zone", "In", ("b",)),))),
+                    (Term((Expression("rack", "In", ("1",)),)), Term((Expression("rack", "In", ("2",)),))),
+                )
+            },
+            {"labels": {"zone": "a", "rack": "3"}},
+            {"labels": {"zone": "b", "rack": "1"}},
+            "1 cannot reach the pod's volumes",
+            id="volumes: one term of each",
+        ),
         pytest.param({"vendor": "amd"}, {}, {"vendor": "amd"}, "1 has no amd GPU", id="vendor"),
         pytest.param({"models": ("G2",)}, {"model": "T4"}, {"model": "G2"}, "1 is T4 (G2 asked)", id="model"),
         pytest.param(

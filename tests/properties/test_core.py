@@ -6,11 +6,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_orchestrator.api import volumes
+from gpu_orchestrator.api.volumes import Alternatives
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.decide import decide
-from gpu_orchestrator.core.node import Node
-from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.core.decide import decide, fits
+from gpu_orchestrator.core.node import Node, node
+from gpu_orchestrator.core.request import Expression, Request, Shape, Term
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle
 from tests.support.examples import cases
@@ -250,3 +252,24 @@ def _holder(key: str, node: Node, wish: int | list[int], amount: int) -> Placeme
         return Placement(key, node.name, unnamed=wish, resources=(("cpu", amount),))
     share = {"exclusive": amount < 2, "milli": amount, "memory_mib": amount}
     return Placement(key, node.name, devices=tuple(wish), resources=(("odd", amount),), **share)  # type: ignore[arg-type]
+
+
+_conditions = st.builds(
+    Expression, st.sampled_from(["zone", "rack"]), st.just("In"), st.sampled_from([("a",), ("b",), ("a", "b")])
+)
+_alternatives = st.lists(
+    st.builds(Term, st.lists(_conditions, max_size=2).map(tuple)), min_size=1, max_size=3
+).map(tuple)
+
+
+@cases(200)
+@given(_alternatives, st.lists(_alternatives, min_size=3, max_size=3).map(tuple))
+def test_lists_of_alternatives_mean_what_their_product_means(
+    own: Alternatives, reach: tuple[Alternatives, ...]
+) -> None:
+    labels = [{"zone": zone, "rack": rack} for zone in "abc" for rack in "abc"]
+    cluster = Cluster([node(f"n{at}", 1, labels=each) for at, each in enumerate(labels)])
+    apart = Shape(gpus=1, affinity=own, reach=reach)
+    product = Shape(gpus=1, affinity=volumes.all_of((own, *reach)))
+    for each in cluster:
+        assert fits(apart, cluster, each.name) == fits(product, cluster, each.name)

@@ -174,6 +174,7 @@ def _optional_rules(rng: Random) -> dict[str, Any]:
         "models": rng.choice([("A",), ("A", "M"), ("Z",)]),
         "labels": (("zone", rng.choice(["east", "west"])),),
         "affinity": tuple(_term(rng) for _ in range(rng.randint(1, 2))),
+        "reach": tuple(tuple(_term(rng) for _ in range(rng.randint(1, 2))) for _ in range(rng.randint(1, 3))),
         "preferred": tuple((rng.randint(1, 3), _term(rng)) for _ in range(rng.randint(1, 2))),
         "host_ports": rng.choice([(HostPort(80),), (HostPort(80, ip="10.0.0.1"),), (HostPort(80, "UDP"),)]),
         "volumes": tuple(

@@ -66,6 +66,7 @@ def is_wanted(shape: Shape, node: Node) -> bool:
     return (
         all(labels.get(key) == value for key, value in shape.labels)
         and (not shape.affinity or any(term_holds(term, node) for term in shape.affinity))
+        and all(any(term_holds(term, node) for term in terms) for terms in shape.reach)
         and node.rdma_ports >= max(shape.fabric.min_ports, int(shape.fabric.rdma))
         and (node.cufile or not shape.fabric.cufile)
     )

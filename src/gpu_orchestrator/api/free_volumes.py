@@ -25,7 +25,7 @@ class FreeVolume:
 
 
 def free_volume(volume: Volume) -> FreeVolume:
-    where = volumes.all_of((), volumes.reach_of(volume))
+    where = volumes.all_of(volumes.reach_of(volume))
     place = Option(where, volume.metadata.name, only_host(where))
     return FreeVolume(volume, place, _capacity(volume), frozenset(volume.spec.access_modes))
 

@@ -7,7 +7,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Protocol, TypeAlias
 
 from gpu_orchestrator.api.kubernetes import CsiNode, Pod, VolumeClaim
@@ -140,7 +139,7 @@ def reach(pod: Pod, known: Known) -> tuple[Alternatives, ...] | NotReady:
         if isinstance(volume, NotReady):
             return volume
         found += reach_of(volume)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(each for each in found if each))
 
 
 def reach_of(volume: Volume) -> list[Alternatives]:
@@ -215,7 +214,7 @@ def _in_zone(label: str, labels: Mapping[str, str]) -> tuple[Term, ...]:
     return there, renamed, anywhere
 
 
-def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:
+def both(one: Alternatives, other: Alternatives) -> Alternatives:
     """Return the alternatives that hold where one of each holds. A term without conditions matches
     nothing."""
     if not one or not other:
@@ -224,19 +223,13 @@ def both(one: tuple[Term, ...], other: tuple[Term, ...]) -> tuple[Term, ...]:
     return tuple(Term((*a.labels, *b.labels), (*a.fields, *b.fields)) for a, b in real) or (Term(),)
 
 
-MOST_ALTERNATIVES = 4096
-"""How many combinations of alternatives one pod may have: each becomes a term."""
-
-
-def count_alternatives(first: Alternatives, rest: Iterable[Alternatives]) -> int:
-    """Return how many terms `all_of` would return at most."""
-    return prod(max(1, len(each)) for each in (first, *rest))
-
-
-def all_of(first: tuple[Term, ...], rest: Iterable[tuple[Term, ...]]) -> tuple[Term, ...]:
-    for each in rest:
-        first = both(first, each)
-    return first
+def all_of(every_one: Iterable[Alternatives]) -> Alternatives:
+    """Return the alternatives that hold where one of each holds. They multiply: give it those of a single
+    volume, of which there are few."""
+    found: Alternatives = ()
+    for each in every_one:
+        found = both(found, each)
+    return found
 
 
 def _has_conditions(term: Term) -> bool:

@@ -75,7 +75,8 @@ class Shape:
 
     Exclusive: `gpus` wholly free devices, each with at least `memory_mib`. Shared: of each of `gpus` devices,
     `milli` thousandths and `memory_mib` of memory. `models` empty means any model. `preferred` terms have
-    weights; they refuse no node. `volumes` are attached to the node, each by its driver and handle.
+    weights; they refuse no node. `volumes` are attached to the node, each by its driver and handle. `reach`
+    says where volumes can be mounted: lists of terms, of each of which one must hold.
     """
 
     gpus: int = 1
@@ -90,6 +91,7 @@ class Shape:
     resources: tuple[tuple[str, int], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     affinity: tuple[Term, ...] = ()
+    reach: tuple[tuple[Term, ...], ...] = ()
     preferred: tuple[tuple[int, Term], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     host_ports: tuple[HostPort, ...] = ()

@@ -213,6 +213,17 @@ def test_volumes_decide_where_a_workload_fits() -> None:
         assert stage.capacity.ask("team/x", asked, 0.0) == Given(expected, NVIDIA)
 
 
+def test_alternatives_of_many_volumes_do_not_multiply() -> None:
+    stage = Stage("a")
+    stage.capacity.see_node(None, node("b", 2, labels={"zone": "c"}))
+    here, elsewhere = ((Term((Expression("zone", "In", (name,)),)) for name in "cd"))
+    other = (Term((Expression(f"rack-{number}", "Exists"),)) for number in range(64))
+    reach = tuple((here, elsewhere, each) for each in other)
+    snapshot = WorkloadSnapshot(workload("x", gpuCount=1), volumes=Volumes(reach))
+    asked = place.wishes(snapshot, template.read(snapshot.workload))
+    assert stage.capacity.ask("team/x", asked, 0.0) == Given("b", NVIDIA)
+
+
 @pytest.mark.parametrize(
     ("scheduler", "is_barred"), [("gpu-scheduler", True), ("another", True), ("default-scheduler", False)]
 )

@@ -164,7 +164,8 @@ def test_bound_volumes_restrict_the_nodes() -> None:
     known = Volumes(volume_claim("data", "v1"), volumes=(volume("v1", "a", "b"),))
     answer = request_of(pod("p", gpus=1, **MOUNTED), None, known)
     assert isinstance(answer, Request)
-    assert answer.shape.affinity == (Term((on("a", "b"),)),)
+    assert answer.shape.reach == ((Term((on("a", "b"),)),),)
+    assert answer.shape.affinity == ()
 
 
 ZONE, OLD_ZONE = "topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"

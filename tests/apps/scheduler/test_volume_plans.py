@@ -249,12 +249,34 @@ def test_new_volumes_count_against_the_limit_of_their_driver() -> None:
     assert request.shape.volumes == (("disk.example", "default/data"),)
 
 
-def test_combinations_of_affinity_and_places_are_bounded() -> None:
-    zones = {"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r"}
-    world = World(host("a"))
-    names = [f"c{number}" for number in range(12)]
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+
+
+def test_alternatives_of_many_bound_volumes_do_not_multiply() -> None:
+    """Each has two for its zone and two for its region: the product would have 4**64."""
+    world = World(node("far", labels={ZONE: "y", REGION: "r"}), node("a", labels={ZONE: "z", REGION: "r"}))
+    names = [f"c{number}" for number in range(64)]
     for number, name in enumerate(names):
-        labels = {key: f"{value}{number}" for key, value in zones.items()}
+        labels = {ZONE: f"z__z{number}", REGION: f"r__r{number}"}
         world.volume(volume_claim(name, f"v{number}"), volume(f"v{number}", labels=labels))
+    request = pod_request.request_of(mounts("p", *names), None, world.coordinator.stores)
+    assert isinstance(request, Request)
+    assert [len(each) for each in request.shape.reach] == [2] * 128
     world.pod(mounts("p", *names))
-    assert "this scheduler takes up to 4096" in world.executor.refused["p"]
+    assert [job.placement.node for job in world.executor.jobs] == ["a"]
+
+
+def test_volumes_of_one_place_and_a_volume_mounted_often_count_once() -> None:
+    world = World(node("a", labels={ZONE: "z"}))
+    for name in ("c", "d"):
+        world.volume(volume_claim(name, f"v-{name}"), volume(f"v-{name}", labels={ZONE: "z"}))
+    request = pod_request.request_of(mounts("p", *["c"] * 20, "d"), None, world.coordinator.stores)
+    assert isinstance(request, Request)
+    assert len(request.shape.reach) == 1
+
+
+def test_node_that_cannot_reach_a_volume_is_told_as_that() -> None:
+    world = World(node("a", labels={ZONE: "y"}))
+    world.volume(volume_claim("data", "v"), volume("v", labels={ZONE: "z"}))
+    world.pod(mounts("p", "data"))
+    assert world.executor.refused["p"] == "0/1 nodes fit: 1 cannot reach the pod's volumes"

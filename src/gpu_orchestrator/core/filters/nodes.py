@@ -24,6 +24,8 @@ def for_shape(shape: Shape) -> Iterator[Filter]:
         yield Labelled(shape.labels)
     if shape.affinity:
         yield Affine(shape.affinity)
+    if shape.reach:
+        yield Reaching(shape.reach)
     if shape.fabric != Fabric():
         yield Wired(shape.fabric)
     if shape.gpus:
@@ -136,6 +138,22 @@ class Affine(Filter):
         for term in self.terms:
             if term.labels or term.fields:
                 passed |= term_holds(term, cluster.inventory, rows)
+        return passed
+
+
+class Reaching(Filter):
+    """The node reaches every volume. Each has terms of its own: together they would multiply."""
+
+    lasting = True
+    reason = "cannot reach the pod's volumes"
+
+    def __init__(self, reach: tuple[tuple[Term, ...], ...]) -> None:
+        self.volumes = tuple(map(Affine, reach))
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        passed = np.ones(len(rows), np.bool_)
+        for each in self.volumes:
+            passed &= each.passes(cluster, rows)
         return passed
 
 

@@ -6,7 +6,7 @@ Called by `reconcile`; hands claimed workloads on to `claimed`.
 from dataclasses import replace
 from datetime import datetime
 
-from gpu_orchestrator.api import names, translate, volumes
+from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.apps.operator.jobs import inherited, template
 from gpu_orchestrator.apps.operator.jobs import job as jobs
@@ -107,7 +107,7 @@ def _shape(snapshot: WorkloadSnapshot, wanted: Template, vendor: str, avoid: set
         tolerated=translate.GPU_TAINTS,
     )
     reach = snapshot.volumes.reach
-    return replace(shape, affinity=volumes.all_of(shape.affinity, reach)) if reach else shape
+    return replace(shape, reach=reach) if reach else shape
 
 
 def _place(workload: GPUWorkload, wanted: Template, given: Given, now: datetime) -> Plan:

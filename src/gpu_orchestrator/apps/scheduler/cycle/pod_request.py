@@ -66,16 +66,8 @@ def request_of(
         request = claims.request(pod, claim.spec if claim else None, itself)
         if not pod.spec.volumes and rules is None:
             return request
-        if (count := volumes.count_alternatives(request.shape.affinity, reach)) > volumes.MOST_ALTERNATIVES:
-            return Unschedulable(
-                f"the pod's node affinity and the places of its volumes have {count} combinations; this "
-                f"scheduler takes up to {volumes.MOST_ALTERNATIVES}"
-            )
-        affinity = volumes.all_of(request.shape.affinity, reach)
         attached = first_consumer.attached(pod, known) if pod.spec.volumes else ()
-        return replace(
-            request, shape=replace(request.shape, affinity=affinity, volumes=attached, rules=rules)
-        )
+        return replace(request, shape=replace(request.shape, reach=reach, volumes=attached, rules=rules))
     except (BadGpuRequest, BadQuantity, InvalidRequest) as error:
         return Unschedulable(f"invalid GPU request: {error}")
 
