@@ -29,7 +29,8 @@ from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
-from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
+from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
+from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
 from gpu_orchestrator.apps.scheduler.executor import KubeExecutor
 from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of
 from gpu_orchestrator.apps.scheduler.metrics import Metrics

@@ -1,6 +1,7 @@
 """A coordinator with its stores and an executor that only records, for tests of its decisions."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -13,8 +14,9 @@ from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod
 from gpu_orchestrator.api.volumes import Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
-from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
-from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of
+from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
+from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
+from gpu_orchestrator.apps.scheduler.informers import Stores, claims_of, rules_of, waiting_in
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.scheduler_objects import pod
@@ -70,9 +72,12 @@ class World:
         opened: bool = True,
         max_decisions: int = 1_000_000,
         max_rows: float = inf,
+        clock: Callable[[], float] | None = None,
         **config: Any,
     ) -> None:
-        self.pods: Store[Pod] = Store({"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of})
+        self.pods: Store[Pod] = Store(
+            {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of, "waiting": waiting_in}
+        )
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
         self.node_statuses: Store[GpuNodeStatus] = Store()
@@ -103,7 +108,7 @@ class World:
             stores,
             self.executor,
             CoordinatorConfig(**config),
-            clock=lambda: self.now,
+            clock=clock or (lambda: self.now),
             is_agent_live=lambda node: node not in self.silent,
         )
         for each in nodes:

@@ -135,6 +135,15 @@ def given(pod: Pod | EndedPod) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each for each in read if each is not None))
 
 
+def recorded(pod: Pod, claim: GpuClaim | None) -> tuple[int, ...]:
+    """Return the devices that the status of a claim says the bound pod has; none if it serves another pod.
+    Only the scheduler may write that status."""
+    status = claim.status if claim else None
+    if status is None or status.phase != "Bound" or status.pod_uid != pod.metadata.uid:
+        return ()
+    return tuple(dict.fromkeys(status.gpu_ids)) if status.node_name == pod.spec.node_name else ()
+
+
 def uuids(pod: Pod | EndedPod) -> tuple[str, ...]:
     """Return the UUIDs of a bound pod's devices, in the order of `given`; none if they are not known."""
     ids = tuple(map(str, given(pod)))
@@ -148,14 +157,15 @@ def taken(pod: Pod) -> Placement:
     return translate.placement(pod.metadata.uid, pod.spec.node_name, pod.spec)
 
 
-def bound(pod: Pod, spec: GpuClaimSpec | None) -> Placement:
-    """Return the devices that a pod was bound to without leases, with the terms of its claim."""
+def bound(pod: Pod, spec: GpuClaimSpec | None, *, devices: tuple[int, ...] | None = None) -> Placement:
+    """Return the devices that a pod was bound to without leases, with the terms of its claim. Without
+    `devices`, they are those in its annotation."""
     is_shared = spec is not None and spec.devices.exclusivity == "Shared"
     shape = _claimed(Shape(), spec) if spec is not None and is_shared else Shape()
     return Placement(
         pod.metadata.uid,
         pod.spec.node_name,
-        devices=given(pod),
+        devices=given(pod) if devices is None else devices,
         exclusive=shape.exclusive,
         milli=shape.milli,
         memory_mib=shape.memory_mib,

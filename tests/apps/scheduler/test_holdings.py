@@ -10,6 +10,7 @@ from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed
+from tests.support.paths import ROOT
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import claim, node, pod, report
 
@@ -46,6 +47,65 @@ def test_annotation_changes_nothing_that_a_bound_pod_holds(allocated: str | None
     assert world.coordinator.holdings.devices_of("uid-p") == (0,)
     world.pod(pod("q", gpus=2))
     assert "q" in world.executor.refused
+
+
+def recorded(*ids: int, **status: Any) -> dict[str, Any]:
+    """Return the status of a claim that serves `p`."""
+    return {"phase": "Bound", "podUID": "uid-p", "nodeName": "a", "gpuIds": list(ids), **status}
+
+
+def taken_over(*leases: Lease, status: dict[str, Any], **devices: Any) -> World:
+    """Return a world that was taken over with `p` bound to node a of four devices, and these leases."""
+    world = World(node("a", 4), opened=False)
+    world.claim(claim("c", reserved_for="uid-p", status=status, **devices))
+    for each in leases:
+        world.lease(each)
+    world.pod(pod("p", node="a", claim="c", allocated="a:0,1"))
+    world.coordinator.open()
+    return world
+
+
+@pytest.mark.parametrize(
+    ("leases", "status", "held"),
+    [
+        pytest.param([], recorded(0, 1), (0, 1), id="all leases deleted"),
+        pytest.param([lease(1, "p")], recorded(0, 1), (0, 1), id="one lease deleted"),
+        pytest.param([lease(3, "p")], recorded(0, 1), (3,), id="the leases name other devices"),
+        pytest.param([lease(0, "p"), lease(1, "p")], recorded(0, 1), (0, 1), id="no lease deleted"),
+        pytest.param([], recorded(0, 1, podUID="uid-q"), (), id="the claim serves another pod"),
+        pytest.param([], recorded(0, 1, nodeName="b"), (), id="another node"),
+        pytest.param([], recorded(0, 1, phase="Released"), (), id="released"),
+        pytest.param([], {}, (), id="no status: an annotation proves nothing"),
+    ],
+)
+def test_pod_whose_leases_were_deleted_before_we_started_holds_what_its_claim_says(
+    leases: list[Lease], status: dict[str, Any], held: tuple[int, ...]
+) -> None:
+    world = taken_over(*leases, status=status, count=2)
+    assert world.coordinator.holdings.devices_of("uid-p") == held
+    assert world.free("a") == 4 - len(held)
+
+
+def test_pod_whose_shared_lease_was_deleted_holds_its_share() -> None:
+    world = taken_over(status=recorded(0), count=1, exclusivity="Shared", share=600)
+    world.claim(claim("d", count=4, exclusivity="Shared", share=500))
+    world.pod(pod("q", claim="d"))
+    assert "q" in world.executor.refused
+
+
+def test_device_of_a_deleted_lease_stays_taken_beside_the_lease_of_another_pod() -> None:
+    world = taken_over(lease(0, "q"), status=recorded(0), count=1)
+    assert world.free("a") == 3
+    world.lease_gone("gpu-a-0")
+    assert world.free("a") == 3
+    world.pod_gone("p")
+    world.coordinator.freed("uid-p")
+    assert world.free("a") == 4
+
+
+def test_only_the_scheduler_may_write_the_status_of_claims() -> None:
+    files = [each for each in (ROOT / "config").rglob("*.yaml") if "gpuclaims/status" in each.read_text()]
+    assert files == [ROOT / "config/scheduler/role.yaml"]
 
 
 @pytest.mark.parametrize("allocated", [None, "a:0", "a:1", "a:0,1", "b:0"])

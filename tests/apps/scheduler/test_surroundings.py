@@ -1,13 +1,15 @@
 """What other pods mean for a pod of ours: the coordinator obeys their rules, their volumes and their room."""
 
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 
+from gpu_orchestrator.adapters.breath import SLICE_S
 from gpu_orchestrator.api.kubernetes import CsiNode, Namespace, Pod
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
-from gpu_orchestrator.apps.scheduler.cycle import pod_request
+from gpu_orchestrator.apps.scheduler.cycle import anti_affinity, pod_request
 from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import AntiAffinity
 from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector, PodTerm
 from gpu_orchestrator.core.request import Expression
@@ -224,6 +226,132 @@ def test_bound_pods_with_the_same_terms_count_together_when_there_is_room() -> N
     assert terms_against(world, "p") == 8
 
 
+def near_terms(*numbers: int) -> dict[str, Any]:
+    """Different anti-affinity terms to all pods of the namespace, over a label that no node has."""
+    missing = [{"key": f"x{each}", "operator": "DoesNotExist"} for each in numbers]
+    terms = [{"topologyKey": "rack", "labelSelector": {"matchExpressions": [each]}} for each in missing]
+    return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}
+
+
+def near_crowd() -> list[Pod]:
+    """Eight pods that do not fit, with eight terms each: as many as may be in use."""
+    return [pod(f"n{each}", gpus=9, **near_terms(*range(8 * each, 8 * each + 8))) for each in range(8)]
+
+
+def test_pod_whose_terms_are_too_many_for_its_namespace_waits_until_there_is_room() -> None:
+    world = World(host("a", 8))
+    for each in near_crowd():
+        world.pod(each)
+    world.pod(pod("late", gpus=1, **near_terms(64)))
+    world.pod(pod("later", gpus=1, **near_terms(64, 65)))
+    assert world.executor.refused["late"] == (
+        "the pods of namespace default have more than 64 different anti-affinity terms on the same pods; "
+        "use the same terms, or select fewer pods"
+    )
+    world.pod(pod("alike", gpus=1, **near_terms(*range(8))))
+    world.pod(foreign("f", "fine", gpus=1, **near_terms(*range(70, 78))))
+    assert set(places(world)) == {"alike", "f"}
+    world.pod_gone("alike")
+    world.pod_gone("n7")
+    assert set(places(world)) == {"alike", "f", "late", "later"}
+
+
+def test_terms_of_a_bound_pod_without_room_in_its_namespace_count_when_there_is_room() -> None:
+    world = World(host("a"))
+    for each in near_crowd():
+        world.pod(each)
+    world.pod(pod("bound", node="a", schedulerName="other", **near_terms(64, 65)))
+    world.pod(app("p", gpus=3))
+    assert terms_against(world, "p") == 64
+    world.pod_gone("n7")
+    assert terms_against(world, "p") == 56 + 2
+
+
+@pytest.fixture
+def few_terms(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Allow a few terms only: each costs every decision a little."""
+    monkeypatch.setattr(anti_affinity, "MOST_TERMS", 8)
+    return 8
+
+
+def test_terms_by_which_all_pods_keep_each_other_away_are_limited(few_terms: int) -> None:
+    world = World(host("a"))
+    for number in range(12):
+        world.pod(app(f"p{number}", gpus=3, **near_terms(number)))
+    waiting = [number for number in range(12) if world.coordinator.engine.waiting(f"uid-p{number}")]
+    assert waiting == list(range(few_terms))
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        pytest.param({}, 0, id="those of its own namespace"),
+        pytest.param({"namespaces": ["default", "other"]}, 40, id="those of the namespaces that it names"),
+    ],
+)
+def test_new_term_is_compared_with_the_pods_that_it_can_match(
+    fields: dict[str, Any], others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, compared, matches = World(host("a")), list[str](), PodSelector.matches
+    for number in range(40):
+        world.pod(foreign(f"f{number}", "other", gpus=3))
+    world.pod(app("p", gpus=3))
+
+    def observe(selector: PodSelector, seen: Neighbour) -> bool:
+        compared.append(seen.namespace)
+        return matches(selector, seen)
+
+    monkeypatch.setattr(PodSelector, "matches", observe)
+    world.pod(pod("lonely", gpus=3, **rule("podAntiAffinity", key="rack", **fields)))
+    assert compared.count("other") == others
+    assert terms_against(world, "p") == 1
+
+
+def keeps_apart(labels: dict[str, str]) -> dict[str, Any]:
+    terms = [{"topologyKey": HOST, "labelSelector": {"matchLabels": labels}}]
+    return {"affinity": {"podAntiAffinity": {REQUIRED: terms}}}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param([{"app": str(each)} for each in range(100)], id="a hundred Deployments"),
+        pytest.param(
+            [{"app": "train", "run": str(each)} for each in range(100)],
+            id="a hundred runs of one application",
+        ),
+        pytest.param([{"app": "x"}] * 100, id="one StatefulSet"),
+    ],
+)
+def test_pods_that_only_keep_their_own_kind_apart_are_never_too_many(labels: list[dict[str, str]]) -> None:
+    world = World(host("a", 1))
+    for number, own in enumerate(labels):
+        world.pod(pod(f"p{number}", gpus=2, meta={"labels": own}, **keeps_apart(own)))
+    assert not [why for why in world.executor.refused.values() if "different anti-affinity terms" in why]
+    assert terms_against(world, "p99") == 1
+
+
+def test_terms_over_many_labels_are_limited_by_the_pod_that_they_match(few_terms: int) -> None:
+    labels = {f"l{each}": "x" for each in range(12)}
+    world = World(host("a", 1))
+    for number in range(12):
+        world.pod(pod(f"p{number}", gpus=2, meta={"labels": labels}, **keeps_apart({f"l{number}": "x"})))
+    told = [name for name, why in world.executor.refused.items() if "anti-affinity terms on the same" in why]
+    assert told == [f"p{number}" for number in range(few_terms, 12)]
+
+
+def test_terms_of_other_namespaces_take_no_room_from_the_own_one() -> None:
+    world = World(host("a"))
+    for number in range(10):
+        terms = far_terms(range(8 * number, 8 * number + 8))
+        for each in terms["affinity"]["podAntiAffinity"][REQUIRED]:
+            del each["namespaceSelector"]
+            each["namespaces"] = ["default"]
+        world.pod(foreign("e", f"evil-{number}", node="a", schedulerName="other", **terms))
+    world.pod(pod("p", gpus=1, **near_terms(*range(4), *range(100, 104))))
+    assert places(world) == {"p": "a"}
+
+
 def test_takeover_counts_the_terms_of_bound_pods_first() -> None:
     world = World(host("a"), opened=False)
     world.pod(app("p", gpus=3))
@@ -338,6 +466,58 @@ def test_labels_of_namespaces_decide_which_pods_are_meant() -> None:
     assert "other pods' anti-affinity" in world.executor.refused["p"]
     world.namespace(namespace("default", 3))
     assert places(world)["p"] == "a"
+
+
+def slow_world() -> World:
+    """A world without room, in which every few steps take as long as the event loop may be used."""
+    looks = count()
+    return World(host("a", 0), clock=lambda: next(looks) * SLICE_S / 20)
+
+
+def waiting(world: World) -> int:
+    return sum(world.coordinator.engine.waiting(f"uid-p{number}") is not None for number in range(40))
+
+
+def test_change_of_a_namespace_is_taken_in_by_a_few_pods_per_tick() -> None:
+    red = {"namespaceSelector": {"matchLabels": {"team": "red"}}}
+    world = slow_world()
+    for number in range(40):
+        world.pod(app(f"p{number}", gpus=1, **rule("podAntiAffinity", **red)))
+    world.namespace(namespace("default", 1, team="red"))
+    assert 0 < waiting(world) < 40
+    assert world.executor.tick_at is not None
+    for _ in range(40):
+        world.coordinator.tick()
+    assert [terms_against(world, f"p{number}") for number in range(40)] == [1] * 40
+
+
+def test_new_term_is_taken_in_by_a_few_pods_per_tick() -> None:
+    world = slow_world()
+    for number in range(40):
+        world.pod(app(f"p{number}", gpus=1))
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))
+    assert 0 < waiting(world) < 40
+    world.pod(app("p39", "y", gpus=1))
+    world.pod_gone("p38")
+    for _ in range(40):
+        world.coordinator.tick()
+    assert [terms_against(world, f"p{number}") for number in range(38)] == [1] * 38
+    assert terms_against(world, "p39") == 0
+    assert world.coordinator.engine.waiting("uid-p38") is None
+
+
+def test_pod_that_was_checked_meanwhile_is_withdrawn_for_the_next_term() -> None:
+    world = slow_world()
+    for number in range(40):
+        world.pod(app(f"p{number}", gpus=1))
+    world.pod(pod("lonely", gpus=1, **rule("podAntiAffinity")))
+    world.pod(app("p39", "y", gpus=1))
+    assert terms_against(world, "p39") == 0
+    world.pod(pod("other", gpus=1, **keeps_apart({"app": "y"})))
+    assert world.coordinator.engine.waiting("uid-p39") is None
+    for _ in range(40):
+        world.coordinator.tick()
+    assert terms_against(world, "p39") == 1
 
 
 def test_namespace_that_changes_during_a_takeover_counts() -> None:

@@ -284,6 +284,26 @@ async def test_restored_lease_has_the_terms_and_the_time_of_the_lost_one() -> No
     assert deviceleases.holders(restored) == (holder,)
 
 
+@pytest.mark.parametrize("holder", ["", "uid-other"], ids=["free", "held by another pod"])
+async def test_lease_deleted_before_we_started_is_made_again_unless_another_pod_has_it(holder: str) -> None:
+    world = World(node("a", 1), opened=False)
+    given = {"phase": "Bound", "podUID": "uid-p", "nodeName": "a", "gpuIds": [0]}
+    world.claim(claim("c", reserved_for="uid-p", status=given, count=1))
+    world.pod(pod("p", node="a", claim="c"))
+    world.pod(pod("other", node="a", gpus=1))
+    swept = Swept(world)
+    if holder:
+        made = msgspec.to_builtins(lease("a", 0, holder))
+        swept.server.leases["gpu-a-0"] = made
+        world.lease(lease("a", 0, holder))
+    world.coordinator.open()
+    await swept.sweep.once()
+    (restored,) = (msgspec.convert(each, Lease) for each in swept.server.leases.values())
+    assert [each.uid for each in deviceleases.holders(restored)] == [holder or "uid-p"]
+    conflicts = swept.metrics.registry.get_sample_value("gpu_scheduler_conflicts_total")
+    assert conflicts == (1 if holder else 0)
+
+
 async def test_object_that_breaks_our_code_does_not_end_the_sweep() -> None:
     world = World(node("a", 2))
     for device in range(2):

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from gpu_orchestrator.api.kubernetes import Node
 from gpu_orchestrator.apps.scheduler.informers import Watches
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
@@ -31,15 +33,15 @@ class EveryStep(Breath):
         super().__init__(clock, slice_s=0.0)
 
 
-def new_leader() -> tuple[Scheduler, Watches]:
+def new_leader(metrics: Metrics | None = None, **settings: Any) -> tuple[Scheduler, Watches]:
     client, clock = Client(Scripted()), asyncio.get_running_loop().time
     watches = Watches(client, "system")
     made = Scheduler(
         client,
-        Settings(namespace="system"),
+        Settings(namespace="system", **settings),
         watches,
         Recorder(client, "gpu-scheduler", capacity=10, writers=1),
-        Metrics(),
+        metrics or Metrics(),
         pacer=Pacer(clock),
         registry=Registry(),
         rng=random.Random(1),
@@ -68,6 +70,23 @@ def collector() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.set_threshold(*threshold)
+
+
+async def test_metrics_show_failed_handlers_and_pods_that_are_held_back() -> None:
+    def fail(old: Node | None, new: Node | None) -> None:
+        raise ValueError(new)
+
+    metrics = Metrics()
+    scheduler, watches = new_leader(metrics, max_waiting_shapes=2)
+    for number in range(5):
+        watches.pods.store.put(pod(f"p{number}", gpus=number + 1))
+    watches.nodes.store.put(node("a", 0))
+    watches.nodes.on_change(fail)
+    scheduler.stop()
+    await scheduler.work()
+    sample = metrics.registry.get_sample_value
+    assert sample("gpu_scheduler_errors_total", {"part": "watch"}) == 1
+    assert sample("gpu_scheduler_pending_pods", {"state": "held back"}) == 3
 
 
 async def test_other_tasks_run_while_the_initial_state_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,14 @@ Read the modules in this order:
   scheduler                  builds the parts for one term of leadership and connects them to the watches
   informers                  the watches and their stores, and lookups across several stores
   cycle/coordinator          turns watch events into events of the engine, and its actions into jobs
+  cycle/unbound_pods         our pods that are not bound: queues each, refuses it, or clears its leases first
+  cycle/bound_pods           bound and ended pods: counts what they hold, and lets go of it
+  cycle/shared               what the coordinator shares with these two
   cycle/pod_request          a pod and its claim → the engine's request, or why the pod cannot be scheduled
   cycle/claim_users          which pod each claim is assigned to, from the decision until its devices are free
   cycle/surroundings         what other pods mean for a pod of ours
   cycle/anti_affinity        which terms of other pods keep a pod away
+  cycle/rechecks             pods to check again because of what others have changed, for a moment per tick
   cycle/volume_users         which pod uses a volume that only one pod may use
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
@@ -42,8 +46,11 @@ These calls go back up, against that order:
   executor → coordinator     `done`, `cleared`, `tick`: a job's outcome, the end of a clearing, and the timer
                              that the engine asked for. They come from the event loop, never from inside a
                              call of the coordinator, so that its handlers run to their end first.
-  pending → executor         `wake`, through the coordinator: requests wait for the next tick to enter
-  pending, holdings, nominations, lease_index, node_view → coordinator
+  pending, rechecks → executor
+                             `wake`, through the coordinator: requests wait for the next tick to enter, and
+                             pods to be checked again
+  rechecks → coordinator     `check`: check this pod again
+  bound_pods, unbound_pods, pending, holdings, nominations, lease_index, node_view → coordinator
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.
   lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice

@@ -135,7 +135,7 @@ class Watches:
         self.volume_claims = Watch(client, VOLUME_CLAIMS)
         self.namespaces = Watch(client, NAMESPACES)
         self.csi_nodes = Watch(client, CSI_NODES)
-        indices = {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of}
+        indices = {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of, "waiting": waiting_in}
         self.pods = Watch(client, PODS, fields=NOT_ENDED, indices=indices)
         self.stores = Stores(
             pods=self.pods.store,
@@ -168,3 +168,8 @@ SELECTS_NAMESPACES = "selects namespaces"
 def rules_of(pod: Pod) -> list[str]:
     """Return what the meaning of a pod's rules depends on besides the pod: an index of the pod store."""
     return [SELECTS_NAMESPACES] if neighbours.selects_namespaces(pod) else []
+
+
+def waiting_in(pod: Pod) -> list[str]:
+    """Return the namespace of a pod that is not bound: an index of the pod store."""
+    return [] if pod.spec.node_name else [pod.metadata.namespace]

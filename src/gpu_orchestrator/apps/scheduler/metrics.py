@@ -1,7 +1,7 @@
 """The scheduler's metrics, in a registry of their own. Labelled children are cached: looking one up for every
 pod would cost more than counting it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -62,14 +62,15 @@ class Metrics:
         """Count an object that this part could not handle; the log has the traceback."""
         self.errors.labels(part).inc()
 
-    def watch(self, engine: Engine) -> None:
-        """Count pods and devices when the metrics are read, not at every change."""
-        self.registry.register(_Counts(engine))
+    def watch(self, engine: Engine, held_back: Callable[[], int]) -> None:
+        """Count pods and devices when the metrics are read, not at every change. `held_back` returns how many
+        pods wait outside the engine."""
+        self.registry.register(_Counts(engine, held_back))
 
 
 class _Counts(Collector):
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, held_back: Callable[[], int]) -> None:
+        self._engine, self._held_back = engine, held_back
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         pending = GaugeMetricFamily(
@@ -78,6 +79,7 @@ class _Counts(Collector):
         for state, number in self._engine.counts().items():
             if state != "held":
                 pending.add_metric([state], number)
+        pending.add_metric(["held back"], self._held_back())
         yield pending
         cluster = self._engine.cluster
         total = healthy = free = fragmented = 0

@@ -26,7 +26,8 @@ from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
-from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator, CoordinatorConfig
+from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
+from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
 from gpu_orchestrator.apps.scheduler.executor import KubeExecutor, waited_s
 from gpu_orchestrator.apps.scheduler.informers import Watches
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
@@ -136,7 +137,9 @@ class Scheduler:
             clock=clock,
             wait_s=settings.release_seconds,
         )
-        metrics.watch(engine)
+        metrics.watch(engine, self.coordinator.pending.held_back)
+        for each in watches.all:
+            each.on_failure(lambda: metrics.error("watch"))
 
     @property
     def watches(self) -> tuple[Watch[Any], ...]:

@@ -23,10 +23,11 @@ log = structlog.get_logger()
 
 
 class Handlers(Generic[T]):
-    """`resource` is what the objects are called in logs."""
+    """`resource` is what the objects are called in logs; `failed` is called after a handler has raised."""
 
     def __init__(self, store: Store[T], resource: str) -> None:
         self._store, self._resource = store, resource
+        self.failed: Callable[[], None] = _ignore
         self._handlers: list[Handler[T]] = []
         self._listed: deque[Change[T]] = deque()
         self._listed_for: list[Handler[T]] = []
@@ -77,6 +78,11 @@ class Handlers(Generic[T]):
             handler(old, new)
         except Exception:
             log.exception("watch handler failed", resource=self._resource)
+            self.failed()
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 class _Replay(Generic[T]):

@@ -18,7 +18,7 @@ not ended `grace_s` later. The server sends bookmarks before the end, so the ver
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -97,6 +97,10 @@ class Watch(Generic[T]):
     async def on_change_in_slices(self, handler: Handler[T], breath: Breath) -> None:
         """Like `on_change`, and let other tasks run while the handler receives the objects in the store."""
         await self._handlers.add_in_slices(handler, breath)
+
+    def on_failure(self, failed: Callable[[], None]) -> None:
+        """Call `failed` whenever a handler has raised."""
+        self._handlers.failed = failed
 
     async def synced(self) -> None:
         """Wait until the first list is complete."""

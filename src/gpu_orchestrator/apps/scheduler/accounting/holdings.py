@@ -1,9 +1,11 @@
 """What bound pods hold, including pods that other schedulers bound.
 
 A pod's resources come from its spec. Its devices come from our own binding, as long as this process lives, or
-else from its leases, which `lease_index` counts. Its annotations count only without leases, and only as they
-were when the pod was first seen bound: the pod's owner can change them. What a pod holds never becomes less
-while it lives. Devices of an ended pod that no lease counts stay counted here until `freed` is called.
+else from its leases, which `lease_index` counts. If its leases were deleted while no scheduler ran, they come
+from the status of its claim, and the sweep makes the leases again. Its annotations count only without leases,
+and only as they were when the pod was first seen bound: the pod's owner can change them. What a pod holds
+never becomes less while it lives. Devices of an ended pod that no lease counts stay counted here until
+`freed` is called.
 """
 
 from collections.abc import Callable, Iterable
@@ -96,10 +98,22 @@ class Holdings:
         if known is None and (named := claims.given(pod)):
             self._named[uid] = named
             devices = claims.bound(pod, self._stores.claim_spec(pod)) if by_annotation else None
+        if known is None and not by_annotation:
+            devices = self._without_lease(pod)
         placement = self._with_surroundings(_with_devices(replace(taken, unnamed=0), devices), pod)
         self._placements[uid] = placement
         self._feed(PlacementObserved(placement))
         self.nodes.recount(uid, placement.node)
+
+    def _without_lease(self, pod: Pod) -> Placement | None:
+        """Return what the pod was bound to if it has no lease of some of it. Leases on other devices than its
+        claim names are a reason to believe the leases alone."""
+        name = claims.claim_name(pod)
+        claim = self._stores.claims.get(f"{pod.metadata.namespace}/{name}") if name else None
+        if claim is None or not (devices := claims.recorded(pod, claim)):
+            return None
+        leased = self._leased(pod.metadata.uid, pod.spec.node_name)
+        return claims.bound(pod, claim.spec, devices=devices) if leased < set(devices) else None
 
     def _with_surroundings(self, placement: Placement, pod: Pod) -> Placement:
         """Add what other pods' rules see of the pod, and the volumes that it has attached."""

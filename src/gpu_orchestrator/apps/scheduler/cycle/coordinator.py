@@ -8,12 +8,9 @@ Each of our pods is in one of these states:
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-import structlog
-
-from gpu_orchestrator.api import claims, deviceenv, names, translate
+from gpu_orchestrator.api import claims, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim, VolumeClaimSpec
 from gpu_orchestrator.api.volumes import Volume
@@ -21,43 +18,23 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
 from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
 from gpu_orchestrator.apps.scheduler.accounting.nominations import Nominations
-from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Failed, Outcome, PodEnded
-from gpu_orchestrator.apps.scheduler.cycle import pod_request
+from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Outcome
+from gpu_orchestrator.apps.scheduler.cycle import bound_pods
+from gpu_orchestrator.apps.scheduler.cycle.bound_pods import BoundPods
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
 from gpu_orchestrator.apps.scheduler.cycle.initial_holdings import InitialHoldings
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
-from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable
+from gpu_orchestrator.apps.scheduler.cycle.rechecks import Rechecks
+from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig, Shared
 from gpu_orchestrator.apps.scheduler.cycle.surroundings import Surroundings
+from gpu_orchestrator.apps.scheduler.cycle.unbound_pods import UnboundPods
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import Event, RequestAdded
+from gpu_orchestrator.engine.events import Event
 
 PodState = Literal["bound", "binding", "pending", "unknown"]
-
-TOLD_AFTER = 3
-"""Failures in a row after which a pod is told why it is not bound. A refusal that will repeat is told at
-once."""
-
-log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorConfig:
-    """`clears_leftovers`: clear unknown leases of an unbound pod at once. Only a single scheduler may do so;
-    beside others, such a lease may be another scheduler's bind in progress. Leases found at the start are
-    cleared by every scheduler: most of them are its own, from before a crash. `uses_leases`: False if devices
-    have no leases; then a pod's annotation is the only word on its devices. `max_waiting_shapes`: how many
-    different shapes of one namespace are considered at once. `requires_env`: refuse pods whose containers do
-    not take their devices from our annotations."""
-
-    scheduler_name: str = names.SCHEDULER
-    clears_leftovers: bool = True
-    uses_leases: bool = True
-    max_waiting_shapes: int = 1000
-    requires_env: bool = False
 
 
 class Coordinator:
@@ -97,12 +74,29 @@ class Coordinator:
         self.nodes = self.holdings.nodes
         self.nominations = Nominations(self._feed, self.nodes, config.scheduler_name)
         self._surroundings = Surroundings(stores, self.our_pods, self._check_unbound_pods, self._is_placed)
-        self._executor, self._config, self._clock, self._waited_s = executor, config, clock, waited_s
-        self._clearing: set[str] = set()
+        self._rechecks = Rechecks(
+            stores.pods, self._check_again, clock=clock, wake=lambda: executor.wake_at(clock())
+        )
+        self._executor, self._config, self._clock = executor, config, clock
         self._claim_users = ClaimUsers()
-        self._failures: dict[str, int] = {}
+        self._shared = Shared(
+            config,
+            stores,
+            executor,
+            self.our_pods,
+            self.binding,
+            self.pending,
+            self.holdings,
+            self.lease_index,
+            self._surroundings,
+            self._claim_users,
+        )
+        self._bound = BoundPods(self._shared, self._feed, self._check_unbound_pods)
+        self._unbound = UnboundPods(
+            self._shared, self._feed, engine, self._rechecks, since=lambda pod: clock() - waited_s(pod)
+        )
         self._initial: InitialHoldings | None = InitialHoldings()
-        self._opened = self._closed = False
+        self._closed = False
 
     def count_holdings(self) -> Iterator[None]:
         """Count what is held in the initial state, step by step. Afterwards every change counts at once."""
@@ -113,9 +107,9 @@ class Coordinator:
     def check_rules(self) -> Iterator[None]:
         """Check the pods that wait against the rules of all pods, step by step. Afterwards every rule counts
         at once."""
-        if not self._opened:
-            self._opened = True
-            yield from self._surroundings.opening(self._check_unbound)
+        if not self._shared.is_opened:
+            self._shared.is_opened = True
+            yield from self._surroundings.opening(self._unbound.check)
             for pod in self._surroundings.selecting_namespaces():
                 if (current := self.stores.pods.get(key(pod))) is not None:
                     self._take_in(current, was_shown=True, was_bound=True)
@@ -157,28 +151,33 @@ class Coordinator:
 
     def _check_selecting_pods(self) -> None:
         pods = self._surroundings.selecting_namespaces()
-        self._withdraw(pods)
-        for pod in sorted(pods, key=lambda each: not each.spec.node_name):
-            self._take_in(pod, was_shown=True, was_bound=True)
+        self._unbound.withdraw(pods)
+        self._rechecks.add(sorted(pods, key=lambda each: not each.spec.node_name))
+
+    def _check_again(self, pod: Pod) -> None:
+        self._take_in(pod, was_shown=True, was_bound=True)
 
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         if new is None or new.status.phase in translate.TERMINAL:
             if pod := new or old:
-                self._pod_ended(pod)
+                self._bound.ended(pod)
             return
         if new.spec.scheduler_name == self._config.scheduler_name:
             self.our_pods[new.metadata.uid] = new
-        if old is None or not _is_same_holding(old, new):
+        if old is None or not bound_pods.is_same(old, new):
             self._take_in(new, was_shown=old is not None, was_bound=bool(old and old.spec.node_name))
 
     def _take_in(self, pod: Pod, *, was_shown: bool, was_bound: bool) -> None:
         if pod.spec.node_name:
             kept_away = self._surroundings.observe(pod)
-            self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
-            self._pod_bound(pod, was_shown=was_shown, was_bound=was_bound)
-            self._check_unbound_pods(kept_away)
+            self._unbound.withdraw(kept_away)  # they ask again below, when the pod counts where it is
+            self._bound.observe(pod, was_shown=was_shown, was_bound=was_bound)
+            self._rechecks.add(kept_away)
         elif pod.metadata.uid in self.our_pods:
-            self._check_unbound(pod)
+            self._unbound.check(pod)
+
+    def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
+        self._unbound.check_all(pods)
 
     # --- results that the executor and the releaser report -------------------------------------------------
 
@@ -188,61 +187,29 @@ class Coordinator:
         uid = job.pod.metadata.uid
         self.binding.pop(uid, None)
         if isinstance(outcome, Bound):
-            self._placed(job)
+            self._bound.placed(job)
             return
         for lease in outcome.found:
             self.lease_index.add_found(lease)
-        self.lease_index.recount(uid)
-        pod = self.our_pods.get(uid)
-        if pod is not None and pod.spec.node_name and uid not in self.holdings:
-            self._count_bound(pod, by_annotation=not self._config.uses_leases)
-        if uid not in self.holdings:  # if another scheduler has bound it meanwhile, it keeps its claim
-            self._free_claim(uid)
+        self._bound.not_placed(uid)
         self._feed(events.PlaceFailed(uid))
-        if pod is not None and not pod.spec.node_name:
-            self._check_unbound(pod)
-            self._tell_failure(outcome)
+        self._unbound.not_placed(outcome)
         self._surroundings.volumes_changed(job.pod)
-
-    def _tell_failure(self, failed: Failed) -> None:
-        """Report a failure that will repeat, if the pod is tried again. Most others are races, of which a
-        single one says nothing."""
-        uid = failed.job.pod.metadata.uid
-        self._failures[uid] = self._failures.get(uid, 0) + 1
-        is_tried_again = uid in self._clearing or self.engine.waiting(uid) is not None
-        if is_tried_again and (failed.is_permanent or self._failures[uid] >= TOLD_AFTER):
-            self.pending.refuse(uid, f"could not be bound to {failed.job.placement.node}: {failed.why}")
-
-    def _placed(self, job: BindJob) -> None:
-        uid, placement = job.pod.metadata.uid, job.placement
-        self._failures.pop(uid, None)
-        if uid in self.our_pods:
-            self.pending.clear_reason(uid)
-            self.holdings.record(uid, placement)
-        else:  # it ended before the bind was answered
-            self.holdings.keep_ended(uid, placement, self.lease_index.devices(uid, placement.node))
-            self._executor.release(PodEnded(job.pod, placement))
-        self.lease_index.recount(uid)
-        self._feed(events.Placed(uid))
-        pod = self.our_pods.get(uid)
-        if pod is not None and pod.spec.node_name and not self._is_bound_as(placement, pod):
-            self._count_bound(pod, by_annotation=not self._config.uses_leases)  # it changed meanwhile
 
     def freed(self, uid: str) -> None:
         """Count the devices and the claim of an ended pod as free."""
         self.holdings.freed(uid)
         self.lease_index.forget_lost(uid)
-        self._free_claim(uid)
+        self._bound.free_claim(uid)
 
     def cleared(self, uid: str) -> None:
         """Queue the pod again: its leftover leases are gone, or are not ours to clear."""
-        self._clearing.discard(uid)
-        if (pod := self.our_pods.get(uid)) is not None and not pod.spec.node_name:
-            self._check_unbound(pod, cleared=True)
+        self._unbound.cleared(uid)
 
     def tick(self) -> None:
         self._feed(events.Tick())
         self.pending.enter_some()
+        self._rechecks.check_some()
 
     # --- queries -------------------------------------------------------------------------------------------
 
@@ -254,119 +221,8 @@ class Coordinator:
             return "bound"  # also if another scheduler bound it
         return "pending" if uid in self.our_pods else "unknown"
 
-    # --- unbound pods --------------------------------------------------------------------------------------
-
     def _is_placed(self, uid: str) -> bool:
         return uid in self.binding or uid in self.holdings
-
-    def _withdraw(self, pods: Iterable[Pod]) -> None:
-        """Withdraw the requests of these pods together, so that none of them is decided meanwhile."""
-        waiting = [pod.metadata.uid for pod in pods if not pod.spec.node_name]
-        waiting = [uid for uid in waiting if not self._is_placed(uid)]
-        if waiting:
-            self._feed(*map(events.RequestRemoved, waiting))
-            for uid in waiting:
-                self.pending.withdraw(uid)
-
-    def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
-        for pod in pods:
-            if pod.metadata.uid in self.our_pods and not pod.spec.node_name:
-                self._check_unbound(pod)
-
-    def _check_unbound(self, pod: Pod, *, cleared: bool = False) -> None:
-        """Queue the pod, withdraw it, or clear its leftover leases first."""
-        uid = pod.metadata.uid
-        # The watch may show a pod that we have bound as unbound for a moment longer.
-        if uid in self._clearing or self._is_placed(uid):
-            return
-        if pod.metadata.deletion_timestamp or pod_request.is_gated(pod):
-            self.pending.withdraw(uid)
-            self._surroundings.withdraw(pod)
-        elif self._clears_leftovers and not cleared and uid in self.lease_index:
-            self._clearing.add(uid)
-            self.pending.withdraw(uid)
-            self._executor.clear_leases(pod)
-        else:
-            self._queue(pod)
-
-    @property
-    def _clears_leftovers(self) -> bool:
-        return self._config.clears_leftovers or not self._opened
-
-    def _queue(self, pod: Pod) -> None:
-        match self._request_of(pod):
-            case Request() as request:
-                kept_away = self._surroundings.observe(pod) if self._surroundings.counts_waiting else []
-                self._withdraw(kept_away)  # they ask again below, when the pod counts where it is
-                self.pending.add(RequestAdded(request, self._clock() - self._waited_s(pod)))
-                self._check_unbound_pods(kept_away)
-            case Unschedulable(why):
-                self.pending.withdraw(pod.metadata.uid)
-                self.pending.refuse(pod.metadata.uid, why)
-                self._surroundings.withdraw(pod)
-
-    def _request_of(self, pod: Pod) -> Request | Unschedulable:
-        if self._config.requires_env and (why := deviceenv.unconfined(pod.spec)):
-            return Unschedulable(why)
-        user = self._claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
-        try:
-            others = self._surroundings.others(pod, user)
-            return pod_request.request_of(pod, self.stores.claim_of(pod), self.stores, others)
-        except Exception as error:  # the edge of one pod: its owner learns of it, the others go on
-            log.exception("pod could not be judged", pod=key(pod))
-            return Unschedulable(f"could not be judged: {claims.shortened(repr(error))}")
-
-    # --- bound and ended pods ------------------------------------------------------------------------------
-
-    def _pod_bound(self, pod: Pod, *, was_shown: bool, was_bound: bool) -> None:
-        uid, known = pod.metadata.uid, self.holdings.get(pod.metadata.uid)
-        self.pending.clear_reason(uid)
-        self._failures.pop(uid, None)
-        if known is not None and not was_bound and self._is_bound_as(known, pod):
-            return  # we have just bound it so
-        job = self.binding.get(uid)
-        if known is None and job is not None and job.placement.node == pod.spec.node_name:
-            return  # most likely by this job, which counts its devices until `done` has its outcome
-        # Without leases: a pod that comes with a node was not bound by us, unless that was before we started.
-        by_annotation = not self._config.uses_leases and (was_shown or not self._opened)
-        self._count_bound(pod, by_annotation=by_annotation)
-
-    def _count_bound(self, pod: Pod, *, by_annotation: bool) -> None:
-        if pod.metadata.uid not in self.holdings:
-            # Before the engine gets the event: it may place another pod at once.
-            self._claim_users.assign(pod)
-        self.holdings.add(pod, by_annotation=by_annotation)
-        self.lease_index.recount(pod.metadata.uid)
-        self._surroundings.volumes_changed(pod)
-
-    def _is_bound_as(self, known: Placement, pod: Pod) -> bool:
-        return known.node == pod.spec.node_name and known.neighbour == self._surroundings.neighbour(pod)
-
-    def _pod_ended(self, pod: Pod) -> None:
-        uid = pod.metadata.uid
-        self.our_pods.pop(uid, None)
-        self._failures.pop(uid, None)
-        placement = self.holdings.remove(uid)
-        if placement is None:
-            self.pending.withdraw(uid)
-        self._surroundings.ended(pod)
-        self.lease_index.recount(uid)  # before the pod's own count goes: its lease counts from here on
-        if placement is not None:
-            self.holdings.keep_ended(uid, placement, self.lease_index.devices(uid, placement.node))
-            self.pending.withdraw(uid)
-            self.nodes.remove_plugin_pod(uid, placement.node)
-            self.nodes.recount(uid, placement.node)
-        if uid in self.binding:
-            return  # `done` decides when its job has an outcome
-        if uid in self.lease_index or (placement is not None and placement.devices):
-            self._executor.release(PodEnded(pod, placement))
-        else:
-            self._free_claim(uid)
-
-    def _free_claim(self, uid: str) -> None:
-        """End the assignment of the pod's claim and check the pods that wait for it."""
-        if claim := self._claim_users.release(uid):
-            self._check_unbound_pods(self.stores.pods.by("claim", claim))
 
     # --- the engine ----------------------------------------------------------------------------------------
 
@@ -390,7 +246,8 @@ class Coordinator:
         for action in actions:
             if isinstance(action, events.Place):
                 self._place(action)
-        self._executor.wake_at(now if self.pending.has_entering else self.engine.deadline(now))
+        is_busy = self.pending.has_entering or self._rechecks
+        self._executor.wake_at(now if is_busy else self.engine.deadline(now))
         for action in actions:
             if isinstance(action, events.Refuse):
                 self.pending.refuse(action.request.key, action.refusal.message)
@@ -408,17 +265,6 @@ class Coordinator:
             self._executor.abandon(job, conflict)
         else:
             self._executor.bind(job)
-
-
-def _is_same_holding(old: Pod, new: Pod) -> bool:
-    """Return True if a bound pod holds the same as before, and other pods' rules see the same of it. What its
-    annotations say changes no holding."""
-    return (
-        bool(new.spec.node_name)
-        and old.spec == new.spec
-        and old.metadata.labels == new.metadata.labels
-        and old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
-    )
 
 
 def _usability(claim: GpuClaim) -> tuple[str, str, bool]:

@@ -48,6 +48,10 @@ class PendingPods:
         """Return the reason last reported for the pod; empty if none was."""
         return self._reasons.get(uid, "")
 
+    def held_back(self) -> int:
+        """Return how many pods wait outside the engine because their namespace has too many shapes there."""
+        return self._limit.held_count
+
     @property
     def has_entering(self) -> bool:
         """True if requests wait for the next tick to enter the engine."""

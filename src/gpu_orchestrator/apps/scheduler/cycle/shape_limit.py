@@ -51,6 +51,11 @@ class ShapeLimit:
         self._known: dict[str, RequestAdded] = {}
         self._numbers = count()
 
+    @property
+    def held_count(self) -> int:
+        """Return how many requests are held back, of all namespaces."""
+        return sum(each.held_count for each in self._namespaces.values())
+
     def request_of(self, key: str) -> Request | None:
         """Return the request with this key, be it in the engine or held back."""
         added = self._known.get(key)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpu_orchestrator.api import neighbours, volumes
 from gpu_orchestrator.api.kubernetes import Pod
-from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import MOST_REACHING, AntiAffinity
+from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import MOST_REACHING, MOST_TERMS, AntiAffinity
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import NO_OTHERS, Others
 from gpu_orchestrator.apps.scheduler.cycle.volume_users import VolumeUsers
 from gpu_orchestrator.apps.scheduler.informers import SELECTS_NAMESPACES, Stores
@@ -28,7 +28,7 @@ class Surroundings:
     ) -> None:
         self._stores, self._our_pods, self._recheck, self._is_placed = stores, our_pods, recheck, is_placed
         self._anti_affinity, self._volume_users = AntiAffinity(), VolumeUsers(stores, is_placed)
-        self._lacking_room: dict[str, dict[str, tuple[Pod, tuple[PodTerm, ...]]]] = {}
+        self._lacking_room: dict[str, dict[str, Pod]] = {}
         self.counts_waiting = self.is_open = False
 
     def opening(self, check: Callable[[Pod], None]) -> Iterator[None]:
@@ -65,14 +65,26 @@ class Surroundings:
         return self._anti_affinity.against(seen, seen.avoids)
 
     def _without_room(self, pod: Pod) -> str:
-        """Return why the pod's anti-affinity is too much beside that of its namespace; empty if it is not."""
+        """Return why the pod's anti-affinity is too much beside that of its namespace; empty if it is not. If
+        so, keep the pod for when there is room."""
+        self._forget_without_room(pod)
         namespace = pod.metadata.namespace
-        if self._has_room(pod, self.neighbour(pod).avoids):
-            return ""
-        return (
-            f"the pods of namespace {namespace} have more than {MOST_REACHING} different anti-affinity terms "
-            "that reach other namespaces; leave out namespaces and namespaceSelector, or use the same terms"
-        )
+        match self._anti_affinity.lack(self.neighbour(pod)):
+            case "":
+                return ""
+            case "reaching":
+                why = (
+                    f"the pods of namespace {namespace} have more than {MOST_REACHING} different "
+                    "anti-affinity terms that reach other namespaces; leave out namespaces and "
+                    "namespaceSelector, or use the same terms"
+                )
+            case "near":
+                why = (
+                    f"the pods of namespace {namespace} have more than {MOST_TERMS} different "
+                    "anti-affinity terms on the same pods; use the same terms, or select fewer pods"
+                )
+        self._lacking_room.setdefault(namespace, {})[pod.metadata.uid] = pod
+        return why
 
     def volume_conflict(self, pod: Pod) -> str:
         """Return why the pod must wait for another that uses its volume; empty if there is none."""
@@ -84,19 +96,32 @@ class Surroundings:
         if not _keeps_others_away(pod) and not self._anti_affinity:
             return []
         namespace, terms = pod.metadata.namespace, self.neighbour(pod).avoids
-        room = self._anti_affinity.room(namespace)
-        self._has_room(pod, terms)
+        departures = self._anti_affinity.departures
         new = self._anti_affinity.declare(pod.metadata.uid, namespace, terms)
+        self._keep_lacking(pod)
         kept_away = self._waiting_pods(new) if new and self.is_open else []
-        self._use_room(namespace, room)
+        self._use_room(namespace, departures)
         return [each for each in kept_away if each.metadata.uid != pod.metadata.uid]
 
     def _waiting_pods(self, terms: list[PodTerm]) -> list[Pod]:
-        """Return the pods that wait and that any of these terms matches."""
-        waiting = (each for each in self._our_pods.values() if not each.spec.node_name)
-        seen = ((each, Neighbour(each.metadata.namespace, each.metadata.labels)) for each in waiting)
+        """Return the pods that wait and whose requests lack one of these terms: it matches, and counts."""
+        seen = (
+            (each, Neighbour(each.metadata.namespace, each.metadata.labels)) for each in self._near(terms)
+        )
         found = [each for each, labels in seen if any(term.pods.matches(labels) for term in terms)]
-        return [each for each in found if not self._is_placed(each.metadata.uid)]
+        found = [each for each in found if not self._is_placed(each.metadata.uid)]
+        if len(self._anti_affinity) <= MOST_TERMS:
+            return found
+        return [each for each in found if not set(terms).isdisjoint(self.shunned_by(each))]
+
+    def _near(self, terms: list[PodTerm]) -> Iterable[Pod]:
+        """Return our pods that wait in the namespaces of these terms."""
+        chosen = [term.pods.namespaces for term in terms]
+        if None in chosen:
+            return (each for each in self._our_pods.values() if not each.spec.node_name)
+        names = dict.fromkeys(name for some in chosen for name in sorted(some or ()))
+        pods = (each for name in names for each in self._stores.pods.by("waiting", name))
+        return (each for each in pods if each.metadata.uid in self._our_pods)
 
     def ended(self, pod: Pod) -> None:
         self._forget_without_room(pod)
@@ -107,28 +132,26 @@ class Surroundings:
         """Forget the anti-affinity of a pod that has ended, or that is not to be scheduled as it is."""
         if _keeps_others_away(pod) or self._anti_affinity:
             namespace = pod.metadata.namespace
-            room = self._anti_affinity.room(namespace)
+            departures = self._anti_affinity.departures
             self._anti_affinity.withdraw(pod.metadata.uid, namespace)
-            self._use_room(namespace, room)
+            self._use_room(namespace, departures)
 
-    def _use_room(self, namespace: str, before: int) -> None:
-        """Take in the anti-affinity for which there was no room, if there is more room than before."""
-        if self._anti_affinity.room(namespace) <= before:
+    def _use_room(self, namespace: str, departures: int) -> None:
+        """Take in the anti-affinity for which there was no room, if terms have left since then."""
+        if self._anti_affinity.departures == departures:
             return
-        for uid, (pod, terms) in list(self._lacking_room.get(namespace, {}).items()):
-            if pod.spec.node_name and self._anti_affinity.room(namespace):
+        for uid, pod in list(self._lacking_room.get(namespace, {}).items()):
+            seen = self.neighbour(pod)
+            if pod.spec.node_name and self._anti_affinity.can_take(seen):
                 self._recheck(self.observe(pod))
-            elif self._anti_affinity.has_room(namespace, terms):
+            elif not pod.spec.node_name and not self._anti_affinity.lack(seen):
                 self._recheck([self._our_pods.get(uid, pod)])
 
-    def _has_room(self, pod: Pod, terms: tuple[PodTerm, ...]) -> bool:
-        """Return True if all these terms of the pod can be in use. If not, keep it for when there is room."""
+    def _keep_lacking(self, pod: Pod) -> None:
+        """Keep a bound pod for when there is room, if not all of its terms are in use."""
         self._forget_without_room(pod)
-        namespace = pod.metadata.namespace
-        if self._anti_affinity.has_room(namespace, terms):
-            return True
-        self._lacking_room.setdefault(namespace, {})[pod.metadata.uid] = pod, terms
-        return False
+        if pod.spec.node_name and self._anti_affinity.lacks_any(self.neighbour(pod)):
+            self._lacking_room.setdefault(pod.metadata.namespace, {})[pod.metadata.uid] = pod
 
     def _forget_without_room(self, pod: Pod) -> None:
         if (lacking := self._lacking_room.get(pod.metadata.namespace)) is not None:
