@@ -206,7 +206,7 @@ def from_event(operation: Operation, raw: Any) -> ApiError:
 def _status(code: int, body: bytes) -> Status:
     try:
         status = msgspec.json.decode(body, type=Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = Status(message=body[:300].decode(errors="replace"))
     return msgspec.structs.replace(status, code=status.code or code)
 
