@@ -17,13 +17,13 @@ from typing import Any
 import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import NotFound
-from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.errors import NotFound, TooLarge
+from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import CALM, Pacer
 from gpu_orchestrator.api import names, timestamps
-from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
@@ -69,12 +69,13 @@ class Controller:
 
     def __init__(self, uses: Dependencies, *, namespace: str = "", defaults: Defaults = NO_DEFAULTS) -> None:
         self._metrics, self._pacer, self._now, self._rng = uses.metrics, uses.pacer, uses.now, uses.rng
+        self._recorder, client = uses.recorder, uses.client.with_limits()  # the queue waits and retries
         self.queue: WorkQueue[str] = WorkQueue()
         self._watches = watch(uses.client, namespace)
         self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
-        self._reader = reader = SnapshotReader(uses.client, self._watches, uses.registry, defaults)
+        self._reader = reader = SnapshotReader(client, self._watches, uses.registry, defaults)
         self._applier = apply.Applier(
-            uses.client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
+            client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
         )
         self._working = self._stopping = False
         self._passes = 0
@@ -174,6 +175,11 @@ class Controller:
             self.queue.retry(name)  # not at once: the watch may not have received the newer object yet
             log.debug("looking again", workload=name, why=str(error))
             return "again"
+        except TooLarge as error:
+            self._recorder.warning(
+                about(GPU_WORKLOADS, snapshot.workload), names.FAILED_SCHEDULING, str(error)
+            )
+            raise
 
     async def _attempt(self, name: str, snapshot: WorkloadSnapshot, now: datetime) -> str:
         try:

@@ -126,7 +126,12 @@ class Scheduler:
         )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
-            claim_writer, self.coordinator, self._releaser, metrics=metrics, pacer=pacer, now=_now
+            ClaimWriter(client.with_limits()),  # its queues wait and retry
+            self.coordinator,
+            self._releaser,
+            metrics=metrics,
+            pacer=pacer,
+            now=_now,
         )
         self._sweep = Sweeper(
             client,
