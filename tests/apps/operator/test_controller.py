@@ -192,3 +192,26 @@ async def test_worker_does_not_wait_for_a_server_that_fails(looptime: float) -> 
     with pytest.raises(errors.Unavailable):
         await controller._pass(NAME)
     assert looptime < 1
+
+
+async def test_place_goes_to_others_before_a_workload_whose_pod_was_refused() -> None:
+    """Otherwise workloads that are old and get no pod would take turns for ever."""
+    controller = Server(accept).controller
+    refused = {
+        "phase": "Pending",
+        "nextRetryTime": "2026-01-01T11:59:59Z",
+        "conditions": [{"type": "Scheduled", "status": "False", "reason": "PodRefused", "message": "no pod"}],
+    }
+    controller.capacity.see_node(node("a", 4), node("a", 4, ready=False))
+    for name, created, status in (
+        ("old", "2026-01-01T09:00:00Z", refused),
+        ("new", "2026-01-01T11:00:00Z", {}),
+    ):
+        meta = {"uid": f"uid-{name}", "creationTimestamp": created}
+        seen = workload(name, meta=meta, status=status, onNoCapacity="Wait")
+        controller._watches.workloads.store.put(seen)
+        controller.capacity.see_workload(None, seen)
+        await controller._reconcile(f"team/{name}")
+    controller.capacity.see_node(node("a", 4, ready=False), node("a", 4))
+    given = [name for name, wish in controller.capacity._wishes.items() if wish.given]
+    assert given == ["team/new"]

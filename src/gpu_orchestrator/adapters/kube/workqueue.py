@@ -32,6 +32,12 @@ class Closed(Exception):  # the normal end, not an error
     """The queue is closed and empty."""
 
 
+class NotYet(Exception):  # not an error either
+    """The work cannot be done yet: try again later, each time later."""
+
+    delay_s = 0.0
+
+
 class WorkQueue(Generic[K]):
     def __init__(self, backoff: Backoff | None = None) -> None:
         self._backoff = backoff or Backoff(base_s=0.1, cap_s=60.0)
@@ -132,7 +138,7 @@ class WorkQueue(Generic[K]):
             try:
                 await work(key)
                 self.forget(key)
-            except (Temporary, TooLarge) as error:
+            except (Temporary, TooLarge, NotYet) as error:
                 delay_s = self.retry(key, error.delay_s, is_away=isinstance(error, Temporary))
                 log.info("will try again", key=key, error=str(error), delay_s=round(delay_s, 2))
             except Exception:

@@ -33,7 +33,7 @@ from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.observe.capacity import Capacity
 from gpu_orchestrator.apps.operator.observe.snapshot_reader import NO_DEFAULTS, Defaults, SnapshotReader
 from gpu_orchestrator.apps.operator.observe.watches import watch
-from gpu_orchestrator.apps.operator.planning import place, retries
+from gpu_orchestrator.apps.operator.planning import place, retries, status
 from gpu_orchestrator.apps.operator.planning.plan import Plan
 from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -183,7 +183,7 @@ class Controller:
 
     async def _attempt(self, name: str, snapshot: WorkloadSnapshot, now: datetime) -> str:
         try:
-            with self.capacity.reserve(name, _created(snapshot.workload)) as reservation:
+            with self.capacity.reserve(name, _waits_since(snapshot.workload)) as reservation:
                 plan = reconcile(snapshot, now, reservation.ask, self._rng)
                 reservation.drop_unused()  # before the writes: other workloads can use the place at once
                 result = await self._carry_out(name, snapshot, plan)
@@ -227,10 +227,12 @@ class Controller:
             self.queue.add_after(name, max(0.0, (at - self._now()).total_seconds()))
 
 
-def _created(workload: GPUWorkload) -> float:
-    """Return the creation time in Unix seconds, or 0 if it is missing."""
+def _waits_since(workload: GPUWorkload) -> float:
+    """Return the time that the workload's place in the queue counts from, in Unix seconds: in general its
+    creation, or 0 if that is missing."""
     created = timestamps.parse_optional(workload.metadata.creation_timestamp)
-    return created.timestamp() if created else 0.0
+    since = status.turn_began(workload.status) or created
+    return since.timestamp() if since else 0.0
 
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:

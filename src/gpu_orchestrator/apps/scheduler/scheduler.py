@@ -132,6 +132,7 @@ class Scheduler:
             metrics=metrics,
             pacer=pacer,
             now=_now,
+            report=self._reporter.report_claim,
         )
         self._sweep = Sweeper(
             client,
