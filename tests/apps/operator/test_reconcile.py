@@ -479,7 +479,6 @@ def test_template_nested_too_deep_fails_at_once(has_job: bool) -> None:
     assert "nested deeper than 200 levels" in plan.status.message
 
 
-
 def suspended() -> GPUWorkload:
     return workload(suspend=True, meta={"generation": 2}, status=_plain(scheduled()))
 
