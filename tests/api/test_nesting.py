@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
+from gpu_orchestrator.api.nesting import DEEPEST, cut, is_too_deep, is_value_too_deep
 
 WIDE = b"[" + b"[1]," * 1000 + b"{}]"
 
@@ -32,6 +32,38 @@ def test_depth_equals_number_of_wrappers(value: object, times: int) -> None:
     own = _depth(value)
     text = b"[" * times + msgspec.json.encode(value) + b"]" * times
     assert is_too_deep(text) is (times + own > DEEPEST)
+    assert is_value_too_deep(_wrapped(value, times)) is (times + own > DEEPEST)
+
+
+@given(
+    st.recursive(st.text() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+    st.integers(0, 3),
+)
+def test_cut_replaces_exactly_what_is_deeper(value: object, deepest: int) -> None:
+    found = msgspec.json.decode(cut(msgspec.json.encode(value), b'"mark"', deepest=deepest))
+    assert found == _cut(value, deepest)
+
+
+def test_what_no_decoder_reads_can_be_cut() -> None:
+    text = b'{"a":' * 100_000 + b'"]}"' + b"}" * 100_000
+    assert not is_too_deep(cut(text, b'"mark"'))
+    assert cut(text, b'"mark"', deepest=2) == b'{"a":{"a":"mark"}}'
+
+
+def _wrapped(value: object, times: int) -> object:
+    for _ in range(times):
+        value = [value]
+    return value
+
+
+def _cut(value: object, deepest: int) -> object:
+    if isinstance(value, (list, dict)) and deepest == 0:
+        return "mark"
+    if isinstance(value, list):
+        return [_cut(each, deepest - 1) for each in value]
+    if isinstance(value, dict):
+        return {name: _cut(each, deepest - 1) for name, each in value.items()}
+    return value
 
 
 def _depth(value: object) -> int:

@@ -3,6 +3,7 @@
 That cluster ends with the last scenario of a worker: an idle control plane takes a twentieth of a core.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,6 +50,16 @@ def operator_cluster(toolbox: Toolbox) -> Iterator[Cluster]:
 def account(operator_cluster: Cluster) -> Path:
     """Return a kubeconfig of the shipped ServiceAccount."""
     return operator_cluster.service_account_kubeconfig(SYSTEM, ACCOUNT)
+
+
+@pytest.fixture
+def deep_json() -> Iterator[None]:
+    """Let the test itself encode and decode JSON that is nested deeper than Python allows by default. Ask for
+    it before `site`, which reads all objects at its end."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    yield
+    sys.setrecursionlimit(before)
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 from tests.support.hostile_text import (
+    ARGUMENTS,
     CLAIM_FIELDS,
     COUNTS,
     LABELS,
+    LONG_NOTES,
     NUMBERS,
     POD_ANNOTATIONS,
     POD_FIELDS,
@@ -115,6 +117,11 @@ class Tenant:
             spec["resourceClaims"] = [{"name": "x", "resourceClaimName": "x"}]
         if rng.random() < 0.2:
             spec["tolerations"] = [{"operator": "Exists"}]
+        if rng.random() < 0.1:
+            about = rng.choice(["example.com/notes", *(f"gpu.scheduling/{each}" for each in POD_ANNOTATIONS)])
+            annotations = {about: rng.choice(LONG_NOTES)}
+        if rng.random() < 0.05:
+            spec["containers"][0]["args"] = [ARGUMENTS[rng.randrange(4000) :]]
         meta = {"name": name, "annotations": annotations, "labels": {"made": "hostile"}}
         return Write("pods", "POST", self._pods, {"metadata": meta, "spec": spec}, PLAIN)
 
@@ -172,6 +179,8 @@ class Tenant:
         for key, values in POD_FIELDS.items():
             if rng.random() < 0.2:
                 pod[key] = rng.choice(values)
+        if rng.random() < 0.1:
+            pod["containers"] = [{"name": "main", "image": "x", "args": [ARGUMENTS[rng.randrange(4000) :]]}]
         annotations = {key: value for key, value in self.about_pod().items() if value is not None}
         template: Json = {"spec": pod, "metadata": {"annotations": rng.choice([annotations, {}, None])}}
         spec: Json = {"modelName": self.text()[:255] or "m", "gpuCount": rng.choice([1, 1, 2, 8, 9, 0, "1"])}

@@ -111,6 +111,20 @@ DEVICE_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
         ({"profile": "x"},),
     ),
 }
+LONG_NOTES = ("x" * 250_000, "[" * 100_000, "\U0001f600" * 60_000)
+"""Annotations near the limit of all annotations of an object."""
+ARGUMENTS = "x" * 1_572_000
+"""Of a container, so that its object is near the limit of what etcd stores."""
+
+
+def nested(depth: int) -> Any:
+    """Return an object nested so deep. To encode or decode it, raise the recursion limit."""
+    found: Any = {}
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
 POD_FIELDS: dict[str, tuple[Any, ...]] = {
     "containers": (
         [],
@@ -128,6 +142,7 @@ POD_FIELDS: dict[str, tuple[Any, ...]] = {
     "affinity": (None, {"nodeAffinity": None}, {"nodeAffinity": {"x": 1}}, "x", []),
     "resources": (None, {"requests": {"cpu": "9" * 5000}}, {"limits": "x"}),
     "restartPolicy": ("Always", "", None, 3),
+    "dnsConfig": (nested(150), nested(250), nested(800), nested(1500)),
 }
 
 

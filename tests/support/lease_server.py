@@ -16,15 +16,23 @@ Json = dict[str, Any]
 
 
 class LeaseServer:
+    """`most_at_once` is the largest number of requests that it had to answer at one time."""
+
     def __init__(self, seed: int) -> None:
+        self.most_at_once = self._at_once = 0
         self.leases: dict[str, Json] = {}
         self.forbidden: set[str] = set()
         self._rng, self._version = random.Random(seed), 0
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
-        await asyncio.sleep(self._rng.random() / 100)
-        answer = self._answer(request.method, request.target, json.loads(request.body or b"{}"))
-        await asyncio.sleep(self._rng.random() / 100)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await asyncio.sleep(self._rng.random() / 100)
+            answer = self._answer(request.method, request.target, json.loads(request.body or b"{}"))
+            await asyncio.sleep(self._rng.random() / 100)
+        finally:
+            self._at_once -= 1
         return answer
 
     def stream(

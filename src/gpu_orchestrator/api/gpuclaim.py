@@ -10,7 +10,7 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.conditions import Conditions
 from gpu_orchestrator.api.devices import Devices, Network, Selector, Storage, Topology
 from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, number, text, unchanged
-from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire, keep_annotations
 
 ClaimPhase: TypeAlias = Literal["Pending", "Reserved", "Bound", "Failed", "Released"]
 
@@ -78,6 +78,9 @@ class GpuClaim(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
     spec: GpuClaimSpec
     status: GpuClaimStatus = GpuClaimStatus()
+
+    def __post_init__(self) -> None:
+        keep_annotations(self.metadata, {names.LEASE_POD: 1024})
 
 
 GPU_CLAIMS = Resource(GpuClaim, "GpuClaim", "gpuclaims", names.SCHEDULING_GROUP, names.SCHEDULING_VERSION)

@@ -7,7 +7,7 @@ The operator writes Jobs and reads them back; only the fields that it needs are 
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import PodSpec, StatusCondition
-from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire, keep_annotations
 
 NODE_FIELD = "metadata.name"
 DEADLINE_EXCEEDED = "DeadlineExceeded"  # the reason of a Job or a pod that ran into its deadline
@@ -51,6 +51,10 @@ class Job(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
     spec: JobSpec = JobSpec()
     status: JobStatus = JobStatus()
+
+    def __post_init__(self) -> None:
+        keep_annotations(self.metadata, {names.MADE_FROM: 1024})
+        keep_annotations(self.spec.template.metadata, {})
 
     @property
     def nodes(self) -> tuple[str, ...]:

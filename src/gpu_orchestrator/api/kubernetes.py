@@ -5,6 +5,7 @@ The server's own enums stay plain strings: a newer server may have more values t
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
 
+from gpu_orchestrator.api import names
 from gpu_orchestrator.api.pod import (
     PODS,
     LabelSelector,
@@ -15,7 +16,7 @@ from gpu_orchestrator.api.pod import (
     Quantities,
     Requirements,
 )
-from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire, keep_annotations
 
 __all__ = [
     "CSI_NODES",
@@ -38,6 +39,14 @@ __all__ = [
     "Taint",
     "VolumeClaim",
 ]
+
+
+# The annotations that we read, and how much of each.
+NODE_ANNOTATIONS = {names.NODE_DEVICES: 256 * 1024}
+VOLUME_ANNOTATIONS = {
+    "volume.kubernetes.io/selected-node": 1024,
+    "volume.beta.kubernetes.io/storage-class": 1024,
+}
 
 
 class StatusCondition(Wire, frozen=True, gc=False):
@@ -71,6 +80,9 @@ class Node(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
+
+    def __post_init__(self) -> None:
+        keep_annotations(self.metadata, NODE_ANNOTATIONS)
 
 
 class LeaseSpec(Wire, frozen=True, gc=False):
@@ -121,6 +133,9 @@ class Event(Wire, frozen=True, gc=False):
 class Namespace(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
 
+    def __post_init__(self) -> None:
+        keep_annotations(self.metadata, {})
+
 
 class AttachLimit(Wire, frozen=True, gc=False):
     """How many volumes of a driver a node can attach; None means any number."""
@@ -162,6 +177,9 @@ class VolumeClaim(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
     spec: VolumeClaimSpec = VolumeClaimSpec()
     status: VolumeClaimStatus = VolumeClaimStatus()
+
+    def __post_init__(self) -> None:
+        keep_annotations(self.metadata, VOLUME_ANNOTATIONS)
 
 
 NAMESPACES = Resource(Namespace, "Namespace", "namespaces", namespaced=False)

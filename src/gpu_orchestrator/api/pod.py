@@ -12,9 +12,17 @@ from msgspec import field
 from msgspec.structs import force_setattr
 
 from gpu_orchestrator.api import names
-from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
+from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire, keep_annotations
 
 Quantities: TypeAlias = dict[str, str]
+
+# Longer than any valid value, so that what is cut stays invalid.
+ANNOTATIONS = {
+    **dict.fromkeys((*names.ASKING_ANNOTATIONS, names.STRATEGY, names.GANG), 1024),
+    names.ALLOCATED: 6 * 1024,
+    names.VISIBLE_DEVICES: 16 * 1024,
+}
+"""The annotations of a pod that we read, and how much of each."""
 
 
 class Present(Wire, frozen=True, gc=False):
@@ -207,6 +215,9 @@ class Pod(Wire, frozen=True, gc=False):
     metadata: ObjectMeta
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+    def __post_init__(self) -> None:
+        keep_annotations(self.metadata, ANNOTATIONS)
 
 
 PODS = Resource(Pod, "Pod", "pods")

@@ -4,10 +4,12 @@ Types hold only the fields we use; unknown fields are skipped while decoding. Py
 wire names camelCase. Values are frozen: change one with `msgspec.structs.replace`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
@@ -35,6 +37,14 @@ class ObjectMeta(Wire, frozen=True, gc=False):
     owner_references: list[OwnerReference] = []
     creation_timestamp: str = ""
     deletion_timestamp: str = ""
+
+
+def keep_annotations(meta: ObjectMeta, longest: Mapping[str, int]) -> None:
+    """Keep only these annotations, each cut to its number of characters. Call it from the `__post_init__` of
+    a kind that users write and we store: the text of all its objects would fill the memory."""
+    if found := meta.annotations:
+        kept = {name: found[name][:most] for name, most in longest.items() if name in found}
+        force_setattr(meta, "annotations", kept)
 
 
 class Object(Protocol):

@@ -42,6 +42,13 @@ def status(code: int, reason: str = "", message: str = "no", **details: object) 
             id="disruption budget",
         ),
         pytest.param(500, status(500), errors.Unavailable, id="internal error"),
+        pytest.param(413, status(413), errors.TooLarge, id="body too large"),
+        pytest.param(
+            500,
+            status(500, message="etcdserver: request is too large"),
+            errors.TooLarge,
+            id="too large for etcd",
+        ),
         pytest.param(503, b"upstream connect error", errors.Unavailable, id="from a load balancer"),
         pytest.param(504, b"\xff\xfe", errors.Unavailable, id="not text"),
     ],

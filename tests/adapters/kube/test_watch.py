@@ -1,6 +1,7 @@
 """The watch keeps its store correct, however the stream fails. Time is virtual, the server is scripted."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -10,6 +11,7 @@ import pytest
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import LostAnswer, Unreachable
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
+from gpu_orchestrator.adapters.kube.transport.base import Answer
 from tests.support.kube_objects import CONFIG_MAPS, ConfigMap, config_map
 from tests.support.scripted_transport import HANG, Line, Scripted, answer, bookmark, event, refusal
 
@@ -267,3 +269,33 @@ async def test_stops_at_once_when_cancelled() -> None:
     async with asyncio.timeout(0.1):
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
+
+
+def deepened(text: bytes) -> bytes:
+    """Return the JSON of a misfit nested deeper than any decoder accepts."""
+    return text.replace(b'"data": 7', b'"data": ' + DEEP)
+
+
+async def test_object_nested_too_deep_keeps_its_last_good_state() -> None:
+    modified, added, deleted = (
+        deepened(event(kind, misfit(version=version)))
+        for kind, version in (("MODIFIED", 6), ("ADDED", 6), ("DELETED", 11))
+    )
+    other = event("ADDED", config_map("b", version=8))
+    done: Line = [event("ADDED", config_map("c", version=10)), deleted, HANG]
+    again: Line = [added, other, bookmark(9, end=True)]
+    async with watching([*LISTED, modified, other], refusal(410, "Expired"), again, done) as watched:
+        await watched.until("+a", "+b", "+c", "-a")
+    assert watched.watch.counts.bad_objects == 2
+
+
+async def test_page_with_an_object_nested_too_deep_gives_the_others() -> None:
+    items = [msgspec.to_builtins(config_map(name, version=1)) for name in ("a", "b")]
+    body = {"metadata": {"resourceVersion": "5"}, "items": [items[0], misfit("x", version=2), items[1]]}
+    page = Answer(200, deepened(json.dumps(body).encode()), {})
+    async with watching(refusal(400, "BadRequest"), page, [HANG]) as watched:
+        await watched.until("+a", "+b")
+    assert watched.watch.counts.bad_objects == 1

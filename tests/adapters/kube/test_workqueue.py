@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.errors import Unreachable
 from gpu_orchestrator.adapters.kube.retry import Backoff
 from gpu_orchestrator.adapters.kube.workqueue import Closed, WorkQueue
@@ -83,6 +84,28 @@ async def test_delay_grows_with_failures_and_forget_resets_it() -> None:
     assert [queue.retry("a") for _ in range(5)] == [1, 2, 4, 5, 5]
     queue.forget("a")
     assert queue.retry("a") == 1
+
+
+async def test_delay_stays_short_while_the_server_is_away() -> None:
+    queue = WorkQueue[str]()
+    assert max(queue.retry("a", is_away=True) for _ in range(100)) <= 15
+    assert max(queue.retry("a") for _ in range(100)) > 15
+
+
+async def test_object_too_large_is_retried_with_the_long_delay(looptime: float) -> None:
+    status = errors.Status(message="etcdserver: request is too large", code=500)
+    queue, tries = WorkQueue[str](), 0
+
+    async def work(key: str) -> None:
+        nonlocal tries
+        tries += 1
+        raise errors.TooLarge(errors.Operation("patch", "pods"), status)
+
+    queue.add("a")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3600):
+            await queue.run(work)
+    assert 60 < tries < 300
 
 
 async def test_no_two_workers_process_the_same_key() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.adapters.kube import errors
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.wire import Json
@@ -16,6 +17,7 @@ from gpu_orchestrator.apps.operator.controller import Controller, Dependencies
 from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.planning import retries
 from tests.support.operator_builders import NOW, node, workload
+from tests.support.scripted_transport import Scripted, refusal
 
 NAME = "team/bert"
 ASKED = errors.Operation("create", "jobs", "batch")
@@ -28,12 +30,14 @@ class Server:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.patches: list[Json] = []
+        self.warnings: list[str] = []
+        self.refuses_patches: errors.KubeError | None = None
         self.free_at_patch: list[int] = []
         self.waiting_at_patch: list[bool] = []
         self.controller = Controller(
             Dependencies(
                 cast(Any, self),
-                cast(Any, SimpleNamespace(record=lambda *_: None)),
+                cast(Any, SimpleNamespace(record=lambda *_: None, warning=self._warn)),
                 Metrics(),
                 cast(Any, SimpleNamespace(set=lambda _: None, is_busy=False)),
                 now=lambda: NOW,
@@ -41,12 +45,20 @@ class Server:
         )
         self.controller.capacity.see_node(None, node("a", 4))
 
+    def with_limits(self) -> "Server":
+        return self
+
+    def _warn(self, what: Any, reason: str, note: str) -> None:
+        self.warnings.append(note)
+
     async def create(self, kind: Any, manifest: Json, *, idempotent: bool) -> Job:
         return await self._answer(manifest)
 
     async def patch(
         self, kind: Any, name: str, body: Json, namespace: str, *, subresource: str
     ) -> GPUWorkload:
+        if self.refuses_patches:
+            raise self.refuses_patches
         self.patches.append(body)
         self.free_at_patch.append(self.free)
         self.waiting_at_patch.append(NAME in self.controller.capacity._wishes)
@@ -156,3 +168,50 @@ async def test_workload_that_is_gone_leaves_the_queue() -> None:
     server.controller._watches.workloads.store.replace({})
     assert await server.controller._reconcile(NAME) == "gone"
     assert NAME not in server.controller.capacity._wishes
+
+
+async def test_workload_too_large_for_its_status_gets_an_event() -> None:
+    status = errors.Status(message="etcdserver: request is too large", code=500)
+    server = Server(refuse(errors.TooLarge(ASKED, status)))
+    server.refuses_patches = errors.TooLarge(ASKED, status)
+    with pytest.raises(errors.TooLarge):
+        await server.reconcile(workload())
+    (told,) = server.warnings
+    assert "make the object smaller" in told
+    assert server.free == 4
+
+
+@pytest.mark.looptime
+async def test_worker_does_not_wait_for_a_server_that_fails(looptime: float) -> None:
+    """The queue waits instead, so that other workloads get the worker."""
+    client = Client(Scripted(*[refusal(503)] * 9))
+    pacer = cast(Any, SimpleNamespace(set=lambda _: None, is_busy=False))
+    recorder = cast(Any, SimpleNamespace(record=lambda *_: None))
+    controller = Controller(Dependencies(client, recorder, Metrics(), pacer, now=lambda: NOW))
+    controller._watches.workloads.store.put(workload())
+    with pytest.raises(errors.Unavailable):
+        await controller._pass(NAME)
+    assert looptime < 1
+
+
+async def test_place_goes_to_others_before_a_workload_whose_pod_was_refused() -> None:
+    """Otherwise workloads that are old and get no pod would take turns for ever."""
+    controller = Server(accept).controller
+    refused = {
+        "phase": "Pending",
+        "nextRetryTime": "2026-01-01T11:59:59Z",
+        "conditions": [{"type": "Scheduled", "status": "False", "reason": "PodRefused", "message": "no pod"}],
+    }
+    controller.capacity.see_node(node("a", 4), node("a", 4, ready=False))
+    for name, created, status in (
+        ("old", "2026-01-01T09:00:00Z", refused),
+        ("new", "2026-01-01T11:00:00Z", {}),
+    ):
+        meta = {"uid": f"uid-{name}", "creationTimestamp": created}
+        seen = workload(name, meta=meta, status=status, onNoCapacity="Wait")
+        controller._watches.workloads.store.put(seen)
+        controller.capacity.see_workload(None, seen)
+        await controller._reconcile(f"team/{name}")
+    controller.capacity.see_node(node("a", 4, ready=False), node("a", 4))
+    given = [name for name, wish in controller.capacity._wishes.items() if wish.given]
+    assert given == ["team/new"]

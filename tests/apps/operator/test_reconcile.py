@@ -10,6 +10,7 @@ import pytest
 
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.podtemplate import PodTemplate
 from gpu_orchestrator.apps.operator.planning.plan import (
     AddFinalizer,
     ChangeJob,
@@ -461,6 +462,21 @@ def test_invalid_template_fails_at_once(spec: dict[str, Any]) -> None:
     plan = plan_for(WorkloadSnapshot(workload(template={"spec": spec})), never)
     assert status_of(plan)["phase"] == "Failed"
     assert status_of(plan)["Scheduled"] == ("False", "InvalidTemplate")
+
+
+@pytest.mark.parametrize("has_job", [False, True])
+def test_template_nested_too_deep_fails_at_once(has_job: bool) -> None:
+    """A decoder of a newer Python reads what its encoder and a copy cannot."""
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    bert = workload()
+    spec = msgspec.structs.replace(bert.spec, template=PodTemplate(spec={"dnsConfig": deep}))
+    jobs = (job(bert, annotations={"gpu.warp.dev/made-from": "other"}),) if has_job else ()
+    plan = plan_for(WorkloadSnapshot(msgspec.structs.replace(bert, spec=spec), jobs))
+    assert status_of(plan)["Scheduled"] == ("False", "InvalidTemplate")
+    assert plan.status is not None
+    assert "nested deeper than 200 levels" in plan.status.message
 
 
 def suspended() -> GPUWorkload:

@@ -27,7 +27,7 @@ from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import claim, node, pod
-from tests.support.scripted_transport import Scripted
+from tests.support.scripted_transport import Scripted, refusal
 
 pytestmark = pytest.mark.looptime
 
@@ -35,10 +35,21 @@ TINY_S = 0.01
 
 
 class Accepting(Scripted):
-    """Accepts every request; `phases` are those written so far, oldest first."""
+    """Accepts every request; `phases` are those written so far, oldest first. `taken`: the claim that has
+    the name of each new one; `reports` are what the controller reported."""
+
+    taken: bytes = b""
+
+    @property
+    def reports(self) -> list[str]:
+        return self.__dict__.setdefault("_reports", [])
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         self.requests.append(request)
+        if self.taken and request.method == "POST":
+            return refusal(409, "AlreadyExists")
+        if self.taken and request.method == "GET":
+            return Answer(200, self.taken, {})
         return Answer(200, b'{"metadata": {}, "spec": {}}', {})
 
     @property
@@ -70,7 +81,13 @@ async def controlled(
     )
     writer = ClaimWriter(Client(server))
     controller = ClaimController(
-        writer, coordinator, releaser, metrics=metrics or Metrics(), pacer=Pacer(clock), now=lambda: "now"
+        writer,
+        coordinator,
+        releaser,
+        metrics=metrics or Metrics(),
+        pacer=Pacer(clock),
+        now=lambda: "now",
+        report=lambda pod, why: server.reports.append(why),
     )
     running = asyncio.create_task(controller.run())
     yield controller, server
@@ -205,3 +222,33 @@ async def test_pod_that_breaks_our_code_does_not_keep_the_claims_of_others_from_
         assert server.phases == ["Reserved"]
         errors = metrics.registry.get_sample_value("gpu_scheduler_errors_total", {"part": "claim"})
         assert errors == 2  # the refusal, and the bind that takes long
+
+
+async def test_claim_with_the_name_of_a_child_is_told_and_tried_ever_more_rarely() -> None:
+    world = World(node("a", 2))
+    async with controlled(world) as (controller, server):
+        server.taken = msgspec.json.encode(claim("p-uid-p"))
+        world.claim(claim("t", count=1))
+        world.pod(pod("p", claim_template="t"))
+        world.bind(world.executor.jobs[0])
+        world.pod(pod("p", claim_template="t", node="a", allocated="a:0"))
+        controller.check("default/p-uid-p")
+        await asyncio.sleep(3600)
+        tries = [each for each in server.requests if each.method == "POST"]
+        assert 30 < len(tries) < 400
+        assert set(server.reports) == {"GpuClaim p-uid-p exists and is not this pod's; delete it"}
+
+
+async def test_claim_that_names_a_pod_of_another_namespace_learns_nothing_of_it() -> None:
+    world = World(node("a", 2))
+    async with controlled(world) as (controller, server):
+        world.pod(pod("p", gpus=1))
+        world.bind(world.executor.jobs[0])
+        world.pod(pod("p", gpus=1, node="a", allocated="a:0"))
+        found = claim("c", count=1, reserved_for="uid-p")
+        meta = msgspec.structs.replace(found.metadata, namespace="other")
+        world.claim(msgspec.structs.replace(found, metadata=meta))
+        controller.check("other/c")
+        await asyncio.sleep(EXPLAIN_AFTER_S + TINY_S)
+        assert set(server.phases) == {"Released"}
+        assert not any(each.get("allocated") or each.get("nodeName") for each in server.statuses)

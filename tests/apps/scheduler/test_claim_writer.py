@@ -55,7 +55,7 @@ WAITING = pod("p", claim="c")
             pod("p", claim_template="t"),
             claim("t"),
             [refusal(409, "AlreadyExists"), answer(claim("p-uid-p", reserved_for="uid-q"))],
-            Refused("GpuClaim p-uid-p exists and is not this pod's; delete it"),
+            Refused("GpuClaim p-uid-p exists and is not this pod's; delete it", is_for_user=True),
             id="another pod's claim has the child's name",
         ),
     ],

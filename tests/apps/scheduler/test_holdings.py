@@ -183,6 +183,31 @@ def test_lost_lease_of_a_pod_that_we_bound_stays_counted_until_its_devices_are_f
     assert world.free("a") == 2
 
 
+def test_lost_leases_of_a_pod_are_found_without_a_walk_over_those_of_others() -> None:
+    world = World(node("a", 2))
+    for device, name in enumerate(("p", "q")):
+        world.lease(lease(device, name))
+        world.pod(pod(name, node="a", gpus=1))
+        world.lease_gone(f"gpu-a-{device}")
+    index = world.coordinator.lease_index
+    index._lost = _Unwalkable(index._lost)
+    assert [hold.ref for hold in index.lost("uid-p")] == [DeviceRef("a", 0)]
+    assert "uid-p" in index
+    assert "uid-r" not in index
+    world.pod_gone("p")
+    world.coordinator.freed("uid-p")
+    assert index.lost("uid-p") == []
+    assert "uid-p" not in index
+    assert [hold.ref for hold in index.lost("uid-q")] == [DeviceRef("a", 1)]
+
+
+class _Unwalkable(dict[str, Any]):
+    def values(self) -> Any:
+        raise AssertionError("walks over all leases")
+
+    items = values
+
+
 def test_lost_lease_that_comes_back_counts_once() -> None:
     world = World(node("a", 1))
     world.lease(lease(0, "p", share=400))

@@ -284,6 +284,18 @@ async def test_restored_lease_has_the_terms_and_the_time_of_the_lost_one() -> No
     assert deviceleases.holders(restored) == (holder,)
 
 
+async def test_many_lost_leases_are_restored_several_at_once() -> None:
+    world = World(*(node(f"n{number}", 8) for number in range(4)))
+    swept = Swept(world)
+    for at in (DeviceRef(f"n{number}", device) for number in range(4) for device in range(8)):
+        world.lease(lease(at.node, at.device, f"uid-{at.lease}"))
+        world.pod(pod(at.lease, node=at.node, gpus=1))
+        world.lease_gone(at.lease)
+    await swept.sweep.once()
+    assert len(swept.server.leases) == 32
+    assert 1 < swept.server.most_at_once <= 8
+
+
 @pytest.mark.parametrize("holder", ["", "uid-other"], ids=["free", "held by another pod"])
 async def test_lease_deleted_before_we_started_is_made_again_unless_another_pod_has_it(holder: str) -> None:
     world = World(node("a", 1), opened=False)

@@ -99,6 +99,7 @@ def remove_leftovers(site: Site) -> None:
 
 
 def test_hostile_writes_end_nobody_and_hold_up_nobody(
+    deep_json: None,
     site: Site,
     stage: Stage,
     account: Path,

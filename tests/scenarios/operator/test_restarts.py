@@ -8,6 +8,7 @@ from pathlib import Path
 from controlplane.process import Process
 from tests.faults.proxy import Answer, Call, HoldWatch, Proxy
 from tests.scenarios.conftest import NewOperator
+from tests.support.hostile_text import nested
 from tests.support.operator_process import Operator, Site, eventually
 
 
@@ -234,3 +235,22 @@ def test_spec_edited_before_the_status_is_written_gets_a_new_job(
     limits = job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == "3"
     assert site.status("edited")["observedGeneration"] == 2
+
+
+def test_workload_nested_too_deep_ends_no_operator(
+    deep_json: None, site: Site, new_operator: NewOperator
+) -> None:
+    """The API server accepts it. Neither the watch of a running operator may end by it, nor the first list
+    of the next one."""
+    site.nodes(1)
+    operator = new_operator("--no-leader-elect")
+    with operator:
+        site.create("deep", template={"spec": {"dnsConfig": nested(1500)}})
+        site.create("deeper-than-we-take", template={"spec": {"dnsConfig": nested(300)}})
+        site.create("seen", run_for="100ms")
+        site.until("seen", "Succeeded")
+        assert "nested deeper than 200 levels" in site.until("deeper-than-we-take", "Failed")["message"]
+    with operator:
+        site.create("listed", run_for="100ms")
+        site.until("listed", "Succeeded")
+        site.delete("deep")

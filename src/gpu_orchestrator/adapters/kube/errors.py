@@ -5,7 +5,7 @@ KubeError
 │  ├─ ConfigError           the kubeconfig or the pod's own files are wrong
 │  ├─ Untrusted             TLS: one side does not accept the other's certificate
 │  ├─ BadAnswer             not an API server's answer, or larger than we accept
-│  └─ ApiError: BadRequest · Unauthorized · Forbidden · NotFound · NotServed · Conflict · AlreadyExists
+│  └─ ApiError: BadRequest (TooLarge) · Unauthorized · Forbidden · NotFound · NotServed · Conflict · AlreadyExists
 │               · Gone · Invalid
 └─ Temporary                worth another try, not before `delay_s`
    ├─ Unreachable           no connection: nothing was sent
@@ -117,7 +117,13 @@ class ApiError(KubeError):
 
 
 class BadRequest(ApiError, Permanent):
-    """400, 405, 406, 413, 415: the server does not understand or accept such a request."""
+    """400, 405, 406, 415: the server does not understand or accept such a request."""
+
+
+class TooLarge(BadRequest):
+    """413, or 500 from etcd: the object, or what it would become, is larger than the server can store."""
+
+    advice = "make the object smaller"
 
 
 class Unauthorized(ApiError, Permanent):
@@ -180,8 +186,11 @@ class Unavailable(ApiError, Temporary):
     """5xx: the server failed; it may have carried the request out or not."""
 
 
+_TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
+
 _BY_CODE: dict[int, type[ApiError]] = {
     401: Unauthorized,
+    413: TooLarge,
     403: Forbidden,
     404: NotFound,
     409: Conflict,
@@ -206,7 +215,7 @@ def from_event(operation: Operation, raw: Any) -> ApiError:
 def _status(code: int, body: bytes) -> Status:
     try:
         status = msgspec.json.decode(body, type=Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = Status(message=body[:300].decode(errors="replace"))
     return msgspec.structs.replace(status, code=status.code or code)
 
@@ -219,6 +228,8 @@ def _kind(code: int, status: Status) -> type[ApiError]:
         return BlockedByBudget
     if code == 404 and (status.kind != "Status" or "could not find the requested resource" in status.message):
         return NotServed
+    if code == 500 and any(each in status.message for each in _TOO_LARGE):
+        return TooLarge
     if code == 410 or status.reason == "Expired":
         return Gone
     return _BY_CODE.get(code, Unavailable if code >= 500 else BadRequest)

@@ -3,22 +3,27 @@
     add ──► waiting ──get──► processing ──done──► (added meanwhile? back to waiting)
     add_after, retry ──► delayed ──time──► waiting
 
-Controllers call `add` from watch handlers and `run` with their reconcile function. After `close`, `run`
+Controllers call `add` from watch handlers and `run` with their reconcile function, whose client must not
+retry by itself (`Client.with_limits`): a worker that waits for one object keeps all others waiting. After `close`, `run`
 drains the queue and returns.
 """
 
 import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import replace
 from itertools import count
 from typing import Generic, TypeVar
 
 import structlog
 
-from gpu_orchestrator.adapters.kube.errors import Temporary
+from gpu_orchestrator.adapters.kube.errors import Temporary, TooLarge
 from gpu_orchestrator.adapters.kube.retry import Backoff
 
 K = TypeVar("K", bound=Hashable)
+
+AWAY_CAP_S = 15.0
+"""The longest delay after a temporary error: when the server is back, nothing should wait for long."""
 
 log = structlog.get_logger()
 
@@ -27,9 +32,16 @@ class Closed(Exception):  # the normal end, not an error
     """The queue is closed and empty."""
 
 
+class NotYet(Exception):  # not an error either
+    """The work cannot be done yet: try again later, each time later."""
+
+    delay_s = 0.0
+
+
 class WorkQueue(Generic[K]):
     def __init__(self, backoff: Backoff | None = None) -> None:
         self._backoff = backoff or Backoff(base_s=0.1, cap_s=60.0)
+        self._while_away = replace(self._backoff, cap_s=min(self._backoff.cap_s, AWAY_CAP_S))
         self._waiting: dict[K, None] = {}
         self._processing: set[K] = set()
         self._requeue: set[K] = set()
@@ -69,10 +81,12 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._delayed, (due, next(self._order), key))
         self._set_timer()
 
-    def retry(self, key: K, at_least_s: float = 0.0) -> float:
-        """Queue the key again, with a longer delay after each failure. Return the delay."""
+    def retry(self, key: K, at_least_s: float = 0.0, *, is_away: bool = False) -> float:
+        """Queue the key again, with a longer delay after each failure. Return the delay. `is_away`: the
+        server failed, not the work."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay_s = self._backoff.delay_s(failures - 1, at_least_s)
+        backoff = self._while_away if is_away else self._backoff
+        delay_s = backoff.delay_s(failures - 1, at_least_s)
         self.add_after(key, delay_s)
         return delay_s
 
@@ -124,8 +138,8 @@ class WorkQueue(Generic[K]):
             try:
                 await work(key)
                 self.forget(key)
-            except Temporary as error:
-                delay_s = self.retry(key, error.delay_s)
+            except (Temporary, TooLarge, NotYet) as error:
+                delay_s = self.retry(key, error.delay_s, is_away=isinstance(error, Temporary))
                 log.info("will try again", key=key, error=str(error), delay_s=round(delay_s, 2))
             except Exception:
                 delay_s = self.retry(key)

@@ -17,13 +17,13 @@ from typing import Any
 import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import NotFound
-from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.errors import NotFound, TooLarge
+from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import CALM, Pacer
 from gpu_orchestrator.api import names, timestamps
-from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
@@ -33,7 +33,7 @@ from gpu_orchestrator.apps.operator.metrics import Metrics
 from gpu_orchestrator.apps.operator.observe.capacity import Capacity
 from gpu_orchestrator.apps.operator.observe.snapshot_reader import NO_DEFAULTS, Defaults, SnapshotReader
 from gpu_orchestrator.apps.operator.observe.watches import watch
-from gpu_orchestrator.apps.operator.planning import place, retries
+from gpu_orchestrator.apps.operator.planning import place, retries, status
 from gpu_orchestrator.apps.operator.planning.plan import Plan
 from gpu_orchestrator.apps.operator.planning.reconcile import reconcile
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -69,12 +69,13 @@ class Controller:
 
     def __init__(self, uses: Dependencies, *, namespace: str = "", defaults: Defaults = NO_DEFAULTS) -> None:
         self._metrics, self._pacer, self._now, self._rng = uses.metrics, uses.pacer, uses.now, uses.rng
+        self._recorder, client = uses.recorder, uses.client.with_limits()  # the queue waits and retries
         self.queue: WorkQueue[str] = WorkQueue()
         self._watches = watch(uses.client, namespace)
         self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)
-        self._reader = reader = SnapshotReader(uses.client, self._watches, uses.registry, defaults)
+        self._reader = reader = SnapshotReader(client, self._watches, uses.registry, defaults)
         self._applier = apply.Applier(
-            uses.client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
+            client, uses.recorder, reader.keep_workload, self._keep_job, reader.keep_deletion
         )
         self._working = self._stopping = False
         self._passes = 0
@@ -174,10 +175,15 @@ class Controller:
             self.queue.retry(name)  # not at once: the watch may not have received the newer object yet
             log.debug("looking again", workload=name, why=str(error))
             return "again"
+        except TooLarge as error:
+            self._recorder.warning(
+                about(GPU_WORKLOADS, snapshot.workload), names.FAILED_SCHEDULING, str(error)
+            )
+            raise
 
     async def _attempt(self, name: str, snapshot: WorkloadSnapshot, now: datetime) -> str:
         try:
-            with self.capacity.reserve(name, _created(snapshot.workload)) as reservation:
+            with self.capacity.reserve(name, _waits_since(snapshot.workload)) as reservation:
                 plan = reconcile(snapshot, now, reservation.ask, self._rng)
                 reservation.drop_unused()  # before the writes: other workloads can use the place at once
                 result = await self._carry_out(name, snapshot, plan)
@@ -221,10 +227,12 @@ class Controller:
             self.queue.add_after(name, max(0.0, (at - self._now()).total_seconds()))
 
 
-def _created(workload: GPUWorkload) -> float:
-    """Return the creation time in Unix seconds, or 0 if it is missing."""
+def _waits_since(workload: GPUWorkload) -> float:
+    """Return the time that the workload's place in the queue counts from, in Unix seconds: in general its
+    creation, or 0 if that is missing."""
     created = timestamps.parse_optional(workload.metadata.creation_timestamp)
-    return created.timestamp() if created else 0.0
+    since = status.turn_began(workload.status) or created
+    return since.timestamp() if since else 0.0
 
 
 def _order(workload: GPUWorkload) -> tuple[int, str]:

@@ -135,7 +135,13 @@ class Scheduler:
         )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
-            claim_writer, self.coordinator, self._releaser, metrics=metrics, pacer=pacer, now=_now
+            ClaimWriter(client.with_limits()),  # its queues wait and retry
+            self.coordinator,
+            self._releaser,
+            metrics=metrics,
+            pacer=pacer,
+            now=_now,
+            report=self._reporter.report_claim,
         )
         self._sweep = Sweeper(
             client,

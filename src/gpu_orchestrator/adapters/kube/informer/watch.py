@@ -234,6 +234,9 @@ class Watch(Generic[T]):
         if frame.type == "DELETED":
             self._handle_deletion(codec.metadata(frame.object))
             return
+        if frame.is_cut:
+            self._handle_bad(codec.too_deep(self._resource), frame.object)
+            return
         try:
             obj = codec.decode(self._resource, frame.object)
         except errors.BadAnswer as error:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gpu_orchestrator.api import names, podtemplate, quantity, translate
+from gpu_orchestrator.api import names, nesting, podtemplate, quantity, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
@@ -24,6 +24,13 @@ OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 class InvalidTemplate(ValueError):
     """The pod template is invalid, or contradicts the rest of the spec."""
+
+
+def check_depth(workload: GPUWorkload) -> None:
+    """Refuse a template that a copy or the encoder could not handle. Call it before anything that recurses
+    into the template."""
+    if workload.spec.template and nesting.is_value_too_deep(workload.spec.template.spec):
+        _refuse("spec", f"is nested deeper than {nesting.DEEPEST} levels", "write it flatter")
 
 
 def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:

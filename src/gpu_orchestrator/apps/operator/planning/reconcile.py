@@ -15,7 +15,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpu_orchestrator.api import names
-from gpu_orchestrator.api.gpuworkload import FINAL
+from gpu_orchestrator.api.gpuworkload import FINAL, SETTLED
+from gpu_orchestrator.apps.operator.jobs import template_checks
 from gpu_orchestrator.apps.operator.planning import claimed, place, retries, running, status, stuck
 from gpu_orchestrator.apps.operator.planning.plan import (
     Action,
@@ -68,6 +69,11 @@ def _settle(snapshot: WorkloadSnapshot) -> Plan:
 
 
 def _advance(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan:
+    if snapshot.workload.status.phase not in SETTLED:  # later the template cannot change any more
+        try:
+            template_checks.check_depth(snapshot.workload)
+        except template_checks.InvalidTemplate as error:
+            return retries.invalid_template(snapshot, now, str(error))
     job = snapshot.current
     if job and job.is_complete:
         return running.succeed(snapshot, job, now)

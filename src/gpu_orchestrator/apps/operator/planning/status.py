@@ -202,6 +202,12 @@ def _backs_off(status: GPUWorkloadStatus) -> bool:
     return _waits_for(status) in (BACKING_OFF, POD_REFUSED, NODE_REFUSED, DISPLACED)
 
 
+def turn_began(status: GPUWorkloadStatus) -> datetime | None:
+    """Return since when a workload waits for its next place, if its last one was of no use to it because no
+    pod was admitted: others go first now. None if its creation counts."""
+    return timestamps.parse_optional(status.next_retry_time) if _waits_for(status) == POD_REFUSED else None
+
+
 def backs_off_until(status: GPUWorkloadStatus, now: datetime) -> datetime | None:
     """Return when the wait is over during which no place is sought; None if it is over."""
     again_at = timestamps.parse_optional(status.next_retry_time) if _backs_off(status) else None

@@ -39,9 +39,11 @@ class LeaseIndex:
         self._counted: dict[str, dict[str, Placement]] = {}
         self._by_pod: dict[str, dict[str, Lease]] = {}
         self._lost: dict[str, dict[str, Hold]] = {}
+        self._lost_by: dict[str, dict[str, Hold]] = {}
+        """The same by pod and lease: all leases may be lost at once."""
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._by_pod or bool(self.lost(uid))
+        return uid in self._by_pod or uid in self._lost_by
 
     def of(self, uid: str) -> list[Lease]:
         """Return the device leases that name this pod."""
@@ -49,7 +51,7 @@ class LeaseIndex:
 
     def lost(self, uid: str) -> list[Hold]:
         """Return what the live pod holds although its lease has disappeared."""
-        return [held[uid] for held in self._lost.values() if uid in held]
+        return list(self._lost_by.get(uid, {}).values())
 
     def holds(self, uid: str) -> list[Hold]:
         """Return what the pod holds by its leases, the lost ones included."""
@@ -91,7 +93,7 @@ class LeaseIndex:
 
     def forget_lost(self, uid: str) -> None:
         """Forget what an ended pod held by lost leases: its devices are free."""
-        for at in [at for at, held in self._lost.items() if uid in held]:
+        for at in list(self._lost_by.get(uid, ())):
             self._found_again(uid, at)
             self._update(at, self._store.get(at))
 
@@ -104,15 +106,17 @@ class LeaseIndex:
         uid = hold.holder.uid
         if self._keeps(hold, self.holds(uid)):
             self._lost.setdefault(at, {})[uid] = hold
+            self._lost_by.setdefault(uid, {})[at] = hold
         mine = self._by_pod.get(uid, {})
         mine.pop(at, None)
         if not mine:
             self._by_pod.pop(uid, None)
 
     def _found_again(self, uid: str, at: str) -> None:
-        held = self._lost.get(at, {})
-        if held.pop(uid, None) and not held:
-            del self._lost[at]
+        for lost, first, second in ((self._lost, at, uid), (self._lost_by, uid, at)):
+            held = lost.get(first, {})
+            if held.pop(second, None) and not held:
+                del lost[first]
 
     def _update(self, at: str, lease: Lease | None) -> None:
         wanted = self._placements(lease) if lease else {}

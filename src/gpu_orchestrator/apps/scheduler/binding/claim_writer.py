@@ -31,9 +31,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The claim cannot be reserved for the pod."""
+    """The claim cannot be reserved for the pod. `is_for_user`: until a user does what `why` says."""
 
     why: str
+    is_for_user: bool = False
 
 
 class ClaimWriter:
@@ -100,7 +101,7 @@ class ClaimWriter:
         found = await self._client.get(GPU_CLAIMS, name, pod.metadata.namespace)
         if claims.reserved_for(found) == pod.metadata.uid:
             return Reserved()
-        return Refused(f"GpuClaim {name} exists and is not this pod's; delete it")
+        return Refused(f"GpuClaim {name} exists and is not this pod's; delete it", is_for_user=True)
 
     async def write(self, claim: GpuClaim, due: Due) -> bool:
         """Write what is due; return False if the claim has changed and must be read again."""

@@ -27,6 +27,7 @@ class PodStatusWriter:
 
     def __init__(self, client: Client, shown: Store[Pod]) -> None:
         self._client, self._shown = client, shown
+        self._one_try = client.with_limits()
         self._writing: dict[str, asyncio.Task[Pod]] = {}
         self._moved: dict[str, tuple[str, str]] = {}
         """By UID: the version that our last write replaced, and the version that it left."""
@@ -37,17 +38,20 @@ class PodStatusWriter:
             body = condition(pod, SCHEDULER_ERROR, why)
             # A new time makes the call a change: a patch that changes nothing would not move the version.
             body["status"]["conditions"][0]["lastProbeTime"] = _now()
-            written = await self.write(pod, body)
+            written = await self._write(self._client, pod, body)
             if written.metadata.resource_version != pod.metadata.resource_version:
                 return written
             await asyncio.sleep(1.0)  # the second time within one second: the server counts in seconds
 
     async def write(self, pod: Pod, body: Json) -> Pod:
-        """Patch the pod's status. Raise Conflict if the pod has changed since we read it: otherwise a reason
-        to wait could be written to a pod that was bound a moment ago."""
+        """Patch the pod's status, with one try. Raise Conflict if the pod has changed since we read it:
+        otherwise a reason to wait could be written to a pod that was bound a moment ago."""
+        return await self._write(self._one_try, pod, body)
+
+    async def _write(self, client: Client, pod: Pod, body: Json) -> Pod:
         meta = pod.metadata
         guarded = {**body, "metadata": {"resourceVersion": meta.resource_version}}
-        sent = self._client.patch(
+        sent = client.patch(
             PODS, meta.name, guarded, meta.namespace, kind=Patch.STRATEGIC, subresource="status"
         )
         writing = self._writing[meta.uid] = asyncio.ensure_future(sent)

@@ -16,7 +16,7 @@ from math import isinf
 
 import structlog
 
-from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
+from gpu_orchestrator.adapters.kube.workqueue import NotYet, WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import claims, deviceleases
 from gpu_orchestrator.api.gpuclaim import GpuClaim
@@ -47,6 +47,8 @@ log = structlog.get_logger()
 
 
 class ClaimController:
+    """`report` is called with a bound pod and what keeps its claim from being reserved."""
+
     def __init__(
         self,
         writer: ClaimWriter,
@@ -56,8 +58,10 @@ class ClaimController:
         metrics: Metrics,
         pacer: Pacer,
         now: Callable[[], str],
+        report: Callable[[Pod, str], None] = lambda pod, why: None,
     ) -> None:
         self._writer, self._coordinator, self._releaser = writer, coordinator, releaser
+        self._report = report
         self._metrics, self._pacer, self._now = metrics, pacer, now
         self._to_reserve: WorkQueue[str] = WorkQueue()
         self._to_write: WorkQueue[str] = WorkQueue()
@@ -151,10 +155,12 @@ class ClaimController:
         claim = self._coordinator.stores.claim_of(pod) if pod else None
         if pod is None or claim is None or version == self._replaced.get(name):
             return
-        if isinstance(await self._writer.reserve(pod, claim), Refused):
-            self._to_reserve.add_after(name, RETRY_S)
-        else:
-            self._note_written(name, version)
+        answer = await self._writer.reserve(pod, claim)
+        if isinstance(answer, Refused):
+            if answer.is_for_user:
+                self._report(pod, answer.why)
+            raise NotYet(answer.why)
+        self._note_written(name, version)
 
     async def _write(self, name: str) -> None:
         await self._pacer.wait()
@@ -230,6 +236,9 @@ class ClaimController:
             return None
         uid = claims.reserved_for(claim)
         pod, state = self._coordinator.our_pods.get(uid), self._coordinator.state_of(uid)
+        if pod is not None and pod.metadata.namespace != claim.metadata.namespace:
+            # The claim's owner wrote the UID of another's pod: tell nothing about that pod.
+            return claim_status.due(claim, None, given=None, held=False, now=self._now())
         held = state in ("binding", "bound") or uid in self._releaser or uid in self._coordinator.lease_index
         given = self._given(pod, claim) if pod is not None and pod.spec.node_name else None
         return claim_status.due(claim, pod, given=given, held=held, now=self._now())

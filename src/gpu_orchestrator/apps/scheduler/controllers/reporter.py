@@ -70,6 +70,9 @@ class Reporter:
         log.error("device conflict", pod=key(pod), why=why)
         self._recorder.warning(about(PODS, pod), "DeviceConflict", why, action="Sweep")
 
+    def report_claim(self, pod: Pod, why: str) -> None:
+        self._recorder.warning(about(PODS, pod), "ClaimConflict", why, action="Reserving")
+
     async def run(self) -> None:
         await self.queue.run(self._write, workers=WRITERS)
 

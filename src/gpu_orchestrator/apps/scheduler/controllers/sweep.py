@@ -46,6 +46,7 @@ from gpu_orchestrator.core.device import Device
 T = TypeVar("T")
 
 MAX_REFRESHED = 100
+RESTORERS = 8
 
 log = structlog.get_logger()
 
@@ -97,9 +98,11 @@ class Sweeper:
             coordinator.lease_index.forget_found()
             await self._check_leases(self._leases, breath)
             disputed, self._disputed = self._disputed, {}
+            missing: dict[str, list[tuple[Pod, Hold]]] = {}
             async for pod in _breathing(coordinator.our_pods.values(), breath):
-                await self._one(self._restore(pod, self._leases), key(pod))
+                await self._one(_done(self._find_missing, pod, missing), key(pod))
                 await self._one(_done(self._report_dispute, pod, disputed), key(pod))
+            await self._restore(missing, self._leases)
             self._report_obstructed()
         await breath.through(coordinator.pending.refresh(MAX_REFRESHED))
         checked: set[str] = set()
@@ -174,18 +177,35 @@ class Sweeper:
             return True
         return pod.metadata.uid != holder.uid or pod.status.phase in translate.TERMINAL
 
-    async def _restore(self, pod: Pod, leases: DeviceLeases) -> None:
-        """Restore the leases that a bound pod has lost, as far as we know them from our own binding or from
-        the leases themselves."""
+    def _find_missing(self, pod: Pod, missing: dict[str, list[tuple[Pod, Hold]]]) -> None:
+        """Add the leases that a bound pod has lost, as far as we know them from our own binding or from the
+        leases themselves."""
         bound = self._deps.coordinator.holdings.get(pod.metadata.uid)
-        if bound is None or not pod.spec.node_name:
-            return
-        for hold in self._missing(pod, bound):
-            result = await leases.acquire(hold.ref, hold.holder, exclusive=hold.exclusive)
-            if isinstance(result, HeldByOther):
-                await self._report_conflict(pod, result)
-            else:
-                log.warning("bound pod had no lease, restored", pod=key(pod), lease=hold.ref.lease)
+        if bound is not None and pod.spec.node_name:
+            for hold in self._missing(pod, bound):
+                missing.setdefault(hold.ref.lease, []).append((pod, hold))
+
+    async def _restore(self, missing: dict[str, list[tuple[Pod, Hold]]], leases: DeviceLeases) -> None:
+        """Restore several leases at once, since all of them may be lost; each lease's holders in turn."""
+        waiting = iter(missing.values())
+
+        async def restore() -> None:
+            for of_lease in waiting:
+                for pod, hold in of_lease:
+                    await self._one(self._restore_hold(pod, hold, leases), key(pod))
+
+        ended = await asyncio.gather(*(restore() for _ in range(RESTORERS)), return_exceptions=True)
+        if error := next((each for each in ended if each is not None), None):
+            raise error
+
+    async def _restore_hold(self, pod: Pod, hold: Hold, leases: DeviceLeases) -> None:
+        if pod.metadata.uid not in self._deps.coordinator.holdings:
+            return  # it has ended meanwhile
+        result = await leases.acquire(hold.ref, hold.holder, exclusive=hold.exclusive)
+        if isinstance(result, HeldByOther):
+            await self._report_conflict(pod, result)
+        else:
+            log.warning("bound pod had no lease, restored", pod=key(pod), lease=hold.ref.lease)
 
     def _missing(self, pod: Pod, bound: Placement) -> list[Hold]:
         """Return the holds of a bound pod that no lease shows. They carry the time of those that are left:

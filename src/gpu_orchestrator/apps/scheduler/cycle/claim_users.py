@@ -25,6 +25,8 @@ class ClaimUsers:
         user = self._pod_of.setdefault(claim, pod)
         if user.metadata.uid != uid:
             return False
+        if self._claim_of.get(uid, claim) != claim:  # the pod's annotation has changed
+            self.release(uid)
         self._claim_of[uid] = claim
         return True
 
