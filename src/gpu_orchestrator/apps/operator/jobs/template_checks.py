@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gpu_orchestrator.api import names, podtemplate, quantity, translate
+from gpu_orchestrator.api import names, pod_limits, podtemplate, quantity, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
@@ -33,6 +33,8 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
         _refuse("restartPolicy", f"is {restart_policy!r}", "a Job needs Never or OnFailure")
     if pod.priority_class_name not in ("", names.PRIORITY_CLASSES[workload.spec.priority]):
         _refuse("priorityClassName", f"is {pod.priority_class_name!r}", "set spec.priority instead")
+    if found := pod_limits.excess(pod):
+        raise InvalidTemplate(f"spec.template: {found}")
     _check_names(pod)
     _check_volumes(pod)
     _check_affinity(pod)
