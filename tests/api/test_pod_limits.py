@@ -80,7 +80,9 @@ def test_too_much_is_named(asked: dict[str, Any], message: str) -> None:
         pytest.param(required({"matchExpressions": conditions(1, values=512)}), id="a list of nodes"),
         pytest.param(required(*[{"matchExpressions": conditions(1)}] * 64), id="terms"),
         pytest.param({"tolerations": [{"key": "k"}] * 64}, id="tolerations"),
-        pytest.param({"containers": [{"ports": [{}] * 1000}, *ports(64)]}, id="ports that are not the host's"),
+        pytest.param(
+            {"containers": [{"ports": [{}] * 1000}, *ports(64)]}, id="ports that are not the host's"
+        ),
         pytest.param({"volumes": [{"name": f"config-{n}"} for n in range(100)]}, id="ConfigMaps"),
         pytest.param(claims(64), id="claims"),
     ],

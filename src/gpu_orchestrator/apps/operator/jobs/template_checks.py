@@ -14,10 +14,6 @@ from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
 from gpu_orchestrator.core.errors import InvalidRequest
 
-MOST_CLAIMS = 64
-"""The most PersistentVolumeClaims of a plain workload: the operator reads all of them before it chooses a
-node."""
-
 RESTARTS = ("Never", "OnFailure")
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
@@ -42,9 +38,6 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
 
 
 def check_plain(template: PodTemplate) -> None:
-    claims = set(claim_names(template.spec))
-    if len(claims) > MOST_CLAIMS:
-        _refuse("volumes", f"has {len(claims)} PersistentVolumeClaims", f"at most {MOST_CLAIMS} can be read")
     scheduler = template.spec.scheduler_name
     if scheduler not in names.KUBE_SCHEDULER:
         _refuse("schedulerName", f"is {scheduler!r}", "leave it out, or ask for devices by spec.claim")
