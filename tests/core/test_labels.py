@@ -104,7 +104,7 @@ def test_few_nodes_are_looked_into_and_no_column_is_made() -> None:
 
 def test_label_column_that_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "MOST_LABELS", 3)
-    many = many_nodes(**{key: "x" for key in "abcdef"})
+    many = many_nodes(**dict.fromkeys("abcdef", "x"))
     for key in "abc":
         many.inventory.label(key)
     for key in "def":

@@ -12,7 +12,7 @@ from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import FITS, current
 
 FEW = 16
-FEW_ROWS = 50_000
+FEW_ROWS = 20_000
 """How many groups are looked at in one call, and how many rows may be judged for that."""
 
 Key = tuple[Shape, Policy]
@@ -47,13 +47,12 @@ class NeighbourWatch:
             left = [key for key in self._due if key in self._stamps]  # first: none waits forever
             self._seen, self._due = seen, list(dict.fromkeys([*left, *self._stamps]))
         few, most, found = self._due[:FEW], cluster.rows_judged + FEW_ROWS, list[Key]()
-        looked = 0
-        for looked, key in enumerate(few, 1):
+        for key in few:
+            del self._due[0]
             if key in self._stamps and self._fits_now(key, cluster):
                 found.append(key)
             if cluster.rows_judged >= most:
                 break
-        del self._due[:looked]
         return found
 
     def _fits_now(self, key: Key, cluster: Cluster) -> bool:

@@ -25,7 +25,7 @@ from gpu_orchestrator.engine.wakeup_index import WakeupIndex, is_met_anywhere
 
 WAVE = 512
 """How many groups are checked closely at once."""
-WAVE_ROWS = 50_000
+WAVE_ROWS = 100_000
 """How many rows may be judged for that: a group with rules about other pods looks at all nodes."""
 
 Key = tuple[Shape, Policy]
