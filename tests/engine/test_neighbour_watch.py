@@ -10,6 +10,7 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.pod_rules import Neighbour, PodRules, PodSelector, PodTerm
 from gpu_orchestrator.core.request import Expression, Request
+from gpu_orchestrator.engine import neighbour_watch, unschedulable
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     NodeUpdated,
@@ -39,10 +40,10 @@ def in_zone(name: str, gpus: int) -> Node:
     return node(name, gpus, labels={"zone": "z"})
 
 
-def rested(engine: Engine) -> list[str]:
+def rested(engine: Engine, patience: int = 4) -> list[str]:
     """Tick until the engine rests, and return what it placed."""
     placed: list[str] = []
-    for _ in range(4 * MANY // FEW + 2):
+    for _ in range(patience * MANY // FEW + 2):
         if engine.deadline(0.0) != 0.0:
             return placed
         placed += [each.request.key for each in engine.handle(Tick(), 0.0) if isinstance(each, Place)]
@@ -93,3 +94,25 @@ def test_every_request_gets_its_turn_though_pods_come_all_the_time(monkeypatch: 
     for number in range(2 * MANY // FEW):
         actions += engine.handle(observed(f"web{number}", "web"), 0.0)
     assert [each.request.key for each in actions if isinstance(each, Place)] == ["last"]
+
+
+@pytest.mark.parametrize("event", [NodeUpdated(in_zone("gpu", 2)), observed("more", "web")])
+def test_one_call_judges_a_bounded_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch, event: NodeUpdated | PlacementObserved
+) -> None:
+    """A rule looks at all nodes even for one of them, so few requests with rules are looked at per call."""
+    engine = engine_with_many_kinds(monkeypatch)
+    rows = engine.cluster.inventory.size  # a request is looked at for a fourth of this
+    monkeypatch.setattr(neighbour_watch, "FEW_ROWS", rows)
+    monkeypatch.setattr(unschedulable, "WAVE_ROWS", rows)
+    rested(engine, 8)
+    judged, before = [], engine.cluster.rows_judged
+    engine.handle(event, 0.0)
+    for _ in range(MANY):
+        judged.append(engine.cluster.rows_judged - before)
+        before += judged[-1]
+        if engine.deadline(0.0) != 0.0:
+            break
+        engine.handle(Tick(), 0.0)
+    assert max(judged) <= 6 * rows
+    assert sum(judged) >= MANY * rows // 8

@@ -40,6 +40,11 @@ class Cluster:
     def __len__(self) -> int:
         return len(self.inventory.row_of)
 
+    @property
+    def rows_judged(self) -> int:
+        """How many rows were looked at so far for what could not be taken from a cache."""
+        return self.standings.rows_judged + self.inventory.rows_read
+
     def __contains__(self, name: str) -> bool:
         return name in self.inventory.row_of
 

@@ -114,5 +114,10 @@ class Names:
             self.values.append(value)
         return found
 
+    def find(self, value: Any) -> int:
+        """Return the number of a value, -1 if it has none. For what requests ask for: `number` would keep
+        their texts for ever."""
+        return self.numbers.get(value, -1)
+
     def __len__(self) -> int:
         return len(self.values)

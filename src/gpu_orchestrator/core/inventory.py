@@ -3,6 +3,7 @@
 Kept by the cluster, read by filters and opinions. Free capacity is in `usage`, not here.
 """
 
+from collections import Counter
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +12,8 @@ from gpu_orchestrator.core.columns import Bools, Floats, Ints, Names, Small, Tab
 from gpu_orchestrator.core.node import SOFT_EFFECT, Node
 
 MOST_LABELS = 256
+FEW = 4
+"""For so many rows, the nodes themselves are looked into, rather than all nodes for a column."""
 
 
 class Inventory(Table):
@@ -66,6 +69,10 @@ class Inventory(Table):
         self.has_mixed = self.has_soft = False
         self.labels: dict[str, Small] = {}
         self.numbers: dict[str, Floats] = {}
+        self.nodes_with: Counter[str] = Counter()
+        """How many nodes have a label, by its key."""
+        self.rows_read = 0
+        """How many rows were looked at to make columns of labels."""
 
     def copy(self) -> "Inventory":
         twin = Inventory.__new__(Inventory)
@@ -75,6 +82,7 @@ class Inventory(Table):
         twin.has_mixed, twin.has_soft = self.has_mixed, self.has_soft
         twin.labels = {key: column.copy() for key, column in self.labels.items()}
         twin.numbers = {key: column.copy() for key, column in self.numbers.items()}
+        twin.nodes_with, twin.rows_read = self.nodes_with.copy(), self.rows_read
         return twin
 
     def put(self, node: Node) -> int:
@@ -85,12 +93,14 @@ class Inventory(Table):
         if row is None:
             row = self._new_row(node.name)
         self.resize(0, len(node.devices), len(self.kinds_of))
+        self._count_labels(self.nodes[row], node)
         self.nodes[row] = node
         self._write(row, node)
         return row
 
     def drop(self, name: str) -> int:
         row = self.row_of.pop(name)
+        self._count_labels(self.nodes[row], None)
         self.nodes[row] = None
         self.left.append(row)
         self.alive[row] = self.mixed[row] = self.soft[row] = False
@@ -105,28 +115,51 @@ class Inventory(Table):
 
     def label(self, key: str) -> Small:
         """Return each node's value of one label, as a number; 0 where it has none. Computed on first use."""
-        if key not in self.labels:
-            self._forget_a_label()
-            column = np.zeros(self.size, np.int32)
-            for name, row in self.row_of.items():
-                column[row] = self._label_number(self.node(name), key)
-            self.labels[key] = column
-        return self.labels[key]
+        column = self.labels.get(key)
+        if column is None:
+            return self._make_label(key)
+        if len(self.labels) >= MOST_LABELS:
+            self.labels[key] = self.labels.pop(key)  # the first one is dropped next
+        return column
 
-    def label_as_number(self, key: str) -> Floats:
-        """Return each node's value of one label as a number; NaN where it is missing or not a number."""
+    def label_at(self, key: str, rows: Ints) -> Small:
+        """Return what `label` does, for some rows only."""
+        if key not in self.labels and len(rows) <= FEW < len(self.row_of):
+            nodes = (self.nodes[row] for row in rows.tolist())
+            return np.array([self._label_number(node, key) for node in nodes], np.int32)
+        return self.label(key)[rows]
+
+    def number_at(self, key: str, rows: Ints) -> Floats:
+        """Return the value of one label as a number, for some rows; NaN where it is missing or not a
+        number."""
+        if len(rows) <= FEW or key not in self.nodes_with:
+            return self._as_numbers(self.label_at(key, rows))
+        column = self.label(key)
         if key not in self.numbers:
-            self.numbers[key] = np.array([_as_number(self.names.values[at]) for at in self.label(key)])
-        return self.numbers[key]
+            self.rows_read += len(self.row_of)
+            self.numbers[key] = self._as_numbers(column)
+        return self.numbers[key][rows]
 
     def node(self, name: str) -> Node:
         node = self.nodes[self.row_of[name]]
         assert node is not None  # noqa: S101 - rows with a name have a node
         return node
 
+    def _make_label(self, key: str) -> Small:
+        """A column is made and kept only if a node has the label. Otherwise requests for labels that somebody
+        made up would push out those that are used."""
+        column = np.zeros(self.size, np.int32)
+        if key in self.nodes_with:
+            self.rows_read += len(self.row_of)
+            for row in self.row_of.values():
+                column[row] = self._label_number(self.nodes[row], key)
+            self._forget_a_label()
+            self.labels[key] = column
+        return column
+
     def _forget_a_label(self) -> None:
-        """Drop the oldest label column, which can be computed again. Otherwise requests for always new labels
-        would fill the memory."""
+        """Drop the label column that was not used for longest; it can be computed again. Otherwise requests
+        for always new labels would fill the memory."""
         if len(self.labels) >= MOST_LABELS:
             oldest = next(iter(self.labels))
             del self.labels[oldest]
@@ -188,9 +221,23 @@ class Inventory(Table):
             self.memory_mib[row, :count] = [device.memory_mib for device in devices]
             self.open_mib[row, :count] = [device.memory_mib - device.taken_mib for device in devices]
 
-    def _label_number(self, node: Node, key: str) -> int:
-        value = next((value for name, value in node.labels if name == key), None)
+    def _label_number(self, node: Node | None, key: str) -> int:
+        value = None if node is None else node.label(key)
         return 0 if value is None else self.names.number(value)
+
+    def _as_numbers(self, values: Small) -> Floats:
+        return np.array([_as_number(self.names.values[at]) for at in values.tolist()], np.float64)
+
+    def _count_labels(self, old: Node | None, new: Node | None) -> None:
+        """A node's labels change from those of `old` to those of `new`."""
+        before, after = old.labels if old else (), new.labels if new else ()
+        if before == after:
+            return
+        self.nodes_with.update(key for key, _ in after)
+        for key, _ in before:
+            self.nodes_with[key] -= 1
+            if not self.nodes_with[key]:
+                del self.nodes_with[key]
 
 
 def _as_number(value: object) -> float:

@@ -3,6 +3,7 @@
 `node(...)` builds one with defaults; the cluster compares nodes to notice that nothing changed.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ class Taint:
 @dataclass(frozen=True, slots=True)
 class Node:
     """`barred` is why no device of this node may be given now, whatever is free; empty if there is no
-    reason. `volume_limits`: how many volumes of a driver can be attached."""
+    reason. `labels` are sorted. `volume_limits`: how many volumes of a driver can be attached."""
 
     name: str
     devices: tuple[Device, ...] = ()
@@ -53,6 +54,12 @@ class Node:
                 f"node {self.name} has devices {ids}, its topology speaks of {self.topology.ids}"
             )
         limits.check(f"node {self.name} has", self._numbers())
+
+    def label(self, key: str) -> str | None:
+        """Return the value of a label; None if the node does not have it."""
+        at = bisect_left(self.labels, (key,))
+        found = self.labels[at] if at < len(self.labels) else ("", "")
+        return found[1] if found[0] == key else None
 
     def _numbers(self) -> Iterator[tuple[str, int, int]]:
         yield "devices", len(self.devices), limits.MOST_DEVICES

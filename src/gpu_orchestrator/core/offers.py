@@ -71,12 +71,12 @@ class Offers:
 
     def has_label(self, key: str, value: str) -> Bools:
         inventory = self.cluster.inventory
-        has: Bools = inventory.label(key)[self.rows] == inventory.names.number(value)
+        has: Bools = inventory.label_at(key, self.rows) == inventory.names.find(value)
         return has
 
     def label_number(self, key: str) -> Floats:
         """A label as a number; NaN where it is missing or not a number."""
-        return self.cluster.inventory.label_as_number(key)[self.rows]
+        return self.cluster.inventory.number_at(key, self.rows)
 
     @lazy
     def free_devices(self) -> Bools:

@@ -187,9 +187,15 @@ def first_failing(
 
 
 def first_obstacle(filters: tuple[Filter, ...], cluster: "Cluster", row: int) -> Filter | None:
-    """Return the first filter that this node fails; None if it fits."""
+    """Return the first filter that this node fails; None if it fits. A rule about other pods looks at all
+    nodes even for one, which counts as judged rows."""
     only = np.array([row])
-    return next((each for each in filters if not each.passes(cluster, only)[0]), None)
+    for each in filters:
+        if each.fact is None:
+            cluster.standings.rows_judged += cluster.inventory.size // RULES_PER_ROW
+        if not each.passes(cluster, only)[0]:
+            return each
+    return None
 
 
 def _scores(offers: Offers, policy: Policy) -> Floats:

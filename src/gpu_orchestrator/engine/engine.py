@@ -175,7 +175,7 @@ class Engine:
             case events.LimitChanged(flow, most):
                 self._queue.limits_changed(self._fair_share.allow(flow, most))
             case events.Tick():
-                self._rows_at_tick = self.cluster.standings.rows_judged
+                self._rows_at_tick = self.cluster.rows_judged
 
     def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
@@ -263,7 +263,7 @@ class Engine:
         queue, cluster = self._queue, self._cache.cluster
         judged_most = self._rows_at_tick + self._max_rows
         for _ in range(self._max_decisions):
-            if self._in_flight.is_full or cluster.standings.rows_judged >= judged_most:
+            if self._in_flight.is_full or cluster.rows_judged >= judged_most:
                 return
             if (waiting := queue.pop(cluster)) is None:
                 return

@@ -12,6 +12,8 @@ from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import FITS, current
 
 FEW = 16
+FEW_ROWS = 20_000
+"""How many groups are looked at in one call, and how many rows may be judged for that."""
 
 Key = tuple[Shape, Policy]
 Stamp = tuple[int, ...]
@@ -44,8 +46,14 @@ class NeighbourWatch:
         if seen != self._seen:
             left = [key for key in self._due if key in self._stamps]  # first: none waits forever
             self._seen, self._due = seen, list(dict.fromkeys([*left, *self._stamps]))
-        few, self._due = self._due[:FEW], self._due[FEW:]
-        return [key for key in few if key in self._stamps and self._fits_now(key, cluster)]
+        few, most, found = self._due[:FEW], cluster.rows_judged + FEW_ROWS, list[Key]()
+        for key in few:
+            del self._due[0]
+            if key in self._stamps and self._fits_now(key, cluster):
+                found.append(key)
+            if cluster.rows_judged >= most:
+                break
+        return found
 
     def _fits_now(self, key: Key, cluster: Cluster) -> bool:
         before = self._stamps[key]

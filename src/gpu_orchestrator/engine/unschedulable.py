@@ -25,6 +25,8 @@ from gpu_orchestrator.engine.wakeup_index import WakeupIndex, is_met_anywhere
 
 WAVE = 512
 """How many groups are checked closely at once."""
+WAVE_ROWS = 100_000
+"""How many rows may be judged for that: a group with rules about other pods looks at all nodes."""
 
 Key = tuple[Shape, Policy]
 Order = tuple[float, ...]
@@ -125,10 +127,20 @@ class Unschedulable:
         slots: list[int] = self._eligible.among(met, row).tolist()
         if after != FIRST:
             slots = [slot for slot in slots if self._orders[slot] > after]
-        if len(slots) > WAVE:
-            slots = sorted(slots, key=self._orders.__getitem__)[:WAVE]
-            self.waves[name] = self._orders[slots[-1]]
-        return [group for slot in slots if (group := self._slots[slot]) and self._fits(group, cluster, row)]
+        if len(slots) > WAVE or self._neighbours:
+            slots = sorted(slots, key=self._orders.__getitem__)
+        return self._fitting(cluster, name, slots)
+
+    def _fitting(self, cluster: Cluster, name: str, slots: list[int]) -> list[Group]:
+        """Return the groups of these slots, up to a wave of them, that fit on the node."""
+        row, most, found = cluster.row(name), cluster.rows_judged + WAVE_ROWS, list[Group]()
+        for number, slot in enumerate(slots, 1):
+            if (group := self._slots[slot]) and self._fits(group, cluster, row):
+                found.append(group)
+            if number < len(slots) and (number >= WAVE or cluster.rows_judged >= most):
+                self.waves[name] = self._orders[slot]
+                break
+        return found
 
     @property
     def is_behind(self) -> bool:

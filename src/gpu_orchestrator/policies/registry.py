@@ -45,6 +45,10 @@ ALLOCATORS: dict[str, Allocator] = {
 }
 
 
+LONGEST_NAME = 80
+"""Characters of an unknown name that a message shows."""
+
+
 class UnknownPolicy(Exception):
     """No strategy or allocator of that name."""
 
@@ -86,6 +90,8 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
     if name in known:
         return known[name]
     near = {each.lower(): each for each in known}
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}…"
     close = get_close_matches(name.lower(), near, n=1)
     hint = f"; did you mean {near[close[0]]!r}?" if close else ";"
     raise UnknownPolicy(f"unknown {kind} {name!r}{hint} known: {', '.join(sorted(known))}")

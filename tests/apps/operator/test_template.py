@@ -149,7 +149,7 @@ def test_named_gpu_resource_is_the_one_asked_for() -> None:
         pytest.param(mounting(""), "volumes has the claimName ''", id="no name"),
         pytest.param(
             mounting(*(f"data-{number}" for number in range(65))),
-            "volumes has 65 PersistentVolumeClaims; at most 64 can be read",
+            "volumes that are claims: 65 found, up to 64 are taken",
             id="too many volumes",
         ),
         pytest.param({"containers": [MAIN, MAIN]}, "two containers called 'main'", id="same name"),
@@ -199,6 +199,11 @@ def test_named_gpu_resource_is_the_one_asked_for() -> None:
             {"containers": [{**MAIN, "name": n, "resources": {"limits": {"cpu": "5000G"}}} for n in "ab"]},
             "requests too much: 9007199254740992 or more of cpu was asked for",
             id="more than can be counted when added up",
+        ),
+        pytest.param(
+            {"nodeSelector": {f"k{n}": "x" for n in range(65)}},
+            "spec.template: conditions on nodes (nodeSelector, node affinity): 65 found, up to 64 are taken",
+            id="too long a selector",
         ),
         pytest.param({"containers": [{**MAIN, "env": "x"}]}, "env`", id="environment"),
         pytest.param({"containers": "main"}, "`spec.template.spec.containers`", id="wrong type"),

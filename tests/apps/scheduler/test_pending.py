@@ -62,6 +62,26 @@ def test_pod_beyond_the_limit_waits_with_a_reason_and_comes_in_when_another_leav
     assert "1 has too little cpu" in world.executor.refused["p300"]
 
 
+def test_pod_with_an_unknown_strategy_leaves_the_engine() -> None:
+    world = World(node("a", 0), max_waiting_shapes=2)
+    for cpu in (100, 200, 300):
+        world.pod(pod(f"p{cpu}", gpus=1, containers=asking(cpu)))
+        world.pod(pod(f"p{cpu}", gpus=1, containers=asking(cpu), strategy="x" * 300))
+        assert world.executor.refused[f"p{cpu}"].startswith("unknown strategy 'xxx")
+        assert len(world.executor.refused[f"p{cpu}"]) < 250
+    assert sum(world.coordinator.engine.counts().values()) == 0
+    world.node(node("a", 8))
+    assert bound(world) == []
+    world.pod(pod("p100", gpus=1))
+    assert bound(world) == ["p100"]
+
+
+def test_long_reason_is_shortened() -> None:
+    world = World(node("a", 1))
+    world.pod(pod("p", gpus=1, containers=[{"resources": {"requests": {f"example.com/{'x' * 9999}": "1"}}}]))
+    assert len(world.executor.refused["p"]) == pending.LONGEST_REASON
+
+
 def test_pod_beyond_the_limit_that_would_fit_is_bound_when_it_comes_in() -> None:
     world = World(node("a", 8), max_waiting_shapes=1)
     world.pod(pod("unfit", gpus=1, containers=asking(100)))

@@ -112,6 +112,11 @@ TOO_LONG: dict[str, dict[str, Any]] = {
             "a rule of the pod about other pods lists more than",
             id="spread with too many values",
         ),
+        pytest.param(
+            {"gpus": 1, "nodeSelector": {f"k{n}": "x" for n in range(65)}},
+            "the pod's conditions on nodes (nodeSelector, node affinity): 65 found, up to 64 are taken; give",
+            id="too long a selector",
+        ),
         pytest.param({"gpus": 1, **MOUNTED}, "default/data does not exist", id="volume"),
         pytest.param({"claim": "other"}, "GpuClaim default/other does not exist; create it", id="no claim"),
         pytest.param({"claim_template": "t"}, "template GpuClaim default/t does not exist", id="no template"),
@@ -137,6 +142,12 @@ def test_pod_with_an_unusable_claim_is_refused(made: dict[str, Any], message: st
     answer = request_of(pod("p", claim="c"), claim("c", **made), NO_VOLUMES)
     assert isinstance(answer, Unschedulable)
     assert message in answer.why
+
+
+def test_long_name_of_a_claim_is_shortened() -> None:
+    answer = request_of(pod("p", claim="c" * 1000), None, NO_VOLUMES)
+    assert isinstance(answer, Unschedulable)
+    assert len(answer.why) < 200
 
 
 def test_claim_assigned_to_another_pod_is_refused_before_the_claim_shows_it() -> None:

@@ -22,11 +22,12 @@ class Kind:
 
     def __init__(self, shape: Shape, inventory: Inventory) -> None:
         self.shape = shape
-        self.vendor = inventory.names.number(shape.vendor) if shape.vendor else 0
-        self.models = [inventory.names.number(model) for model in shape.models]
+        self._resolve(inventory)
         self.any_whole = shape.exclusive and not (shape.vendor or shape.models or shape.memory_mib)
 
     def of_vendor(self, inventory: Inventory, rows: Ints) -> Bools:
+        if self.unheard:
+            self._resolve(inventory)
         vendor = some(inventory.vendor, rows)
         match: Bools = vendor == self.vendor if self.vendor else vendor > 0
         return match
@@ -72,11 +73,20 @@ class Kind:
         return max(camps, key=worth, default=devices)
 
     def of_model(self, inventory: Inventory, rows: Ints) -> Bools:
+        if self.unheard:
+            self._resolve(inventory)
         model = some(inventory.model, rows)
         match: Bools = model == self.models[0]
         for other in self.models[1:]:
             match = match | (model == other)
         return match
+
+    def _resolve(self, inventory: Inventory) -> None:
+        """Look up vendor and models again: no device may have had them when they were requested."""
+        find, shape = inventory.names.find, self.shape
+        self.vendor = find(shape.vendor) if shape.vendor else 0
+        self.models = [find(model) for model in shape.models]
+        self.unheard = self.vendor < 0 or -1 in self.models
 
 
 def facts_for(shape: Shape, inventory: Inventory) -> Iterator[Filter]:

@@ -122,7 +122,7 @@ class Even(Neighbourly):
         """Return the rows that make up domains."""
         rows = cluster.inventory.alive.nonzero()[0]
         for key in self.keys:
-            rows = rows[cluster.inventory.label(key)[rows] > 0]
+            rows = rows[cluster.inventory.label_at(key, rows) > 0]
         for each in self.members:
             rows = rows[each.passes(cluster, rows)]
         return rows

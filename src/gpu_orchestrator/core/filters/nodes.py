@@ -39,6 +39,10 @@ def openness(shape: Shape) -> Iterator[Filter]:
         yield Open()
 
 
+SHOWN = 1024
+"""Characters of a selector that a reason shows."""
+
+
 class Ready(Filter):
     reason = "not ready"
 
@@ -115,12 +119,13 @@ class Labelled(Filter):
 
     def __init__(self, labels: tuple[tuple[str, str], ...]) -> None:
         self.labels = labels
-        self.reason = "do not match the selector " + ",".join(f"{key}={value}" for key, value in labels)
+        text = ",".join(f"{key}={value}" for key, value in labels)
+        self.reason = f"do not match the selector {text if len(text) <= SHOWN else f'{text[:SHOWN]}…'}"
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
         passed = np.ones(len(rows), np.bool_)
         for key, value in self.labels:
-            passed &= cluster.inventory.label(key)[rows] == cluster.inventory.names.number(value)
+            passed &= cluster.inventory.label_at(key, rows) == cluster.inventory.names.find(value)
         return passed
 
 
@@ -168,14 +173,14 @@ def term_holds(term: Term, inventory: Inventory, rows: Ints) -> Bools:
 
 
 def _label_holds(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
-    values = inventory.label(expression.key)[rows]
+    values = inventory.label_at(expression.key, rows)
     match expression.operator:
         case "Exists":
             held: Bools = values > 0
         case "DoesNotExist":
             held = values == 0
         case "In" | "NotIn":
-            wanted = [inventory.names.number(value) for value in expression.values]
+            wanted = [inventory.names.find(value) for value in expression.values]
             held = np.isin(values, wanted, invert=expression.operator == "NotIn")
         case "Gt" | "Lt":
             held = _compared(expression, inventory, rows)
@@ -193,7 +198,7 @@ def _compared(expression: Expression, inventory: Inventory, rows: Ints) -> Bools
         return np.zeros(len(rows), np.bool_)
     if abs(bound) > _MOST_BOUND:
         return np.zeros(len(rows), np.bool_)
-    numbers = inventory.label_as_number(expression.key)[rows]
+    numbers = inventory.number_at(expression.key, rows)
     compared = numbers > bound if expression.operator == "Gt" else numbers < bound
     held: Bools = compared & (numbers == np.floor(numbers))
     return held

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def for_shape(shape: Shape, inventory: Inventory) -> Iterator[Filter]:
     if shape.resources:
         yield Enough(shape.resources, inventory)
-    for port in shape.host_ports:
-        yield PortFree(port)
+    if shape.host_ports:
+        yield PortsFree(shape.host_ports)
     if shape.volumes:
         yield Attachable(shape.volumes)
 
@@ -100,19 +100,36 @@ def _columns(amounts: Ints, rows: Ints, kinds: list[int]) -> Ints:
     return amounts[rows][:, known]  # column 0 belongs to no resource and stays zero
 
 
-class PortFree(Filter):
+class PortsFree(Filter):
+    """No pod of the node has one of the host ports. One filter for all of them: each node's pods are looked
+    through once."""
+
     fact = False
 
-    def __init__(self, port: HostPort) -> None:
-        self.port = port
-        self.reason = f"have host port {port.port} taken"
+    def __init__(self, ports: tuple[HostPort, ...]) -> None:
+        self.ports = ports
+        self.alike: dict[tuple[int, str], list[HostPort]] = {}
+        for port in ports:
+            self.alike.setdefault((port.port, port.protocol), []).append(port)
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        return np.fromiter((not self._taken(cluster, row) for row in rows), np.bool_, len(rows))
+        return np.fromiter((self._taken(cluster, row) is None for row in rows.tolist()), np.bool_, len(rows))
 
-    def _taken(self, cluster: "Cluster", row: int) -> bool:
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        taken = (self._taken(cluster, row) for row in rows.tolist())
+        return Counter(f"have host port {port.port} taken" for port in taken if port)
+
+    def _taken(self, cluster: "Cluster", row: int) -> HostPort | None:
+        """Return the first of the ports that a pod of this node has."""
         held = cluster.usage.held[row].values() if row < len(cluster.usage.held) else ()
-        return any(self.port.clashes(port) for placement in held for port in placement.host_ports)
+        used = (port for placement in held if placement.host_ports for port in placement.host_ports)
+        taken = [
+            mine
+            for port in used
+            for mine in self.alike.get((port.port, port.protocol), ())
+            if mine.clashes(port)
+        ]
+        return min(taken, key=self.ports.index, default=None)
 
 
 class Attachable(Filter):

@@ -7,16 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gpu_orchestrator.api import names, nesting, podtemplate, quantity, translate
+from gpu_orchestrator.api import names, nesting, pod_limits, podtemplate, quantity, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import PodTemplate
 from gpu_orchestrator.api.kubernetes import PodSpec
 from gpu_orchestrator.api.pod import Container
 from gpu_orchestrator.core.errors import InvalidRequest
-
-MOST_CLAIMS = 64
-"""The most PersistentVolumeClaims of a plain workload: the operator reads all of them before it chooses a
-node."""
 
 RESTARTS = ("Never", "OnFailure")
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
@@ -40,6 +36,8 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
         _refuse("restartPolicy", f"is {restart_policy!r}", "a Job needs Never or OnFailure")
     if pod.priority_class_name not in ("", names.PRIORITY_CLASSES[workload.spec.priority]):
         _refuse("priorityClassName", f"is {pod.priority_class_name!r}", "set spec.priority instead")
+    if found := pod_limits.excess(pod):
+        raise InvalidTemplate(f"spec.template: {found}")
     _check_names(pod)
     _check_volumes(pod)
     _check_affinity(pod)
@@ -47,9 +45,6 @@ def check(workload: GPUWorkload, pod: PodSpec, *, restart_policy: Any) -> None:
 
 
 def check_plain(template: PodTemplate) -> None:
-    claims = set(claim_names(template.spec))
-    if len(claims) > MOST_CLAIMS:
-        _refuse("volumes", f"has {len(claims)} PersistentVolumeClaims", f"at most {MOST_CLAIMS} can be read")
     scheduler = template.spec.scheduler_name
     if scheduler not in names.KUBE_SCHEDULER:
         _refuse("schedulerName", f"is {scheduler!r}", "leave it out, or ask for devices by spec.claim")

@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Forbidden, NotFound
-from gpu_orchestrator.api import names, volumes
+from gpu_orchestrator.api import names, pod_limits, volumes
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import VOLUME_CLAIMS, Pod, PodSpec, VolumeClaim
 from gpu_orchestrator.api.volumes import STORAGE_CLASSES, VOLUMES, NotReady, StorageClass, Volume
@@ -46,7 +46,7 @@ def mounted(workload: GPUWorkload) -> list[str]:
     except msgspec.ValidationError:
         return []
     found = list(dict.fromkeys(template_checks.claim_names(spec)))
-    return found if len(found) <= template_checks.MOST_CLAIMS else []
+    return found if len(found) <= pod_limits.MOST_CLAIMS else []
 
 
 async def examine(client: Client, workload: GPUWorkload) -> Volumes:

@@ -14,6 +14,7 @@ from gpu_orchestrator.engine.events import Event, RequestAdded, RequestRemoved
 from gpu_orchestrator.policies.registry import UnknownPolicy
 
 ENTER_PER_TICK = 64
+LONGEST_REASON = 4096
 MAX_JUDGED = 400
 """How many different shapes one refresh judges: among thousands of nodes, each takes a millisecond or
 more."""
@@ -94,7 +95,10 @@ class PendingPods:
         self._leave(uid)
 
     def refuse(self, uid: str, why: str) -> None:
-        """Report why the pod waits, unless that was the last reason reported."""
+        """Report why the pod waits, unless that was the last reason reported. A reason may quote what the
+        pod's owner wrote, so its length is bounded."""
+        if len(why) > LONGEST_REASON:
+            why = f"{why[: LONGEST_REASON - 1]}…"
         if self.reason(uid) != why and uid in self._our_pods:
             self._reasons[uid] = why
             self._report(self._our_pods[uid], why)
@@ -148,6 +152,7 @@ class PendingPods:
             self._feed(added)
         except UnknownPolicy as error:
             self._leave(uid)
+            self._feed(RequestRemoved(uid))  # it may have asked for a known one before
             self.refuse(uid, str(error))
 
     def _leave(self, uid: str) -> None:

@@ -7,7 +7,7 @@ not implement is refused by name: a pod placed wrongly is worse than one that wa
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpu_orchestrator.api import claims, first_consumer, names, neighbours, volumes
+from gpu_orchestrator.api import claims, first_consumer, names, neighbours, pod_limits, volumes
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
@@ -97,6 +97,8 @@ def _pod_problem(pod: Pod) -> Unschedulable | None:
             f"{neighbours.MOST_EXPRESSIONS} conditions or {neighbours.MOST_VALUES} values of a condition; "
             "select fewer labels, or namespaces by namespaceSelector"
         )
+    if found := pod_limits.excess(pod.spec):
+        return Unschedulable(f"the pod's {found}")
     if missing := unsupported(pod):
         uses = ", ".join(missing)
         return Unschedulable(f"the pod uses features that this scheduler does not implement: {uses}")
@@ -128,7 +130,7 @@ def _is_gpu(name: str, amount: str) -> bool:
 
 def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unschedulable | None:
     """Return why the pod cannot use its claim; None if it can, or if it needs no claim."""
-    name = claims.named_claim(pod)
+    name = claims.shortened(claims.named_claim(pod))
     if not name:
         return None
     kind = "template GpuClaim" if claims.is_template(pod) else "GpuClaim"
