@@ -42,7 +42,8 @@ class Accepting(Scripted):
 
     @property
     def reports(self) -> list[str]:
-        return self.__dict__.setdefault("_reports", [])
+        found: list[str] = self.__dict__.setdefault("_reports", [])
+        return found
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         self.requests.append(request)

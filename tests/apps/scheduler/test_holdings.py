@@ -205,7 +205,8 @@ class _Unwalkable(dict[str, Any]):
     def values(self) -> Any:
         raise AssertionError("walks over all leases")
 
-    items = values
+    def items(self) -> Any:
+        raise AssertionError("walks over all leases")
 
 
 def test_lost_lease_that_comes_back_counts_once() -> None:

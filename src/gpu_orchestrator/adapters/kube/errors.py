@@ -5,8 +5,8 @@ KubeError
 │  ├─ ConfigError           the kubeconfig or the pod's own files are wrong
 │  ├─ Untrusted             TLS: one side does not accept the other's certificate
 │  ├─ BadAnswer             not an API server's answer, or larger than we accept
-│  └─ ApiError: BadRequest (TooLarge) · Unauthorized · Forbidden · NotFound · NotServed · Conflict · AlreadyExists
-│               · Gone · Invalid
+│  └─ ApiError: BadRequest (TooLarge) · Unauthorized · Forbidden · NotFound · NotServed · Conflict
+│               · AlreadyExists · Gone · Invalid
 └─ Temporary                worth another try, not before `delay_s`
    ├─ Unreachable           no connection: nothing was sent
    ├─ LostAnswer            sent, but no answer came: the server may have carried it out or not

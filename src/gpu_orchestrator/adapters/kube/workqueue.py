@@ -4,8 +4,8 @@
     add_after, retry ──► delayed ──time──► waiting
 
 Controllers call `add` from watch handlers and `run` with their reconcile function, whose client must not
-retry by itself (`Client.with_limits`): a worker that waits for one object keeps all others waiting. After `close`, `run`
-drains the queue and returns.
+retry by itself (`Client.with_limits`): a worker that waits for one object keeps all others waiting. After
+`close`, `run` drains the queue and returns.
 """
 
 import asyncio
