@@ -11,7 +11,8 @@ from gpu_orchestrator.api.volumes import Alternatives
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, fits
-from gpu_orchestrator.core.node import Node, node
+from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.node import node as new_node
 from gpu_orchestrator.core.request import Expression, Request, Shape, Term
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle
@@ -255,7 +256,10 @@ def _holder(key: str, node: Node, wish: int | list[int], amount: int) -> Placeme
 
 
 _conditions = st.builds(
-    Expression, st.sampled_from(["zone", "rack"]), st.just("In"), st.sampled_from([("a",), ("b",), ("a", "b")])
+    Expression,
+    st.sampled_from(["zone", "rack"]),
+    st.just("In"),
+    st.sampled_from([("a",), ("b",), ("a", "b")]),
 )
 _alternatives = st.lists(
     st.builds(Term, st.lists(_conditions, max_size=2).map(tuple)), min_size=1, max_size=3
@@ -268,7 +272,7 @@ def test_lists_of_alternatives_mean_what_their_product_means(
     own: Alternatives, reach: tuple[Alternatives, ...]
 ) -> None:
     labels = [{"zone": zone, "rack": rack} for zone in "abc" for rack in "abc"]
-    cluster = Cluster([node(f"n{at}", 1, labels=each) for at, each in enumerate(labels)])
+    cluster = Cluster([new_node(f"n{at}", 1, labels=each) for at, each in enumerate(labels)])
     apart = Shape(gpus=1, affinity=own, reach=reach)
     product = Shape(gpus=1, affinity=volumes.all_of((own, *reach)))
     for each in cluster:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 
+import pytest
+
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.store import Change, Store
@@ -17,6 +19,7 @@ from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
+from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
 from gpu_orchestrator.apps.scheduler.informers import (
@@ -198,6 +201,19 @@ class World:
         name, where = job.pod.metadata.name, job.placement
         ids = ",".join(map(str, where.devices))
         self.pod(pod(name, node=where.node, gpus=len(where.devices), allocated=f"{where.node}:{ids}"))
+
+
+def watch_judgements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows by the name of each pod whose request is worked out."""
+    judged: list[str] = []
+    original = pod_request.request_of
+
+    def judge(seen: Pod, *more: Any) -> Any:
+        judged.append(seen.metadata.name)
+        return original(seen, *more)
+
+    monkeypatch.setattr(pod_request, "request_of", judge)
+    return judged
 
 
 def stores_of(*objects: VolumeClaim | Volume | StorageClass | Node | Pod) -> Stores:

@@ -216,7 +216,7 @@ def test_volumes_decide_where_a_workload_fits() -> None:
 def test_alternatives_of_many_volumes_do_not_multiply() -> None:
     stage = Stage("a")
     stage.capacity.see_node(None, node("b", 2, labels={"zone": "c"}))
-    here, elsewhere = ((Term((Expression("zone", "In", (name,)),)) for name in "cd"))
+    here, elsewhere = (Term((Expression("zone", "In", (name,)),)) for name in "cd")
     other = (Term((Expression(f"rack-{number}", "Exists"),)) for number in range(64))
     reach = tuple((here, elsewhere, each) for each in other)
     snapshot = WorkloadSnapshot(workload("x", gpuCount=1), volumes=Volumes(reach))

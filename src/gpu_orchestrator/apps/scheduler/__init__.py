@@ -15,7 +15,7 @@ Read the modules in this order:
   cycle/surroundings         what other pods mean for a pod of ours
   cycle/anti_affinity        which terms of other pods keep a pod away
   cycle/rechecks             pods to check again because of what others have changed, for a moment per tick
-  cycle/volume_users         which pod uses a volume that only one pod may use
+  cycle/volume_users         which pods use each volume; some volumes serve one pod only
   cycle/volume_plans         which volumes were chosen for pods that are being bound
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once

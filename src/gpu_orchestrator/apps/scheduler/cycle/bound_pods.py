@@ -90,12 +90,13 @@ class BoundPods:
             self._check(self._shared.stores.pods.by("claim", claim))
 
     def _count(self, pod: Pod, *, by_annotation: bool) -> None:
+        # Before the engine gets the event: it may place another pod at once.
+        in_use = self._surroundings.use_volumes(pod)
         if pod.metadata.uid not in self._holdings:
-            # Before the engine gets the event: it may place another pod at once.
             self._claim_users.assign(pod)
         self._holdings.add(pod, by_annotation=by_annotation)
         self._lease_index.recount(pod.metadata.uid)
-        self._surroundings.volumes_changed(pod)
+        self._surroundings.check_users(in_use)
 
     def _is_bound_as(self, known: Placement, pod: Pod) -> bool:
         return known.node == pod.spec.node_name and known.neighbour == self._surroundings.neighbour(pod)

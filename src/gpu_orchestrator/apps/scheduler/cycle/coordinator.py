@@ -184,7 +184,7 @@ class Coordinator:
             self._unbound.check(pod)
 
     def _check_unbound_pods(self, pods: Iterable[Pod]) -> None:
-        self._unbound.check_all(pods)
+        self._unbound.check_soon(pods)
 
     # --- results that the executor and the releaser report -------------------------------------------------
 
@@ -200,9 +200,10 @@ class Coordinator:
         for lease in outcome.found:
             self.lease_index.add_found(lease)
         self._bound.not_placed(uid)
+        freed = [] if uid in self.holdings else self._surroundings.leave_volumes(job.pod)
         self._feed(events.PlaceFailed(uid))
         self._unbound.not_placed(outcome)
-        self._surroundings.volumes_changed(job.pod)
+        self._surroundings.check_users(freed)
         self.volume_plans.failed(job)
 
     def freed(self, uid: str) -> None:
@@ -271,13 +272,16 @@ class Coordinator:
             job = replace(job, volumes=volumes)
             self.engine.takes_long(uid)
         self.binding[uid] = job
-        if not self._claim_users.assign(pod):
+        if objection := self._unbound.objection(pod, action.request):
+            self._executor.abandon(job, objection)
+        elif not self._claim_users.assign(pod):
             self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
         elif conflict := self._surroundings.volume_conflict(pod):
             self._executor.abandon(job, conflict)
         elif isinstance(volumes, NotReady):
             self._executor.abandon(job, volumes.why)
         else:
+            self._surroundings.use_volumes(pod)
             self._executor.bind(job)
 
 

@@ -1,9 +1,11 @@
 """Pods to check again because of what others have changed. Kept by the coordinator.
 
-One label of a namespace, or one new rule, can concern every pod that waits. So the pods are checked for a
-moment at a time, and the rest waits for the next tick.
+One label of a namespace, one new rule, or one claim can concern every pod that waits. So the pods are checked
+for a moment at a time, and the rest waits for the next tick. A decision about one of the rest is carried out
+only if the pod still asks for the same.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from gpu_orchestrator.adapters.breath import SLICE_S
@@ -24,7 +26,7 @@ class Rechecks:
         wake: Callable[[], None],
     ) -> None:
         self._pods, self._check, self._clock, self._wake = pods, check, clock, wake
-        self._left: dict[str, Pod] = {}
+        self._left: OrderedDict[str, Pod] = OrderedDict()
         self._is_checking = False
 
     def __len__(self) -> int:
@@ -34,10 +36,12 @@ class Rechecks:
         return uid in self._left
 
     def add(self, pods: Iterable[Pod]) -> None:
-        """Check these pods in this order, after those that are left from before."""
+        """Check these pods in this order, after those that are left from before: who changes a claim again
+        and again gets no more than a moment per tick."""
+        was_idle = not self._left and not self._is_checking
         for pod in pods:
             self._left.setdefault(pod.metadata.uid, pod)
-        if not self._is_checking:
+        if was_idle:
             self.check_some()
 
     def discard(self, uid: str) -> None:
@@ -49,8 +53,7 @@ class Rechecks:
         until, self._is_checking = self._clock() + SLICE_S, True
         try:
             while self._left and self._clock() < until:
-                uid = next(iter(self._left))
-                self._check_one(uid, self._left.pop(uid))
+                self._check_one(*self._left.popitem(last=False))
         finally:
             self._is_checking = False
             if self._left:

@@ -6,7 +6,7 @@ with pods whose request has changed by that.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from gpu_orchestrator.api import neighbours, volumes
+from gpu_orchestrator.api import neighbours
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.cycle.anti_affinity import MOST_REACHING, MOST_TERMS, AntiAffinity
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import NO_OTHERS, Others
@@ -27,7 +27,7 @@ class Surroundings:
         is_placed: Callable[[str], bool],
     ) -> None:
         self._stores, self._our_pods, self._recheck, self._is_placed = stores, our_pods, recheck, is_placed
-        self._anti_affinity, self._volume_users = AntiAffinity(), VolumeUsers(stores, is_placed)
+        self._anti_affinity, self._volume_users = AntiAffinity(), VolumeUsers(stores)
         self._lacking_room: dict[str, dict[str, Pod]] = {}
         self.counts_waiting = self.is_open = False
 
@@ -90,6 +90,21 @@ class Surroundings:
         """Return why the pod must wait for another that uses its volume; empty if there is none."""
         return self._volume_users.conflict(pod) if pod.spec.volumes else ""
 
+    def use_volumes(self, pod: Pod) -> list[str]:
+        """Count the pod as a user of its volumes: it is bound or being bound. Return the claims whose users
+        are to be checked: it is the first that has the volume, which serves one pod only."""
+        return self._volume_users.add(pod) if pod.spec.volumes else []
+
+    def leave_volumes(self, pod: Pod) -> list[str]:
+        """Stop counting the pod, which has ended or could not be bound. Return the claims whose users are to
+        be checked: they were waiting for this pod."""
+        return self._volume_users.remove(pod) if pod.spec.volumes else []
+
+    def check_users(self, claims: Iterable[str]) -> None:
+        """Recheck the pods that want the volumes of these claims."""
+        for key in claims:
+            self._recheck(self._stores.pods.by("volume", key))
+
     def observe(self, pod: Pod) -> list[Pod]:
         """Take in the anti-affinity of a pod that is bound or about to be queued. Return the pods that wait
         and that it keeps away by terms not in use before: their requests do not have these terms yet."""
@@ -126,7 +141,7 @@ class Surroundings:
     def ended(self, pod: Pod) -> None:
         self._forget_without_room(pod)
         self.withdraw(pod)
-        self.volumes_changed(pod)
+        self.check_users(self.leave_volumes(pod))
 
     def withdraw(self, pod: Pod) -> None:
         """Forget the anti-affinity of a pod that has ended, or that is not to be scheduled as it is."""
@@ -158,16 +173,6 @@ class Surroundings:
             lacking.pop(pod.metadata.uid, None)
             if not lacking:
                 del self._lacking_room[pod.metadata.namespace]
-
-    def volumes_changed(self, pod: Pod) -> None:
-        """Recheck the pods that want the same volume as this one, which was placed or has ended, if the
-        volume serves one pod only."""
-        if pod.spec.volumes:
-            for key in volumes.claims_of(pod):
-                claim = self._stores.volume_claim(key)
-                if claim is None or not volumes.serves_one_pod(claim):
-                    continue
-                self._recheck(each for each in self._stores.pods.by("volume", key) if each is not pod)
 
     def selecting_namespaces(self) -> list[Pod]:
         """Return the pods whose rules select namespaces by label."""

@@ -46,11 +46,21 @@ class UnboundPods:
         )
         self._clearing: set[str] = set()
 
-    def check_all(self, pods: Iterable[Pod]) -> None:
-        """Check those of these pods that are ours and not bound."""
-        for pod in pods:
-            if pod.metadata.uid in self._our_pods and not pod.spec.node_name:
-                self.check(pod)
+    def check_soon(self, pods: Iterable[Pod]) -> None:
+        """Check those of these pods that are ours and not bound, a few per tick if they are many."""
+        ours = self._our_pods
+        self._rechecks.add(pod for pod in pods if pod.metadata.uid in ours and not pod.spec.node_name)
+
+    def objection(self, pod: Pod, decided: Request) -> str:
+        """Return why a decision is out of date: the pod is still to be checked again, and does not ask for
+        the same any longer. Empty if it is not."""
+        if pod.metadata.uid not in self._rechecks:
+            return ""
+        match self._request_of(pod):
+            case Unschedulable(why):
+                return why
+            case now:
+                return "" if now == decided else "what it asks for has changed meanwhile"
 
     def check(self, pod: Pod, *, cleared: bool = False) -> None:
         """Queue the pod, withdraw it, or clear its leftover leases first."""

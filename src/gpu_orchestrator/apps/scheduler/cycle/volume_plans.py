@@ -1,8 +1,8 @@
 """Which volumes were chosen for pods that are being bound, and which pods to check when volumes change.
 
 A volume that was chosen is promised until its job has an outcome, so that no other claim gets it meanwhile.
-Volumes come by the hundred, and each may suit every claim of its class: so the pods of a class are checked
-again a few per tick, once for all changes of the class.
+Volumes come by the hundred, and each may suit every claim of its class: so the pods of a class are listed on
+the next tick, once for all changes of the class.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,8 +18,6 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.informers import Stores
 
-CHECKED_PER_TICK = 8
-
 log = structlog.get_logger()
 
 
@@ -33,7 +31,6 @@ class VolumePlans:
         self._stores, self._recheck, self._wake = stores, recheck, wake
         self._plans: dict[str, VolumePlan] = {}
         self._changed_classes: dict[str, None] = {}
-        self._to_check: list[str] = []
 
     def __len__(self) -> int:
         """Return how many pods are being bound whose volumes are bound first."""
@@ -91,31 +88,28 @@ class VolumePlans:
 
     @property
     def has_more(self) -> bool:
-        """True if pods are still to be checked."""
-        return bool(self._to_check or self._changed_classes)
+        """True if the pods of a class are still to be checked."""
+        return bool(self._changed_classes)
 
     def check_some(self) -> None:
-        """Check the next few pods; the others wait for the next tick."""
-        for _ in range(CHECKED_PER_TICK):
-            while not self._to_check and self._changed_classes:
-                self._list_pods(next(iter(self._changed_classes)))
-            if not self._to_check:
-                return
-            if (pod := self._stores.pods.get(self._to_check.pop())) is not None:
-                self._recheck([pod])
-        if self.has_more:
+        """Check the pods of one class; the others wait for the next tick."""
+        if not self._changed_classes:
+            return
+        name = next(iter(self._changed_classes))
+        del self._changed_classes[name]
+        self._recheck(self._pods_of(name))
+        if self._changed_classes:
             self._wake()
 
     def _class_changed(self, name: str) -> None:
         self._changed_classes[name] = None
         self._wake()
 
-    def _list_pods(self, class_name: str) -> None:
-        """List the pods that wait with a claim of this class."""
-        del self._changed_classes[class_name]
+    def _pods_of(self, class_name: str) -> list[Pod]:
+        """Return the pods that wait with a claim of this class."""
         claims = self._stores.volume_claims.by("class", class_name)
-        found = {key(pod): None for claim in claims for pod in self._stores.pods.by("volume", key(claim))}
-        self._to_check = list(reversed(found))
+        found = (pod for claim in claims for pod in self._stores.pods.by("volume", key(claim)))
+        return list({key(pod): pod for pod in found}.values())
 
 
 def _offer(volume: Volume) -> tuple[object, ...]:
