@@ -116,7 +116,7 @@ class Names:
 
     def find(self, value: Any) -> int:
         """Return the number of a value, -1 if it has none. For what requests ask for: `number` would keep
-        their texts for ever."""
+        their texts forever."""
         return self.numbers.get(value, -1)
 
     def __len__(self) -> int:

@@ -195,7 +195,7 @@ async def test_worker_does_not_wait_for_a_server_that_fails(looptime: float) -> 
 
 
 async def test_place_goes_to_others_before_a_workload_whose_pod_was_refused() -> None:
-    """Otherwise workloads that are old and get no pod would take turns for ever."""
+    """Otherwise workloads that are old and get no pod would take turns forever."""
     controller = Server(accept).controller
     refused = {
         "phase": "Pending",
