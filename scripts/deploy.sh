@@ -37,6 +37,16 @@ command -v kubectl >/dev/null || die "kubectl was not found; install it: https:/
 found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
   die "no cluster answers: $(tail -n 1 <<<"$found"); check the current context: kubectl config current-context"
 
+# The two have names of the whole cluster: bound to the ServiceAccounts of another namespace, those of the first lose their
+# rights, and the new gpu-scheduler does not see which devices the first has given away.
+for each in gpu-scheduler gpu-orchestrator-controller-manager; do
+  spaces=$(kubectl get clusterrolebinding "$each" --ignore-not-found -o jsonpath='{.subjects[*].namespace}') ||
+    die "could not look for another installation (ClusterRoleBinding $each); see above"
+  [[ -z $spaces || " $spaces " == *" $namespace "* ]] ||
+    die "this cluster has an installation in namespace $spaces (ClusterRoleBinding $each), and can have one only;" \
+      "update that one: $0 $spaces; or remove it first, with its leases: ${0%deploy.sh}uninstall.sh $spaces --all"
+done
+
 manifests() {
   kubectl kustomize "$here/$1" |
     sed -e "s|gpu-orchestrator-system|$namespace|g" -e "s|image: gpu-orchestrator:latest|image: $image|"

@@ -38,6 +38,15 @@ command -v kubectl >/dev/null || die "kubectl was not found; install it: https:/
 found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
   die "no cluster answers: $(tail -n 1 <<<"$found"); check the current context: kubectl config current-context"
 
+# Roles, bindings and flow schemas have names of the whole cluster: those of an installation in another namespace stay.
+for each in gpu-orchestrator-controller-manager ${all:+gpu-scheduler} ${scheduler:+gpu-scheduler}; do
+  spaces=$(kubectl get clusterrolebinding "$each" --ignore-not-found -o jsonpath='{.subjects[*].namespace}') ||
+    die "could not ask which namespace is installed (ClusterRoleBinding $each); see above"
+  [[ -z $spaces || " $spaces " == *" $namespace "* ]] ||
+    die "namespace $namespace was asked for, and the installation is in namespace $spaces (ClusterRoleBinding" \
+      "$each), so nothing was removed; run: $0 $spaces"
+done
+
 delete() {
   kubectl kustomize "$here/$1" | sed "s|gpu-orchestrator-system|$namespace|g" |
     kubectl delete --ignore-not-found --wait=true --timeout=120s ${dry_run:+"$dry_run"} -f -

@@ -171,7 +171,7 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
         "default/user",
     ]
     assert count(cluster, "gpuworkloads", "-A") == 0  # without the operator nobody else lets go of it
-    seen = "customresourcedefinitions,gpuworkloads.gpu.warp.dev,deployments.apps,pods,leases"
+    seen = "customresourcedefinitions,clusterrolebindings,gpuworkloads.gpu.warp.dev,deployments.apps,pods,leases"
     looker = user_who_may_list(cluster, tmp_path, seen)
     blind = script("uninstall.sh", "--all", cluster=cluster, kubeconfig=looker)
     assert blind.returncode == 1
@@ -209,11 +209,31 @@ def test_update_of_an_older_installation_and_removal_of_the_scheduler(
     assert class_of(cluster, "{.preemptionPolicy}") == "Never"
 
     hold_devices(cluster)
+    check_other_namespaces_are_refused(cluster)
     gone = script("uninstall.sh", "--scheduler", cluster=cluster)
     assert gone.returncode == 0, gone.stderr
     assert count(cluster, "deployments", "-n", SYSTEM) == 0
     assert count(cluster, "lease", "gpu-gpu-node-0-0", "-n", SYSTEM) == 1
     assert count(cluster, "gpuclaim", "held") == 1
+
+
+def check_other_namespaces_are_refused(cluster: Cluster) -> None:
+    """A second installation would not see the leases of the first, and would give its devices again."""
+    before = cluster.kubectl("get", "clusterroles,clusterrolebindings,flowschemas", "-o", "name")
+    subjects = "jsonpath={.subjects[*].namespace}"
+    for name, option in [
+        ("deploy.sh", "--no-wait"),
+        ("uninstall.sh", "--scheduler"),
+        ("uninstall.sh", "--all"),
+    ]:
+        done = script(name, "elsewhere", option, cluster=cluster)
+        assert done.returncode == 1
+        assert f"in namespace {SYSTEM} (ClusterRoleBinding" in done.stderr
+    assert cluster.kubectl("get", "clusterroles,clusterrolebindings,flowschemas", "-o", "name") == before
+    assert cluster.kubectl("get", "clusterrolebinding", "gpu-scheduler", "-o", subjects) == SYSTEM
+    assert count(cluster, "ns", "elsewhere") == 0
+    assert count(cluster, "deployments", "-n", SYSTEM) == 2
+    assert count(cluster, "crd") == 3
 
 
 @pytest.mark.parametrize("name", ["deploy.sh", "uninstall.sh"])
