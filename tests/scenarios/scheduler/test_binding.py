@@ -201,12 +201,7 @@ def test_every_built_in_strategy_binds_a_pod(stage: Stage) -> None:
     assert stage.wait_bound(*pods)
 
 
-OWN_VOLUME = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
 UNFIT: dict[str, tuple[Json, str]] = {
-    "ephemeral": (
-        {"volumes": [{"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": OWN_VOLUME}}}]},
-        "ephemeral volumes",
-    ),
     "plugin": (
         {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
         "a request for nvidia.com/gpu beside a claim",
