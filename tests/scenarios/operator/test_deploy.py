@@ -171,7 +171,9 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
         "default/user",
     ]
     assert count(cluster, "gpuworkloads", "-A") == 0  # without the operator nobody else lets go of it
-    seen = "customresourcedefinitions,clusterrolebindings,gpuworkloads.gpu.warp.dev,deployments.apps,pods,leases"
+    seen = (
+        "customresourcedefinitions,clusterrolebindings,gpuworkloads.gpu.warp.dev,deployments.apps,pods,leases"
+    )
     looker = user_who_may_list(cluster, tmp_path, seen)
     blind = script("uninstall.sh", "--all", cluster=cluster, kubeconfig=looker)
     assert blind.returncode == 1
