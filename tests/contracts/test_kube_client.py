@@ -94,10 +94,12 @@ async def test_binding_writes_node_and_annotations_in_one_request(client: Client
     await client.patch(PODS, "p", {"metadata": {"labels": {"changed": "yes"}}}, namespace)
     with pytest.raises(errors.Conflict):
         await pods.bind(client, pod, "node-a", at_version=True)
-    await pods.bind(client, pod, "node-a", annotations={"gpu.scheduling/ids": "0,1"}, labels={"ours": "yes"})
+    await pods.bind(
+        client, pod, "node-a", annotations={"gpu.scheduling/allocated": "0,1"}, labels={"ours": "yes"}
+    )
     bound = await client.get(PODS, "p", namespace)
     assert bound.spec.node_name == "node-a"
-    assert bound.metadata.annotations["gpu.scheduling/ids"] == "0,1"
+    assert bound.metadata.annotations["gpu.scheduling/allocated"] == "0,1"
     assert bound.metadata.labels == {"changed": "yes", "ours": "yes"}
     with pytest.raises(errors.Conflict):
         await pods.bind(client, pod, "node-b")

@@ -13,7 +13,7 @@ from gpu_orchestrator.core.node import SOFT_EFFECT, Node
 
 MOST_LABELS = 256
 FEW = 4
-"""For so many rows, the nodes themselves are looked into, rather than all nodes for a column."""
+"""Up to this many rows are looked up in the nodes themselves, without a column for all nodes."""
 
 
 class Inventory(Table):

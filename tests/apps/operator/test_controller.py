@@ -45,7 +45,7 @@ class Server:
         )
         self.controller.capacity.see_node(None, node("a", 4))
 
-    def with_limits(self) -> "Server":
+    def with_limits(self, *, patience_s: float) -> "Server":
         return self
 
     def _warn(self, what: Any, reason: str, note: str) -> None:

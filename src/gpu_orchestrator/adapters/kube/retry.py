@@ -14,6 +14,9 @@ from gpu_orchestrator.adapters.kube.errors import BlockedByBudget, LostAnswer, T
 from gpu_orchestrator.engine import backoff
 
 FULL = 1.0
+BRIEFLY_S = 1.0
+"""The patience of those who work off a queue: enough for a lost answer. The queue waits out the rest, so that
+none of its workers does."""
 
 
 @dataclass(frozen=True, slots=True)

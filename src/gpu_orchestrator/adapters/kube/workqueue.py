@@ -3,8 +3,8 @@
     add ──► waiting ──get──► processing ──done──► (added meanwhile? back to waiting)
     add_after, retry ──► delayed ──time──► waiting
 
-Controllers call `add` from watch handlers and `run` with their reconcile function, whose client must not
-retry by itself (`Client.with_limits`): a worker that waits for one object keeps all others waiting. After
+Controllers call `add` from watch handlers and `run` with their reconcile function, whose client must not wait
+long by itself (`retry.BRIEFLY_S`): a worker that waits for one object keeps all others waiting. After
 `close`, `run` drains the queue and returns.
 """
 

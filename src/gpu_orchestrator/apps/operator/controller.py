@@ -20,6 +20,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import NotFound, TooLarge
 from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
+from gpu_orchestrator.adapters.kube.retry import BRIEFLY_S
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import CALM, Pacer
 from gpu_orchestrator.api import names, timestamps
@@ -69,7 +70,7 @@ class Controller:
 
     def __init__(self, uses: Dependencies, *, namespace: str = "", defaults: Defaults = NO_DEFAULTS) -> None:
         self._metrics, self._pacer, self._now, self._rng = uses.metrics, uses.pacer, uses.now, uses.rng
-        self._recorder, client = uses.recorder, uses.client.with_limits()  # the queue waits and retries
+        self._recorder, client = uses.recorder, uses.client.with_limits(patience_s=BRIEFLY_S)
         self.queue: WorkQueue[str] = WorkQueue()
         self._watches = watch(uses.client, namespace)
         self.capacity = Capacity(uses.registry, uses.rng, clock=time.monotonic, found=self.queue.add)

@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
+from gpu_orchestrator.adapters.kube.retry import BRIEFLY_S
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import Pod
@@ -135,7 +136,7 @@ class Scheduler:
         )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
-            ClaimWriter(client.with_limits()),  # its queues wait and retry
+            ClaimWriter(client.with_limits(patience_s=BRIEFLY_S)),
             self.coordinator,
             self._releaser,
             metrics=metrics,
