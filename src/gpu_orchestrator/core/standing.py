@@ -25,7 +25,7 @@ FEW, SMALL, MOST_SEEN = 4, 64, 256
 """Cached states are used if at most FEW nodes changed in a cluster of at most SMALL nodes; MOST_SEEN states
 are kept. Among thousands of nodes hardly one returns to a state that it was in a moment ago."""
 RULES_PER_ROW = 8
-"""Checking so many rules about other pods on a node costs about as much as judging it for a new shape."""
+"""Checking this many rules about other pods on a node costs about as much as judging it for a new shape."""
 NOBODY: Ints = np.zeros(0, np.int64)
 
 

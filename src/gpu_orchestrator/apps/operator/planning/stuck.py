@@ -33,9 +33,7 @@ def suspended(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
     """Another controller, such as Kueue, has suspended the Job and decides when it runs. That costs no try,
     and meanwhile the Job holds nothing."""
     name = job.metadata.name
-    text = (
-        f"its Job {name} is suspended, not by this operator; it starts when whoever suspended it resumes it"
-    )
+    text = f"its Job {name} is suspended, not by this operator; it starts when somebody resumes it"
     new = retries.blocked(snapshot.workload, now, status.JOB_SUSPENDED, text, job_name=name)
     if new is None:
         return Plan()

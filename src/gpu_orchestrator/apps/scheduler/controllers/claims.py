@@ -36,7 +36,7 @@ from gpu_orchestrator.core.topology import weakest_link
 WRITERS = 8
 RETRY_S = 0.2
 
-# Of claims whose pods wait: so long after the refusal, by so many writers, with a pause after each write.
+# When and how fast the claims of waiting pods are told why: after the refusal, by few writers, with pauses.
 EXPLAIN_AFTER_S = 1.0
 EXPLAINERS = 2
 EXPLAIN_PAUSE_S = 0.05
