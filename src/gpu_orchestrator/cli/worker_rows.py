@@ -10,6 +10,10 @@ from gpu_orchestrator.cli.tables import Column, state_colour
 GIB = 2**30
 WORKER = Column("WORKER")
 STATUS = Column("STATUS", paint=state_colour)
+_ON_DISCONNECT = {
+    "stop": "ends its tasks when the lease expires",
+    "keep": "keeps its tasks when the lease expires; they may run twice",
+}
 ENDED = ("completed", "failed", "cancelled", "dead")
 
 
@@ -24,6 +28,7 @@ def table(workers: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[Col
         Column("RESERVED", 4),
         Column("IN USE", 5),
         Column("SEEN", 6),
+        Column("ON DISCONNECT", 7),
     ]
     return columns, [_row(each, now) for each in workers]
 
@@ -39,6 +44,7 @@ def _row(worker: Mapping[str, Any], now: datetime) -> list[object]:
         _sum(found, "memory_reserved_bytes"),
         _sum(found, "memory_used_bytes"),
         times.ago(times.parse(worker.get("last_heartbeat")), now),
+        "keep" if worker.get("on_disconnect") == "keep" else "",
     ]
 
 
@@ -121,6 +127,7 @@ def card(worker: Mapping[str, Any], now: datetime, zone: tzinfo | None = None) -
             "memory",
             f"{system.get('ram_used')} of {system['ram_total']} used" if system.get("ram_total") else "",
         ),
+        ("on disconnect", _ON_DISCONNECT.get(str(worker.get("on_disconnect")), "")),
         ("joined", times.clock(joined, now, zone)),
         ("seen", times.ago(times.parse(worker.get("last_heartbeat")), now)),
         ("gpus", gpus(worker["gpu_info"])),

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 
 
 def new_agent(peer: Peer, folder: Path, token: str = TOKEN) -> Agent:
-    return Agent(Settings(server=peer.url, token=token, name="w"), Simulated(folder / "gpus", "1"))
+    return Agent(Settings(servers=(peer.url,), token=token, name="w"), Simulated(folder / "gpus", "1"))
 
 
 async def test_refused_worker_ends_with_the_reason(

@@ -10,6 +10,7 @@ back the same way until the manager acknowledges it. Read the modules in this or
   session/report            memory, temperature and faults of the devices now
   session/system            CPU, memory and operating system of this machine
   attempts/attempts         every attempt from Assign to the acknowledged outcome: waiting, running, ended
+  session/servers           the servers it knows: which one to try next, and when
   attempts/deadlines        ends a running attempt: soft limit, hard limit, cancellation
   attempts/attempt_output   sends what attempts print: their logs and their progress
   attempts/outcome          how an attempt ended, as a message to the manager and as a log line
