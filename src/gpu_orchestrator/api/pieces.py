@@ -157,8 +157,8 @@ class FrameLink:
         return frame
 
     def _enlarge(self, messages: list[session.Message]) -> None:
-        """Queue small messages as large ones, before all others of their attempts: those were put later. Those
-        of no attempt, such as renewals, stay small if that helps."""
+        """Queue small messages as large ones, before all others of their attempts: those were put later.
+        Messages of no attempt, such as renewals, stay small if that helps."""
         of_none = [each for each in messages if _attempt(each) is None]
         self._small = of_none if len(of_none) < len(messages) else []
         self._weight = sum(weight(each) for each in self._small)

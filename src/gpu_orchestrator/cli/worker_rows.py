@@ -28,9 +28,12 @@ def table(workers: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[Col
         Column("RESERVED", 4),
         Column("IN USE", 5),
         Column("SEEN", 6),
-        Column("ON DISCONNECT", 7),
     ]
-    return columns, [_row(each, now) for each in workers]
+    rows = [_row(each, now) for each in workers]
+    if any(each.get("on_disconnect") == "keep" for each in workers):
+        columns.append(Column("ON DISCONNECT", 7))
+        rows = [[*row, each.get("on_disconnect")] for row, each in zip(rows, workers, strict=True)]
+    return columns, rows
 
 
 def _row(worker: Mapping[str, Any], now: datetime) -> list[object]:
@@ -44,7 +47,6 @@ def _row(worker: Mapping[str, Any], now: datetime) -> list[object]:
         _sum(found, "memory_reserved_bytes"),
         _sum(found, "memory_used_bytes"),
         times.ago(times.parse(worker.get("last_heartbeat")), now),
-        "keep" if worker.get("on_disconnect") == "keep" else "",
     ]
 
 

@@ -6,11 +6,11 @@ back the same way until the manager acknowledges it. Read the modules in this or
 
   agent                     the process that an operator starts: session, lease, drain; never imports CUDA
   session/connection        the WebSocket to the manager
+  session/servers           the servers it knows: which one to try next, and when
   session/lease             until when this worker may run its attempts
   session/report            memory, temperature and faults of the devices now
   session/system            CPU, memory and operating system of this machine
   attempts/attempts         every attempt from Assign to the acknowledged outcome: waiting, running, ended
-  session/servers           the servers it knows: which one to try next, and when
   attempts/deadlines        ends a running attempt: soft limit, hard limit, cancellation
   attempts/attempt_output   sends what attempts print: their logs and their progress
   attempts/outcome          how an attempt ended, as a message to the manager and as a log line
