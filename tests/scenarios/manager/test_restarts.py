@@ -61,6 +61,32 @@ async def test_planned_restart_starts_no_task_over(tmp_path: Path, scale: Scale,
         assert [worker.below() for worker in manager.workers] == pids, "the same processes run"
 
 
+async def test_worker_that_keeps_its_tasks_runs_on_past_its_lease(tmp_path: Path, scale: Scale) -> None:
+    """The only server is killed and stays away for longer than a lease: one worker ends its task and starts
+    it over, the other one runs on. Neither loses an attempt."""
+    async with fleet(tmp_path, WORKER_LEASE="2") as manager:
+        tasks, before = {}, {}
+        for way in ("keep", "stop"):
+            worker = await manager.worker(way, "--max-concurrent", "2", "--on-disconnect", way)
+            tasks[way] = await manager.submit("sleep", {"seconds": 120})
+            assert (await manager.running(tasks[way])).name == way
+            before[way] = worker.below()
+            await manager.call("POST", f"/workers/{way}/cordon")
+        assert manager.server is not None
+        manager.server.kill()
+        manager.server.wait()
+        await asyncio.sleep(scale(test=2.5, accept=20.0))
+        await manager.start()
+        for worker in manager.workers:
+            await manager.call("POST", f"/workers/{worker.name}/uncordon")
+            await manager.back(worker.name)
+            shown = await manager.until(tasks[worker.name], status="running")
+            assert (shown["attempt"], shown["deaths"]) == (1, [])
+            assert (worker.below() == before[worker.name]) == (worker.name == "keep")
+            _, listed = await manager.call("GET", f"/workers/{worker.name}")
+            assert listed["on_disconnect"] == worker.name
+
+
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 async def test_large_tasks_and_results_reach_a_worker_and_come_back(
     tmp_path: Path, scale: Scale, figure: Figure
