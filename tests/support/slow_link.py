@@ -28,8 +28,8 @@ async def _joined(
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     for each in both:
         each.cancel()
-    for each in (writer, far_writer):
-        each.close()
+    for end in (writer, far_writer):
+        end.close()
 
 
 async def _passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_s: float) -> None:

@@ -42,7 +42,7 @@ async def test_planned_restart_starts_no_task_over(tmp_path: Path, scale: Scale,
         for number in range(workers):
             await manager.worker(f"w{number}", "--simulate", "1xL4:24GiB", "--max-concurrent", "2")
         gpu = {"resources": {"gpus": 1}}
-        tasks = [await manager.submit("sleep", {"seconds": 120}, **gpu) for _ in range(workers)]
+        tasks = [await manager.submit("sleep", {"seconds": 250}, **gpu) for _ in range(workers)]
         for task in tasks:
             await manager.running(task)
         pids = [worker.below() for worker in manager.workers]
@@ -65,10 +65,11 @@ async def test_worker_that_keeps_its_tasks_runs_on_past_its_lease(tmp_path: Path
     """The only server is killed and stays away for longer than a lease: one worker ends its task and starts
     it over, the other one runs on. Neither loses an attempt."""
     async with fleet(tmp_path, WORKER_LEASE="2") as manager:
-        tasks, before = {}, {}
+        tasks: dict[str, str] = {}
+        before: dict[str, list[int]] = {}
         for way in ("keep", "stop"):
             worker = await manager.worker(way, "--max-concurrent", "2", "--on-disconnect", way)
-            tasks[way] = await manager.submit("sleep", {"seconds": 120})
+            tasks[way] = await manager.submit("sleep", {"seconds": 250})
             assert (await manager.running(tasks[way])).name == way
             before[way] = worker.below()
             await manager.call("POST", f"/workers/{way}/cordon")
@@ -141,6 +142,7 @@ async def two_servers(folder: Path, **settings: str) -> AsyncIterator[Pair]:
             "API_KEY": "k" * 64,
             "WORKER_TOKEN_FILE": str(token),
             "QUOTA_QUEUED_TASKS": "0",
+            "TASK_SOFT_TIME_LIMIT": "7000",
             **settings,
         }
         async with Fleet(folder / "one", env=shared) as one, Fleet(folder / "two", env=shared) as two:
