@@ -1,5 +1,6 @@
 -- Read everything that a new leader must know in one step, and clear the list of news. Leases are extended once,
--- because no process could expire them while there was no leader.
+-- because no process could expire them while there was no leader. Those of suspect workers too: they may have had no
+-- server to come back to.
 -- Arguments: fence, lease_ms
 -- Answers false if the caller does not lead, else {now, worker names, tasks {id, spec, attempt, after, created, deaths,
 --   state, worker, placement}}
@@ -7,7 +8,8 @@ local fence, lease_ms = ARG[1], ARG[2]
 if not leads(fence) then return answer(fence, false) end
 redis.call('DEL', P .. 'news')
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', NOW + lease_ms)) do
-  if redis.call('HGET', P .. 'w:' .. name, 'state') == 'online' then
+  local state = redis.call('HGET', P .. 'w:' .. name, 'state')
+  if state == 'online' or state == 'suspect' then
     redis.call('ZADD', P .. 'leases', NOW + lease_ms, name)
   end
 end
