@@ -199,8 +199,8 @@ def first_obstacle(filters: tuple[Filter, ...], cluster: "Cluster", row: int) ->
 
 
 def passing(filters: tuple[Filter, ...], cluster: "Cluster", rows: Ints) -> tuple[Ints, Ints]:
-    """Return which of these rows pass all filters, and which cannot pass until their node changes. Rules about
-    other pods count as judged rows, as in `first_obstacle`."""
+    """Return which of these rows pass all filters, and which cannot pass until their node changes. Rules
+    about other pods count as judged rows, as in `first_obstacle`."""
     excluded: list[Ints] = []
     for each in filters:
         if not len(rows):

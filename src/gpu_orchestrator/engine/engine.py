@@ -92,6 +92,12 @@ class Engine:
         that became free, not once for each event. A request for which `policy_of` raises is refused and does
         not wait; the other events still count. Any other event that fails raises after all events were taken
         in, and before anything is decided."""
+        actions = self.take_in(batch, now)
+        return self._act(now, actions)
+
+    def take_in(self, batch: Iterable[Event], now: float) -> list[Action]:
+        """Take in several events as `handle_all` does, and decide nothing yet. For the start, which hands
+        over a long queue in parts: nothing is placed before all that may come first is known."""
         actions: list[Action] = []
         failed: Exception | None = None
         self._fair_share.pass_time(now)
@@ -106,7 +112,7 @@ class Engine:
                     failed = failed or error
         if failed is not None:
             raise failed
-        return self._act(now, actions)
+        return actions
 
     def _act(self, now: float, actions: list[Action]) -> list[Action]:
         self._queue.activate_rested(now)

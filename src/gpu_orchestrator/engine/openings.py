@@ -116,9 +116,9 @@ class Openings:
             more = max(more, len(self._counts))
             self._counts = np.concatenate((self._counts, np.zeros(more, np.int32)))
             for opening in self._at.values():
-                opening.left, opening.asked = (
-                    np.concatenate((flags, np.zeros(more, np.bool_))) for flags in (opening.left, opening.asked)
-                )
+                none: Bools = np.zeros(more, np.bool_)
+                opening.left = np.concatenate((opening.left, none))
+                opening.asked = np.concatenate((opening.asked, none))
 
     def _candidates(self, cluster: Cluster, row: int) -> Bools:
         found: Bools = np.zeros(len(self._counts), np.bool_)

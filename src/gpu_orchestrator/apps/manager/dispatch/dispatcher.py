@@ -1,18 +1,20 @@
 """The leader's dispatcher: receives news, lets the engine decide, and assigns tasks to workers in batches.
 
-The leader creates a new dispatcher for every term from one snapshot of the store, and discards it when its
+The leader creates a new dispatcher for every term from a snapshot of the store, and discards it when its
 state may be wrong. The store has the last word on every assignment, so a dispatcher with a wrong state does
 no harm.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
+from time import monotonic
 
 import structlog
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.records import (
     Accepted,
@@ -22,7 +24,6 @@ from gpu_orchestrator.adapters.store.records import (
     NewTask,
     Queued,
     Resync,
-    Snapshot,
     Submitted,
     UnfinishedTask,
     Unit,
@@ -53,6 +54,8 @@ from gpu_orchestrator.policies.registry import Registry
 log = structlog.get_logger()
 
 BATCH = 500
+PART = 100
+"""A long load asks after this many tasks whether others need the process."""
 DECISIONS = 200
 """At most this many decisions in one pass; then other work of the process gets a turn."""
 
@@ -107,20 +110,42 @@ class Dispatcher:
 
     # --- what it receives --------------------------------------------------------------------------------
 
-    def load(self, snapshot: Snapshot, workers: dict[str, WorkerState]) -> None:
-        """Load the snapshot, before any news."""
+    async def load(
+        self, pages: AsyncIterable[Sequence[UnfinishedTask]], workers: dict[str, WorkerState]
+    ) -> None:
+        """Load all unfinished tasks, before any news; those with workers come first. Nothing is placed before
+        the last page: the task whose turn is first may be on it."""
         self.workers = workers
-        for each in snapshot.tasks:
-            if each.state != "queued":
-                self._load_active(each)
-        self._decide()
-        for name in workers:
-            self._observe(name)
-        for each in snapshot.tasks:
-            if each.state == "queued":
-                item = Queued(each.id, each.spec, each.attempt, each.after_ms, each.created_ms, each.deaths)
-                self._queued(item)
+        breath, has_nodes = Breath(monotonic), False
+        async for page in pages:
+            for number, each in enumerate(page):
+                if each.state != "queued":
+                    self._load_active(each)
+                    continue
+                if not has_nodes:
+                    self._observe_all()
+                    has_nodes = True
+                self._queued(each)
+                if number % PART == 0:
+                    self._take_in()
+                    await breath()
+        if not has_nodes:
+            self._observe_all()
+        self._take_in()
+
+    def start(self) -> None:
+        """Begin to place what was loaded."""
+        self._handle(events.Tick())
         self._run_pass()
+
+    def _observe_all(self) -> None:
+        self._take_in()  # free memory depends on what is reserved, so active tasks come first
+        for name in self.workers:
+            self._observe(name)
+
+    def _take_in(self) -> None:
+        pending, self._events = self._events, []
+        self.engine.take_in(pending, self.deps.now())
 
     def handle_news(self, news: Iterable[NewsItem]) -> None:
         if self._closed:
@@ -197,7 +222,7 @@ class Dispatcher:
     def depth(self) -> QueueDepth:
         return depth_of(self.tasks, self.engine.state_of)
 
-    def _queued(self, item: Queued) -> None:
+    def _queued(self, item: Queued | UnfinishedTask) -> None:
         known = self.tasks.get(item.id)
         if known is not None and known.attempt > item.attempt:
             return
