@@ -84,6 +84,15 @@ async def test_pages_have_each_task_once_also_those_of_one_millisecond(store: St
         assert sorted(each.id for each in await unfinished(store, size)) == names
 
 
+async def test_page_after_a_task_that_left_misses_none_of_its_millisecond(store: Store) -> None:
+    names = [f"t{number}" for number in range(6)]
+    await store.tasks.submit([task(name) for name in names])
+    first = await store.snapshots._page("queued", 3, "", "")
+    await store.tasks.cancel([first.last, "t0"])
+    rest = await store.snapshots._page("queued", 6, first.last_at, first.last)
+    assert {"t3", "t4", "t5"} <= {each.id for each in rest.tasks} <= {"t1", "t3", "t4", "t5"}
+
+
 async def test_pages_and_news_together_miss_no_task_that_changes_meanwhile(
     store: Store, news: list[NewsItem]
 ) -> None:

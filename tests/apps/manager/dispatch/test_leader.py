@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -152,7 +152,7 @@ async def test_leader_keeps_its_lease_while_it_loads_a_long_queue(
         await other.tasks.submit([NewTask(f"t{each}", '{"task_type":"echo"}', "{}") for each in range(40)])
         pages = store.snapshots.pages
 
-        async def slow_pages(snapshot: Snapshot) -> AsyncIterator[tuple[UnfinishedTask, ...]]:
+        async def slow_pages(snapshot: Snapshot) -> AsyncGenerator[tuple[UnfinishedTask, ...], None]:
             nonlocal number
             async for page in pages(snapshot, 10):
                 number += 1

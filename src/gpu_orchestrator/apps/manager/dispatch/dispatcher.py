@@ -58,6 +58,8 @@ PART = 100
 """A long load asks after this many tasks whether others need the process."""
 DECISIONS = 200
 """At most this many decisions in one pass; then other work of the process gets a turn."""
+ROWS = 20_000
+"""At most this many workers judged for new shapes in one pass, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Dispatcher:
             order=FairBands(weight_of=self.deps.quotas.weight),
             backoff=Backoff(first_s=0.1, most_s=2.0),
             max_decisions=DECISIONS,
+            max_rows=ROWS,
         )
 
     def close(self) -> None:
@@ -312,11 +315,12 @@ class Dispatcher:
             self._decide()
         if self._places and self._assigning is None:
             self._assigning = asyncio.get_running_loop().create_task(self._assign_then_run_pass())
+        delay_s, loop = self._next_delay_s(), asyncio.get_running_loop()
+        if self._timer and delay_s is not None and self._timer.when() <= loop.time() + delay_s:
+            return  # keep it: steady news would put it off forever
         if self._timer:
             self._timer.cancel()
-            self._timer = None
-        if (delay_s := self._next_delay_s()) is not None:
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+        self._timer = None if delay_s is None else loop.call_later(delay_s, self._on_timer)
 
     def _schedule_pass(self) -> None:
         """Run a pass now if requests wait; otherwise after pending responses are delivered."""

@@ -176,7 +176,8 @@ class Leader:
         if await self._disconnect_orphans(leading, workers):
             workers = await rows.load(self.store, snapshot.workers)
         dispatcher = Dispatcher(self.deps, invalidate=self._invalidate)
-        await dispatcher.load(self.store.snapshots.pages(snapshot), workers)
+        async with contextlib.aclosing(self.store.snapshots.pages(snapshot)) as pages:
+            await dispatcher.load(pages, workers)
         took_s, tasks = round(time() - began, 3), len(dispatcher.tasks)
         log.info("leading", fence=leading.fence, tasks=tasks, workers=len(workers), load_s=took_s)
         return dispatcher
