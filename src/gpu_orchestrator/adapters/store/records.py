@@ -263,6 +263,18 @@ class UnfinishedTask(Item, frozen=True):
 
 
 class Snapshot(Item, frozen=True):
+    """What a term begins with; `levels` alternates levels of priority and numbers of waiting tasks."""
+
     now_ms: int
     workers: tuple[str, ...]
+    levels: tuple[str, ...] = ()
+
+
+class SnapshotPage(Item, frozen=True):
+    """Some unfinished tasks in one state; `last` is the task after which the next page begins, empty if there
+    is none."""
+
     tasks: tuple[UnfinishedTask, ...]
+    levels: tuple[str, ...]
+    last_at: str
+    last: str

@@ -10,6 +10,7 @@ from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
+from gpu_orchestrator.adapters.store.snapshots import Snapshots
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.usage import UsageStore
 from gpu_orchestrator.adapters.store.valkey.database import Database
@@ -39,6 +40,7 @@ class Store:
         self.database, self.owner, self.timeouts = database, owner, timeouts
         self.fenced = FencedDatabase(database)
         self.tasks = Tasks(self.fenced, keep_ms=timeouts.keep_ms)
+        self.snapshots = Snapshots(self.fenced)
         self.workers = Workers(
             self.fenced,
             lease_ms=timeouts.lease_ms,
