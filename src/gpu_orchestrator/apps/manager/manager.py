@@ -38,12 +38,13 @@ from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, Callb
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
 from gpu_orchestrator.apps.manager.fleet import strategies
+from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
-from gpu_orchestrator.apps.manager.tasks.overview import Overview
+from gpu_orchestrator.apps.manager.tasks.overview import FRESH_S, Overview
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
 from gpu_orchestrator.apps.manager.workers.listener import Listener
@@ -102,7 +103,8 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
-        self.waiting = Waiting(store.tasks, self.registry, self._cluster, self.held_back)
+        self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back)
+        self._device_gauges = DeviceGauges(self.memory)
         self._background: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -231,11 +233,11 @@ class Manager:
         store."""
         return str(self.embedded.disk.left()) if self.embedded else ""
 
-    async def _cluster(self) -> Cluster:
-        """Return the cluster: the leader's own, or else one read from the store."""
+    async def cluster(self) -> Cluster:
+        """Return the cluster: the leader's own, or else one read from the store, at most a second old."""
         if self.leader.dispatcher is not None:
             return self.leader.dispatcher.engine.cluster
-        return (await self.overview.cluster())[1]
+        return (await self.overview.cluster(at_most_old_s=FRESH_S))[1]
 
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(
@@ -247,6 +249,13 @@ class Manager:
             clock.now,
             self.quotas,
         )
+
+    async def device_gauges(self) -> str:
+        """Return the gauges of all devices as text; empty if this process does not lead."""
+        dispatcher = self.leader.dispatcher
+        if dispatcher is None:
+            return ""
+        return await self._device_gauges.text(dispatcher.workers, dispatcher.engine.cluster)
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
@@ -268,4 +277,3 @@ class Manager:
             ),
         ):
             yield gauge(name, text, ["owner"], [([owner], float(n)) for owner, n in counted.items()])
-        yield from self.overview.device_gauges(dispatcher.workers, dispatcher.engine.cluster)

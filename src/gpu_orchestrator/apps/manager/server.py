@@ -26,6 +26,7 @@ from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.http import app
+from gpu_orchestrator.apps.manager.http.socket_frames import FramesProtocol
 from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol
 from gpu_orchestrator.apps.manager.manager import Manager, ManagerDeps
 from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
@@ -124,7 +125,7 @@ async def _serving(
     config = uvicorn.Config(
         app.build(manager),
         http=CoalescingHttpProtocol,
-        ws="websockets-sansio",
+        ws=FramesProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",
