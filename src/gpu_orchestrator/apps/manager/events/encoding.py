@@ -1,4 +1,4 @@
-"""Events as they are sent. Each is encoded once, and a batch is joined once for all watchers that see the same.
+"""Events as they are sent. Each is encoded once, and a batch joined once for all watchers that see the same.
 
 `event_feed.py` makes batches; `http/event_streams.py` writes them. A server does not mask its WebSocket
 frames, so all watchers get the same bytes.

@@ -32,8 +32,8 @@ WOKEN_AT_ONCE = 50
 BATCH_EVENTS, BATCH_BYTES = 500, 256 << 10
 """The most that is written to a watcher at once; what a slow one has not read is kept in memory."""
 CATCHING_UP, PAGE_S, PAGES_KEPT = 2, 0.005, 8
-"""How many watchers read old events from the store at a time, how long a page takes each of them at least, and
-how many pages are kept for others that start at the same event."""
+"""How many watchers read old events from the store at a time, how long a page takes each of them at least,
+and how many pages are kept for others that start at the same event."""
 PAUSE_S = 0.2
 
 

@@ -4,8 +4,8 @@ A watcher of events gets the same bytes as a thousand others. uvicorn would enco
 watcher, and call the system for each. The application sends `{"type": "websocket.send", "frames": bytes}`
 instead.
 
-`WebSocketsSansIOProtocol` is not public API of uvicorn. The tests of `test_event_feed.py` run the real protocol,
-and fail if a new uvicorn no longer works like this.
+`WebSocketsSansIOProtocol` is not public API of uvicorn. The tests of `test_event_feed.py` run the real
+protocol, and fail if a new uvicorn no longer works like this.
 """
 
 from typing import Any

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Literal
 
-import prometheus_client
 from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from gpu_orchestrator import __version__
@@ -82,10 +82,8 @@ async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Resp
 
 @router.get("/metrics", include_in_schema=False, dependencies=needs("metrics"))
 async def metrics(request: Request) -> Response:
-    manager = manager_of(request)
-    body = prometheus_client.generate_latest(manager.metrics.registry)
-    body += (await manager.device_gauges()).encode()
-    return Response(body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+    body = await manager_of(request).scraped()
+    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _health(manager: Manager) -> schema.Health:
@@ -95,7 +93,8 @@ async def _health(manager: Manager) -> schema.Health:
     disk = manager.disk_shortage()
     status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
     parts = {"store": store, "leader": manager.leader.leader or "none"}
-    return _body(status, parts | ({"disk": disk or "ok"} if manager.embedded else {}))
+    parts |= {"disk": disk or "ok"} if manager.embedded else {}
+    return _body(status, parts | ({"process": str(manager.siblings)} if manager.siblings else {}))
 
 
 def _body(status: str, dependencies: dict[str, str]) -> schema.Health:
