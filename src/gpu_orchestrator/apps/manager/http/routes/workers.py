@@ -7,11 +7,11 @@ from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.records import Departure
-from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.workers import HeldRow
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager import errors, schema, views
 from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import body_of, json_response, read, unless_disconnected
 from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
@@ -83,7 +83,7 @@ async def page(
     manager = manager_of(request)
     names = sorted((await manager.store.tasks.counts()).workers)
     found = [
-        views.worker_info(row, _reserved(manager, row, each))
+        views.worker_info(row, worker := rows.worker_state_of(row), _reserved(manager, worker, each))
         async for part in manager.store.workers.holding(names)
         for row, each in part
         if "spec" in row
@@ -100,7 +100,8 @@ async def detail(request: Request, worker_id: str) -> Response:
     manager = manager_of(request)
     async for part in manager.store.workers.holding([worker_id]):
         for row, each in part:
-            return json_response(views.worker_detail(row, _reserved(manager, row, each)))
+            worker = rows.worker_state_of(row)
+            return json_response(views.worker_detail(row, worker, _reserved(manager, worker, each)))
     raise _no_worker(worker_id)
 
 
@@ -191,12 +192,12 @@ async def _control_device(request: Request, worker_id: str, index: int, *, cordo
     return _changed(worker_id, control.state, status)
 
 
-def _reserved(manager: Manager, row: Row, holding: HeldRow) -> dict[int, int]:
+def _reserved(manager: Manager, worker: WorkerState, holding: HeldRow) -> dict[int, int]:
     """Return the MiB reserved on each device."""
     if not holding.held:
         return {}
-    placements = rows.placements_on(row["name"], holding.placements())
-    reserved = rows.reserved_on(rows.worker_state_of(row), manager.memory, placements)
+    placements = rows.placements_on(worker.hello.name, holding.placements())
+    reserved = rows.reserved_on(worker, manager.memory, placements)
     return {index: each.mib for index, each in reserved.items()}
 
 
