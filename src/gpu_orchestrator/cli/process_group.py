@@ -132,7 +132,7 @@ class ProcessGroup:
         while True:
             began = monotonic()
             process = self._processes[number]
-            while process.poll() is None:  # noqa: ASYNC110 - a child's end is no event of the loop
+            while process.poll() is None:  # noqa: ASYNC110 - the loop does not learn of a child's end
                 await asyncio.sleep(FIRST_PAUSE_S)
             pause_s = FIRST_PAUSE_S if monotonic() - began > STEADY_S else min(pause_s * 2, MOST_PAUSE_S)
             log.error("an API process ended and is started again", number=number, status=process.returncode)

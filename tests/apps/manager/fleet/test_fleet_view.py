@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
 from gpu_orchestrator.apps.manager.fleet.fleet_view import NOTHING, FleetView, HeldCluster, totals_of
-from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
+from gpu_orchestrator.apps.manager.fleet.nodes import DeviceGrant, MemoryPolicy, WorkerState, node_of
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from tests.support import scripted_worker
@@ -32,7 +33,7 @@ def worker(name: str, devices: int, others: int, state: str, done: int) -> Worke
 
 
 def placement(worker: str, number: int, device: int, gib: int) -> Placement:
-    grant = rows.DeviceGrant((session.Given(device, f"uuid-{device}"),), gib * 1024)
+    grant = DeviceGrant((session.Given(device, f"uuid-{device}"),), gib * 1024)
     return rows.placement_of(f"t{number}", worker, grant)
 
 
@@ -55,7 +56,7 @@ def rebuilt(workers: Mapping[str, WorkerState], holds: Mapping[str, list[Placeme
     for name, each in workers.items():
         if not each.left:
             reserved = rows.reserved_on(each, MEMORY, holds[name])
-            built.set_node(rows.node_of(each, MEMORY, reserved))
+            built.set_node(node_of(each, MEMORY, reserved))
             for one in holds[name]:
                 built.account(one)
     return built
@@ -102,7 +103,7 @@ async def test_updates_one_by_one_equal_a_recount(changes: list[tuple[WorkerStat
         assert shown == await DeviceGauges(MEMORY).text(view.workers, full.cluster)
 
 
-async def test_only_changed_workers_are_read_and_rendered_again(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_only_changed_workers_are_read_and_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view, full, gauges = FleetView(MEMORY), HeldCluster(MEMORY), DeviceGauges(MEMORY)
     stamps = {name: Stamp("1", "1", 0, 0) for name in NAMES}
     for name in NAMES:
@@ -118,9 +119,12 @@ async def test_only_changed_workers_are_read_and_rendered_again(monkeypatch) -> 
     full.put(view.workers["b"], "1", ())
     rendered: list[str] = []
     lines = DeviceGauges._lines
-    monkeypatch.setattr(
-        DeviceGauges, "_lines", lambda self, name, *rest: rendered.append(name) or lines(self, name, *rest)
-    )
+
+    def noted(self: DeviceGauges, name: str, worker: WorkerState, cluster: Cluster) -> tuple[str, ...]:
+        rendered.append(name)
+        return lines(self, name, worker, cluster)
+
+    monkeypatch.setattr(DeviceGauges, "_lines", noted)
     await gauges.text(view.workers, full.cluster)
     assert rendered == ["b"]
 

@@ -38,7 +38,7 @@ class QueueDepth:
 
 
 def _add(counts: "Counter[int] | Counter[str]", name: int | str, by: int) -> None:
-    """Forget a count that is 0, or owners who have left would stay for ever."""
+    """Forget a count that is 0, or owners who have left would stay forever."""
     counts[name] += by  # type: ignore[index]
     if not counts[name]:  # type: ignore[index]
         del counts[name]
