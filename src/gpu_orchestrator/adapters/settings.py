@@ -20,7 +20,12 @@ from msgspec import Meta, inspect
 from gpu_orchestrator.api.rates import by_route
 
 SHORTEST_KEY = 32
-OPTIONS = {"api_host": "--host", "api_port": "--port", "data_dir": "--data"}
+OPTIONS = {
+    "api_host": "--host",
+    "api_port": "--port",
+    "data_dir": "--data",
+    "worker_processes": "--processes",
+}
 """Settings that the command line can give, and how."""
 OF_OTHER_PROCESSES = (
     "GPU_ORCHESTRATOR_CA",
@@ -68,6 +73,7 @@ class Settings:
 
     api_host: Annotated[str, Meta(description="an address of this machine")] = "127.0.0.1"
     api_port: Port = 8000
+    worker_processes: Annotated[int, Meta(ge=1, le=64)] = 1
     api_key: str = _secret()
     api_key_file: File = ""
     worker_token: str = _secret()

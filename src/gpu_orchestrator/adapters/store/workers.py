@@ -1,6 +1,6 @@
 """Workers in the store: registration, epoch, lease, and the flags that an operator set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Literal
 
 from gpu_orchestrator.adapters.store.records import Departure, Item, Registration, Renewal, Renewed
@@ -23,6 +23,28 @@ class WorkerLocation(Item, frozen=True):
     api: str
 
 
+class HeldRow(Item, frozen=True):
+    """A worker's row, alternating fields and values, and what it holds: ids and placements as JSON in turn.
+    Both are empty for an unknown worker."""
+
+    row: tuple[str | int, ...]
+    held: tuple[str, ...]
+
+    def placements(self) -> Iterator[tuple[str, str]]:
+        """Yield the id of each attempt with its placement."""
+        return zip(self.held[::2], self.held[1::2], strict=True)
+
+
+class Stamp(Item, frozen=True):
+    """`row` differs after a change of the worker's row, `held` after one of what it holds. Both are empty for
+    an unknown worker. `done` and `failed` count its tasks."""
+
+    row: str
+    held: str
+    done: int
+    failed: int
+
+
 _REGISTER = Script[RegisterResult]("register", RegisterResult)
 
 
@@ -36,6 +58,11 @@ _DISCONNECT = Script[bool]("disconnect", bool)
 _HAND_OVER = Script[tuple[bool, ...]]("hand_over", tuple[bool, ...])
 _REMOVE_WORKERS = Script[tuple[bool, ...]]("remove_workers", tuple[bool, ...])
 _WORKER_FLAGS = Script[WorkerLocation]("worker_flags", WorkerLocation)
+_WORKERS = Script[tuple[HeldRow, ...]]("workers", tuple[HeldRow, ...])
+_STAMPS = Script[tuple[Stamp, ...]]("worker_stamps", tuple[Stamp, ...])
+ROWS, STAMPS = 100, 500
+"""How many workers one call of a script reads: the store serves nobody else meanwhile, and the caller's event
+loop nobody else while it decodes the answer."""
 
 
 HANDED_AT_ONCE = 100
@@ -105,3 +132,26 @@ class Workers:
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
         _, _, rows = await self._fenced.read(_FETCH, (), names)
         return [row_of(row) for row in rows]
+
+    async def rows(self, names: Sequence[str]) -> AsyncIterator[list[Row]]:
+        """Yield the rows of these workers, some at a time; unknown ones are left out."""
+        for part in _parts(names, ROWS):
+            yield [row for row in await self.fetch(part) if row]
+
+    async def holding(self, names: Sequence[str]) -> AsyncIterator[list[tuple[Row, HeldRow]]]:
+        """Yield the rows of these workers, with what each holds, some at a time, without unknown ones."""
+        for part in _parts(names, ROWS):
+            found = await self._fenced.read(_WORKERS, part)
+            yield [(row, each) for each in found if (row := row_of(each.row))]
+
+    async def stamps(self, names: Sequence[str]) -> dict[str, Stamp]:
+        """Return the stamps of the workers among these that the store knows."""
+        found: dict[str, Stamp] = {}
+        for part in _parts(names, STAMPS):
+            stamps = await self._fenced.read(_STAMPS, part)
+            found.update((name, each) for name, each in zip(part, stamps, strict=True) if each.row)
+        return found
+
+
+def _parts(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (names[at : at + size] for at in range(0, len(names), size))
