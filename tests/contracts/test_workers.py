@@ -93,7 +93,7 @@ async def test_new_leader_extends_leases_of_suspect_workers(new_store: NewStore)
     epoch = await join(store, "w")
     await store.workers.disconnect(Renewal("w", epoch, "c"))
     assert [each.name for each in (await store.leadership.campaign()).expired] == ["w"]
-    await store.tasks.snapshot(store.timeouts.lease_ms)
+    await store.snapshots.begin(store.timeouts.lease_ms)
     assert (await store.leadership.campaign()).expired == ()
 
 
