@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters import settings
+from gpu_orchestrator.adapters import setting_names, settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from tests.support.paths import ROOT
 
@@ -143,7 +143,7 @@ def test_misspelt_names_are_found(
 ) -> None:
     file = tmp_path / ".env"
     file.write_text("".join(f"{name}={value}\n" for name, value in in_file.items()))
-    found = settings.slips(around, file)
+    found = setting_names.slips(around, file)
     assert len(found) == len(said)
     assert all(words in line for words, line in zip(said, found, strict=True))
 

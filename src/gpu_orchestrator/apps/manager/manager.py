@@ -37,8 +37,8 @@ from gpu_orchestrator.apps.manager.errors import Conflict, NotFound
 from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
-from gpu_orchestrator.apps.manager.fleet import strategies
-from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
+from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
+from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
@@ -102,7 +102,7 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
-        self.waiting = Waiting(store.tasks, self.registry, self._cluster, self.held_back)
+        self.waiting = Waiting(store.tasks, self.registry, self._cluster, self.held_back, self._hints_of)
         self._background: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -237,6 +237,10 @@ class Manager:
             return self.leader.dispatcher.engine.cluster
         return (await self.overview.cluster())[1]
 
+    def _hints_of(self, spec: task.TaskSpec, deaths: str) -> Hints:
+        workers = self.leader.dispatcher.workers if self.leader.dispatcher else self.overview.workers
+        return past_attempts.hints(spec, past_attempts.deaths_of(deaths), workers, self.memory)
+
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(
             self.store,
@@ -246,6 +250,7 @@ class Manager:
             self.metrics,
             clock.now,
             self.quotas,
+            self.waiters.ended,
         )
 
     def _gauges(self) -> Iterable[Metric]:

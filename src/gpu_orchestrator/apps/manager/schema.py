@@ -75,6 +75,7 @@ class WorkerInfo(Answer, frozen=True):
     performance_score: float
     labels: dict[str, str]
     task_types: list[str]
+    pool: str
 
 
 class WorkerDetail(WorkerInfo, frozen=True):

@@ -177,6 +177,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
         grace_ms=int(lease_ms * GRACE_PER_LEASE),
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
+        worker_keep_ms=int(settings.worker_retention * 1000),
         most_workers=settings.max_workers,
         audit_entries=settings.audit_keep,
         log_bytes=settings.task_log_kb * 1024,

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.apps.manager.fleet.past_attempts import Death
 from gpu_orchestrator.engine.scheduling_queue import State
 
 
@@ -17,7 +16,7 @@ class TrackedTask:
     spec: TaskSpec
     attempt: int
     created_s: float
-    died_on: tuple[str, ...] = ()
+    deaths: tuple[Death, ...] = ()
 
 
 TaskTable = dict[str, TrackedTask]
@@ -42,9 +41,3 @@ def depth_of(tasks: Mapping[str, TrackedTask], state_of: Callable[[str], State |
         if waits:
             found.waiting[spec.priority] += 1
     return found
-
-
-def died_on(deaths: str) -> tuple[str, ...]:
-    if not deaths:
-        return ()
-    return tuple(sorted({each["worker"] for each in msgspec.json.decode(deaths)}))
