@@ -297,7 +297,7 @@ def _key_conflict(request: task_schema.TaskRequest, name: str, **details: int) -
 
 
 class _Sender(NamedTuple):
-    """Who submits a request, under which id, and when."""
+    """The key that submits a request, the id of the request, and when."""
 
     key: Key
     correlation: str
