@@ -134,9 +134,7 @@ def test_env_example_shows_every_setting_with_its_default() -> None:
             {"RATE_LIMIT_DAILY": "1"}, {}, ["RATE_LIMIT_DAILY is not a setting"], id="file, of a family"
         ),
         pytest.param({}, {"RATE_LIMIT_DAILY": "1"}, [], id="around, only of a family"),
-        pytest.param(
-            {"REDIS_URI": "x"}, {"REDIS_URL": "redis://x"}, [], id="the setting is given beside it"
-        ),
+        pytest.param({"REDIS_URI": "x"}, {"REDIS_URL": "redis://x"}, [], id="the setting is given beside it"),
         pytest.param(
             {"MODEL_CACHE_SIZE": "5", "CELERY_TASK_TIMEOUT": "1", "WORKER_PROCESSES": "4"}, {}, [], id="seed"
         ),

@@ -38,9 +38,9 @@ end
 -- By owner, by level, and at 0 of those scheduled for later: the tasks that wait, and those that this call has accepted.
 local waiting, promised = {}, {}
 local LATER = 0
-local function full(name, count, most, read)
+local function full(name, count, most, size_of)
   if count == 0 or most == 0 then return false end
-  if not waiting[name] then waiting[name] = read(name) end
+  if not waiting[name] then waiting[name] = size_of(name) end
   return waiting[name] + (promised[name] or 0) + count > most
 end
 
