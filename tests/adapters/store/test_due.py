@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ async def test_no_attempt_begins_after_expiry(store: Store) -> None:
     "times", [{"not_before_ms": -HOUR_MS}, {"not_before_ms": -HOUR_MS, "expires_ms": -2 * HOUR_MS}]
 )
 async def test_cancelled_scheduled_task_can_be_retried_and_then_has_no_times(
-    store: Store, times: dict[str, int]
+    store: Store, times: dict[str, Any]
 ) -> None:
     await store.tasks.submit([NewTask("a", EXPIRING, "1", tenant="ann", **times)])
     (before,) = await store.tasks.cancel(["a"])

@@ -91,7 +91,9 @@ class Machine:
         return [COMMAND, *words]
 
     def _environment(self, service: dict[str, Any]) -> dict[str, str]:
-        given = {name: self._local(value) for name, value in service.get("environment", {}).items()}
+        environment = service.get("environment", {})
+        # One without a value is passed on from where compose runs, if it is set there.
+        given = {name: self._local(value) for name, value in environment.items() if value is not None}
         return {**compiled(), "HOME": str(self._folder), **given}
 
     def _local(self, word: str) -> str:

@@ -34,7 +34,7 @@ def moment(seconds: float) -> str:
         pytest.param({"not_before": "1h", "expires": "2h"}, Times(-3_600_000, -7_200_000), id="both"),
     ],
 )
-def test_times_are_read(given: dict[str, str], times: Times) -> None:
+def test_times_are_read(given: dict[str, Any], times: Times) -> None:
     assert times_of(TaskRequest("echo", **given), NOW_S) == times
 
 
@@ -48,7 +48,7 @@ def test_times_are_read(given: dict[str, str], times: Times) -> None:
         pytest.param({"expires": "900d"}, "366 days", id="far"),
     ],
 )
-def test_times_that_cannot_be_are_refused(given: dict[str, str], said: str) -> None:
+def test_times_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.Unprocessable, match=said):
         times_of(TaskRequest("echo", **given), NOW_S)
 
