@@ -38,20 +38,18 @@ end
 -- By owner, by level, and at 0 of those scheduled for later: the tasks that wait, and those that this call has accepted.
 local waiting, promised = {}, {}
 local LATER = 0
-local function full(name, count, most, size_of)
+local function size_of(name)
+  if name == LATER then return redis.call('ZCARD', P .. 's:scheduled') end
+  if type(name) == 'number' then return tonumber(redis.call('HGET', P .. 'levels', text(name - 1)) or 0) end
+  local place = P .. 'o:' .. name .. ':'
+  return redis.call('ZCARD', place .. 'queued') + redis.call('ZCARD', place .. 'scheduled')
+end
+
+local function full(name, count, most)
   if count == 0 or most == 0 then return false end
   if not waiting[name] then waiting[name] = size_of(name) end
   return waiting[name] + (promised[name] or 0) + count > most
 end
-
-local function of_owner(owner)
-  local place = P .. 'o:' .. owner .. ':'
-  return redis.call('ZCARD', place .. 'queued') + redis.call('ZCARD', place .. 'scheduled')
-end
-
-local function at_level(at) return tonumber(redis.call('HGET', P .. 'levels', text(at - 1)) or 0) end
-
-local function for_later() return redis.call('ZCARD', P .. 's:scheduled') end
 
 local function verdict(unit, later)
   local owner, all = unit[OWNER], 0
@@ -60,11 +58,11 @@ local function verdict(unit, later)
   if all > 0 and gpu_ms > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= gpu_ms then
     return -4
   end
-  if full(owner, all, unit[MOST_WAITING], of_owner) then return -2 end
+  if full(owner, all, unit[MOST_WAITING]) then return -2 end
   for at, wanted in ipairs(unit[WANTED]) do
-    if full(at, wanted, unit[MOST_AT_LEVEL], at_level) then return -3 end
+    if full(at, wanted, unit[MOST_AT_LEVEL]) then return -3 end
   end
-  if full(LATER, later, unit[MOST_AT_LEVEL], for_later) then return -3 end
+  if full(LATER, later, unit[MOST_AT_LEVEL]) then return -3 end
   add(promised, LATER, later)
   add(promised, owner, all)
   for at, wanted in ipairs(unit[WANTED]) do add(promised, at, wanted) end
