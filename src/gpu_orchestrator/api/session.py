@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$(?!\n)")]
 Word = Annotated[str, Meta(max_length=200)]
 Index = Annotated[int, Meta(ge=0, le=1023)]
 Mib = Annotated[int, Meta(ge=0, le=2**31)]

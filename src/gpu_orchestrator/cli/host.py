@@ -155,8 +155,7 @@ def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Calla
     except OSError as error:
         why = why_unreadable(error).replace("read", "written", 1)
         raise BadSettings(f"LOG_FILE={path} {why}; give a file to write") from error
-    verbosity = 1 if chosen.log_level == "DEBUG" else 0
-    logs.configure(verbosity, style=chosen.log_format, file=file, only_file=only_file)
+    logs.configure(style=chosen.log_format, file=file, only_file=only_file, least=chosen.log_level)
     return file.close if file else lambda: None
 
 
