@@ -229,7 +229,7 @@ class Given(Value, frozen=True):
 
 class Assign(Message, frozen=True):
     """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task
-    uses no GPU."""
+    uses no GPU. `owner` owns the task; empty in assignments of older versions."""
 
     task: str
     attempt: int
@@ -242,6 +242,7 @@ class Assign(Message, frozen=True):
     soft_limit_s: float = 0.0
     timeout_s: float = 0.0
     correlation_id: str = ""
+    owner: str = ""
 
 
 class Cancel(Message, frozen=True):

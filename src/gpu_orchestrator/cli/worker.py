@@ -31,6 +31,8 @@ def run(
     simulate: str = "",
     simulation: Path | None = None,
     drain_s: float = 60.0,
+    share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
+    run_as: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_RUN_AS", metavar="USER")] = "",
     v: int = 0,
 ) -> None:
     """Join a cluster manager and run its tasks until stopped.
@@ -66,6 +68,11 @@ def run(
         The folder in which simulated GPUs are kept.
     drain_s
         How long running tasks may take to finish when the worker is stopped.
+    share_runners
+        Let one process run tasks of several owners, one after the other: faster, but what a task leaves behind
+        there is open to the next owner's.
+    run_as
+        The user that runs tasks, where root starts the worker: then tasks cannot read its token.
     v
         1 and more: log also why things happen.
     """
@@ -94,6 +101,8 @@ def run(
                 labels=_pairs("label", label),
                 options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
                 drain_s=drain_s,
+                share_runners=share_runners,
+                run_as=run_as,
             )
             importable.check(settings.options.functions)
             kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name

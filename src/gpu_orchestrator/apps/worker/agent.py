@@ -55,7 +55,13 @@ class Agent:
         self._instance = uuid4().hex
         self._connection = Connection(settings.session_url, settings.token, self._receive)
         self._lease = Lease()
-        self._pool = RunnerPool(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
+        self._pool = RunnerPool(
+            gpus,
+            settings.options,
+            processes=settings.processes,
+            idle_s=settings.idle_s,
+            shares_owners=settings.share_runners,
+        )
         self._reporter = Reporter(gpus, self._pool)
         logs = LogCallbacks(self._log_bytes, lambda: self._is_joined, self._connection.send)
         self._attempts = Attempts(

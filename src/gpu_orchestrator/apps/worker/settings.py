@@ -21,7 +21,8 @@ def name_of(host: str) -> str:
 class Settings:
     """What an operator can set. `ca` is a file with the certificates to trust; if empty, the worker trusts
     those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
-    `processes` runners."""
+    `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
+    rights of the user `run_as`, if given, which only root can do."""
 
     server: str
     token: str = field(repr=False)
@@ -33,6 +34,8 @@ class Settings:
     options: Options = field(default_factory=Options)
     drain_s: float = 60.0
     idle_s: float = 30.0
+    share_runners: bool = False
+    run_as: str = ""
 
     def __post_init__(self) -> None:
         if urlsplit(self.server).scheme not in ("http", "https") or not urlsplit(self.server).hostname:

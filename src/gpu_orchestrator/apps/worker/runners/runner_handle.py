@@ -42,7 +42,7 @@ RING = b"!"
 @dataclass(frozen=True, slots=True)
 class RunnerPlan:
     """What a runner is started with, and the callbacks for its frames, its output (with the attempt that it
-    belongs to, if any) and its end."""
+    belongs to, if any) and its end. It runs tasks of one `owner`; empty if owners share runners."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
@@ -50,6 +50,7 @@ class RunnerPlan:
     on_frame: Callable[["RunnerHandle", frames.ToAgent], None]
     on_output: Callable[["RunnerHandle", "Attempt | None", str], None]
     on_end: Callable[["RunnerHandle", str], None]
+    owner: str = ""
 
 
 class RunnerHandle:
@@ -59,7 +60,7 @@ class RunnerHandle:
     """
 
     def __init__(self, plan: RunnerPlan) -> None:
-        self.devices = plan.devices
+        self.devices, self.owner = plan.devices, plan.owner
         self.queue: deque[Attempt] = deque()
         self.is_ready = False
         self.is_ending = False
