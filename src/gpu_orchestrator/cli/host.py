@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_orchestrator.adapters import disk, logs, private_files, settings, tls
+from gpu_orchestrator.adapters import disk, logs, private_files, process_rights, settings, tls
 from gpu_orchestrator.adapters.settings import BadSettings, Settings, why_unreadable
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
 from gpu_orchestrator.adapters.tls import BadCertificate
@@ -101,6 +101,7 @@ async def hosting(
     chosen: Settings, *, insecure: bool = False, log_to_file: bool = False
 ) -> AsyncIterator[Host]:
     """Run a server with its keys. `log_to_file`: the terminal is used for something else."""
+    process_rights.hide()
     _check(chosen)
     folder = Path(chosen.data_dir)
     with _listening(chosen, folder) as listening, locked(folder) as note, contextlib.ExitStack() as stack:

@@ -2,11 +2,15 @@
 
 import os
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.adapters.process_rights import User
 
 CANNOT_START = 2
 """Exit code if the arguments are wrong: `up` does not start such a worker again."""
@@ -78,6 +82,7 @@ def run(
     """
     import uvloop
 
+    from gpu_orchestrator.adapters import process_rights
     from gpu_orchestrator.adapters.gpus.find import find
     from gpu_orchestrator.adapters.tls import BadCertificate
     from gpu_orchestrator.apps.worker import main
@@ -87,9 +92,11 @@ def run(
     from gpu_orchestrator.apps.worker.settings import Settings
     from gpu_orchestrator.cli import joining, log_setup
 
+    process_rights.hide()
     log_setup.configure(v)
     with ExitStack() as held:
         try:
+            user = process_rights.find(run_as) if run_as else None
             access = joining.access(server, token, token_file, str(ca) if ca else "")
             settings = Settings(
                 server=access.server,
@@ -102,17 +109,23 @@ def run(
                 options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
                 drain_s=drain_s,
                 share_runners=share_runners,
-                run_as=run_as,
+                run_as=user,
             )
-            importable.check(settings.options.functions)
-            kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name
-            gpus = find(simulate, simulation or kept)
+            importable.check(settings.options.functions, user)
+            gpus = find(simulate, simulation or _kept(user) / settings.name, user)
         except (ValueError, OSError) as error:
             _exit(error, CANNOT_START)
         try:
             uvloop.run(main.run(settings, gpus))
         except (BadCertificate, OSError, NotWanted) as error:
             _exit(error, 1)
+
+
+def _kept(user: "User | None") -> Path:
+    """Return where simulated GPUs are kept: where tasks may write, too."""
+    if user is None:
+        return Path.home() / ".cache" / "gpu-orchestrator" / "simulated"
+    return Path(tempfile.gettempdir()) / f"gpu-orchestrator-simulated-{user.uid}"
 
 
 def _exit(error: Exception, code: int) -> NoReturn:

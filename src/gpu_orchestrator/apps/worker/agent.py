@@ -61,6 +61,7 @@ class Agent:
             processes=settings.processes,
             idle_s=settings.idle_s,
             shares_owners=settings.share_runners,
+            user=settings.run_as,
         )
         self._reporter = Reporter(gpus, self._pool)
         logs = LogCallbacks(self._log_bytes, lambda: self._is_joined, self._connection.send)
@@ -81,6 +82,8 @@ class Agent:
         log.info(
             "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
         )
+        if os.geteuid() == 0 and self._settings.run_as is None:
+            log.warning("tasks run as root and can read everything here; give --run-as USER")
         if not devices:
             log.warning("no GPU found; only tasks that need none run here (--simulate 4 describes some)")
         async with aiohttp.ClientSession(connector=self._connector()) as http:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.worker.frames import Options
 
@@ -22,7 +23,7 @@ class Settings:
     """What an operator can set. `ca` is a file with the certificates to trust; if empty, the worker trusts
     those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
     `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
-    rights of the user `run_as`, if given, which only root can do."""
+    rights of `run_as`, else those of the worker."""
 
     server: str
     token: str = field(repr=False)
@@ -35,7 +36,7 @@ class Settings:
     drain_s: float = 60.0
     idle_s: float = 30.0
     share_runners: bool = False
-    run_as: str = ""
+    run_as: User | None = None
 
     def __post_init__(self) -> None:
         if urlsplit(self.server).scheme not in ("http", "https") or not urlsplit(self.server).hostname:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt, Devices
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
@@ -41,10 +42,11 @@ class RunnerPool:
         processes: int,
         idle_s: float,
         shares_owners: bool = False,
+        user: User | None = None,
     ) -> None:
         self._gpus, self._options = gpus, options
         self._processes, self._idle_s = processes, idle_s
-        self._shares_owners = shares_owners
+        self._shares_owners, self._user = shares_owners, user
         self._runners: defaultdict[Devices, list[RunnerHandle]] = defaultdict(list)
         self._until = 0.0
         self._starting = BackgroundTasks()
@@ -121,6 +123,7 @@ class RunnerPool:
                 callbacks.on_output,
                 callbacks.on_end,
                 owner,
+                self._user,
             )
         )
         self._runners[devices].append(runner)
