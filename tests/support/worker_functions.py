@@ -292,8 +292,8 @@ def marks(name: str) -> dict[str, Any]:
 
 
 def leaves_fork_chain(name: str, links: int, pause_s: float) -> None:
-    """Leave a chain of processes behind: each one is soon replaced by a new one. Those that print are too young
-    to be taken for processes of an earlier task."""
+    """Leave a chain of processes behind: each one is soon replaced by a new one. Those that print are too
+    young to be taken for processes of an earlier task."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
@@ -310,7 +310,8 @@ def leaves_fork_chain(name: str, links: int, pause_s: float) -> None:
 
 
 def environment_of(pid: int = 0) -> dict[str, Any]:
-    """Return what a task can learn of the process above its keeper: its variables and memory, and its own user."""
+    """Return what a task can learn of the process above its keeper: its variables and memory, and its own
+    user."""
     agent = pid or int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
     found: dict[str, Any] = {"own": dict(os.environ), "uid": os.getuid(), "groups": os.getgroups()}
     for name in ("environ", "mem"):

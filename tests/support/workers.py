@@ -62,8 +62,8 @@ class Worker:
 
 
 def open_to_all() -> list[str]:
-    """Return what to put before a command so that every user can read this Python and these sources, though they may
-    be in the home of root: in a mount namespace of its own, that home has nothing else."""
+    """Return what to put before a command so that every user can read this Python and these sources, though
+    they may be in the home of root: in a mount namespace of its own, that home has nothing else."""
     needed = {Path(sys.base_prefix), Path(sys.prefix), ROOT}
     closed = {each for path in needed for each in path.parents if not each.stat().st_mode & 0o001}
     if not closed:

@@ -90,8 +90,8 @@ def configure(
     only_file: bool = False,
     least: Level = "INFO",
 ) -> None:
-    """Configure all loggers. `verbosity` as in `--v`: 0 logs what happens, 1 and more also why. `least` is the
-    level from which on lines are logged if there is no `verbosity`."""
+    """Configure all loggers. `verbosity` as in `--v`: 0 logs what happens, 1 and more also why. `least` is
+    the level from which on lines are logged if there is no `verbosity`."""
     level = logging.DEBUG if verbosity > 0 else getattr(logging, least)
     shown = stream or sys.stderr
     is_terminal = shown.isatty()

@@ -1,4 +1,5 @@
-"""How many files and connections this process may have open: the soft limit is often 1,024, the hard one far more."""
+"""How many files and connections this process may have open: the soft limit is often 1,024, the hard one far
+more."""
 
 import resource
 

@@ -57,8 +57,8 @@ def become(encoded: str) -> None:
 
 
 def hide() -> None:
-    """Keep other processes of this user from reading this process's memory and environment, and from tracing it.
-    Root can still do so. Programs that this process starts are not hidden."""
+    """Keep other processes of this user from reading this process's memory and environment, and from tracing
+    it. Root can still do so. Programs that this process starts are not hidden."""
     _prctl(PR_SET_DUMPABLE, 0)
 
 

@@ -42,6 +42,7 @@ def create(
     owner: str = "",
     expires: Annotated[str, Parameter(metavar="TIME")] = "",
     limit: Annotated[tuple[str, ...], Parameter(metavar="NAME=NUMBER")] = (),
+    worker: Annotated[str, Parameter(metavar="NAME")] = "",
     json_: AsJson = False,
     server: Server = HERE,
 ) -> None:
@@ -60,6 +61,9 @@ def create(
     limit
         requests_per_minute, requests_per_hour, queued_tasks, running_tasks, gpu_seconds_per_day or weight;
         0 for no limit. May be repeated.
+    worker
+        The one worker that may join with it, for scope worker; '*' for any number of them. By default the
+        first that joins with it.
     """
     body: dict[str, Any] = {"name": name, "scopes": list(scope)}
     if owner:
@@ -68,6 +72,8 @@ def create(
         body["expires_in"] = _seconds(expires)
     if limit:
         body["limits"] = _limits(limit)
+    if worker:
+        body["worker"] = worker
     answer = client.ask(server, "POST", "/keys", body=body)
     if json_:
         return output.show_json(answer)
@@ -157,12 +163,17 @@ def row(key: dict[str, Any], now: datetime) -> list[object]:
         key["key_id"],
         key["name"],
         key["owner"],
-        ",".join(key["scopes"]),
+        _scopes(key),
         key["status"],
         times.ago(times.parse(key.get("expires_at")), now) or "never",
         times.ago(used, now) or "never",
         "no limits" if is_own else limits_in_words(key.get("limits") or {}) or "the server's limits",
     ]
+
+
+def _scopes(key: dict[str, Any]) -> str:
+    worker = key.get("worker") or "*"
+    return ",".join(key["scopes"]) + (f" of {worker}" if worker != "*" else "")
 
 
 def limits_in_words(given: dict[str, Any]) -> str:

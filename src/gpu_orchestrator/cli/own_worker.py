@@ -106,8 +106,8 @@ class OwnWorker:
             )
 
     def _environment(self) -> dict[str, str]:
-        """Pass the token by the environment: every user could read it on a command line. Of the manager's secrets
-        the worker gets no other."""
+        """Pass the token by the environment: every user could read it on a command line. Of the manager's
+        secrets the worker gets no other."""
         cert = self._host.settings.ssl_cert_path
         ca = {"GPU_ORCHESTRATOR_CA": cert} if cert else {}
         token = {"GPU_ORCHESTRATOR_TOKEN": self._host.secrets.worker_token}

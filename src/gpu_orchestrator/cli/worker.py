@@ -31,6 +31,7 @@ def run(
     label: tuple[str, ...] = (),
     function: tuple[str, ...] = (),
     upstream: tuple[str, ...] = (),
+    upstream_header: Annotated[tuple[str, ...], Parameter(metavar="NAME=FILE")] = (),
     allow_command: bool = False,
     simulate: str = "",
     simulation: Path | None = None,
@@ -64,6 +65,9 @@ def run(
         in the current folder. May be repeated.
     upstream
         `name=URL`, a server that tasks of type `http` may call. May be repeated.
+    upstream_header
+        `name=FILE`, a file with lines such as `Authorization: Bearer KEY` that are sent to that upstream with
+        every request. May be repeated.
     allow_command
         Let tasks of type `command` run any program here.
     simulate
@@ -73,8 +77,8 @@ def run(
     drain_s
         How long running tasks may take to finish when the worker is stopped.
     share_runners
-        Let one process run tasks of several owners, one after the other: faster, but what a task leaves behind
-        there is open to the next owner's.
+        Let one process run tasks of several owners, one after the other: faster, but what a task leaves
+        behind there is open to the next owner's.
     run_as
         The user that runs tasks, where root starts the worker: then tasks cannot read its token.
     v
@@ -106,7 +110,12 @@ def run(
                 max_concurrent=max_concurrent,
                 processes=processes or min(max(max_concurrent, 1), os.cpu_count() or 1),
                 labels=_pairs("label", label),
-                options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
+                options=Options(
+                    _pairs("function", function),
+                    _pairs("upstream", upstream),
+                    _headers(_pairs("upstream-header", upstream_header)),
+                    allow_command,
+                ),
                 drain_s=drain_s,
                 share_runners=share_runners,
                 run_as=user,
@@ -141,3 +150,18 @@ def _pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
             raise ValueError(f"--{option} {pair} is not a pair; write --{option} name=value")
         pairs[name] = value
     return pairs
+
+
+def _headers(files: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Read the headers for each upstream from its file."""
+    found: dict[str, dict[str, str]] = {}
+    for name, path in files.items():
+        lines = [line for line in Path(path).read_text().splitlines() if line.strip()]
+        for number, line in enumerate(lines, 1):
+            header, separator, value = line.partition(":")
+            if not separator or not header.strip().isascii() or not value.strip().isprintable():
+                raise ValueError(
+                    f"--upstream-header {name}={path}: line {number} is no header; write Name: value"
+                )
+            found.setdefault(name, {})[header.strip()] = value.strip()
+    return found

@@ -76,7 +76,8 @@ async def test_operator_may_share_runners_between_owners(peer: Peer, new_worker:
 async def test_fork_chain_of_one_owner_never_prints_into_the_log_of_another(
     peer: Peer, new_worker: NewWorker
 ) -> None:
-    """Such a chain is too young to be known as an earlier task's. It may reach the next task of its own owner."""
+    """Such a chain is too young to be known as an earlier task's. It may reach the next task of its own
+    owner."""
     new_worker("--max-concurrent", "4", "--processes", "1", "--simulate", "1", *FUNCTIONS)
     hello = await peer.receive(session.Hello)
     for number, devices in enumerate([(), (session.Given(0, hello.devices[0].uuid),)]):

@@ -142,12 +142,17 @@ class Note(Item, frozen=True):
 
 
 class Registration(Item, frozen=True):
+    """`key` is the id of the key that the worker joins with, `uuids` are those of its devices."""
+
     name: str
     instance: str
     spec: str
     api: str
     connection: str
     resume_epoch: int = 0
+    key: str = ""
+    takes_any_name: int = 0
+    uuids: tuple[str, ...] = ()
 
 
 class Renewal(Item, frozen=True):

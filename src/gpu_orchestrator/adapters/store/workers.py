@@ -10,10 +10,14 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 
 class RegisterResult(Item, frozen=True):
-    """`taken`: another live connection uses the name. `full`: the limit on workers is reached."""
+    """`taken`: another live connection uses the name. `full`: the limit on workers is reached. `bound`: the
+    key is for the worker `other`. `owned`: the name belongs to the key `other`. `device`: the worker `other`
+    has the device with this `uuid`."""
 
-    kind: Literal["new", "resumed", "taken", "full"]
+    kind: Literal["new", "resumed", "taken", "full", "bound", "owned", "device"]
     epoch: int
+    uuid: str = ""
+    other: str = ""
 
 
 class WorkerLocation(Item, frozen=True):
@@ -71,8 +75,10 @@ class Workers:
         flat = [part for item in fields.items() for part in item]
         return await self._fenced.write(_WORKER_FLAGS, name, flat, int(forget), status, ())
 
-    async def cordon(self, name: str, device: int, *, cordoned: bool, status: str = "") -> WorkerLocation:
-        return await self._fenced.write(_WORKER_FLAGS, name, (), 0, status, (device, int(cordoned)))
+    async def cordon(
+        self, name: str, index: int, uuid: str, *, cordoned: bool, status: str = ""
+    ) -> WorkerLocation:
+        return await self._fenced.write(_WORKER_FLAGS, name, (), 0, status, (index, uuid, int(cordoned)))
 
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
         _, _, rows = await self._fenced.read(_FETCH, (), names)

@@ -7,8 +7,8 @@ import sys
 from contextlib import suppress
 
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "REDIS_", "RESULTS_S3_", "SECRETS_KEY", "SSL_KEY")
-"""How variables begin that the agent or the manager needs and that tasks must not see. To these come all secret
-settings of the manager, and the files with them."""
+"""How variables begin that the agent or the manager needs and that tasks must not see. To these come all
+secret settings of the manager, and the files with them."""
 SAFE_PATH = "-P"
 """Option of Python: do not search the current folder first. A random.py there would take the place of
 Python's own."""

@@ -66,6 +66,9 @@ class Settings:
         for name, url in self.options.upstreams.items():
             if urlsplit(url).scheme not in ("http", "https"):
                 raise BadSettings(f"upstream {name}={url} is not an address; write NAME=http://host:port")
+        for name in self.options.upstream_headers:
+            if name not in self.options.upstreams:
+                raise BadSettings(f"there are headers for upstream {name}, but no --upstream {name}=URL")
 
     @property
     def session_url(self) -> str:

@@ -1,8 +1,8 @@
 """The open connections of this process, and which of them must go when there are too many.
 
 A connection belongs to a stranger until a request on it has shown a valid key. Strangers may take half of all
-connections, and a part of these from one address; beyond that a new connection takes the place of the oldest one
-that waits for nothing from us. So no number of strangers keeps out workers and callers with a key.
+connections, and a part of these from one address; beyond that a new connection takes the place of the oldest
+one that waits for nothing from us. So no number of strangers keeps out workers and callers with a key.
 
 new ──admit──▶ stranger ──recognise──▶ known
                   └── leave, or evicted ──┴──▶ gone
@@ -21,12 +21,14 @@ PEER = "peer"
 STRANGERS_PART = 2
 """Strangers may take one of this many parts of all connections."""
 Reason = Literal["room", "head", "slow"]
-"""Why a connection was closed: to make room, for a head that is too long, or for a request that came too slowly."""
+"""Why a connection was closed: to make room, for a head that is too long, or for a request that came too
+slowly."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`head_s` is how long the head of a request may take, and the window in which a body must keep its pace."""
+    """`head_s` is how long the head of a request may take, and the window in which a body must keep its
+    pace."""
 
     most: int = 4096
     strangers_per_address: int = 1024
@@ -63,8 +65,8 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Connections:
-    """Counts peers. `closed` counts the connections that were closed, by reason; `receiving` are the peers of which
-    the rest of a request is to come."""
+    """Counts peers. `closed` counts the connections that were closed, by reason; `receiving` are the peers of
+    which the rest of a request is to come."""
 
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     closed: Counter[Reason] = field(default_factory=Counter)
@@ -82,7 +84,8 @@ class Connections:
         return len(self._strangers)
 
     def admit(self, peer: Peer) -> bool:
-        """Count a new connection, and evict an older one if there are too many. Return False if none can go."""
+        """Count a new connection, and evict an older one if there are too many. Return False if none can
+        go."""
         if not self._make_room(peer.address):
             self.closed["room"] += 1
             return False
@@ -137,7 +140,8 @@ class Receiver(Protocol):
 
 
 def address_of(peername: object) -> str:
-    """Return the address that connections are counted by. One machine may use all 2^64 addresses of an IPv6 network."""
+    """Return the address that connections are counted by. One machine may use all 2^64 addresses of an IPv6
+    network."""
     host = str(peername[0]) if isinstance(peername, tuple) and peername else ""
     try:
         found = ip_address(host.partition("%")[0])

@@ -1,9 +1,8 @@
 """uvicorn's protocols with bounds: on the head of a request, on how slowly it may come, on open connections.
 
-uvicorn takes heads of any length and waits for a request without end, so that anybody could fill the memory of the
-server or keep all of its connections. These are subclasses of classes that are not public API of uvicorn, as in
-`uvicorn_tuning`; `test_guarded_protocol.py` runs requests through them.
-"""
+uvicorn takes heads of any length and waits for a request without end, so that anybody could fill the memory
+of the server or keep all of its connections. These are subclasses of classes that are not public API of
+uvicorn, as in `uvicorn_tuning`; `test_guarded_protocol.py` runs requests through them."""
 
 import asyncio
 from typing import Any
@@ -50,7 +49,7 @@ class GuardedHttpProtocol(CoalescingHttpProtocol):
         if self._is_admitted:
             self.left()
             super().connection_lost(exc)
-            # Both refer to this object. Without them it is freed at once, not at the next collection of garbage.
+            # Both refer to this object; without them it is freed at once, not with the next garbage.
             self.app_state, self.scope = {}, None  # type: ignore[assignment]
 
     def left(self) -> None:

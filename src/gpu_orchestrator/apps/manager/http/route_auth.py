@@ -59,8 +59,7 @@ class RouteGuard:
         scope = self._needed(manager)
         if scope is not None:
             key = state["key"] = manager.keys.find(header(connection, b"authorization"))
-            if PEER in state:
-                state[PEER].recognise()
+            recognise(connection)
             manager.rate_limiter.take(key, connection.get("method", "WS"), path_of(connection))
             key.demand(scope)
 
@@ -70,6 +69,12 @@ class RouteGuard:
         if self.needs == "metrics":
             return "read" if manager.settings.metrics_auth else None
         return self.needs
+
+
+def recognise(connection: asgi.Scope) -> None:
+    """Note that this connection has shown a valid key, so that it does not give way to strangers."""
+    if (peer := connection["state"].get(PEER)) is not None:
+        peer.recognise()
 
 
 def query_names(route: Any) -> frozenset[str]:

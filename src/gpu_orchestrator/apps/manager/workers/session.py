@@ -85,6 +85,9 @@ class Session:
             self.store.owner,
             self.connection,
             hello.resume_epoch,
+            key=self.key.id if self.key else "",
+            takes_any_name=int(self.key is not None and self.key.may("admin")),
+            uuids=tuple(each.uuid for each in hello.devices if each.uuid),
         )
         self.may_be_registered = True
         registered = await self.store.workers.register(registration)

@@ -1,9 +1,8 @@
 """The runners of this worker, by the set of devices they see. `attempts` takes runners from here.
 
 An attempt with devices gets a runner of its own, which stays for the next attempt on the same set. Attempts
-without devices share a few runners. A runner serves one owner only, unless the operator allows more: what a task
-leaves behind in its process (variables, threads, files, device memory) is not for other owners.
-"""
+without devices share a few runners. A runner serves one owner only, unless the operator allows more: what a
+task leaves behind in its process (variables, threads, files, device memory) is not for other owners."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -59,8 +58,8 @@ class RunnerPool:
         return next((runner for runner in self._runners[attempt.devices] if attempt in runner.queue), None)
 
     def clear(self, attempt: Attempt) -> bool:
-        """Kill runners that hold memory on the devices of this attempt and are ending, or idle and of no use to
-        it: of another set of devices, or of another owner.
+        """Kill runners that hold memory on the devices of this attempt and are ending, or idle and of no use
+        to it: of another set of devices, or of another owner.
 
         Return True if there were none; otherwise the caller tries again when they are gone."""
         devices, owner = attempt.devices, self._owner_of(attempt)
@@ -101,8 +100,8 @@ class RunnerPool:
             runner.kill()
 
     def tidy(self, now: float) -> None:
-        """Kill runners that have been without work for `idle_s`, to free their memory: all that hold devices, and
-        those without devices beyond the usual number."""
+        """Kill runners that have been without work for `idle_s`, to free their memory: all that hold devices,
+        and those without devices beyond the usual number."""
         idle = [
             runner for runner in self.all() if _is_idle(runner) and now - runner.idle_since > self._idle_s
         ]

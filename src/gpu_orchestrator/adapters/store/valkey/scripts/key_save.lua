@@ -1,5 +1,6 @@
 -- Store a new key. Also delete keys that expired or were revoked long ago.
--- Arguments: keep_ms, most keys, {id, digest, name, owner, scopes, -, expires ms or 0, -, -, by, limits JSON}
+-- Arguments: keep_ms, most keys, {id, digest, name, owner, scopes, -, expires ms or 0, -, -, by, limits JSON,
+--   the worker that it is for, '' for the first that uses it, '*' for any}
 -- Answers 'saved' or 'full'
 local keep_ms, most, row = ARG[1], ARG[2], ARG[3]
 for _, id in ipairs(redis.call('ZRANGE', P .. 'keys', 0, -1)) do
@@ -12,7 +13,8 @@ for _, id in ipairs(redis.call('ZRANGE', P .. 'keys', 0, -1)) do
 end
 if redis.call('ZCARD', P .. 'keys') >= most then return cmsgpack.pack({{}, 'full'}) end
 redis.call('HSET', P .. 'k:' .. row[1], 'digest', row[2], 'name', row[3], 'owner', row[4], 'scopes', row[5],
-  'created', text(NOW), 'expires', text(row[7]), 'revoked', '0', 'used', '0', 'by', row[10], 'limits', row[11])
+  'created', text(NOW), 'expires', text(row[7]), 'revoked', '0', 'used', '0', 'by', row[10], 'limits', row[11],
+  'worker', row[12])
 redis.call('ZADD', P .. 'keys', NOW, row[1])
 redis.call('INCR', P .. 'keys:version')
 redis.call('PUBLISH', P .. 'keys', '')

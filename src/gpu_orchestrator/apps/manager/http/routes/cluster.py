@@ -17,7 +17,7 @@ from gpu_orchestrator.apps.manager.errors import Unauthorized
 from gpu_orchestrator.apps.manager.events import history
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response
-from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of, needs
+from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of, needs, recognise
 from gpu_orchestrator.apps.manager.manager import Manager
 
 router = APIRouter(tags=["cluster"])
@@ -110,6 +110,7 @@ def _has_key(request: Request, manager: Manager) -> bool:
         manager.keys.find(header(request.scope, b"authorization"))
     except Unauthorized:
         return False
+    recognise(request.scope)
     return True
 
 
