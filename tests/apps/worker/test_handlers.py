@@ -13,8 +13,7 @@ from gpu_orchestrator.adapters.gpus.simulated import Simulated
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.frames import Options
 from gpu_orchestrator.apps.worker.handlers import find, http
-from gpu_orchestrator.apps.worker.runners.runner import LARGEST_RESULT
-from gpu_orchestrator.apps.worker.task import BadParameters
+from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, BadParameters
 from tests.support.runners import running
 
 pytestmark = pytest.mark.real

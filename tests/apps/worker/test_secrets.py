@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,17 @@ async def call(peer: Peer, task: str, function: str, **arguments: Any) -> Any:
     return msgspec.json.decode(ended.result) if isinstance(ended, session.Done) else ended.error
 
 
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """Yield a folder that every user may look into, unlike `tmp_path`, with a `token` of this user alone."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "token").write_text(TOKEN)
+        (folder / "token").chmod(0o600)
+        folder.chmod(0o755)
+        yield folder
+
+
 def is_end(message: session.Message) -> bool:
     return isinstance(message, session.Done | session.Failed)
 
@@ -99,13 +111,10 @@ def is_end(message: session.Message) -> bool:
 async def test_tasks_of_another_user_cannot_read_the_worker(
     peer: Peer, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # not `tmp_path`: only root may look into that
-        token = Path(folder) / "token"
-        token.write_text(TOKEN)
-        token.chmod(0o600)
-        Path(folder).chmod(0o755)
+    with open_folder() as folder:
+        token = folder / "token"
         monkeypatch.setenv("CALLBACK_SECRET", SECRET)
-        simulation = ("--simulate", "1", "--simulation", str(Path(folder) / "gpus"))
+        simulation = ("--simulate", "1", "--simulation", str(folder / "gpus"))
         options = ("--run-as", NOBODY, "--token-file", str(token), *simulation, *FUNCTIONS)
         new_worker(*options, before=open_to_all())
         hello = await peer.receive(session.Hello)

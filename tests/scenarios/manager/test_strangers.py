@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-
 from tests.support.fleet import Fleet
 from tests.support.scale import Scale
 from tests.support.workers import compiled
@@ -70,6 +69,13 @@ def p99(took: list[float]) -> float:
     return sorted(took)[int(len(took) * 0.99) - 1]
 
 
+def open_files(fleet: Fleet) -> int:
+    """Return the soft limit of the server."""
+    assert fleet.server is not None
+    limits = Path(f"/proc/{fleet.server.pid}/limits").read_text().splitlines()
+    return next(int(line.split()[3]) for line in limits if line.startswith("Max open files"))
+
+
 def rss_mb(fleet: Fleet) -> float:
     assert fleet.server is not None
     status = Path(f"/proc/{fleet.server.pid}/status").read_text()
@@ -85,10 +91,7 @@ async def test_slow_strangers_and_endless_headers_are_refused_and_harm_nobody(
     async with AsyncExitStack() as stack:
         with few_open_files() as hard:
             await stack.enter_async_context(fleet)
-        assert fleet.server is not None
-        limits = Path(f"/proc/{fleet.server.pid}/limits").read_text()
-        (files,) = [line.split()[3] for line in limits.splitlines() if line.startswith("Max open files")]
-        assert int(files) == hard, "the soft limit was raised"
+        assert open_files(fleet) == hard, "the soft limit was raised"
         await probe(fleet, probes)
         quiet, before_mb = p99(await probe(fleet, probes)), rss_mb(fleet)
         async with strangers("slow", fleet.port, count) as slow:

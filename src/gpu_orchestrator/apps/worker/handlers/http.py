@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gpu_orchestrator.apps.worker.runners.runner import LARGEST_RESULT
-from gpu_orchestrator.apps.worker.task import BadParameters, Task, Temporary
+from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, BadParameters, Task, Temporary
 
 LONGEST_ANSWER = LARGEST_RESULT
 """An answer is the task's result, so it may not be larger than one."""
