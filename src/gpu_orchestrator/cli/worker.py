@@ -21,7 +21,7 @@ app = App(name="worker", help="Run tasks of a cluster manager on this machine's 
 @app.default
 def run(
     *,
-    server: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_SERVER")] = "",
+    server: Annotated[tuple[str, ...], Parameter(env_var="GPU_ORCHESTRATOR_SERVER")] = (),
     token: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_TOKEN", show_default=False)] = "",
     token_file: Path | None = None,
     ca: Annotated[Path | None, Parameter(env_var="GPU_ORCHESTRATOR_CA")] = None,
@@ -38,6 +38,7 @@ def run(
     drain_s: float = 60.0,
     share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
     run_as: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_RUN_AS", metavar="USER")] = "",
+    on_disconnect: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_ON_DISCONNECT")] = "stop",
     v: int = 0,
 ) -> None:
     """Join a cluster manager and run its tasks until stopped.
@@ -46,6 +47,7 @@ def run(
     ----------
     server
         The address of the cluster manager; by default the one that `up` or `server` started on this machine.
+        Repeat it for several servers on one store: they are tried in turn.
     token
         A worker token; better in a file or in the environment, where other users cannot read it.
     token_file
@@ -81,6 +83,10 @@ def run(
         behind there is open to the next owner's.
     run_as
         The user that runs tasks, where root starts the worker: then tasks cannot read its token.
+    on_disconnect
+        What happens to running tasks when no server can be reached and the lease expires: `stop` ends them,
+        so that none ever runs twice; `keep` lets them run, and a result counts if the task was not given to
+        another worker meanwhile.
     v
         1 and more: log also why things happen.
     """
@@ -103,10 +109,10 @@ def run(
             user = process_rights.find(run_as) if run_as else None
             access = joining.access(server, token, token_file, str(ca) if ca else "")
             settings = Settings(
-                server=access.server,
+                servers=access.servers,
                 token=access.token,
                 ca=access.ca,
-                name=held.enter_context(joining.name(access.server, name)),
+                name=held.enter_context(joining.name(access.servers, name)),
                 max_concurrent=max_concurrent,
                 processes=processes or min(max(max_concurrent, 1), os.cpu_count() or 1),
                 labels=_pairs("label", label),
@@ -119,6 +125,7 @@ def run(
                 drain_s=drain_s,
                 share_runners=share_runners,
                 run_as=user,
+                on_disconnect=on_disconnect,
             )
             importable.check(settings.options.functions, user)
             gpus = find(simulate, simulation or _kept(user) / settings.name, user)

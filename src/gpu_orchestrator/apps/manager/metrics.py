@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -13,7 +13,7 @@ Gauges = Callable[[], Iterable[Metric]]
 
 class Metrics:
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry, self.gauges = CollectorRegistry(), CollectorRegistry()
         self.tasks = Counter(
             "tasks", "Ended attempts by the task's status afterwards", ["status"], registry=self.registry
         )
@@ -73,6 +73,12 @@ class Metrics:
             ["owner", "limit"],
             registry=self.registry,
         )
+        self.connections_closed = Counter(
+            "http_connections_closed",
+            "Connections closed because of a limit",
+            ["reason"],
+            registry=self.registry,
+        )
         self.average_s = 0.0
         self._tasks: dict[str, Counter] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
@@ -85,7 +91,7 @@ class Metrics:
             def collect(self) -> Iterable[Metric]:
                 return gauges()
 
-        self.registry.register(OnScrape())
+        self.gauges.register(OnScrape())
 
     def dispatched(self, waited_s: float) -> None:
         self.dispatch.observe(max(waited_s, 0.0))
@@ -116,13 +122,6 @@ class Metrics:
 
 def gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
-    return family
-
-
-def counter(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)
     return family

@@ -2,10 +2,12 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import get_args
 from urllib.parse import urlsplit
 
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.api.session import OnDisconnect
 from gpu_orchestrator.apps.worker.frames import Options
 
 MOST_CONCURRENT = 10_000
@@ -20,12 +22,13 @@ def name_of(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an operator can set. `ca` is a file with the certificates to trust; if empty, the worker trusts
-    those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
+    """What an operator can set. `servers` are tried in turn. `on_disconnect` is what happens to running tasks
+    when the lease cannot be renewed. `ca` is a file with the certificates to trust; if empty, the worker
+    trusts those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
     `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
     rights of `run_as`, else those of the worker."""
 
-    server: str
+    servers: tuple[str, ...]
     token: str = field(repr=False)
     name: str
     ca: str = ""
@@ -37,15 +40,22 @@ class Settings:
     idle_s: float = 30.0
     share_runners: bool = False
     run_as: User | None = None
+    on_disconnect: str = "stop"
 
     def __post_init__(self) -> None:
-        if urlsplit(self.server).scheme not in ("http", "https") or not urlsplit(self.server).hostname:
+        for server in self.servers or ("",):
+            if urlsplit(server).scheme not in ("http", "https") or not urlsplit(server).hostname:
+                raise BadSettings(
+                    f"server '{server}' is not an address; write http://host:port or https://host"
+                )
+        if self.on_disconnect not in get_args(OnDisconnect):
             raise BadSettings(
-                f"server '{self.server}' is not an address; write http://host:port or https://host"
+                f"--on-disconnect {self.on_disconnect} is not known; give stop (end running tasks when the "
+                "lease cannot be renewed) or keep (let them run on)"
             )
         if not self.token:
             raise BadSettings(
-                f"no token for {self.server}; give --token-file FILE or GPU_ORCHESTRATOR_TOKEN. "
+                f"no token for {', '.join(self.servers)}; give --token-file FILE or GPU_ORCHESTRATOR_TOKEN. "
                 "`up` and `server` keep theirs in the file worker-token of their data directory"
             )
         if not _NAME.fullmatch(self.name):
@@ -57,19 +67,22 @@ class Settings:
                 f"a worker runs 1 or more tasks at once (at most {MOST_CONCURRENT}), in 1 or more processes; "
                 f"--max-concurrent is {self.max_concurrent}, --processes {self.processes}"
             )
-        for name, target in self.options.functions.items():
-            module, _, function = target.partition(":")
-            if not module or not function:
-                raise BadSettings(
-                    f"function {name}={target} does not name a function; write NAME=module:function"
-                )
-        for name, url in self.options.upstreams.items():
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise BadSettings(f"upstream {name}={url} is not an address; write NAME=http://host:port")
-        for name in self.options.upstream_headers:
-            if name not in self.options.upstreams:
-                raise BadSettings(f"there are headers for upstream {name}, but no --upstream {name}=URL")
+        _check_options(self.options)
 
-    @property
-    def session_url(self) -> str:
-        return f"{self.server.rstrip('/')}/workers/{self.name}/session"
+    def session_url(self, server: str) -> str:
+        return f"{server.rstrip('/')}/workers/{self.name}/session"
+
+
+def _check_options(options: Options) -> None:
+    for name, target in options.functions.items():
+        module, _, function = target.partition(":")
+        if not module or not function:
+            raise BadSettings(
+                f"function {name}={target} does not name a function; write NAME=module:function"
+            )
+    for name, url in options.upstreams.items():
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise BadSettings(f"upstream {name}={url} is not an address; write NAME=http://host:port")
+    for name in options.upstream_headers:
+        if name not in options.upstreams:
+            raise BadSettings(f"there are headers for upstream {name}, but no --upstream {name}=URL")

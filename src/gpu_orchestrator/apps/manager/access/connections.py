@@ -9,7 +9,7 @@ new ──admit──▶ stranger ──recognise──▶ known
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from typing import Literal, Protocol
@@ -70,6 +70,7 @@ class Connections:
 
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     closed: Counter[Reason] = field(default_factory=Counter)
+    on_closed: Callable[[Reason], None] = lambda _: None
     receiving: dict["Receiver", None] = field(default_factory=dict)
     _open: dict[Peer, None] = field(default_factory=dict)
     _strangers: dict[Peer, None] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class Connections:
         """Count a new connection, and evict an older one if there are too many. Return False if none can
         go."""
         if not self._make_room(peer.address):
-            self.closed["room"] += 1
+            self.count_closed("room")
             return False
         self._open[peer] = self._strangers[peer] = None
         self._of_address.setdefault(peer.address, {})[peer] = None
@@ -102,6 +103,10 @@ class Connections:
         """Forget a connection that was closed."""
         self._open.pop(peer, None)
         self._no_stranger(peer)
+
+    def count_closed(self, reason: Reason) -> None:
+        self.closed[reason] += 1
+        self.on_closed(reason)
 
     def close_overdue(self, now: float) -> None:
         """Refuse the requests that come too slowly. Called every second."""
@@ -120,7 +125,7 @@ class Connections:
         oldest = next((peer for peer in peers if not peer.is_busy), None)
         if oldest is None:
             return False
-        self.closed["room"] += 1
+        self.count_closed("room")
         self.leave(oldest)
         oldest.evict()
         return True

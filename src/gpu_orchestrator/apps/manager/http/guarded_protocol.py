@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gpu_orchestrator.apps.manager.access.connections import PEER, Connections, Reason, address_of
 from gpu_orchestrator.apps.manager.http.request_pace import HEAD_BYTES, LEAST_BYTES_PER_S, Phase, RequestPace
+from gpu_orchestrator.apps.manager.http.socket_frames import FramesProtocol
 from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol
 
 TOO_LONG = f"the head of the request is longer than {HEAD_BYTES >> 10} KiB; send less in headers"
@@ -128,7 +128,7 @@ class GuardedHttpProtocol(CoalescingHttpProtocol):
 
     def _refuse(self, status: bytes, why: str, reason: Reason) -> None:
         """Answer, unless another answer is under way or the peer has sent nothing; close the connection."""
-        self._connections.closed[reason] += 1
+        self._connections.count_closed(reason)
         self._connections.receiving.pop(self, None)
         is_ours = self.cycle.response_started if self._pace.phase is Phase.BODY else self.is_busy
         if self._pace.phase is not Phase.SILENT and not is_ours:
@@ -144,7 +144,7 @@ class GuardedHttpProtocol(CoalescingHttpProtocol):
         self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
 
 
-class GuardedWebSocketProtocol(WebSocketsSansIOProtocol):
+class GuardedWebSocketProtocol(FramesProtocol):
     """A WebSocket counts as the connection that it began as."""
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,13 +1,13 @@
 -- Register a worker: it resumes its epoch, or gets a new one and loses the attempts that it had before.
--- Arguments: fence, lease_ms, keep_ms, most workers, {name, instance, spec JSON, api, connection, resume epoch, id of its
---   key or '', 1 if the key may take any name, UUIDs of its devices}
+-- Arguments: fence, lease_ms, keep_ms, most workers, {name, instance, spec JSON, api, connection, resume epoch, id of the
+--   key that it joined with or '', 1 if the key may take any name, UUIDs of its devices}
 -- Answers {'resumed' | 'new' | 'taken' | 'full' | 'bound' | 'owned' | 'device', epoch, UUID of the device that another
 --   worker has, and who stands in the way: the worker that the key is bound to | the key that owns the name | that worker}
 local fence, lease_ms, keep_ms, most, hello = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]
 local name, instance = hello[1], hello[2]
 local key = P .. 'w:' .. name
 local by, takes_any, uuids = hello[7], hello[8] == 1, hello[9]
-local row = redis.call('HMGET', key, 'epoch', 'instance', 'state', 'connection', 'key', 'uuids')
+local row = redis.call('HMGET', key, 'epoch', 'instance', 'state', 'connection', 'joined_with', 'uuids')
 local lease = tonumber(redis.call('ZSCORE', P .. 'leases', name) or 0)
 
 local function refuse(kind, detail, other) return answer(fence, {kind, 0, detail or '', other or ''}) end
@@ -28,7 +28,6 @@ local function bind_key()
     redis.call('INCR', P .. 'keys:version')
     redis.call('PUBLISH', P .. 'keys', '')
   end
-  if by ~= '' then redis.call('HSET', key, 'key', by) end
 end
 
 local function note_devices()
@@ -53,7 +52,7 @@ local function greet(kind, epoch)
   bind_key()
   note_devices()
   redis.call('HSET', key, 'name', name, 'epoch', text(epoch), 'instance', instance, 'state', 'online', 'spec', hello[3],
-    'api', hello[4], 'connection', hello[5], 'seen', text(NOW))
+    'api', hello[4], 'connection', hello[5], 'joined_with', by, 'seen', text(NOW))
   redis.call('HSETNX', key, 'registered', text(NOW))
   redis.call('ZADD', P .. 'leases', NOW + lease_ms, name)
   redis.call('SADD', P .. 'workers', name)
