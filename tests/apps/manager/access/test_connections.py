@@ -1,4 +1,4 @@
-"""Tests of who may stay when there are too many connections."""
+"""Tests that connections of strangers give way when there are too many."""
 
 from dataclasses import dataclass, field
 from typing import Any

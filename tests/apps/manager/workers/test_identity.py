@@ -1,4 +1,4 @@
-"""Tests of who a worker may be: names belong to keys, devices to one worker, and refused workers learn
+"""Tests that names belong to keys and devices to one worker, and that refused workers learn why."""
 why."""
 
 from typing import Any
