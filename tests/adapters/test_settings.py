@@ -31,7 +31,7 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"API_PORT": "70000"}, "API_PORT=70000 is not allowed"),
         ({"API_PORT": "8000.0"}, "API_PORT=8000.0 is not allowed"),
         ({"DURABILITY": " strict"}, "DURABILITY= strict is not allowed: give normal or strict"),
-        ({"LOG_LEVEL": "loud"}, "give INFO or DEBUG"),
+        ({"LOG_LEVEL": "loud"}, "give DEBUG or INFO or WARNING or ERROR"),
         ({"TASK_TIMEOUT": "nan"}, "TASK_TIMEOUT=nan is not allowed: give a number from 1 to 604800"),
         ({"CALLBACK_NETWORKS": "10.1"}, "CALLBACK_NETWORKS=10.1 is not allowed: give networks such as"),
         ({"RATE_LIMIT_ROUTES": "fast"}, "RATE_LIMIT_ROUTES=fast is not allowed: give such as POST /tasks"),

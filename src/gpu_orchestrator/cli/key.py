@@ -43,6 +43,7 @@ def create(
     expires: Annotated[str, Parameter(metavar="TIME")] = "",
     limit: Annotated[tuple[str, ...], Parameter(metavar="NAME=NUMBER")] = (),
     pool: Annotated[tuple[str, ...], Parameter(metavar="NAME")] = (),
+    worker: Annotated[str, Parameter(metavar="NAME")] = "",
     json_: AsJson = False,
     server: Server = HERE,
 ) -> None:
@@ -63,6 +64,9 @@ def create(
         0 for no limit. May be repeated.
     pool
         Its tasks run in this pool of workers alone. May be repeated.
+    worker
+        The one worker that may join with it, for scope worker; '*' for any number of them. By default the
+        first that joins with it.
     """
     body: dict[str, Any] = {"name": name, "scopes": list(scope)}
     if owner:
@@ -71,6 +75,8 @@ def create(
         body["expires_in"] = _seconds(expires)
     if limit or pool:
         body["limits"] = {**_limits(limit), **({"pools": list(pool)} if pool else {})}
+    if worker:
+        body["worker"] = worker
     answer = client.ask(server, "POST", "/keys", body=body)
     if json_:
         return output.show_json(answer)
@@ -160,12 +166,17 @@ def row(key: dict[str, Any], now: datetime) -> list[object]:
         key["key_id"],
         key["name"],
         key["owner"],
-        ",".join(key["scopes"]),
+        _scopes(key),
         key["status"],
         times.ago(times.parse(key.get("expires_at")), now) or "never",
         times.ago(used, now) or "never",
         "no limits" if is_own else limits_in_words(key.get("limits") or {}) or "the server's limits",
     ]
+
+
+def _scopes(key: dict[str, Any]) -> str:
+    worker = key.get("worker") or "*"
+    return ",".join(key["scopes"]) + (f" of {worker}" if worker != "*" else "")
 
 
 def limits_in_words(given: dict[str, Any]) -> str:

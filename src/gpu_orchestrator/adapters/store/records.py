@@ -148,6 +148,8 @@ class Note(Item, frozen=True):
 
 
 class Registration(Item, frozen=True):
+    """`joined_with` is the id of the key that the worker joined with, `uuids` are those of its devices."""
+
     name: str
     instance: str
     spec: str
@@ -155,6 +157,8 @@ class Registration(Item, frozen=True):
     connection: str
     resume_epoch: int = 0
     joined_with: str = ""
+    takes_any_name: int = 0
+    uuids: tuple[str, ...] = ()
 
 
 class Renewal(Item, frozen=True):

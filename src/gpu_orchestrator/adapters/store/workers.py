@@ -13,10 +13,14 @@ DAYS_COUNTED = 8
 
 
 class RegisterResult(Item, frozen=True):
-    """`taken`: another live connection uses the name. `full`: the limit on workers is reached."""
+    """`taken`: another live connection uses the name. `full`: the limit on workers is reached. `bound`: the
+    key is for the worker `other`. `owned`: the name belongs to the key `other`. `device`: the worker `other`
+    has the device with this `uuid`."""
 
-    kind: Literal["new", "resumed", "taken", "full"]
+    kind: Literal["new", "resumed", "taken", "full", "bound", "owned", "device"]
     epoch: int
+    uuid: str = ""
+    other: str = ""
 
 
 class WorkerLocation(Item, frozen=True):
@@ -130,8 +134,10 @@ class Workers:
         flat = [part for item in fields.items() for part in item]
         return await self._fenced.write(_WORKER_FLAGS, name, flat, int(forget), status, ())
 
-    async def cordon(self, name: str, device: int, *, cordoned: bool, status: str = "") -> WorkerLocation:
-        return await self._fenced.write(_WORKER_FLAGS, name, (), 0, status, (device, int(cordoned)))
+    async def cordon(
+        self, name: str, index: int, uuid: str, *, cordoned: bool, status: str = ""
+    ) -> WorkerLocation:
+        return await self._fenced.write(_WORKER_FLAGS, name, (), 0, status, (index, uuid, int(cordoned)))
 
     async def tidy(self, names: Sequence[str], retention_ms: int) -> tuple[str, ...]:
         """Forget those of these workers that have been offline for longer than `retention_ms`, and drop old

@@ -9,6 +9,8 @@ session → outcomes → completion → response. Read the modules in this order
 
   http/app                  builds the ASGI application from the routes
   http/uvicorn_tuning       wraps uvicorn's transport to save system calls
+  http/guarded_protocol     uvicorn's protocols with bounds on heads, slow requests and open connections
+  http/request_pace         how long a head may be, and how slowly a request may come
   http/gate                 every request passes it: correlation id, metrics, audit, error bodies
   http/route_auth           checks the key and the scope that a route needs
   http/routes/tasks         submit, list, show, wait, explain
@@ -33,6 +35,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/pages         the page at /, the API reference, the OpenAPI document
   http/html                 renders these pages
 
+  access/connections        open connections: strangers give way to callers with a key
   access/keys               keys, their scopes, and this process's copy of them
   access/key_sync           keeps that copy in step with the store
   access/rate_limiter       admits or refuses a request by key and route

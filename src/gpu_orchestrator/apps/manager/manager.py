@@ -27,6 +27,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
+from gpu_orchestrator.apps.manager.access.connections import Connections
 from gpu_orchestrator.apps.manager.access.key_sync import KeySync
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
@@ -73,6 +74,7 @@ class ManagerDeps:
     facts: Facts
     keys: Keys
     seal: Seal
+    connections: Connections
     embedded: Embedded | ParentsStore | None = None
     place: Place | None = None
 
@@ -81,10 +83,11 @@ class Manager:
     def __init__(self, deps: ManagerDeps) -> None:
         settings, store = deps.settings, deps.store
         self.settings, self.store, self.facts, self.keys = settings, store, deps.facts, deps.keys
-        self.embedded = deps.embedded
+        self.embedded, self.connections = deps.embedded, deps.connections
         self.signing = Signing(store.database, deps.seal, settings.callback_secret)
         self.started = monotonic()
         self.metrics = Metrics()
+        self.connections.on_closed = lambda reason: self.metrics.connections_closed.labels(reason).inc()
         self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = MemoryPolicy(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
         self.registry = strategies.registry(settings.placement_policy)
@@ -275,6 +278,9 @@ class Manager:
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        connections = self.connections
+        kinds = [(["known"], float(connections.known)), (["stranger"], float(connections.strangers))]
+        yield gauge("http_connections", "Open connections, by whether they have shown a key", ["kind"], kinds)
         yield gauge("watchers", "Clients that watch events on this process", [], [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
         yield gauge("leader", "1 if this process is the leader", [], [([], float(dispatcher is not None))])

@@ -76,6 +76,12 @@ class Metrics:
             ["owner", "limit"],
             registry=self.registry,
         )
+        self.connections_closed = Counter(
+            "http_connections_closed",
+            "Connections closed because of a limit",
+            ["reason"],
+            registry=self.registry,
+        )
         self.average_s = 0.0
         self._tasks: dict[str, Counter] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}

@@ -12,7 +12,7 @@
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by due time
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
---   keys:used    hash    keys from settings -> last use
+--   keys:used    hash    keys from settings -> last use           devices:worker  hash  UUID of a device -> worker
 --   log:<id>     list    what a task printed; expires with it. An entry is where it ends in the log, in bytes; its
 --                        attempt; the position after it in what that attempt printed; the text: '104 1 104 text'
 --   logs         zset    ids by last write   logs:sizes  hash   id -> bytes, '' -> bytes of all logs

@@ -1,6 +1,7 @@
 -- Store a new key. Also delete keys that expired or were revoked long ago, and the callback secret of an owner whose last
 -- key goes, unless tasks of it are left or its key may come from the settings.
--- Arguments: keep_ms, most keys, {id, digest, name, owner, scopes, -, expires ms or 0, -, -, by, limits JSON}
+-- Arguments: keep_ms, most keys, {id, digest, name, owner, scopes, -, expires ms or 0, -, -, by, limits JSON,
+--   the worker that it is for, '' for the first that uses it, '*' for any}
 -- Answers 'saved' or 'full'
 local keep_ms, most, row = ARG[1], ARG[2], ARG[3]
 local CONFIGURED = {admin = true, worker = true}
@@ -23,7 +24,8 @@ for owner in pairs(lost_key) do
 end
 if redis.call('ZCARD', P .. 'keys') >= most then return cmsgpack.pack({{}, 'full'}) end
 redis.call('HSET', P .. 'k:' .. row[1], 'digest', row[2], 'name', row[3], 'owner', row[4], 'scopes', row[5],
-  'created', text(NOW), 'expires', text(row[7]), 'revoked', '0', 'used', '0', 'by', row[10], 'limits', row[11])
+  'created', text(NOW), 'expires', text(row[7]), 'revoked', '0', 'used', '0', 'by', row[10], 'limits', row[11],
+  'worker', row[12])
 redis.call('ZADD', P .. 'keys', NOW, row[1])
 redis.call('INCR', P .. 'keys:version')
 redis.call('PUBLISH', P .. 'keys', '')
