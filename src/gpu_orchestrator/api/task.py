@@ -28,7 +28,8 @@ def level(priority: int) -> int:
 
 
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole."""
+    """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole. `result_ttl_s` is how
+    long the task is kept after its end; 0 as long as others."""
 
     task_type: str
     model_name: str = ""
@@ -41,6 +42,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     tenant: str = ""
     callback_url: str = ""
+    result_ttl_s: float = 0.0
 
 
 SHORT = 500

@@ -75,5 +75,5 @@ class Workers:
         return await self._fenced.write(_WORKER_FLAGS, name, (), 0, status, (device, int(cordoned)))
 
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
-        _, _, rows = await self._fenced.read(_FETCH, (), names)
+        _, _, rows = await self._fenced.read(_FETCH, (), names, 0)
         return [row_of(row) for row in rows]

@@ -73,6 +73,12 @@ class Metrics:
             ["owner", "limit"],
             registry=self.registry,
         )
+        self.forgotten = Counter(
+            "tasks_forgotten",
+            "Ended tasks forgotten before TASK_RETENTION: too little store, too many tasks, too large results",
+            ["why"],
+            registry=self.registry,
+        )
         self.average_s = 0.0
         self._tasks: dict[str, Counter] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}

@@ -8,7 +8,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.manager.events import history
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 
-TRIM_EVERY_S = 60.0
+TRIM_EVERY_S = 5.0
 TRIM_ROUNDS = 10
 RECORD_EVERY_S = 10.0
 

@@ -19,6 +19,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import FinishResult
 from gpu_orchestrator.adapters.store.workers import RegisterResult
 from gpu_orchestrator.api import session
+from gpu_orchestrator.api.cutting import cut
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import alerts, rows
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
@@ -27,6 +28,8 @@ from gpu_orchestrator.apps.manager.workers.transports import Disconnected, Trans
 
 log = structlog.get_logger()
 Attempt = tuple[str, int]
+LONGEST_PROBLEM = 1000
+"""Characters of a device's problem; more is cut, with a mark."""
 ACK_DELAY_S = 0.005
 """No worker waits for an `Ack`, so it goes with the next urgent message, or after this delay."""
 
@@ -187,6 +190,7 @@ class Session:
 
     async def _report(self, report: session.Report) -> None:
         with contextlib.suppress(StoreError):  # the next report follows soon
+            report = _shortened(report)
             found = alerts.of(report.readings, self.config.alerts)
             await self.store.workers.report([(self.name, self.epoch, rows.encode(report), found)])
 
@@ -204,6 +208,16 @@ class Session:
         if self._out:
             messages, self._out = self._out, []
             await self.transport.send(session.frame(*messages))
+
+
+def _shortened(report: session.Report) -> session.Report:
+    """Return the report with problems within the bound of this server."""
+    if all(len(each.problem) <= LONGEST_PROBLEM for each in report.readings):
+        return report
+    readings = tuple(
+        msgspec.structs.replace(each, problem=cut(each.problem, LONGEST_PROBLEM)) for each in report.readings
+    )
+    return msgspec.structs.replace(report, readings=readings)
 
 
 def _without_connection(hello: session.Hello) -> session.Hello:

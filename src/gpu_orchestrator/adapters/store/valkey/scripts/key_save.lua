@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Store a new key. Also delete keys that expired or were revoked long ago.
 -- Arguments: keep_ms, most keys, {id, digest, name, owner, scopes, -, expires ms or 0, -, -, by, limits JSON}
 -- Answers 'saved' or 'full'

@@ -4,11 +4,14 @@
 -- Answers how many of them exist
 local tasks = 0
 for _, id in ipairs(ARG[1]) do
-  local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level')
+  local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level', 'result_at')
   if row[1] then
     enlist(id, row[1], row[2], row[3])
     if active(row[1]) then redis.call('SADD', P .. 'on:' .. row[4], id) end
     if row[1] == 'queued' then waits(row[5], 1) end
+    local until_ms = redis.call('PEXPIRETIME', P .. 't:' .. id)
+    if until_ms > 0 then redis.call('ZADD', P .. 'ended', until_ms, ended_entry(id, row[1], row[3])) end
+    if row[6] then add_result(row[6], until_ms) end
     tasks = tasks + 1
   end
 end

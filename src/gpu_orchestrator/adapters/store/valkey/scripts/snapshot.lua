@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Read everything that a new leader must know in one step, and clear the list of news. Leases are extended once,
 -- because no process could expire them while there was no leader.
 -- Arguments: fence, lease_ms

@@ -94,10 +94,16 @@ async def _health(manager: Manager) -> schema.Health:
     missing = await manager.ready()
     weak = manager.facts.durable and not manager.store.database.strict
     store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
-    disk = manager.disk_shortage()
-    status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
+    disk, results, retention = manager.disk_shortage(), manager.results.trouble, manager.retention.forgetting
+    status = "unhealthy" if missing else "degraded" if weak or disk or results or retention else "healthy"
     parts = {"store": store, "leader": manager.leader.leader or "none"}
-    return _body(status, parts | ({"disk": disk or "ok"} if manager.embedded else {}))
+    if manager.embedded or disk:
+        parts["disk"] = disk or "ok"
+    if results:
+        parts["results"] = results
+    if retention:
+        parts["retention"] = f"ended tasks are forgotten early: {retention}"
+    return _body(status, parts)
 
 
 def _body(status: str, dependencies: dict[str, str]) -> schema.Health:
