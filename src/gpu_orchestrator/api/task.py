@@ -29,7 +29,7 @@ def level(priority: int) -> int:
 
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole. `result_ttl_s` is how
-    long the task is kept after its end; 0 as long as others."""
+    long the task is kept after its end; None as long as others."""
 
     task_type: str
     model_name: str = ""
@@ -42,7 +42,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     tenant: str = ""
     callback_url: str = ""
-    result_ttl_s: float = 0.0
+    result_ttl_s: float | None = None
 
 
 SHORT = 500

@@ -36,8 +36,8 @@ class ResultFiles:
             file = await asyncio.to_thread(path.open, "rb")
         except FileNotFoundError as error:
             raise ResultMissing(
-                f"it is not in RESULTS_DIR of this server ({self.folder}): servers on one store need one shared "
-                "RESULTS_DIR, or RESULTS_S3_BUCKET"
+                f"it is not in RESULTS_DIR of this server ({self.folder}): servers on one store need one "
+                "shared RESULTS_DIR, or RESULTS_S3_BUCKET"
             ) from error
         except OSError as error:
             raise ResultError(f"cannot read a result from {self.folder}: {error.strerror}") from error

@@ -54,7 +54,9 @@ class S3Results:
     async def stream(self, name: str) -> AsyncIterator[bytes]:
         async with self._request("GET", self._path(name)) as answer:
             if answer.status == 404:
-                raise ResultMissing(f"{self._where} does not have it; see RESULTS_S3_BUCKET and RESULTS_S3_PREFIX")
+                raise ResultMissing(
+                    f"{self._where} does not have it; see RESULTS_S3_BUCKET and RESULTS_S3_PREFIX"
+                )
             await self._check(answer, f"cannot read result {name} from {self._where}")
             async for chunk in answer.content.iter_chunked(CHUNK):
                 yield chunk
@@ -137,7 +139,9 @@ class _Answer:
         try:
             return await self._going.__aenter__()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ResultError(f"the store for results does not answer: {error or type(error).__name__}") from error
+            raise ResultError(
+                f"the store for results does not answer: {str(error) or type(error).__name__}"
+            ) from error
 
     async def __aexit__(self, *given: object) -> None:
         await self._going.__aexit__(*given)  # type: ignore[arg-type]

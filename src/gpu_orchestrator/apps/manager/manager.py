@@ -214,7 +214,9 @@ class Manager:
     async def held_back(self, owner: str) -> str:
         """Return why no task of this owner may start now; empty if one may."""
         if (most := self.retention.most_active) is not None:
-            return f"the store is nearly full: at most {most} tasks run at once until there is room for results"
+            return (
+                f"the store is nearly full: at most {most} tasks run at once until there is room for results"
+            )
         return self.quotas.held_back(owner, (await self.usage(owner)).active)
 
     async def usage(self, owner: str) -> Usage:

@@ -75,7 +75,7 @@ class Metrics:
         )
         self.forgotten = Counter(
             "tasks_forgotten",
-            "Ended tasks forgotten before TASK_RETENTION: too little store, too many tasks, too large results",
+            "Ended tasks forgotten early, by what was too full: store, count or results",
             ["why"],
             registry=self.registry,
         )

@@ -194,5 +194,8 @@ def _json(body: bytes) -> Any:
 
 def _quickly(site: Site) -> callbacks.CallbackConfig:
     return callbacks.CallbackConfig(
-        site.running.manager.signing.find, site.running.manager.allowed, first_wait_s=0.05
+        site.running.manager.signing.find,
+        site.running.manager.allowed,
+        site.running.manager.results.whole,
+        first_wait_s=0.05,
     )

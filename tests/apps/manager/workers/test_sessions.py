@@ -19,6 +19,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
+from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
@@ -62,7 +63,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 def sessions(store: Store) -> Sessions:
     return Sessions(
         store,
-        Outcomes(store, Metrics(), CompletionWaiters(), TaskLogs(store, 1)),
+        Outcomes(store, Metrics(), CompletionWaiters(), TaskLogs(store, 1), Results(Settings(), sync=False)),
         SessionConfig.of(Settings()),
         on_registered=lambda: None,
     )

@@ -151,7 +151,9 @@ async def on_store_error(_: Request, error: Exception) -> Response:
     """Log the store's address and error, but hide them from the client."""
     log.warning("the store failed a request", error=str(error))
     if isinstance(error, Full):
-        return error_response(errors.StoreFull("the store has no memory left; nothing was changed; retry later"))
+        return error_response(
+            errors.StoreFull("the store has no memory left; nothing was changed; retry later")
+        )
     return error_response(errors.Unavailable("the store does not answer; retry"))
 
 

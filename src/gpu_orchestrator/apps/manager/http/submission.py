@@ -201,13 +201,13 @@ def with_idempotency_key(
     return structs.replace(request, idempotency_key=key if number is None else f"{key}#{number}")
 
 
-def _result_ttl(settings: Settings, given: float | None) -> float:
+def _result_ttl(settings: Settings, given: float | None) -> float | None:
     if given is not None and given > settings.task_retention:
         raise errors.Unprocessable(
             f"result_ttl is {given:g}; tasks are kept for at most {settings.task_retention:g} seconds "
             "(TASK_RETENTION): give less, or leave it out"
         )
-    return given or 0.0
+    return given
 
 
 def _callback(manager: Manager, url: str) -> str:

@@ -125,7 +125,9 @@ class Outcomes:
 
     async def _put_large(self, report: _Report, result: bytes) -> None:
         at = await self._results.write(report.outcome.id, report.outcome.attempt, result)
-        self._finish.put(replace(report, outcome=structs.replace(report.outcome, payload="", result_at=str(at))))
+        self._finish.put(
+            replace(report, outcome=structs.replace(report.outcome, payload="", result_at=str(at)))
+        )
 
     async def _store_outcomes(self, reports: list[_Report]) -> None:
         """Store a batch. Callers that wait for a task come first; everything else can wait."""
@@ -209,7 +211,14 @@ def _outcome(by: Renewal, reported: session.Outcome, duration_ms: int) -> Outcom
             text = _encode(_shortened(error)).decode()
             return Outcome(*known, "failed", text, error.retryable, _retry_ms(reported.attempt), duration_ms)
         case session.RunnerDied(evidence=evidence):
-            return Outcome(*known, "died", cut(evidence, LONGEST_EVIDENCE), True, _retry_ms(reported.attempt), duration_ms)
+            return Outcome(
+                *known,
+                "died",
+                cut(evidence, LONGEST_EVIDENCE),
+                True,
+                _retry_ms(reported.attempt),
+                duration_ms,
+            )
         case session.Refused(reason=reason):
             return Outcome(*known, "refused", cut(reason, LONGEST_LINE), True, _retry_ms(1))
         case session.Cancelled():
@@ -218,7 +227,9 @@ def _outcome(by: Renewal, reported: session.Outcome, duration_ms: int) -> Outcom
 
 def _shortened(error: session.TaskError) -> session.TaskError:
     """Return the error within the bounds of this server: a worker may have others, or none."""
-    return session.TaskError(cut(error.type, LONGEST_TYPE), cut(error.message, LONGEST_MESSAGE), error.retryable)
+    return session.TaskError(
+        cut(error.type, LONGEST_TYPE), cut(error.message, LONGEST_MESSAGE), error.retryable
+    )
 
 
 def _retry_ms(attempt: int) -> int:

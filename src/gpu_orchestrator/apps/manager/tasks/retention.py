@@ -1,8 +1,8 @@
-"""Keeps ended tasks within their bounds: by age, by number, by the memory of the store, by the size of results.
+"""Keeps ended tasks within their bounds: their number, the memory of the store, the size of results.
 
-Age is the store's work (rows expire, `trim.lua` takes them off the lists). Here the leader forgets the oldest
-completed tasks early when there are too many, or when the store or the results fill up, so that new tasks need
-not be refused. Every process deletes results that belong to no task.
+Their age is the store's work: rows expire, and `trim.lua` takes them off the lists. Here the leader forgets
+the oldest completed tasks early when there are too many, or when the store or the results fill up, so that
+new tasks need not be refused. Every process deletes results that belong to no task.
 
          0          80 %      85 %          90 %               95 %       100 % of MAX_STORE_MB
 store    |───────────|─────────|─────────────|──────────────────|──────────|
@@ -133,7 +133,9 @@ class Retention:
             self._count("count", why, found)
             more = more or found.tasks == AT_ONCE
         if wanted := self._too_large(result_bytes):
-            limit = f"{bounds.result_bytes // MIB} MiB (RESULTS_MB)" if bounds.result_bytes else "the disk allows"
+            limit = (
+                f"{bounds.result_bytes // MIB} MiB (RESULTS_MB)" if bounds.result_bytes else "the disk allows"
+            )
             why = f"results have {result_bytes // MIB} MiB, more than {limit}"
             found = await forget(why, most=AT_ONCE, result_bytes=wanted, older_than_ms=recent_ms)
             self._count("results", why, found)

@@ -347,7 +347,7 @@ end
 local function kept_for(to, spec, keep_ms)
   if string.find(spec, '"result_ttl_s"', 1, true) then
     local own_s = cjson.decode(spec).result_ttl_s
-    if own_s then return math.ceil(own_s * 1000) end
+    if type(own_s) == 'number' and own_s > 0 then return math.ceil(own_s * 1000) end
   end
   return to == 'dead' and keep_ms * DEAD_KEPT or keep_ms
 end

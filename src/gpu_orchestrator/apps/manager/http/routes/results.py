@@ -31,7 +31,9 @@ async def result(request: Request, task_id: str) -> Response:
     try:
         first = await anext(chunks)
     except ResultMissing as error:
-        raise errors.NotFound(f"the result of task {name} cannot be found: {error}", result_bytes=size_of(row)) from error
+        raise errors.NotFound(
+            f"the result of task {name} cannot be found: {error}", result_bytes=size_of(row)
+        ) from error
     except ResultError as error:
         raise errors.Unavailable(f"the result of task {name} cannot be read now: {error}") from error
     headers = {"Content-Length": str(size_of(row))}

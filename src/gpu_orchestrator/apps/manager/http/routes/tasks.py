@@ -74,7 +74,10 @@ async def submit_batch(request: Request) -> Response:
     manager, batch = manager_of(request), await read(request, task_schema.TaskBatch)
     tasks: Sequence[task_schema.TaskRequest] = batch.tasks
     if key := header(request.scope, IDEMPOTENCY_KEY):
-        tasks = [each if each.idempotency_key else with_idempotency_key(each, key, number) for number, each in enumerate(tasks)]
+        tasks = [
+            each if each.idempotency_key else with_idempotency_key(each, key, number)
+            for number, each in enumerate(tasks)
+        ]
     if more := (len(batch.tasks) - 1) // TASKS_PER_REQUEST:
         manager.rate_limiter.take(request.state.key, "POST", request.scope["path"], cost=more)
     taken = await accept(manager, tasks, request.state.key, request.state.correlation)
