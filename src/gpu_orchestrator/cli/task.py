@@ -240,7 +240,9 @@ def _wait(
     except (client.CannotAsk, where.BadPlace) as error:
         output.fail(error)
     if answer.get("result") is None and answer.get("result_bytes", 0) > len("null"):
-        answer["result"] = client.ask(server, "GET", answer["result_url"])  # too large to be shown with the task
+        answer["result"] = client.ask(
+            server, "GET", answer["result_url"]
+        )  # too large to be shown with the task
     if result_alone and not as_json:
         _show_result(answer)
     else:
