@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gpu_orchestrator.adapters.store.records import Assigned, Assignment, Moved, NewTask, NotAssigned
-from gpu_orchestrator.adapters.store.store import StoreTimeouts
-from tests.support.store_calls import NewStore, Store, join, row, run, task, tell
+from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
+from tests.support.store_calls import NewStore, join, row, run, task, tell
 
 pytestmark = pytest.mark.real
 MIB = 1 << 20

@@ -1,5 +1,5 @@
-"""A small S3 for tests: keeps objects in memory and checks every signature from the raw request, with code of its
-own. Path-style addresses; put, get, delete, list with pages of two."""
+"""A small S3 for tests: keeps objects in memory and checks every signature from the raw request, with code of
+its own. Path-style addresses; put, get, delete, list with pages of two."""
 
 import hmac
 import re
@@ -14,7 +14,8 @@ from aiohttp import web
 ACCESS, SECRET, BUCKET = "tester", "a secret/with+signs", "results"
 PAGE = 2
 _AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request,\s*SignedHeaders=([^,]+),\s*Signature=(\w{64})"
+    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request,"
+    r"\s*SignedHeaders=([^,]+),\s*Signature=(\w{64})"
 )
 
 
@@ -86,7 +87,8 @@ def _is_signed(request: web.Request, body: bytes) -> bool:
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
     scope = f"{day}/{region}/s3/aws4_request"
-    text = f"AWS4-HMAC-SHA256\n{request.headers['x-amz-date']}\n{scope}\n{sha256(canonical.encode()).hexdigest()}"
+    digest = sha256(canonical.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{request.headers['x-amz-date']}\n{scope}\n{digest}"
     return hmac.compare_digest(hmac.digest(key, text.encode(), "sha256").hex(), signature)
 
 

@@ -1,4 +1,4 @@
-"""Every place for results keeps the same contract: files of a folder, and objects of a real S3-like server."""
+"""Every place for results keeps the same contract: files of a folder, objects of an S3-like server."""
 
 import os
 from collections.abc import AsyncIterator

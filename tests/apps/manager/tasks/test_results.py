@@ -1,4 +1,4 @@
-"""Large results are kept outside the store, and ended tasks within their bounds; on a real store and server."""
+"""Large results are kept outside the store, and ended tasks within their bounds."""
 
 import asyncio
 from typing import Any
@@ -178,7 +178,7 @@ async def test_oldest_tasks_beyond_a_bound_are_forgotten_and_told(
         pass
     found = [(await site.call("GET", f"/tasks/{name}"))[0] for name in names]
     assert found == [404, 404, 200, 200, 200]
-    status, answer = await site.call("GET", f"/tasks/{names[0]}")
+    _, answer = await site.call("GET", f"/tasks/{names[0]}")
     assert "and less just now: " in answer["error"]["message"]
     _, health = await site.call("GET", "/health")
     assert health["status"] == "degraded"
