@@ -45,6 +45,20 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"WORKER_TOKEN": "short"}, "WORKER_TOKEN has 5 characters: give 32 or more"),
         ({"SSL_CERT_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
         ({"SSL_KEY_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
+        ({"RESULTS_S3_BUCKET": "b"}, "RESULTS_S3_ENDPOINT and RESULTS_S3_BUCKET go together"),
+        (
+            {"RESULTS_S3_BUCKET": "b", "RESULTS_S3_ENDPOINT": "https://s3.example"},
+            "RESULTS_S3_BUCKET=b needs RESULTS_S3_ACCESS_KEY and RESULTS_S3_SECRET_KEY: give both",
+        ),
+        (
+            {
+                "RESULTS_S3_BUCKET": "b",
+                "RESULTS_S3_ENDPOINT": "s3.example",
+                "RESULTS_S3_ACCESS_KEY": "a",
+                "RESULTS_S3_SECRET_KEY": "s",
+            },
+            "RESULTS_S3_ENDPOINT=s3.example is not allowed: give an address that begins with https://",
+        ),
         ({"CORS_ORIGINS": "dashboard.example"}, "give origins such as https://dashboard.example"),
         ({"CORS_ORIGINS": "https://a.example/app"}, "give origins such as https://dashboard.example"),
         ({"WORKER_TOKEN_FILE": "/dev/null"}, "WORKER_TOKEN_FILE=/dev/null cannot be used: it is empty"),
@@ -93,7 +107,8 @@ def test_every_secret_can_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"redis://{KEY}\n")
     names = settings.SECRETS
-    assert names == ("api_key", "worker_token", "redis_url", "redis_password", "callback_secret")
+    s3 = ("results_s3_access_key", "results_s3_secret_key")
+    assert names == ("api_key", "worker_token", "redis_url", "redis_password", *s3, "callback_secret")
     chosen = load(**{f"{name.upper()}_FILE": str(secret) for name in names})
     assert {getattr(chosen, name) for name in names} == {f"redis://{KEY}"}
     assert KEY not in repr(chosen)

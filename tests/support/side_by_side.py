@@ -16,6 +16,7 @@ FIRST = "tests/scenarios"
 HEAVY = frozenset(
     {
         "tests/load/test_steady.py",
+        "tests/scenarios/manager/test_bounds.py",
         "tests/scenarios/manager/test_logs.py",
         "tests/scenarios/manager/test_nemesis.py",
         "tests/scenarios/scheduler/test_crashes.py",

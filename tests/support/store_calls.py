@@ -49,7 +49,7 @@ async def tell(store: Store, name: str, worker: str, epoch: int, kind: OutcomeKi
 
 
 async def row(store: Store, name: str) -> dict[str, str]:
-    (found,) = await store.tasks.fetch([name])
+    (found,) = await store.tasks.fetch([name], results=True)
     assert found is not None
     return found
 

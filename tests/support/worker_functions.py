@@ -268,6 +268,10 @@ def counts(lines: int, pause_s: float) -> None:
         time.sleep(pause_s)
 
 
+def half_a_bar(secret: str) -> None:
+    print(f"\r 50% {secret}\r100% {secret}", end="")  # noqa: T201 - what is tested
+
+
 def shows_bar(steps: int) -> None:
     for number in range(steps + 1):
         print(f"\r{100 * number // steps:3}%|{'#' * number}", end="", flush=True)  # noqa: T201

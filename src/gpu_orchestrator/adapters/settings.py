@@ -87,7 +87,20 @@ class Settings:
     task_soft_time_limit: UpToAWeek = 270
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
     max_lost_workers: Annotated[int, Meta(ge=1, le=100)] = 2
-    task_retention: Annotated[float, Meta(ge=60, le=31_536_000)] = 604_800
+    task_retention: Annotated[float, Meta(ge=60, le=31_536_000)] = 86_400
+    task_retention_count: Billions = 1_000_000
+    result_inline_kb: Annotated[float, Meta(ge=1, le=8192)] = 64
+    result_shown_kb: Annotated[float, Meta(ge=1, le=65_536)] = 8192
+    results_dir: Folder = ""
+    results_mb: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0
+    results_s3_endpoint: Annotated[str, Meta(description="an address such as https://s3.example.org")] = ""
+    results_s3_bucket: Annotated[str, Meta(description="the name of a bucket")] = ""
+    results_s3_prefix: Annotated[str, Meta(description="the beginning of the names of objects")] = ""
+    results_s3_region: Annotated[str, Meta(description="a region such as eu-central-1")] = "us-east-1"
+    results_s3_access_key: str = _secret()
+    results_s3_access_key_file: File = ""
+    results_s3_secret_key: str = _secret()
+    results_s3_secret_key_file: File = ""
     task_log_kb: Annotated[int, Meta(ge=0, le=16_384)] = 256
     task_logs_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 256
     heartbeat_interval: Seconds = 30
@@ -173,6 +186,7 @@ def load(
     return _checked(Settings(**found))
 
 
+FOLDERS = ("data_dir", "results_dir")
 TYPES = get_type_hints(Settings, include_extras=True)
 SECRETS = tuple(each.name for each in fields(Settings) if not each.repr)
 CHECKS: dict[str, Callable[[str], object]] = {
@@ -189,8 +203,8 @@ def _converted(name: str, text: str) -> Any:
 
 
 def _whole(name: str, value: Any) -> Any:
-    """Make the data directory absolute: other processes use it, from other folders."""
-    return os.path.abspath(os.path.expanduser(value)) if name == "data_dir" else value
+    """Make folders absolute: other processes use them, from other folders."""
+    return os.path.abspath(os.path.expanduser(value)) if value and name in FOLDERS else value
 
 
 def _value(kind: inspect.Type, text: str) -> Any:
@@ -293,4 +307,23 @@ def _checked(settings: Settings) -> Settings:
         raise BadSettings(
             "SSL_CERT_PATH and SSL_KEY_PATH go together: give both, or none to serve without TLS"
         )
+    _check_results(settings)
     return settings
+
+
+def _check_results(settings: Settings) -> None:
+    endpoint, bucket = settings.results_s3_endpoint, settings.results_s3_bucket
+    if bool(endpoint) != bool(bucket):
+        raise BadSettings(
+            "RESULTS_S3_ENDPOINT and RESULTS_S3_BUCKET go together: give both, or none to keep results in "
+            "RESULTS_DIR"
+        )
+    if bucket and not (settings.results_s3_access_key and settings.results_s3_secret_key):
+        raise BadSettings(
+            f"RESULTS_S3_BUCKET={bucket} needs RESULTS_S3_ACCESS_KEY and RESULTS_S3_SECRET_KEY: give both, "
+            "or files that hold them (RESULTS_S3_ACCESS_KEY_FILE, RESULTS_S3_SECRET_KEY_FILE)"
+        )
+    if bucket and not endpoint.startswith(("http://", "https://")):
+        raise BadSettings(
+            f"RESULTS_S3_ENDPOINT={endpoint} is not allowed: give an address that begins with https:// or http://"
+        )

@@ -31,7 +31,8 @@ def level(priority: int) -> int:
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole. A worker must have
     `worker_labels` and be in `pool`; without `pool`, in none. `not_before` and `expires` are as the caller
-    wrote them, so that a repeated submission is equal; the store has the moments."""
+    wrote them, so that a repeated submission is equal; the store has the moments. `result_ttl_s` is how
+    long the task is kept after its end; None as long as others."""
 
     task_type: str
     model_name: str = ""
@@ -48,6 +49,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     pool: str = ""
     not_before: str = ""
     expires: str = ""
+    result_ttl_s: float | None = None
 
 
 SHORT = 500

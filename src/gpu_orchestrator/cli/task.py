@@ -258,6 +258,10 @@ def _wait(
         answer = waiting.on_terminal(where.find(server), task_id, timeout_s=timeout_s)
     except (client.CannotAsk, where.BadPlace) as error:
         output.fail(error)
+    if answer.get("result") is None and answer.get("result_bytes", 0) > len("null"):
+        answer["result"] = client.ask(
+            server, "GET", answer["result_url"]
+        )  # too large to be shown with the task
     if result_alone and not as_json:
         _show_result(answer)
     else:

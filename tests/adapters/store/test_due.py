@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.adapters.store.callbacks import Take
 from gpu_orchestrator.adapters.store.records import Limit, NewsItem, NewTask, NoRoom, Queued, Unit
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey import backup
@@ -43,7 +44,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 
 async def test_scheduled_task_is_queued_when_its_time_has_come(store: Store, news: list[NewsItem]) -> None:
     (taken,) = await store.tasks.submit([task("a", not_before_ms=-100, tenant="ann")])
-    assert getattr(taken, "scheduled", 0) == 1
+    assert getattr(taken, "state", "") == "scheduled"
     snapshot = await store.snapshots.begin(1000)
     assert snapshot is not None
     assert [page async for page in store.snapshots.pages(snapshot) if page] == []
@@ -92,7 +93,8 @@ async def test_waiting_task_expires_with_error_event_and_callback(store: Store) 
         assert found["state"] == "failed"
         assert '"type":"Expired"' in found["error"]
     assert await state(store, "c") == "queued"
-    assert sorted(each.task for each in await store.callbacks.take(10, 1000)) == ["a", "b"]
+    due, _ = await store.callbacks.take(Take(10, 1000, {}, 10, 0))
+    assert sorted(each.task for each in due) == ["a", "b"]
     counts = await store.tasks.counts()
     assert counts.stats["tasks_expired"] == 2
     assert counts.states == {**dict.fromkeys(counts.states, 0), "failed": 2, "queued": 1}

@@ -41,6 +41,21 @@ def kinds(peer: Peer, task: str) -> list[str]:
     return [type(m).__name__ for m in peer.received if getattr(m, "task", "") == task]
 
 
+async def test_unfinished_line_does_not_reach_the_next_task(peer: Peer, new_worker: NewWorker) -> None:
+    """A progress bar without a newline at its end, then another task in the same runner, perhaps of another
+    owner."""
+    new_worker("--function", "bar=tests.support.worker_functions:half_a_bar", *FUNCTIONS)
+    await peer.receive(session.Hello)
+    await peer.assign("a", "python", python("bar", secret="of a"))
+    await peer.receive(session.Done, "a")
+    assert peer.log("a") == "100% of a\n" or peer.log("a") == "100% of a"
+    await peer.assign("b", "python", python("prints"))
+    await peer.receive(session.Done, "b")
+    assert peer.log("b") == "from print\n"
+    lines = [each.line for each in peer.received if isinstance(each, session.Progress) and each.task == "b"]
+    assert all("of a" not in line for line in lines)
+
+
 async def test_log_has_the_text_and_the_traceback_and_comes_before_the_outcome(
     peer: Peer, new_worker: NewWorker
 ) -> None:

@@ -86,7 +86,7 @@ async def test_backup_is_consistent_while_tasks_change(tmp_path: Path, scale: Sc
     async with embedded(tmp_path / "other") as fresh, Store(Database(fresh.url), owner="y") as store:
         backup.check(tmp_path / "b")
         assert (await backup.load(store.database, tmp_path / "b")).tasks == count
-        rows = await store.tasks.fetch(ids)
+        rows = await store.tasks.fetch(ids, results=True)
         states = [row["state"] for row in rows if row]
         assert len(states) == count
         for owner in ("", "me"):

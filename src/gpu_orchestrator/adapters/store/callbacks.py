@@ -1,6 +1,7 @@
 """Callbacks in the store: the script that commits a task's end also makes its callback due, so none is
 lost."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.store.tasks import Row, row_of
@@ -8,7 +9,8 @@ from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 _Flat = tuple[str | int, ...]
-_DUE = Script[tuple[tuple[str, int, _Flat], ...]]("callbacks", tuple[tuple[str, int, _Flat], ...])
+_Due = tuple[tuple[tuple[str, int, _Flat], ...], int]
+_DUE = Script[_Due]("callbacks", _Due)
 _CALLBACK_RESULT = Script[bool]("callback_result", bool)
 
 
@@ -21,15 +23,30 @@ class Due:
     row: Row
 
 
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Which callbacks to take: at most `most`, and of each host at most what `of_host` says, else
+    `of_others`. Those of a host that may get no more are looked at again after `pause_ms`. One that is taken
+    is due again after `for_ms` unless its result is stored by then."""
+
+    most: int
+    for_ms: int
+    of_host: Mapping[str, int]
+    of_others: int
+    pause_ms: int
+
+
 class Callbacks:
     def __init__(self, fenced: FencedDatabase) -> None:
         self._fenced = fenced
 
-    async def take(self, most: int, for_ms: int) -> list[Due]:
-        """Take at most `most` due callbacks. Each is due again after `for_ms` unless its result is stored by
-        then."""
-        found = await self._fenced.read(_DUE, most, for_ms)
-        return [Due(task, tries, row_of(row) or {}) for task, tries, row in found]
+    async def take(self, take: Take) -> tuple[list[Due], bool]:
+        """Take callbacks that are due, and say whether more may be due."""
+        hosts = [part for item in take.of_host.items() for part in item]
+        found, more = await self._fenced.read(
+            _DUE, take.most, take.for_ms, hosts, take.of_others, take.pause_ms
+        )
+        return [Due(task, tries, row_of(row) or {}) for task, tries, row in found], bool(more)
 
     async def delivered(self, due: Due) -> None:
         await self._store_result(due, "delivered", -1)

@@ -3,6 +3,7 @@
 StoreError
 ├── Unreachable   it does not answer, or cannot serve the call now: retry
 │   └── Rejected  it answers with an error
+│       └── Full  it has no memory left for this call, and did nothing
 ├── Unfit         it answers, but its configuration is not safe to use: an operator must act
 └── Occupied      another live process uses the data directory
 """
@@ -18,6 +19,10 @@ class Unreachable(StoreError):
 
 class Rejected(Unreachable):
     """The store answered with an error, for example because its memory is full."""
+
+
+class Full(Rejected):
+    """The store has reached its maxmemory and did not run the script."""
 
 
 class Unfit(StoreError):

@@ -49,12 +49,13 @@ ANY_NUMBER = Unit("", 0, 0, 0)
 
 class Accepted(Item, frozen=True):
     """The task is in the store: a new one (`fresh` is 1), or an earlier one with the same idempotency key
-    (0). `scheduled` is 1 if it is new and not to begin yet."""
+    (0), with its state and its worker."""
 
     id: str
     created_ms: int
     fresh: int
-    scheduled: int = 0
+    state: str = "queued"
+    worker: str = ""
 
 
 class KeyConflict(Item, frozen=True):
@@ -102,10 +103,12 @@ class Assigned(Item, frozen=True):
 
 
 class Moved(Enum):
-    """Which of the two changed after the leader decided; the values are the words of the scripts."""
+    """Which of the two changed after the leader decided, or that the answer had no room for more parameters;
+    the values are the words of the scripts."""
 
     TASK = "task moved on"
     WORKER = "worker moved on"
+    LATER = "later"
 
 
 class NotAssigned(Item, frozen=True):
@@ -121,7 +124,7 @@ OutcomeKind = Literal["done", "failed", "died", "refused", "cancelled"]
 class Outcome(Item, frozen=True):
     """How an attempt ended. `payload` is the result or error as JSON, or evidence as text. With `wanted` the
     answer includes the task's row, because a caller waits for it. `line` is the last line of progress, if it
-    is not stored yet."""
+    is not stored yet. `result_at` is where a large result was written; the payload is empty then."""
 
     id: str
     attempt: int
@@ -134,6 +137,7 @@ class Outcome(Item, frozen=True):
     duration_ms: int = 0
     wanted: bool = False
     line: str = ""
+    result_at: str = ""
 
 
 class Note(Item, frozen=True):

@@ -10,6 +10,7 @@ from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
+from gpu_orchestrator.adapters.store.results import ResultIndex
 from gpu_orchestrator.adapters.store.snapshots import Snapshots
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.usage import UsageStore
@@ -27,7 +28,7 @@ class StoreTimeouts:
     grace_ms: int = 3_000
     hold_ms: int = 60_000
     leader_ms: int = 3_000
-    keep_ms: int = 7 * DAY_MS
+    keep_ms: int = DAY_MS
     worker_keep_ms: int = DAY_MS
     most_workers: int = 10
     audit_entries: int = 100_000
@@ -52,6 +53,7 @@ class Store:
         )
         self.logs = Logs(self.fenced, most_bytes=timeouts.log_bytes, keep_ms=timeouts.keep_ms)
         self.callbacks = Callbacks(self.fenced)
+        self.results = ResultIndex(self.fenced)
         self.audit = AuditLog(self.fenced, keep=timeouts.audit_entries)
         self.usage = UsageStore(self.fenced)
         self.events = Events(self.fenced)

@@ -92,16 +92,21 @@ _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
 )
 _DUE = Script[DueResult]("due", DueResult)
-_TRIM = Script[int]("trim", int)
+_Trimmed = tuple[int, str, str]
+_TRIM = Script[_Trimmed]("trim", _Trimmed)
+MOST_TRIMMED = 1000
+NOTHING, PARAMETERS, RESULTS = 0, 1, 2
+"""What `fetch` reads beside the columns that are always small."""
 _COUNTS = Script[tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]](
     "counts", tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]
 )
 
 
 class Tasks(TaskLists):
-    def __init__(self, fenced: FencedDatabase, *, keep_ms: int = 7 * DAY_MS) -> None:
+    def __init__(self, fenced: FencedDatabase, *, keep_ms: int = DAY_MS) -> None:
         super().__init__(fenced)
         self.keep_ms = keep_ms
+        self._owners_at = self._workers_at = "0"
 
     async def submit(
         self, tasks: Sequence[NewTask], units: Sequence[Unit] = (), unit_of: Sequence[int] = ()
@@ -151,10 +156,19 @@ class Tasks(TaskLists):
         """Queue ended tasks again, as far as the limits in `may` allow."""
         return [_retried(*each) for each in await self._fenced.write(_RETRY, owner, ids, may)]
 
-    async def fetch(self, ids: Sequence[str], *, parameters: bool = False) -> list[Row | None]:
-        """Return the stored rows, with `params` only if `parameters` is set; None for a missing task."""
-        _, rows, _ = await self._fenced.read(_FETCH, ids, (), int(parameters))
-        return [row_of(row) for row in rows]
+    async def fetch(
+        self, ids: Sequence[str], *, parameters: bool = False, results: bool = False, most_bytes: int = 0
+    ) -> list[Row | None]:
+        """Return the stored rows, with `params` or `result` only if asked for; None for a missing task. Reads
+        in several calls if the rows are large. With `most_bytes`, stop after about as many."""
+        wanted = PARAMETERS if parameters else RESULTS if results else NOTHING
+        found: list[Row | None] = []
+        size = 0
+        while len(found) < len(ids) and (not most_bytes or size < most_bytes):
+            _, rows, _ = await self._fenced.read(_FETCH, ids[len(found) :], (), wanted)
+            found.extend(row_of(row) for row in rows)
+            size += sum(len(str(part)) for row in rows for part in row) if most_bytes else 0
+        return found
 
     async def due(self, most: int = 500) -> DueResult:
         """Queue scheduled tasks whose time has come and end waiting ones that expired, at most `most` of
@@ -162,7 +176,11 @@ class Tasks(TaskLists):
         return await self._fenced.write(_DUE, self.keep_ms, most)
 
     async def trim(self, most_per_worker: int = 1000) -> int:
-        return await self._fenced.read(_TRIM, self.keep_ms, most_per_worker)
+        """Take expired tasks off the lists, a part at a time; return how many entries were deleted."""
+        gone, self._owners_at, self._workers_at = await self._fenced.read(
+            _TRIM, self.keep_ms, most_per_worker, MOST_TRIMMED, self._owners_at, self._workers_at
+        )
+        return gone
 
     async def counts(self) -> Counts:
         now, states, stats, workers, leader = await self._fenced.read(_COUNTS)

@@ -145,7 +145,7 @@ class Workers:
         return await self._fenced.write(_WORKER_CHORES, retention_ms, DAYS_COUNTED, names)
 
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
-        _, _, rows = await self._fenced.read(_FETCH, (), names)
+        _, _, rows = await self._fenced.read(_FETCH, (), names, 0)
         return [row_of(row) for row in rows]
 
     async def rows(self, names: Sequence[str]) -> AsyncIterator[list[Row]]:

@@ -22,6 +22,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/task_wishes          when and where a task may run: not_before, expires, pool
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
+  http/routes/results       sends the result of a task, however large
   http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
   http/routes/events        events by page, as server-sent events, over a WebSocket
   http/event_streams        sends events to one watcher
@@ -72,6 +73,8 @@ session → outcomes → completion → response. Read the modules in this order
   workers/listener          receives what other processes publish
 
   tasks/outcomes            writes the reports of workers to the store in batches
+  tasks/results             keeps large results in files or S3
+  tasks/retention           forgets ended tasks early when there are too many, and deletes results
   tasks/task_logs           writes what attempts print to the store; keeps all logs within their bound
   tasks/completion          wakes the requests that wait for a task to end
   tasks/explain             why a task waits, for every worker and device

@@ -48,6 +48,8 @@ from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.overview import FRESH_S, Overview
+from gpu_orchestrator.apps.manager.tasks.results import Results
+from gpu_orchestrator.apps.manager.tasks.retention import Bounds, Retention
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
 from gpu_orchestrator.apps.manager.workers.listener import Listener
@@ -94,7 +96,12 @@ class Manager:
         self.chance = Random()  # noqa: S311 - breaks ties
         self.waiters = CompletionWaiters()
         self.task_logs = TaskLogs(store, settings.task_logs_mb, settings.max_store_mb, self.disk_shortage)
-        self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs)
+        is_durable = settings.durability == "strict" or not deps.facts.durable
+        self.results = Results(settings, sync=is_durable)
+        self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs, self.results)
+        self.retention = Retention(
+            store, self.results, Bounds.of(settings), self.metrics, lambda: self.leader.leads
+        )
         self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)
         self.polls = Polls(self.sessions, settings.worker_lease)
@@ -105,7 +112,7 @@ class Manager:
         clock = StoreClock()
         self.rate_limiter = RateLimiter(store.usage, settings, self.metrics, clock.now)
         self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms))
-        callback_config = CallbackConfig(self.signing.find, self.allowed)
+        callback_config = CallbackConfig(self.signing.find, self.allowed, whole=self.results.whole)
         self.callback_sender = CallbackSender(
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
@@ -125,6 +132,7 @@ class Manager:
             keys=self.key_sync.wake,
         )
         await self.key_sync.refresh()
+        self.results.use_folder(await self.store.results.folder())
         await self.store.events.keep(self.settings.events_kept)
         loop = asyncio.get_running_loop()
         loops = (
@@ -135,6 +143,7 @@ class Manager:
             self.audit,
             self.callback_sender,
             self.task_logs,
+            self.retention,
         )
         self._background = [loop.create_task(each.run()) for each in loops]
 
@@ -149,6 +158,7 @@ class Manager:
         for each in self._background:
             each.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self.results.close()
 
     def _keys_changed(self) -> None:
         self.quotas.refresh(self.keys)
@@ -185,14 +195,15 @@ class Manager:
 
         A task of another owner is reported as missing, so that its existence does not leak.
         """
-        (row,) = await self.store.tasks.fetch([name])
+        (row,) = await self.store.tasks.fetch([name], results=True)
         if row is None or (owner and row.get("tenant") != owner):
             raise self.no_task(name)
         return row
 
     def no_task(self, name: str) -> NotFound:
         kept = show_seconds(self.settings.task_retention)
-        return NotFound(f"there is no task {name}; ended tasks are kept for {kept}")
+        why = f", and less just now: {forgetting}" if (forgetting := self.retention.forgetting) else ""
+        return NotFound(f"there is no task {name}; ended tasks are kept for {kept}{why}")
 
     async def wait(self, name: str, timeout_s: float) -> Row:
         """Return the task's row once the task has ended, or its current row after `timeout_s`."""
@@ -212,6 +223,10 @@ class Manager:
 
     async def held_back(self, owner: str) -> str:
         """Return why no task of this owner may start now; empty if one may."""
+        if (most := self.retention.most_active) is not None:
+            return (
+                f"the store is nearly full: at most {most} tasks run at once until there is room for results"
+            )
         return self.quotas.held_back(owner, (await self.usage(owner)).active)
 
     async def usage(self, owner: str) -> Usage:
@@ -237,9 +252,10 @@ class Manager:
         return "" if self.leader.leader else "no process leads yet"
 
     def disk_shortage(self) -> str:
-        """Return what is wrong with the disk of the embedded store; empty if there is room, or another
-        store."""
-        return str(self.embedded.disk.left()) if self.embedded else ""
+        """Return what is wrong with the disk of the embedded store, or of the results; empty if there is
+        room."""
+        store = str(self.embedded.disk.left()) if self.embedded else ""
+        return store or str(self.results.disk.left())
 
     async def cluster(self) -> Cluster:
         """Return the cluster: the leader's own, or else one read from the store, at most a second old."""
@@ -261,6 +277,7 @@ class Manager:
             clock.now,
             self.quotas,
             self.waiters.ended,
+            lambda: self.retention.most_active,
         )
 
     async def scraped(self) -> bytes:

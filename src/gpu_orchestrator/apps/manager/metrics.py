@@ -82,6 +82,12 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.forgotten = Counter(
+            "tasks_forgotten",
+            "Ended tasks forgotten early, by what was too full: store, count or results",
+            ["why"],
+            registry=self.registry,
+        )
         self.average_s = 0.0
         self._tasks: dict[str, Counter] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}

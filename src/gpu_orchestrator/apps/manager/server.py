@@ -25,7 +25,8 @@ from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey import migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
-from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
+from gpu_orchestrator.adapters.store.valkey.embedded import Embedded, most_bytes_for
+from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.manager.access.connections import ConnectionLimits, Connections
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.http import app
@@ -170,7 +171,8 @@ def _is_loopback(listening: socket.socket) -> bool:
 async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Embedded | None:
     if settings.external_store:
         return None
-    server = Embedded(Path(settings.data_dir) / "store")
+    most_bytes = most_bytes_for(int(settings.max_store_mb * MIB)) if settings.max_store_mb else 0
+    server = Embedded(Path(settings.data_dir) / "store", most_bytes)
     stack.push_async_callback(server.stop)
     await server.start()
     keeper = asyncio.get_running_loop().create_task(server.keep())

@@ -52,6 +52,12 @@ class TaskRequest(Body, frozen=True):
     not_before: Moment = ""
     expires: Moment = ""
     max_lost_workers: Annotated[int, Meta(ge=1, le=100)] | None = None
+    result_ttl: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    """Seconds for which the task and its result are kept after it ended; at most `TASK_RETENTION`."""
+
+
+class TaskResult(Answer, frozen=True):
+    """Not an object of these fields: any JSON value, as the task's handler returned it."""
 
 
 class TaskBatch(Body, frozen=True):
@@ -59,6 +65,8 @@ class TaskBatch(Body, frozen=True):
 
 
 class TaskAccepted(Answer, frozen=True):
+    """`status` and `assigned_worker` are those of the earlier task if the idempotency key is known."""
+
     task_id: str
     status: str
     estimated_wait_time: str
@@ -107,8 +115,10 @@ class TaskStatus(Answer, frozen=True):
     says why it waits, and `queue_position` how far ahead it is: 1 is next, by priority and age. The position
     is approximate, because owners take turns and some tasks fit earlier than others. `waits_for_worker`: no
     worker that is there can ever take it, so it waits until another joins. A task is `scheduled` until
-    `not_before`; `expires` is when it ends if it waits then. Of a list's queued tasks with more
-    than 100 different requests, some have no reason; `explain` has it."""
+    `not_before`; `expires` is when it ends if it waits then. Of a list's queued tasks with more than 100
+    different requests, some have no reason; `explain` has it. `result` is null in lists, and if the
+    result has more than `RESULT_SHOWN_KB`: `result_bytes` is its size then, and `result_url` where to get
+    it. Parameters are never shown."""
 
     task_id: str
     status: str
@@ -143,6 +153,8 @@ class TaskStatus(Answer, frozen=True):
     expires: str | None = None
     worker_labels: dict[str, str] = {}
     pool: str = ""
+    result_bytes: int = 0
+    result_url: str = ""
 
 
 class TaskPage(Answer, frozen=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_orchestrator.adapters.results.place import ResultAt
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import session, task, timestamps
 from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
@@ -62,6 +63,8 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         duration_seconds=seconds,
         progress=row.get("progress") or None,
         result=msgspec.Raw(row.get("result") or "null"),
+        result_bytes=(size := size_of(row)),
+        result_url=f"/tasks/{name}/result" if size else "",
         error=_error.decode(error) if error else None,
         reason=wait.reason or waits_until(row) or row.get("reason", ""),
         deaths=_deaths.decode(deaths) if deaths else [],
@@ -86,6 +89,13 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
 def waits_until(row: Row) -> str:
     """Return when a scheduled task may begin, as a reason; empty for any other."""
     return f"not before {when(row['not_before'])}" if row["state"] == "scheduled" else ""
+
+
+def size_of(row: Row) -> int:
+    """Return how many bytes the result of a task has; 0 if it has none."""
+    if at := row.get("result_at"):
+        return ResultAt.read(at).size
+    return len(row["result"].encode()) if row.get("result") else int(row.get("result_bytes") or 0)
 
 
 def devices(row: Row) -> list[task_schema.TaskDevice]:

@@ -108,6 +108,37 @@ async def test_callback_is_retried_until_accepted(new_site: NewSite) -> None:
         )
 
 
+async def test_dead_receiver_does_not_delay_the_others(new_site: NewSite) -> None:
+    """More callbacks of a receiver that never answers are due than may be under way in all."""
+    site = await new_site(**OPEN)
+    worker = await site.join(max_concurrent=100)
+    many = callbacks.AT_ONCE + 10
+    async with receiving(*[0] * many) as dead, receiving() as good:
+        for url in [dead.url] * many + [good.url]:
+            await site.submit(callback_url=url, resources={"gpus": 0})
+        assigns = [await worker.take() for _ in range(many + 1)]
+        for assign in assigns:
+            await worker.finish(assign)
+        async with asyncio.timeout(callbacks.TIMEOUT_S / 2):
+            await good.got.get()
+        assert dead.got.qsize() <= callbacks.AT_ONCE_PER_HOST
+
+
+async def test_callback_has_a_large_result_up_to_what_is_shown(new_site: NewSite) -> None:
+    site = await new_site(**OPEN, result_shown_kb=300)
+    worker = await site.join()
+    async with receiving() as receiver:
+        for size in (200_000, 400_000):
+            await site.submit(callback_url=receiver.url)
+            await worker.finish(await worker.take(), "x" * size)
+        by_size = {}
+        for _ in range(2):
+            data = _json((await receiver.next())[1])["data"]
+            by_size[data["result_bytes"]] = data
+    assert by_size[200_002]["result"] == "x" * 200_000
+    assert (by_size[400_002]["result"], by_size[400_002]["result_url"][:7]) == (None, "/tasks/")
+
+
 async def test_receiver_that_answers_410_is_given_up(new_site: NewSite) -> None:
     site = await new_site(**OPEN)
     worker = await site.join()
@@ -194,5 +225,8 @@ def _json(body: bytes) -> Any:
 
 def _quickly(site: Site) -> callbacks.CallbackConfig:
     return callbacks.CallbackConfig(
-        site.running.manager.signing.find, site.running.manager.allowed, first_wait_s=0.05
+        site.running.manager.signing.find,
+        site.running.manager.allowed,
+        site.running.manager.results.whole,
+        first_wait_s=0.05,
     )

@@ -21,6 +21,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
+from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
@@ -75,7 +76,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 def sessions(store: Store) -> Sessions:
     return Sessions(
         store,
-        Outcomes(store, Metrics(), CompletionWaiters(), TaskLogs(store, 1)),
+        Outcomes(store, Metrics(), CompletionWaiters(), TaskLogs(store, 1), Results(Settings(), sync=False)),
         SessionConfig.of(Settings()),
         on_registered=lambda: None,
     )
@@ -293,7 +294,9 @@ async def test_polling_worker_may_come_to_any_process(store: Store, tmp_path: Pa
     polls = []
     for number in (1, 2):
         own = Store(store.database, owner=f"process-{number}")
-        outcomes = Outcomes(own, Metrics(), CompletionWaiters(), TaskLogs(own, 1))
+        outcomes = Outcomes(
+            own, Metrics(), CompletionWaiters(), TaskLogs(own, 1), Results(Settings(), sync=False)
+        )
         polls.append(Polls(Sessions(own, outcomes, SessionConfig(), lambda: None), 60.0))
     epoch = (await polls[0].register(scripted_worker.hello("w"), key)).epoch
     await store.leadership.campaign()

@@ -27,7 +27,12 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 BATCH = 200
 LONGEST = 1 << 30
-NOT_KEPT = frozenset({"leader", "apis", "news", "owners", "levels", "logs", migrations.KEY})
+NOT_KEPT = frozenset(
+    {
+        *("leader", "apis", "news", "owners", "levels", "logs", migrations.KEY),
+        *("ended", "results", "results:bytes", "forgetting"),
+    }
+)
 REBUILT = ("s:", "o:", "on:", "due:")
 LOGS = ("log:", "logs:")
 """Logs of tasks are not backed up: they may be as large as all the rest."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpu_orchestrator.adapters.store.errors import Rejected, Unfit, Unreachable
+from gpu_orchestrator.adapters.store.errors import Full, Rejected, Unfit, Unreachable
 from gpu_orchestrator.adapters.store.records import NewsItem
 from gpu_orchestrator.adapters.store.valkey.resp import Client, Lost, Refused, command_head, encoded_part
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
@@ -65,7 +65,7 @@ class Database:
         try:
             answer = await self._evaluate(script, packed)
         except (Lost, Refused) as error:
-            kind = Rejected if isinstance(error, Refused) else Unreachable
+            kind = _kind_of(error)
             raise kind(f"the store at {redact(self.url)} did not run `{script.name}`: {error}") from error
         return script.decode(answer)
 
@@ -85,6 +85,10 @@ class Database:
     async def delete(self, name: str) -> bool:
         """Return True if there was such a key."""
         return bool(await self._execute("DEL", self.prefix + name))
+
+    async def set_new(self, name: str, value: bytes) -> None:
+        """Set a key unless it exists."""
+        await self._execute("SET", self.prefix + name, value, "NX")
 
     async def set_field(self, name: str, field: str, value: str) -> None:
         await self._execute("HSET", self.prefix + name, field, value)
@@ -226,6 +230,12 @@ class Database:
         except Lost as error:
             raise Unreachable(f"the store at {redact(self.url)} does not answer: {error}") from error
         return found[1].decode() if found else ""
+
+
+def _kind_of(error: Lost | Refused) -> type[Unreachable]:
+    if not isinstance(error, Refused):
+        return Unreachable
+    return Full if str(error).startswith("OOM") else Rejected
 
 
 async def wait_until_up(database: Database, timeout_s: float) -> None:

@@ -28,7 +28,7 @@ import structlog
 from gpu_orchestrator.adapters.disk import Disk
 from gpu_orchestrator.adapters.parent_death import end_with_parent
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit, Unreachable
-from gpu_orchestrator.adapters.store.valkey.database import Database
+from gpu_orchestrator.adapters.store.valkey.database import SHARE_OF_LIMIT, SHARE_OF_MACHINE, Database
 
 log = structlog.get_logger()
 
@@ -37,6 +37,7 @@ START_S = 30.0
 KEEP_EVERY_S = 0.1
 LOOK_EVERY_S = 0.02
 RETRY_S, ROOM_EVERY_S = 1.0, 0.25
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _PREFIX = re.compile(r"^\d+:\w \d+ \w+ \d+ [\d:.]+ . ")
 """What the server writes before each line of its log: process, time and level."""
 
@@ -45,7 +46,9 @@ class Embedded:
     """A running server. `trouble` says why it does not run now; empty while it does. `kill` exists for tests
     of a crash."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_bytes: int = 0) -> None:
+        """`most_bytes` is the server's maxmemory; 0: a share of this machine's memory."""
+        self.most_bytes = most_bytes or default_most_bytes()
         self.folder = folder.absolute()  # the server changes into it before it opens its log
         self.socket = _socket(folder)
         self.disk = Disk(folder)
@@ -66,7 +69,7 @@ class Embedded:
         _make_folder(self.folder)
         lock = await _lock(self.folder / "valkey.lock")
         try:
-            self.process = _spawn(self.folder, self.socket, lock)
+            self.process = _spawn(self.folder, self.socket, lock, self.most_bytes)
         finally:
             os.close(lock)
         await self._wait_until_up()
@@ -201,7 +204,22 @@ async def _lock(path: Path) -> int:
             await asyncio.sleep(0.02)
 
 
-def _spawn(folder: Path, socket: Path, lock: int) -> subprocess.Popen[bytes]:
+def default_most_bytes() -> int:
+    """Return the maxmemory of a server on this machine, or in this container. Of it, SHARE_OF_LIMIT is for
+    tasks."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in CONTAINER_LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            machine = min(machine, int(path.read_text()))  # "max" is not a number
+    return most_bytes_for(int(machine * SHARE_OF_MACHINE))
+
+
+def most_bytes_for(tasks: int) -> int:
+    """Return the maxmemory of which this much is for tasks and results."""
+    return int(tasks / SHARE_OF_LIMIT) + 1
+
+
+def _spawn(folder: Path, socket: Path, lock: int, most_bytes: int) -> subprocess.Popen[bytes]:
     settings = {
         "port": "0",
         "unixsocket": str(socket),
@@ -211,6 +229,7 @@ def _spawn(folder: Path, socket: Path, lock: int) -> subprocess.Popen[bytes]:
         "appendonly": "yes",
         "appendfsync": "always",
         "save": "",
+        "maxmemory": str(most_bytes),
         "maxmemory-policy": "noeviction",
     }
     arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]

@@ -8,7 +8,7 @@ may be lost with it, so the leader must load a new snapshot.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpu_orchestrator.adapters.store.errors import Unreachable
+from gpu_orchestrator.adapters.store.errors import Full, Unreachable
 from gpu_orchestrator.adapters.store.records import Fence, NewsItem
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
@@ -44,6 +44,8 @@ class FencedDatabase:
         fence = self.fence
         try:
             news, value = await self.database.call(script, fence, *arguments)
+        except Full:  # the script did not run, so no news is lost
+            raise
         except Unreachable:
             if fence:
                 self._on_lost_answer()

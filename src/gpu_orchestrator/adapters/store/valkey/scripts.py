@@ -33,11 +33,20 @@ class Script(Generic[T]):
 def _source(name: str) -> bytes:
     """Return the script with the paragraphs of `common.lua` that it needs, and no others: the server creates
     every function of a script again at every call."""
-    source = (FOLDER / f"{name}.lua").read_text()
+    first, source = _first_line((FOLDER / f"{name}.lua").read_text())
     for paragraph, defined in reversed(_common()):
         if not defined or defined & set(_WORD.findall(_COMMENT.sub("", source))):
             source = f"{paragraph}\n\n{source}"
-    return source.encode()
+    return f"{first}{source}".encode()
+
+
+def _first_line(source: str) -> tuple[str, str]:
+    """Split off the line `#!lua flags=…`, which must stay the first. With `allow-oom` a script runs also when
+    the server has reached its maxmemory: what ends, renews or forgets something must never be refused."""
+    if not source.startswith("#!"):
+        return "", source
+    line, _, rest = source.partition("\n")
+    return f"{line}\n", rest
 
 
 @cache

@@ -9,19 +9,23 @@ import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import compress
 from random import Random
 from time import monotonic
 
 import structlog
 
 from gpu_orchestrator.adapters.breath import Breath
-from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.errors import Full, StoreError
 from gpu_orchestrator.adapters.store.records import (
     Accepted,
+    AssignResult,
     Ended,
     Gone,
+    Moved,
     NewsItem,
     NewTask,
+    NotAssigned,
     Queued,
     Resync,
     Submitted,
@@ -74,6 +78,8 @@ class DispatcherDeps:
     now: Callable[[], float]
     quotas: Quotas
     ended: Callable[[str], None] = lambda _: None
+    most_active: Callable[[], int | None] = lambda: None
+    """How many attempts may be active now, because their results need room; None for any number."""
 
 
 @dataclass(slots=True)
@@ -189,6 +195,10 @@ class Dispatcher:
         except asyncio.CancelledError:
             if not self._closed:
                 self.invalidate()  # the store's answer is lost with the caller
+            raise
+        except Full:
+            for each in new:  # the store took none of them
+                self._forget(each.id)
             raise
         self._forget_rejected(new, submitted)
         if len(answers) != len(plans):
@@ -384,12 +394,27 @@ class Dispatcher:
             answers = await self.deps.store.tasks.assign(self._assigner.assignments(plans))
             if answers is None:
                 return self.invalidate()
+            plans, answers = self._put_back(plans, answers)
             self._events.extend(self._assigner.deliver_accepted(plans, answers))
             self._decide()
         return None
 
+    def _put_back(
+        self, plans: list[PlannedAssignment], answers: list[AssignResult]
+    ) -> tuple[list[PlannedAssignment], list[AssignResult]]:
+        """Put placements back that the store had no room for in its answer; return the others."""
+        is_later = [isinstance(each, NotAssigned) and each.moved is Moved.LATER for each in answers]
+        if not any(is_later):
+            return plans, answers
+        self._places = [*(plan.place for plan in compress(plans, is_later)), *self._places]
+        is_now = [not later for later in is_later]
+        return list(compress(plans, is_now)), list(compress(answers, is_now))
+
     def _plans(self, places: Sequence[events.Place]) -> list[PlannedAssignment]:
-        plans = self._assigner.plans(places, self.workers)
+        may_start = places
+        if (most := self.deps.most_active()) is not None:  # the others are tried again after a moment
+            may_start = places[: max(most - self.engine.counts()["held"], 0)]
+        plans = self._assigner.plans(may_start, self.workers)
         if len(plans) < len(places):
             planned = {each.place.request.key for each in plans}
             gone = [each.request.key for each in places if each.request.key not in planned]

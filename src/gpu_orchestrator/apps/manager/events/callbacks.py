@@ -10,8 +10,10 @@ import base64
 import contextlib
 import hmac
 import random
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -20,9 +22,11 @@ import msgspec
 import structlog
 
 from gpu_orchestrator import __version__
+from gpu_orchestrator.adapters.background import BackgroundTasks, wait_until_set
 from gpu_orchestrator.adapters.outbound.addresses import Allowed
-from gpu_orchestrator.adapters.store.callbacks import Callbacks, Due
+from gpu_orchestrator.adapters.store.callbacks import Callbacks, Due, Take
 from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager import views
 from gpu_orchestrator.apps.manager.events.signing import MARK
@@ -35,7 +39,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 POLL_S = 0.5
-MAX_BATCH = 50
+AT_ONCE, AT_ONCE_PER_HOST = 50, 8
+"""Deliveries under way, and of them to one receiver: one that does not answer must not delay the others."""
+HOST_PAUSE_MS = 2000
+"""A callback whose receiver already has as many deliveries is looked at again after this."""
+MOST_RESULTS = 8
+"""Deliveries under way with a result that is read from a file or a bucket: each may be large."""
 TIMEOUT_S = 10.0
 TAKEN_MS = 60_000
 """A callback that was taken and neither delivered nor put back within this time is due again."""
@@ -59,6 +68,8 @@ class CallbackConfig:
 
     secret_of: Callable[[str], Awaitable[str]]
     allowed: Allowed
+    whole: Callable[[Row], Awaitable[Row]]
+    """Returns a row with its result, if that is not too large to be shown."""
     first_wait_s: float = 1.0
     resolver: Any = None
 
@@ -70,6 +81,10 @@ class CallbackSender:
         self, store: Callbacks, config: CallbackConfig, metrics: Metrics, leads: Callable[[], bool]
     ) -> None:
         self._store, self._config, self._metrics, self._leads = store, config, metrics, leads
+        self._under_way: Counter[str] = Counter()
+        self._ended = asyncio.Event()
+        self._deliveries = BackgroundTasks()
+        self._results = asyncio.Semaphore(MOST_RESULTS)
 
     async def run(self) -> None:
         """Deliver due callbacks, forever. Return at once if callbacks are off; due ones then wait."""
@@ -80,28 +95,59 @@ class CallbackSender:
         async with requests.session(
             self._config.allowed, timeout_s=TIMEOUT_S, resolver=self._config.resolver
         ) as http:
-            while True:
-                if await self._deliver_due(http) < MAX_BATCH:
-                    await asyncio.sleep(POLL_S)
+            try:
+                while True:
+                    self._ended.clear()
+                    if not await self._start_due(http):
+                        await asyncio.sleep(POLL_S)
+                    elif self._under_way.total() >= AT_ONCE:
+                        await wait_until_set(self._ended, POLL_S)
+            finally:
+                self._deliveries.cancel()
+                await self._deliveries.finish()
 
-    async def _deliver_due(self, http: "aiohttp.ClientSession") -> int:
-        """Deliver one batch and return how many callbacks were due."""
+    async def _start_due(self, http: "aiohttp.ClientSession") -> bool:
+        """Start to deliver callbacks that are due; return True if more may be due."""
+        if not self._leads():
+            return False
+        left = {host: AT_ONCE_PER_HOST - count for host, count in self._under_way.items()}
+        take = Take(AT_ONCE - self._under_way.total(), TAKEN_MS, left, AT_ONCE_PER_HOST, HOST_PAUSE_MS)
         try:
-            found = await self._store.take(MAX_BATCH, TAKEN_MS) if self._leads() else []
-            await asyncio.gather(*(self._deliver(http, each) for each in found))
-            return len(found)
+            found, more = await self._store.take(take)
         except StoreError:
-            return 0
+            return False
         except Exception:
             log.exception("delivering callbacks failed")
-            return 0
+            return False
+        for due in found:
+            host = _host(task.decode(due.row["spec"]).callback_url)
+            self._under_way[host] += 1
+            self._deliveries.start(self._deliver_one(http, due, host))
+        return more
+
+    async def _deliver_one(self, http: "aiohttp.ClientSession", due: Due, host: str) -> None:
+        try:
+            await self._deliver(http, due)
+        except StoreError:
+            pass  # it is due again after TAKEN_MS
+        except Exception:
+            log.exception("delivering a callback failed", task_id=due.task)
+        finally:
+            self._under_way[host] -= 1
+            if not self._under_way[host]:
+                del self._under_way[host]
+            self._ended.set()
 
     async def _deliver(self, http: "aiohttp.ClientSession", due: Due) -> None:
         url = task.decode(due.row["spec"]).callback_url
         if not url:
             return await self._store.delivered(due)  # nothing to send
         try:
-            await self._post(http, url, due)
+            if due.row.get("result_at"):
+                async with self._results:
+                    await self._post(http, url, replace(due, row=await self._config.whole(due.row)))
+            else:
+                await self._post(http, url, due)
         except asyncio.CancelledError:
             with contextlib.suppress(StoreError):  # then it is due again after TAKEN_MS
                 await self._store.again(due, "the server shut down during the delivery", 0)
@@ -144,6 +190,12 @@ class CallbackSender:
         """Return the delay before the next try: doubled for each try, with jitter."""
         longest_s = backoff.delay_s(tries, base_s=self._config.first_wait_s, cap_s=LONGEST_WAIT_S)
         return int(1000 * backoff.jittered(longest_s, WAIT_JITTER, random))
+
+
+def _host(url: str) -> str:
+    """Return host and port as `callbacks.lua` finds them."""
+    found = re.search(r"^\w+://([^/\"?#]*)", url)
+    return found[1].lower() if found else ""
 
 
 def payload(due: Due) -> bytes:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.errors import Full, StoreError
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access import audit
 from gpu_orchestrator.apps.manager.http.responses import error_response
@@ -150,6 +150,10 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 async def on_store_error(_: Request, error: Exception) -> Response:
     """Log the store's address and error, but hide them from the client."""
     log.warning("the store failed a request", error=str(error))
+    if isinstance(error, Full):
+        return error_response(
+            errors.StoreFull("the store has no memory left; nothing was changed; retry later")
+        )
     return error_response(errors.Unavailable("the store does not answer; retry"))
 
 

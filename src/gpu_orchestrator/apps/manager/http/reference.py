@@ -31,6 +31,7 @@ sees all events.
 | `task_started`, `task_requeued`, `task_completed`, `task_failed`, `task_cancelled` | a task changes state |
 | `gpu_alert` | an alert is `raised` or `cleared`: see [operations](../operations.md) |
 | `callback_failed` | the server gave up a callback |
+| `tasks_forgotten` | the server begins to forget ended tasks early, for the `reason` given |
 | `reset` | you missed events, see below |
 
 The data of a `task_started` lists the `devices` (index, uuid, model) that the attempt got.

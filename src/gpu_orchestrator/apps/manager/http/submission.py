@@ -10,6 +10,7 @@ from time import time
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from gpu_orchestrator.adapters.outbound.addresses import Forbidden
 from gpu_orchestrator.adapters.settings import Settings
@@ -43,6 +44,7 @@ TASKS_PER_REQUEST = 100
 """As many tasks count as one request in batches and bulk changes."""
 
 CONFLICTS_PER_CALL = 500
+LONGEST_KEY = 200
 ROW_BYTES = 1000
 """About what a task takes in the store besides its spec and parameters."""
 
@@ -74,10 +76,10 @@ def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[task_schema.Ta
     return [
         task_schema.TaskAccepted(
             task_id=each.id,
-            status="scheduled" if each.scheduled else "queued",
+            status=each.state,
             estimated_wait_time=show_seconds(wait_s),
             estimated_wait_seconds=wait_s,
-            assigned_worker=None,
+            assigned_worker=each.worker or None,
             created_at=views.when(each.created_ms) or "",
         )
         for each in taken
@@ -188,12 +190,35 @@ def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key) -> TaskS
         soft_limit_s=min(settings.task_soft_time_limit, timeout_s),
         labels=request.labels,
         callback_url=_callback(manager, request.callback_url) if request.callback_url else "",
+        result_ttl_s=_result_ttl(settings, request.result_ttl),
         tenant=key.owner,
         worker_labels=wanted.labels,
         pool=pool_of(wanted.pool, key),
         not_before=request.not_before,
         expires=request.expires,
     )
+
+
+def with_idempotency_key(
+    request: task_schema.TaskRequest, key: str, number: int | None = None
+) -> task_schema.TaskRequest:
+    """Return the request with the key of the header `Idempotency-Key`; in a batch, with the task's number."""
+    if len(key) > LONGEST_KEY or not key.isprintable():
+        raise errors.Unprocessable(f"Idempotency-Key: give at most {LONGEST_KEY} printable characters")
+    if request.idempotency_key not in ("", key):
+        raise errors.Unprocessable(
+            f"Idempotency-Key is {key!r} and idempotency_key is {request.idempotency_key!r}: give one of them"
+        )
+    return structs.replace(request, idempotency_key=key if number is None else f"{key}#{number}")
+
+
+def _result_ttl(settings: Settings, given: float | None) -> float | None:
+    if given is not None and given > settings.task_retention:
+        raise errors.Unprocessable(
+            f"result_ttl is {given:g}; tasks are kept for at most {settings.task_retention:g} seconds "
+            "(TASK_RETENTION): give less, or leave it out"
+        )
+    return given
 
 
 def _callback(manager: Manager, url: str) -> str:

@@ -8,11 +8,12 @@ tasks cost less. What an attempt printed is written before its outcome: after th
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.store.errors import Unreachable
@@ -21,10 +22,12 @@ from gpu_orchestrator.adapters.store.records import Active, Note, Outcome, Renew
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import FinishResult, row_of
 from gpu_orchestrator.api import session, task
+from gpu_orchestrator.api.cutting import cut
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.batching import BatchQueue
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
+from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.engine import backoff
 
@@ -35,6 +38,8 @@ MOST, AT_ONCE = 16, 3
 """Small writes, several in flight: while the store handles some outcomes, the dispatcher places the next
 tasks for others. With one large write all workers would wait for each other."""
 STORE_PAUSE_S = 0.1
+LONGEST_LINE, LONGEST_TYPE, LONGEST_MESSAGE, LONGEST_EVIDENCE = 2000, 200, 8192, 4000
+"""Characters of what a worker may say of an attempt; more is cut, with a mark."""
 FIRST_RETRY_S, LONGEST_RETRY_S, RETRY_JITTER = 0.2, 30.0, 0.5
 OUT_OF_MEMORY_S = 2.0
 """Memory is seldom free again at once; the same device is tried at most twice within a second."""
@@ -55,8 +60,11 @@ class _Report:
 class Outcomes:
     """Stores outcomes and notes; resolves `waiters` for every task that became final."""
 
-    def __init__(self, store: Store, metrics: Metrics, waiters: CompletionWaiters, logs: TaskLogs) -> None:
+    def __init__(
+        self, store: Store, metrics: Metrics, waiters: CompletionWaiters, logs: TaskLogs, results: Results
+    ) -> None:
         self._store, self._metrics, self._waiters, self._logs = store, metrics, waiters, logs
+        self._results = results
         self._finish: BatchQueue[_Report] = BatchQueue(self._store_outcomes, most=MOST, at_once=AT_ONCE)
         self._notes: dict[tuple[str, int], Note] = {}
         self._started_at: dict[tuple[str, int], float] = {}
@@ -70,20 +78,20 @@ class Outcomes:
         note = self._notes.pop(key, None)
         outcome = _outcome(by, reported, int(seconds * 1000))
         if reported.task in self._waiters:
-            outcome = msgspec.structs.replace(outcome, wanted=True)
+            outcome = structs.replace(outcome, wanted=True)
         if note is not None and note.line:
-            outcome = msgspec.structs.replace(outcome, line=note.line)
+            outcome = structs.replace(outcome, line=note.line)
         report = _Report(outcome, seconds, then)
         if key in self._logs:
-            self._logs.when_stored(key, partial(self._finish.put, report))
+            self._logs.when_stored(key, partial(self._put, report))
         else:
-            self._finish.put(report)
+            self._put(report)
 
     def started(self, by: Renewal, name: str, attempt: int) -> None:
         self._note(by, name, attempt, began=True)
 
     def progressed(self, by: Renewal, name: str, attempt: int, line: str) -> None:
-        self._note(by, name, attempt, line=line[:2000])
+        self._note(by, name, attempt, line=cut(line, LONGEST_LINE))
 
     def logged(self, by: Renewal, log: session.Log) -> None:
         self._logs.add(LogPiece(log.task, log.attempt, by.name, by.epoch, log.at, log.text))
@@ -104,8 +112,24 @@ class Outcomes:
     async def close(self) -> None:
         self._write_notes()
         await self._logs.close()
-        await self._finish.close()
         await self._writing.finish()
+        await self._finish.close()
+
+    def _put(self, report: _Report) -> None:
+        """Store an outcome. A large result is written elsewhere first, and only its place is committed."""
+        outcome = report.outcome
+        if outcome.kind == "done" and len(outcome.payload) > self._results.inline_bytes // 4:
+            result = outcome.payload.encode()
+            if self._results.is_large(result):
+                self._writing.start(self._put_large(report, result))
+                return
+        self._finish.put(report)
+
+    async def _put_large(self, report: _Report, result: bytes) -> None:
+        at = await self._results.write(report.outcome.id, report.outcome.attempt, result)
+        self._finish.put(
+            replace(report, outcome=structs.replace(report.outcome, payload="", result_at=str(at)))
+        )
 
     async def _store_outcomes(self, reports: list[_Report]) -> None:
         """Store a batch. Callers that wait for a task come first; everything else can wait."""
@@ -165,7 +189,7 @@ class Outcomes:
         if notes:
             now = asyncio.get_running_loop().time()
             aged = [
-                msgspec.structs.replace(note, began_ms=int((now - at) * 1000))
+                structs.replace(note, began_ms=int((now - at) * 1000))
                 if (at := began.get((note.id, note.attempt)))
                 else note
                 for note in notes
@@ -186,16 +210,30 @@ def _outcome(by: Renewal, reported: session.Outcome, duration_ms: int) -> Outcom
         case session.Done(result=result):
             return Outcome(*known, "done", bytes(result).decode(), duration_ms=duration_ms)
         case session.Failed(error=error):
-            text = _encode(error).decode()
+            text = _encode(_shortened(error)).decode()
             first_s = OUT_OF_MEMORY_S if error.type == "OutOfMemory" else FIRST_RETRY_S
             delay_ms = _retry_ms(reported.attempt, first_s)
             return Outcome(*known, "failed", text, error.retryable, delay_ms, duration_ms)
         case session.RunnerDied(evidence=evidence):
-            return Outcome(*known, "died", evidence, True, _retry_ms(reported.attempt), duration_ms)
+            return Outcome(
+                *known,
+                "died",
+                cut(evidence, LONGEST_EVIDENCE),
+                True,
+                _retry_ms(reported.attempt),
+                duration_ms,
+            )
         case session.Refused(reason=reason):
-            return Outcome(*known, "refused", reason, True, _retry_ms(1))
+            return Outcome(*known, "refused", cut(reason, LONGEST_LINE), True, _retry_ms(1))
         case session.Cancelled():
             return Outcome(*known, "cancelled")
+
+
+def _shortened(error: session.TaskError) -> session.TaskError:
+    """Return the error within the bounds of this server: a worker may have others, or none."""
+    return session.TaskError(
+        cut(error.type, LONGEST_TYPE), cut(error.message, LONGEST_MESSAGE), error.retryable
+    )
 
 
 def _retry_ms(attempt: int, first_s: float = FIRST_RETRY_S) -> int:

@@ -24,6 +24,8 @@ from gpu_orchestrator.core.request import Shape
 
 FRESH_S = 1.0
 NEVER = float("-inf")
+SHARE_FOR_NEW = 0.9
+"""New tasks may fill this part of the store; the rest is for results of those that were accepted."""
 
 
 class Overview:
@@ -95,9 +97,9 @@ class Overview:
 
     def reserve_memory(self, size: int) -> Room | None:
         """Reserve memory of the store for a request of `size` bytes. If too little is left, return the room
-        and reserve nothing."""
+        and reserve nothing. Only the leader forgets ended tasks to make room, see `retention`."""
         used, most = self._room.used + self._reserved_bytes + self._accepted_bytes, self._room.most
-        if used + size > most > 0:
+        if used + size > SHARE_FOR_NEW * most > 0:
             return Room(used, most)
         self._reserved_bytes += size
         return None

@@ -19,6 +19,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import FinishResult, Row
 from gpu_orchestrator.adapters.store.workers import RegisterResult, Removed
 from gpu_orchestrator.api import pieces, session
+from gpu_orchestrator.api.cutting import cut
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import alerts, rows
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
@@ -27,6 +28,8 @@ from gpu_orchestrator.apps.manager.workers.transports import Disconnected, Trans
 
 log = structlog.get_logger()
 Attempt = tuple[str, int]
+LONGEST_PROBLEM = 1000
+"""Characters of a device's problem; more is cut, with a mark."""
 ACK_DELAY_S = 0.005
 """No worker waits for an `Ack`, so it goes with the next urgent message, or after this delay."""
 READ_AT_ONCE = 4
@@ -248,6 +251,7 @@ class Session:
 
     async def _report(self, report: session.Report) -> None:
         with contextlib.suppress(StoreError):  # the next report follows soon
+            report = _shortened(report)
             found = alerts.of(report.readings, self.config.alerts)
             await self.store.workers.report([(self.name, self.epoch, rows.encode(report), found)])
 
@@ -268,6 +272,16 @@ class Session:
 
 def _uuids(hello: session.Hello) -> tuple[str, ...]:
     return tuple(each.uuid for each in hello.devices if each.uuid)
+
+
+def _shortened(report: session.Report) -> session.Report:
+    """Return the report with problems within the bound of this server."""
+    if all(len(each.problem) <= LONGEST_PROBLEM for each in report.readings):
+        return report
+    readings = tuple(
+        msgspec.structs.replace(each, problem=cut(each.problem, LONGEST_PROBLEM)) for each in report.readings
+    )
+    return msgspec.structs.replace(report, readings=readings)
 
 
 def _without_connection(hello: session.Hello) -> session.Hello:

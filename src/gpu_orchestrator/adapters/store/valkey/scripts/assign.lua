@@ -1,16 +1,21 @@
+#!lua flags=allow-oom
 -- Assign queued tasks to workers, each only if task and worker have not changed since the leader decided. Leader only.
 -- Arguments: fence, assignments
--- Answers false if the caller does not lead, else per assignment {params, correlation id} or {reason for the refusal}
+-- Answers false if the caller does not lead, else per assignment {params, correlation id} or {reason for the refusal};
+--   {'later'} for those after the first MOST_BYTES of parameters, which were not looked at: other clients wait meanwhile
 local fence, assignments = ARG[1], ARG[2]
 if not leads(fence) then return answer(fence, false) end
 
-local given = {}
+local MOST_BYTES = 8 * 1024 * 1024
+local given, bytes = {}, 0
 for number, each in ipairs(assignments) do
   local id, so_far, worker, epoch = unpack(each, 1, 4)
   local key = P .. 't:' .. id
-  local state, attempt, params, correlation, created, level, tenant, expires = unpack(redis.call('HMGET', key, 'state',
-    'attempt', 'params', 'correlation', 'created', 'level', 'tenant', 'expires'), 1, 8)
-  if state ~= 'queued' or attempt ~= text(so_far) or (expires and tonumber(expires) <= NOW) then
+  local state, attempt, correlation, created, level, tenant, expires = unpack(redis.call('HMGET', key, 'state', 'attempt',
+    'correlation', 'created', 'level', 'tenant', 'expires'), 1, 7)
+  if bytes >= MOST_BYTES then
+    given[number] = {'later'}
+  elseif state ~= 'queued' or attempt ~= text(so_far) or (expires and tonumber(expires) <= NOW) then
     given[number] = {'task moved on'}
   elseif epoch_of(worker) ~= text(epoch) then
     given[number] = {'worker moved on'}
@@ -19,6 +24,8 @@ for number, each in ipairs(assignments) do
     waits(level, -1)
     move(id, 'queued', 'assigned', created, tenant)
     give(id, worker)
+    local params = redis.call('HGET', key, 'params')
+    bytes = bytes + #params
     given[number] = {params, correlation}
   end
 end

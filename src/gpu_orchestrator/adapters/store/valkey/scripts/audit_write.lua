@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Append entries to the audit log.
 -- Arguments: number of entries that a stream keeps, entries {stream, JSON}
 -- Answers nothing

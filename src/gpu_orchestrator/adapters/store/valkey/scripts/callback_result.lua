@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Store the result of a callback: delivered, to be retried, or given up.
 -- Arguments: id, when the task ended, text for the task's row, retry in ms (-1: never), 1 if it was given up
 -- Answers nothing. If the task ran again meanwhile, its newer callback stays due

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Cancel tasks: at once if they wait; else mark them, and the outcome that the worker reports first decides.
 -- Arguments: fence, keep_ms, owner whose tasks may be cancelled or '' for all, ids
 -- Answers per id {state before or '' if unknown, worker, attempt, the worker's api}

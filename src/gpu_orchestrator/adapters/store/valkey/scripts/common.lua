@@ -20,6 +20,11 @@
 --                        A log that was dropped leaves the start of its last entry in its task's row, as `log`
 --   due:not-before, due:expires  zset  scheduled tasks by when they may begin, tasks by when they expire if they wait then
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
+--   ended        zset    '<id> <state> <owner>' of an ended task -> when its row expires
+--   results      zset    where a result is that is not in its task's row -> when it may be deleted. An entry is
+--                        '<file or s3> <bytes> <name>', and the name is '<id>.<attempt>.<letters>'
+--   results:bytes  number  of all these results            results:folder  string  name of their folder
+--   forgetting   string  why ended tasks are forgotten before their time; expires when that is over
 --   schema       the version of all this data, see `migrations.py`
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
@@ -229,6 +234,21 @@ local function move(id, from, to, created, owner)
   list(id, to, created, owner)
 end
 
+-- The entry of an ended task in `ended`: all that `trim` needs to know after the row has expired.
+local function ended_entry(id, state, owner) return id .. ' ' .. state .. ' ' .. (owner or '') end
+
+-- Take a task off all lists of its state.
+local function unlist(id, state, owner)
+  redis.call('ZREM', P .. 's:' .. state, id)
+  if owner and owner ~= '' then redis.call('ZREM', P .. 'o:' .. owner .. ':' .. state, id) end
+end
+
+-- Note a result that is not in its task's row, and when it may be deleted.
+local function add_result(at, until_ms)
+  redis.call('ZADD', P .. 'results', until_ms, at)
+  redis.call('INCRBY', P .. 'results:bytes', string.match(at, '^%S+ (%d+) '))
+end
+
 -- Whether the caller may see and change a task: as its owner, or for all owners ('').
 local function may_touch(owner, tenant) return owner == '' or owner == tenant end
 
@@ -311,6 +331,58 @@ local function release(id, worker, attempt, owner, milli, assigned)
   tell({'Ended', id, worker, attempt, ms})
 end
 
+-- The columns of the row of an ended task that are shown: all but its parameters, which may be large.
+local SHOWN = {'spec', 'state', 'attempt', 'worker', 'created', 'started', 'finished', 'progress', 'result', 'error',
+  'reason', 'deaths', 'correlation', 'callback', 'place', 'tenant', 'result_at', 'not_before', 'expires'}
+local function shown(key)
+  local row, size = {}, 0
+  for at, value in ipairs(redis.call('HMGET', key, unpack(SHOWN))) do
+    if value then
+      row[#row + 1] = SHOWN[at]
+      row[#row + 1] = value
+      size = size + #value
+    end
+  end
+  return row, size
+end
+
+-- Parameters longer than this are compared by their digest and dropped once the task has completed.
+local LARGE_PARAMS = 4096
+
+-- Whether a task that is stored has these parameters. They are read only if they are as long, because they may be large.
+local function same_params(key, params)
+  local size = redis.call('HSTRLEN', key, 'params')
+  if size == 0 then
+    local digest = redis.call('HGET', key, 'digest')
+    return not digest or digest == redis.sha1hex(params)
+  end
+  return size == #params and redis.call('HGET', key, 'params') == params
+end
+
+-- How long an ended task is kept: as it asked itself, or as all are; dead letters longer.
+local function kept_for(to, spec, keep_ms)
+  if string.find(spec, '"result_ttl_s"', 1, true) then
+    local own_s = cjson.decode(spec).result_ttl_s
+    if type(own_s) == 'number' and own_s > 0 then return math.ceil(own_s * 1000) end
+  end
+  return to == 'dead' and keep_ms * DEAD_KEPT or keep_ms
+end
+
+-- Events are many, so they carry only the beginning of a long error.
+local LONGEST_ERROR = 1000
+local function short_error(failure)
+  if #failure <= 2 * LONGEST_ERROR then return failure end
+  local read = cjson.decode(failure)
+  if type(read.message) == 'string' and #read.message > LONGEST_ERROR then
+    local cut = LONGEST_ERROR
+    while cut > 0 and string.byte(read.message, cut + 1) >= 128 and string.byte(read.message, cut + 1) < 192 do
+      cut = cut - 1
+    end
+    read.message = string.sub(read.message, 1, cut) .. ' [cut; the task has more]'
+  end
+  return cjson.encode(read)
+end
+
 local ENDS = {completed = 'task_completed', failed = 'task_failed', dead = 'task_failed', cancelled = 'task_cancelled'}
 
 -- Write the event for the end of a task, with its duration or its error.
@@ -319,21 +391,22 @@ local function emit_end(id, to, tenant, worker, attempt, started, failure)
   if to == 'completed' then
     more = more .. ',"duration_seconds":' .. string.format('%.3f', (NOW - (tonumber(started) or NOW)) / 1000)
   elseif failure and failure ~= '' and to ~= 'cancelled' then
-    more = more .. ',"error":' .. failure
+    more = more .. ',"error":' .. short_error(failure)
   end
   emit_task(ENDS[to], id, tenant, worker, attempt, more)
 end
 
--- `finish`, `requeue` and `died` return the task's new state. `known` has the columns of the row that `finish` needs,
--- if the caller has read them.
+-- `finish`, `requeue` and `died` return the task's new state, and `finish` how many ms the task is kept. `known` has the
+-- columns of the row that `finish` needs, if the caller has read them.
 local function finish(id, from, to, fields, keep_ms, known)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
-  local kept_ms = to == 'dead' and keep_ms * DEAD_KEPT or keep_ms
-  redis.call('PEXPIRE', key, kept_ms)
-  redis.call('PEXPIRE', P .. 'log:' .. id, kept_ms)
   local created, tenant, worker, attempt, started, failure, level, spec = unpack(known or
     redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec'), 1, 8)
+  local kept_ms = kept_for(to, spec, keep_ms)
+  redis.call('PEXPIRE', key, kept_ms)
+  redis.call('PEXPIRE', P .. 'log:' .. id, kept_ms)
+  redis.call('ZADD', P .. 'ended', NOW + kept_ms, ended_entry(id, to, tenant))
   if from == 'queued' then waits(level, -1) end
   if from == 'scheduled' then redis.call('ZREM', P .. 'due:not-before', id) end
   if string.find(spec, '"expires"', 1, true) then redis.call('ZREM', P .. 'due:expires', id) end
@@ -341,7 +414,7 @@ local function finish(id, from, to, fields, keep_ms, known)
   move(id, from, to, created, tenant)
   count(to)
   emit_end(id, to, tenant, worker, attempt, started, failure)
-  return to
+  return to, kept_ms
 end
 
 -- Put a task back into the queue. It keeps its attempt and creation time, so it goes before tasks submitted later. The
@@ -423,7 +496,7 @@ local function epoch_of(worker)
 end
 
 -- An assignment is {id, attempt so far, worker, its epoch, placement JSON, thousandths of a GPU}. Its answer is
--- {params, correlation id}, or {reason for the refusal}. Return the fields of the row of an assigned task.
+-- {params, correlation id}, or {reason for the refusal}, or {'later'}. Return the fields of the row of an assigned task.
 local function given_fields(each)
   local _, attempt, worker, epoch, place, milli = unpack(each, 1, 6)
   return {'state', 'assigned', 'attempt', text(attempt + 1), 'worker', worker, 'epoch', text(epoch), 'place', place,

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Mark a worker suspect because its connection is lost: it gets no new tasks and has a short grace to come back.
 -- Arguments: fence, grace_ms, {name, epoch or 0 if the session ended before it was known, connection},
 --   leaving (1: it said that it leaves)

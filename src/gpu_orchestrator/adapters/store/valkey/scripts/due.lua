@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Queue scheduled tasks whose time has come, and end waiting tasks that have expired. Leader only.
 -- Arguments: fence, keep_ms, most tasks of each kind
 -- Answers {1 if more are due, ids of those that ended}

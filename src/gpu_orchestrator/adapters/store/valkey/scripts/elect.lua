@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Acquire or renew leadership, or learn which process leads. Every new leader gets a new fence, which invalidates the
 -- writes of earlier leaders. A leader that lost its state may lead again at once; other processes wait until its term
 -- expires. A process may not know that it leads, so its name alone is enough to step down.

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Write an event that no other script writes.
 -- Arguments: name, owner or '', data JSON
 -- Answers nothing

@@ -1,6 +1,8 @@
+#!lua flags=allow-oom
 -- Store outcomes of attempts. An outcome counts only if its worker holds the attempt; else it is late and dropped.
 -- Arguments: fence, keep_ms, outcomes {id, attempt, worker, epoch, kind, payload JSON or text, retryable, delay_ms,
---   duration ms, wanted, last line of progress or ''}; kind is done | failed | died | refused | cancelled
+--   duration ms, wanted, last line of progress or '', where the result is if it is not in the payload, else ''};
+--   kind is done | failed | died | refused | cancelled
 -- Answers per outcome {1 counted | 0 late, the task's new state, columns of its row if it is final and wanted}
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 -- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
@@ -86,9 +88,24 @@ local function failed(id, task, payload, retryable, delay_ms, started)
   return finish(id, task[STATE], retryable and 'dead' or 'failed', fields, keep_ms)
 end
 
+-- A result that is elsewhere is a file or object that was written before; this commits it. Nobody runs a completed task
+-- again, so its parameters are dropped if they are large.
+local function completed(id, task, payload, result_at, started)
+  local fields = {'result', payload, 'error', '', 'reason', '', 'started', started}
+  if result_at ~= '' then
+    fields[#fields + 1], fields[#fields + 2] = 'result_at', result_at
+  end
+  local state, kept_ms = finish(id, task[STATE], 'completed', fields, keep_ms,
+    {task[CREATED], task[TENANT], task[WORKER], task[ATTEMPT], started, '', task[LEVEL], task[SPEC]})
+  if result_at ~= '' then add_result(result_at, NOW + kept_ms) end
+  local key = P .. 't:' .. id
+  if redis.call('HSTRLEN', key, 'params') > LARGE_PARAMS then redis.call('HDEL', key, 'params') end
+  return state
+end
+
 -- Apply the outcome of an attempt that counts; return the task's new state.
 local function settle(id, task, each)
-  local _, attempt, worker, _, kind, payload, retryable, delay_ms, ms = unpack(each, 1, 9)
+  local _, attempt, worker, _, kind, payload, retryable, delay_ms, ms, _, _, result_at = unpack(each, 1, 12)
   if kind == 'died' then
     begin(id, task)
     counted(worker, 'failed', 0)
@@ -98,9 +115,7 @@ local function settle(id, task, each)
   local started = begun(id, task, kind, ms)
   if kind == 'done' then
     counted(worker, 'done', ms)
-    return finish(id, task[STATE], 'completed', {'result', payload, 'error', '', 'reason', '', 'started', started},
-      keep_ms,
-      {task[CREATED], task[TENANT], task[WORKER], task[ATTEMPT], started, '', task[LEVEL], task[SPEC]})
+    return completed(id, task, payload, result_at or '', started)
   elseif kind == 'failed' then
     counted(worker, 'failed', 0)
     return failed(id, task, payload, retryable, delay_ms, started)
@@ -108,21 +123,6 @@ local function settle(id, task, each)
     return cancelled(id, task, started)
   end
   return requeue(id, task[STATE], delay_ms, {'reason', payload, 'started', started})
-end
-
--- Read the row of an ended task without its parameters, which may be large.
-local SHOWN = {'spec', 'state', 'attempt', 'worker', 'created', 'started', 'finished', 'progress', 'result', 'error',
-  'reason', 'deaths', 'correlation', 'callback', 'place', 'not_before', 'expires'}
-
-local function shown(key)
-  local row = {}
-  for at, value in ipairs(redis.call('HMGET', key, unpack(SHOWN))) do
-    if value then
-      row[#row + 1] = SHOWN[at]
-      row[#row + 1] = value
-    end
-  end
-  return row
 end
 
 for number, each in ipairs(outcomes) do
@@ -137,7 +137,7 @@ for number, each in ipairs(outcomes) do
     if line and line ~= '' then redis.call('HSET', key, 'progress', line) end
     local state = settle(id, task, each)
     if state ~= 'queued' then finals[#finals + 1] = id end
-    told[number] = {1, state, (wanted and state ~= 'queued') and shown(key) or {}}
+    told[number] = {1, state, (wanted and state ~= 'queued') and (shown(key)) or {}}
   end
 end
 for worker, counts in pairs(went) do write('d:' .. worker, counts) end

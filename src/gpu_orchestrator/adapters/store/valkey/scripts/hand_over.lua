@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Let go of the workers of a server that ends as planned: they get no new tasks until they have connected again, and a
 -- term that is long enough for a restart. What they run is left to them.
 -- Arguments: fence, hold_ms, workers {name, epoch or 0 if the session ended before it was known, connection}

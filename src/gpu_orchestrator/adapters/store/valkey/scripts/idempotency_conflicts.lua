@@ -4,7 +4,7 @@
 local others = {}
 for number, wish in ipairs(ARG[1]) do
   local id = redis.call('GET', P .. 'idem:' .. wish[1])
-  local row = id and redis.call('HMGET', P .. 't:' .. id, 'spec', 'params') or {}
-  others[number] = row[1] and (row[1] ~= wish[2] or row[2] ~= wish[3]) and id or ''
+  local spec = id and redis.call('HGET', P .. 't:' .. id, 'spec')
+  others[number] = spec and (spec ~= wish[2] or not same_params(P .. 't:' .. id, wish[3])) and id or ''
 end
 return cmsgpack.pack({{}, others})

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Revoke a key from now on.
 -- Arguments: id
 -- Answers whether the key exists

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Store a new key. Also delete keys that expired or were revoked long ago, and the callback secret of an owner whose last
 -- key goes, unless tasks of it are left or its key may come from the settings.
 -- Arguments: keep_ms, most keys, {id, digest, name, owner, scopes, -, expires ms or 0, -, -, by, limits JSON,

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Forget logs that have expired with their tasks, and drop those beyond the bound of all logs.
 -- Arguments: most bytes of all logs, last write before this many ms, how many of those to skip, most to look at
 -- Answers {looked at, forgotten}

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Store the start of attempts, and their latest line of progress.
 -- Arguments: notes {id, attempt, worker, epoch, started this many ms ago or -1, line or ''}
 -- Answers nothing

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Add the requests that a process admitted since its last call; read how many all processes admitted.
 -- Arguments: windows {name, ms of one slot, slots, {slot, count, ...}}
 -- Answers per window {slot, count, ...} of the slots that still count

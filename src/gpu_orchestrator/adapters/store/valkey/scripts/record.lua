@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Add a sample to the cluster's history: a ring of buckets per resolution, so it never grows.
 -- Arguments: fence, rings {name, bucket ms, buckets}, measured {name, value, ...} by the leader
 -- Answers whether it was written: only the leader may write

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Correct the numbers of waiting tasks by priority level, after a new leader counted them page by page. A number that
 -- changed meanwhile stays: it cannot be told which of the changes the pages include.
 -- Arguments: fence, numbers before {level, number, ...}, numbers counted {level, number, ...}

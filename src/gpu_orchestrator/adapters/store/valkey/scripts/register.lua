@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Register a worker: it resumes its epoch, or gets a new one and loses the attempts that it had before.
 -- Arguments: fence, lease_ms, keep_ms, most workers, {name, instance, spec JSON, api, connection, resume epoch, id of the
 --   key that it joined with or '', 1 if the key may take any name, UUIDs of its devices}

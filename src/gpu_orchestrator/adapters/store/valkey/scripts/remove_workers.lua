@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Remove workers whose lease expired (checked again here) or that left; their attempts go back to the queue.
 -- Arguments: fence, keep_ms, checked (1: only if the lease expired and the caller leads), workers {name, epoch, why}
 -- Answers per worker whether it was removed

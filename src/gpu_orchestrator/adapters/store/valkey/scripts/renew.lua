@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Extend the leases of workers whose epoch and connection are unchanged.
 -- Arguments: lease_ms, renewals {name, epoch, connection}
 -- Answers per renewal false if the epoch or connection changed, true if an operator removed the worker, or {wish, its

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Store what workers measured on their devices.
 -- Arguments: fence, reports {name, epoch, report JSON, alerts as in `set_alerts`}
 -- Answers nothing

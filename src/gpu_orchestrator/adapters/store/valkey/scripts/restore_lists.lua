@@ -5,7 +5,7 @@
 local tasks = 0
 for _, id in ipairs(ARG[1]) do
   local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level',
-    'not_before', 'expires')
+    'not_before', 'expires', 'result_at')
   if row[1] then
     enlist(id, row[1], row[2], row[3])
     if active(row[1]) then redis.call('SADD', P .. 'on:' .. row[4], id) end
@@ -14,6 +14,9 @@ for _, id in ipairs(ARG[1]) do
     if row[7] and (row[1] == 'queued' or row[1] == 'scheduled' or active(row[1])) then
       redis.call('ZADD', P .. 'due:expires', row[7], id)
     end
+    local until_ms = redis.call('PEXPIRETIME', P .. 't:' .. id)
+    if until_ms > 0 then redis.call('ZADD', P .. 'ended', until_ms, ended_entry(id, row[1], row[3])) end
+    if row[8] then add_result(row[8], until_ms) end
     tasks = tasks + 1
   end
 end

@@ -23,6 +23,7 @@ for number, id in ipairs(ids) do
     refused = verdict(row[2] or '', row[3])
     if refused == 0 then
       redis.call('PERSIST', key)
+      redis.call('ZREM', P .. 'ended', ended_entry(id, state, row[2]))
       redis.call('PERSIST', P .. 'log:' .. id)
       redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries', 'not_before', 'expires')
       redis.call('ZREM', P .. 'callbacks', id)

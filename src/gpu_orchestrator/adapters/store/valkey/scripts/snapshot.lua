@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Begin a term: clear the list of news, which the tasks that are read from now on include, and extend leases once,
 -- because no process could expire them while there was no leader. Those of suspect workers too: they may have had no
 -- server to come back to. `snapshot_page` then reads the tasks.

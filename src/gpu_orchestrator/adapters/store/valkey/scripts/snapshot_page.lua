@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Read one page of the tasks in one state, by creation, for a new leader. What changes between two pages comes as news.
 -- A task after which a page begins may have left its list; then tasks of the same millisecond are read again.
 -- Arguments: fence, state, most tasks, creation time and id of the last task so far ('' at the beginning)

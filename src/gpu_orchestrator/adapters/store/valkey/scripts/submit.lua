@@ -1,3 +1,4 @@
+#!lua
 -- Queue new tasks; for a known idempotency key, answer with the task of that key. A leader that has placed some of the
 -- tasks already passes their assignments, so that they are queued and assigned in one write.
 -- Arguments: fence, remember_ms, known (1: the leader's dispatcher calls and knows these tasks),
@@ -7,7 +8,7 @@
 --   units {owner, most that may wait of it, most that may wait at each level, its GPU ms of a day, {tasks by level}}:
 --   one request, accepted whole or not at all; a limit of 0 means unlimited; further parts of it have no limits,
 --   per task the number of its unit, or 0
--- Answers {per task {id, created, 1 new | 0 known, then 1 if it is scheduled for later | -1 the key belongs to a task with different content | for a
+-- Answers {per task {id, created, 1 new | 0 known, then its state and worker | -1 the key belongs to a task with different content | for a
 --   refused unit: -2 too many wait of this owner | -3 too many wait at this level | -4 its GPU time of the day is used
 --   up, and created is ms until the next day}, per assignment {params, correlation id} or {reason for the refusal}}
 local fence, remember_ms, tasks, assignments, units, unit_of = ARG[1], ARG[2], ARG[4], ARG[5], ARG[6], ARG[7]
@@ -23,14 +24,16 @@ local function moment(ms) return ms and ms < 0 and NOW - ms or ms or 0 end
 local rows, known, later_of = {}, {}, {}
 for number, task in ipairs(tasks) do
   local found = task[IDEMPOTENCY] ~= '' and redis.call('GET', P .. 'idem:' .. task[IDEMPOTENCY])
-  local created, spec, params
+  local created, spec, state, worker
   if found then
-    created, spec, params = unpack(redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'params'), 1, 3)
+    created, spec, state, worker = unpack(
+      redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'state', 'worker'), 1, 4)
   end
   local unit = unit_of[number] or 0
   if not created and unit > 0 and moment(task[NOT_BEFORE]) > NOW then add(later_of, unit, 1) end
   if created then
-    rows[number] = {id = found, created = created, spec = spec, params = params}
+    rows[number] = {id = found, created = created, state = state, worker = worker or '',
+      same = spec == task[SPEC] and same_params(P .. 't:' .. found, task[PARAMS])}
     if unit > 0 then add(units[unit][WANTED], task[LEVEL] + 1, -1) end
   end
 end
@@ -98,7 +101,7 @@ end
 -- Write a new task's row; assign it to its worker at once if the worker has not changed since the leader decided. Returns
 -- when it may begin.
 local function take(task)
-  local id, spec, params, retries, _, correlation, tenant, level = unpack(task, 1, 8)
+  local id, spec, params, retries, idem, correlation, tenant, level = unpack(task, 1, 8)
   local number = goes[id]
   local each = number and assignments[number]
   local worker, epoch
@@ -109,6 +112,9 @@ local function take(task)
   redis.call('HSET', P .. 't:' .. id, 'spec', spec, 'params', params, 'tries', '0', 'retries', text(retries),
     'created', text(NOW), 'correlation', correlation, 'tenant', tenant, 'level', text(level),
     unpack(is_given and given_fields(each) or {'state', state, 'attempt', '0'}))
+  if idem ~= '' and #params > LARGE_PARAMS then
+    redis.call('HSET', P .. 't:' .. id, 'digest', redis.sha1hex(params))
+  end
   enlist(id, state, NOW, tenant)
   if is_given then give(id, worker) elseif state == 'queued' then waits(text(level), 1) end
   if each then given[number] = is_given and {params, correlation} or {'worker moved on'} end
@@ -119,21 +125,24 @@ local taken, fresh = {}, 0
 for number, task in ipairs(tasks) do
   local id, idem, row = task[ID], task[IDEMPOTENCY], rows[number]
   local said = row == nil and verdicts[unit_of[number] or 0] or 1
-  if row == nil and idem ~= '' and known[idem] then row = known[idem] end
+  if row == nil and idem ~= '' and known[idem] then
+    row = known[idem]
+    row.same = row.spec == task[SPEC] and row.params == task[PARAMS]
+  end
   if said < 0 then
     taken[number] = {'', said == -4 and 86400000 - NOW % 86400000 or 0, said}
   elseif row then
-    local same = row.spec == task[SPEC] and row.params == task[PARAMS]
-    taken[number] = {row.id, tonumber(row.created), same and 0 or -1}
+    taken[number] = {row.id, tonumber(row.created), row.same and 0 or -1, row.state or 'queued', row.worker or ''}
   else
     local begins = take(task)
     if idem ~= '' then
       redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms)
-      known[idem] = {id = id, created = NOW, spec = task[SPEC], params = task[PARAMS]}
+      known[idem] = {id = id, created = NOW, spec = task[SPEC], params = task[PARAMS],
+        state = begins > NOW and 'scheduled' or 'queued'}
     end
     -- The leader's dispatcher leaves tasks that name a time to the store.
     if begins <= NOW and (begins > 0 or not known_to_leader) then tell_queued(id, task[SPEC], 0, 0, NOW, '') end
-    taken[number] = {id, NOW, 1, begins > NOW and 1 or 0}
+    taken[number] = {id, NOW, 1, begins > NOW and 'scheduled' or 'queued', ''}
     fresh = fresh + 1
   end
 end

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Forget workers that have been offline for long, and drop the old counters of the others. Leader only.
 -- Arguments: fence, retention_ms, days of counters to keep, names
 -- Answers the names of the forgotten

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Set an operator's flags of a worker (fields cordoned, draining, devices), or remove its row.
 -- Arguments: fence, name, fields {name, value, ...}, forget (1: remove the row, if the worker is offline; else nothing),
 --   status for the event or '' for no event, device {index, uuid, 1 to cordon it | 0 to uncordon it} or {}

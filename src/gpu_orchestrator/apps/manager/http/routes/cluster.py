@@ -94,11 +94,17 @@ async def _health(request: Request) -> schema.Health:
     missing = await manager.ready()
     weak = manager.facts.durable and not manager.store.database.strict
     store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
-    disk = manager.disk_shortage()
-    status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
+    disk, results, retention = manager.disk_shortage(), manager.results.trouble, manager.retention.forgetting
+    status = "unhealthy" if missing else "degraded" if weak or disk or results or retention else "healthy"
     parts = {"store": store, "leader": "ok" if manager.leader.leader else "none"}
-    parts |= {"disk": disk or "ok"} if manager.embedded else {}
-    parts |= {"process": str(manager.siblings)} if manager.siblings else {}
+    if manager.embedded or disk:
+        parts["disk"] = disk or "ok"
+    if results:
+        parts["results"] = results
+    if retention:
+        parts["retention"] = f"ended tasks are forgotten early: {retention}"
+    if manager.siblings:
+        parts["process"] = str(manager.siblings)
     return _body(status, parts | (_for_keys(manager) if _has_key(request, manager) else {}))
 
 

@@ -1,5 +1,6 @@
 """Routes for tasks: submit, list, show, wait, explain."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated
 from urllib.parse import parse_qsl
@@ -18,8 +19,13 @@ from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response, read
-from gpu_orchestrator.apps.manager.http.route_auth import manager_of
-from gpu_orchestrator.apps.manager.http.submission import TASKS_PER_REQUEST, accept, accepted
+from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of
+from gpu_orchestrator.apps.manager.http.submission import (
+    TASKS_PER_REQUEST,
+    accept,
+    accepted,
+    with_idempotency_key,
+)
 from gpu_orchestrator.apps.manager.http.task_filter import of_query
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.tasks import explain
@@ -30,6 +36,9 @@ router = APIRouter(tags=["tasks"])
 MAX_WAIT_S = 600.0
 WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
 SHORT_QUERY = 40
+MOST_BYTES = 16 << 20
+"""Of the rows of a page: labels and errors of a thousand tasks can be large."""
+IDEMPOTENCY_KEY = b"idempotency-key"
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0, le=1_000_000)]
 Text = Annotated[str, Query(max_length=200)]
@@ -42,10 +51,16 @@ def _sees(request: Request) -> str:
 
 async def submit(request: Request) -> Response:
     """Queue a task. A task that can never fit is refused at once, with the reasons. With `wait`, the server
-    waits up to that many seconds for the task to end, and returns the task."""
+    waits up to that many seconds for the task to end, and returns the task.
+
+    With an `idempotency_key`, or the header `Idempotency-Key`, a repeated request gets the task of the first:
+    for 24 hours, or as long as the task is kept, if that is shorter. The same key with other content is
+    refused (409). Keys of different owners have nothing to do with each other."""
     manager, state = manager_of(request), request.scope["state"]
     seconds = _wait_s(request.scope["query_string"])
     wanted = await read(request, task_schema.TaskRequest)
+    if key := header(request.scope, IDEMPOTENCY_KEY):
+        wanted = with_idempotency_key(wanted, key)
     (taken,) = await accept(manager, [wanted], state["key"], state["correlation"])
     state["object"] = taken.id
     if not seconds:
@@ -55,11 +70,18 @@ async def submit(request: Request) -> Response:
 
 async def submit_batch(request: Request) -> Response:
     """Queue many tasks at once: all of them, or none and an error that names the first bad one. Every hundred
-    tasks count as one request."""
+    tasks count as one request. The header `Idempotency-Key` counts for each task without an
+    `idempotency_key`, with the task's number added."""
     manager, batch = manager_of(request), await read(request, task_schema.TaskBatch)
+    tasks: Sequence[task_schema.TaskRequest] = batch.tasks
+    if key := header(request.scope, IDEMPOTENCY_KEY):
+        tasks = [
+            each if each.idempotency_key else with_idempotency_key(each, key, number)
+            for number, each in enumerate(tasks)
+        ]
     if more := (len(batch.tasks) - 1) // TASKS_PER_REQUEST:
         manager.rate_limiter.take(request.state.key, "POST", request.scope["path"], cost=more)
-    taken = await accept(manager, batch.tasks, request.state.key, request.state.correlation)
+    taken = await accept(manager, tasks, request.state.key, request.state.correlation)
     request.state.object = f"{taken[0].id} and {len(taken) - 1} more"
     return json_response(task_schema.BatchAccepted(tasks=accepted(manager, taken), total=len(taken)), 202)
 
@@ -99,7 +121,8 @@ async def page(
     """List tasks, newest first. `status` may name several states, separated by commas. `label` is
     `name=value`, or `name` for any value; given several times, all must match. `since` is when the oldest
     was submitted: how long ago (`10m`, `2h`, `7d`) or a moment (`2026-01-31T12:00:00Z`). `owner` is for
-    admins."""
+    admins. Lists have neither results nor parameters; a page may have fewer tasks than `limit` if they are
+    large (16 MB in all)."""
     wanted = of_query(
         request.state.key,
         status=status,
@@ -197,8 +220,8 @@ def _parsed_wait_s(query: bytes) -> float:
 async def _page(request: Request, wanted: Filter, *, limit: int, offset: int) -> Response:
     manager = manager_of(request)
     found = await manager.store.tasks.search(wanted, offset=offset, limit=limit)
-    rows = await manager.store.tasks.fetch(found.ids)
-    tasks = await manager.statuses({name: row for name, row in zip(found.ids, rows, strict=True) if row})
+    rows = await manager.store.tasks.fetch(found.ids, most_bytes=MOST_BYTES)
+    tasks = await manager.statuses({name: row for name, row in zip(found.ids, rows, strict=False) if row})
     return json_response(
         task_schema.TaskPage(
             tasks=tasks, total=found.total, limit=limit, offset=offset, complete=bool(found.complete)
@@ -209,5 +232,5 @@ async def _page(request: Request, wanted: Filter, *, limit: int, offset: int) ->
 async def _shown(manager: Manager, name: str, row: Row) -> Response:
     """Return one task. Only a queued one needs more than its row: callers that wait for the end are many."""
     if row["state"] != "queued":
-        return json_response(views.task_status(name, row))
+        return json_response(views.task_status(name, await manager.results.whole(row)))
     return json_response((await manager.statuses({name: row}))[0])
