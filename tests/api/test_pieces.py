@@ -103,7 +103,7 @@ def test_other_side_without_pieces_gets_large_messages_whole_and_alone() -> None
     """A worker of the previous version takes frames of up to 64 MiB: ten tasks of 8 MB must not share one."""
     sender = linked(knows_pieces=False)
     for number in range(10):
-        sender.put(done(f"t{number}", 8_300_000))
+        sender.put(done(f"t{number}", 1_000_000))
     _, frames = carry(sender, linked())
     assert [len(session.read_by_server(frame)) for frame in frames] == [1] * 10
 
@@ -127,3 +127,14 @@ def test_window_grows_on_a_quick_link_and_shrinks_on_a_slow_one() -> None:
         window.arrived(number + 1.0)
     assert window.size == 1
     assert window.is_open
+
+
+def test_last_piece_is_acknowledged_too() -> None:
+    """Otherwise the next large message of a slow link would wait for the next renewal."""
+    sender, receiver = linked(), linked()
+    sender.put(done("a", 2 * WHOLE))
+    while (frame := sender.next(0.0)) is not None:
+        receiver.receive(frame, 0.0)
+        assert receiver.has_news
+        assert sender.receive(receiver.next(0.0) or b"", 0.0) is None
+    assert not receiver.has_news

@@ -115,9 +115,15 @@ class FrameLink:
         self._was_small = False
         return self._large_frame(now) if self._may_send_large() else None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether what was received last may let `next` return a frame: a piece to acknowledge, or room for
+        the next one."""
+        return bool(self._to_acknowledge or self._cut or self._large)
+
     def receive(self, frame: bytes | str, now: float) -> bytes | str | None:
-        """Return the frame of messages that is complete now, or None. If None, call `next`: there may be
-        something to write. Raise `msgspec.MsgspecError` if the other side sends too much."""
+        """Return the frame of messages that is complete now, or None. If `has_news` then, call `next`. Raise
+        `msgspec.MsgspecError` if the other side sends too much."""
         kind = frame[:1] if isinstance(frame, bytes) else b""
         if kind == ARRIVED:
             self._window.arrived(now)

@@ -15,7 +15,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.adapters.store.workers import RegisterResult
-from gpu_orchestrator.api import session
+from gpu_orchestrator.api import pieces, session
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.metrics import Metrics
@@ -44,6 +44,9 @@ class ScriptedTransport:
 
     async def receive(self) -> bytes | str:
         return await self._frames.get()
+
+    def put(self, frame: bytes) -> None:
+        self._frames.put_nowait(frame)
 
     async def says(self, *messages: session.Message) -> None:
         self._frames.put_nowait(session.frame(*messages))
@@ -285,6 +288,32 @@ async def test_large_message_for_another_process_is_not_published(
     sessions.deliver(message)
     async with asyncio.timeout(20):
         await transport.assigned.wait()
+    await end(serving)
+
+
+async def test_no_frame_to_a_worker_is_large(sessions: Sessions) -> None:
+    """Eight tasks of 8 MB in one frame were more than a worker takes: it reconnected, and got them again."""
+    transport = ScriptedTransport(pieces=True)
+    serving = await join(sessions, transport)
+    sizes: list[int] = []
+    link = pieces.FrameLink()
+
+    async def take(frame: bytes) -> None:
+        sizes.append(len(frame))
+        if (whole := link.receive(frame, 0.0)) is not None:
+            transport.received += session.read_by_worker(whole)
+        if link.has_news and (arrived := link.next(0.0)) is not None:
+            transport.put(arrived)
+        async with transport._changed:
+            transport._changed.notify_all()
+
+    transport.send = take  # type: ignore[method-assign]
+    sent = [session.Assign(f"t{n}", 1, "echo", msgspec.Raw(b'"%s"' % (b"x" * 1_000_000))) for n in range(9)]
+    for assign in sent:
+        sessions.send("w", "here", assign, 1)
+    await transport.gets(sent[-1])
+    assert max(sizes) <= pieces.WHOLE
+    assert [each for each in transport.received if isinstance(each, session.Assign)] == sent
     await end(serving)
 
 

@@ -149,10 +149,9 @@ class Session:
         await self.resume()
         while True:
             frame = self._link.receive(await self.transport.receive(), monotonic())
-            if frame is None:
+            if self._link.has_news:
                 self._wake.set()
-                continue
-            for message in session.read_by_server(frame):
+            for message in session.read_by_server(frame) if frame is not None else ():
                 self._handle(message, group)
 
     async def resume(self) -> None:

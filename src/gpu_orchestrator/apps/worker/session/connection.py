@@ -108,10 +108,9 @@ class Connection:
     def _received(self, data: bytes | str) -> None:
         self.heard_at = elapsed_s()
         frame = self._link.receive(data, self.heard_at)
-        if frame is None:
+        if self._link.has_news:
             self._wake.set()
-            return
-        for each in session.read_by_worker(frame):
+        for each in session.read_by_worker(frame) if frame is not None else ():
             if isinstance(each, session.Welcome):
                 self._link.pieces = each.pieces
             self._receive(each)
