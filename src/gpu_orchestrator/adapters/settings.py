@@ -29,6 +29,7 @@ OPTIONS = {
 """Settings that the command line can give, and how."""
 OF_OTHER_PROCESSES = (
     "GPU_ORCHESTRATOR_CA",
+    "GPU_ORCHESTRATOR_ON_DISCONNECT",
     "GPU_ORCHESTRATOR_SERVER",
     "GPU_ORCHESTRATOR_TOKEN",
     "GPU_ORCHESTRATOR_URL",
@@ -99,13 +100,14 @@ class Settings:
     task_logs_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 256
     heartbeat_interval: Seconds = 30
     worker_lease: Seconds = 10
+    restart_grace: Annotated[float, Meta(ge=0, le=3600)] = 60
     worker_registration_timeout: Seconds = 60
     gpu_memory_threshold: Part = 0.8
     gpu_memory_headroom: Annotated[int, Meta(ge=0, le=1_048_576)] = 256
     gpu_temperature_alert: Annotated[float, Meta(ge=1, le=200)] = 85
     gpu_memory_alert: Part = 0.95
     placement_policy: Annotated[str, Meta(description="the name of a policy")] = "balanced"
-    max_request_mb: Annotated[float, Meta(ge=0.01, le=1024)] = 8
+    max_request_mb: Annotated[float, Meta(ge=0.01, le=32)] = 8
     callback_hosts: Annotated[str, Meta(description="host names separated by commas, or *")] = ""
     callback_networks: Annotated[
         str, Meta(description="networks such as 10.1.0.0/16, separated by commas")

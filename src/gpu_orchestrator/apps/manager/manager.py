@@ -94,7 +94,7 @@ class Manager:
         self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs)
         self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)
-        self.polls = Polls(self.sessions.serve, settings.worker_lease)
+        self.polls = Polls(self.sessions, settings.worker_lease)
         self.feed = Feed(store.events, settings.max_watchers)
         self.key_sync = KeySync(store, self.keys, self._keys_changed)
         self.allowed = Allowed.of(settings.callback_hosts, settings.callback_networks)

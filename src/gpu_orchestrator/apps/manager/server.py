@@ -224,6 +224,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
     return StoreTimeouts(
         lease_ms=lease_ms,
         grace_ms=int(lease_ms * GRACE_PER_LEASE),
+        hold_ms=int(max(settings.restart_grace, settings.worker_lease) * 1000),
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
         most_workers=settings.max_workers,

@@ -141,7 +141,7 @@ def request_of(task: str, spec: TaskSpec, *, avoid: tuple[str, ...] = ()) -> Req
     return Request(task, shape, spec.priority, spec.tenant)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _shape(task_type: str, gpus: int, memory_mib: int, vendor: str, avoid: tuple[str, ...]) -> Shape:
     """Build the shape. Cached, because thousands of tasks request the same."""
     shared = bool(gpus and memory_mib)

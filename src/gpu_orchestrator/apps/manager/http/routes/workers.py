@@ -16,6 +16,7 @@ from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import body_of, json_response, read, unless_disconnected
 from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
 from gpu_orchestrator.apps.manager.manager import Manager
+from gpu_orchestrator.apps.manager.workers.sessions import REMOVED
 from gpu_orchestrator.apps.manager.workers.transports import WebSocketTransport
 
 router = APIRouter(tags=["workers"])
@@ -113,7 +114,9 @@ async def cordon(request: Request, worker_id: str) -> Response:
 
 @router.post("/workers/{worker_id}/uncordon", **described(schema.WorkerChanged, needs="admin"))
 async def uncordon(request: Request, worker_id: str) -> Response:
-    return await _control(request, worker_id, {"cordoned": "0", "draining": "0"}, "online")
+    """Assign tasks to this worker again, after cordon, drain, or a restart or removal that the worker has not
+    begun. A worker that already leaves cannot be called back."""
+    return await _control(request, worker_id, {"cordoned": "0", "draining": "0", "leaving": "0"}, "online")
 
 
 @router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged, needs="admin"))
@@ -150,9 +153,9 @@ async def remove(request: Request, worker_id: str, drain: bool = True) -> Respon
         raise _no_worker(worker_id)
     if row["state"] != "offline" and drain:
         return await _control(request, worker_id, {"leaving": "1"}, "draining", session.Drain(leave=True))
-    epoch, goodbye = int(row["epoch"]), session.Goodbye("removed", fenced=True, retry=False)
+    epoch = int(row["epoch"])
     await manager.store.workers.leave([Departure(worker_id, epoch, f"worker {worker_id} was removed")])
-    manager.sessions.send(worker_id, row.get("api", ""), goodbye, epoch)
+    manager.sessions.send(worker_id, row.get("api", ""), REMOVED, epoch)
     known = await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
     if known.state not in ("", "offline"):
         raise errors.Conflict(f"worker {worker_id} has joined again; repeat the request to remove it")
