@@ -78,20 +78,18 @@ class ProcessGroup:
     order: Order
     address: tuple[str, int]
     _processes: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-    _ends: bool = False
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start all processes and keep them running; the first alone, so that an error is reported once."""
-        numbers = range(1, self.order.place.of + 1)
+        """Start the processes and keep them running. The server is up with the first, which may have to
+        prepare the store and which shows what is wrong, if anything is; the others follow."""
         keepers: list[asyncio.Task[None]] = []
         try:
             await self._start(1)
-            await asyncio.gather(*(self._start(number) for number in numbers[1:]))
+            numbers = range(1, self.order.place.of + 1)
             keepers = [asyncio.get_running_loop().create_task(self._keep(number)) for number in numbers]
             yield
         finally:
-            self._ends = True
             for each in keepers:
                 each.cancel()
             await self._stop()
@@ -127,18 +125,19 @@ class ProcessGroup:
         return process
 
     async def _keep(self, number: int) -> None:
-        """Start a process again whenever it ends."""
+        """Start a process, and again whenever it ends."""
         pause_s = FIRST_PAUSE_S
         while True:
             began = monotonic()
+            if number not in self._processes or self._processes[number].poll() is not None:
+                with contextlib.suppress(Unfit):  # it has ended, or was killed
+                    await self._start(number)
             process = self._processes[number]
             while process.poll() is None:  # noqa: ASYNC110 - the loop does not learn of a child's end
                 await asyncio.sleep(FIRST_PAUSE_S)
             pause_s = FIRST_PAUSE_S if monotonic() - began > STEADY_S else min(pause_s * 2, MOST_PAUSE_S)
             log.error("an API process ended and is started again", number=number, status=process.returncode)
             await asyncio.sleep(pause_s)
-            with contextlib.suppress(Unfit):
-                await self._start(number)
 
     async def _stop(self) -> None:
         """End all processes; kill those that take too long."""

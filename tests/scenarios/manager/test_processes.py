@@ -1,6 +1,7 @@
 """`server --processes 2`: real processes on one port and one store, one of them killed, all of them ended."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from gpu_orchestrator.api import session
+from tests.support import scripted_worker
 from tests.support.fleet import Fleet, eventually
 from tests.support.workers import is_alive
 
@@ -61,6 +64,7 @@ async def test_processes_share_port_store_and_metrics_and_survive_a_kill(tmp_pat
         shown = (await fresh(fleet, "/metrics"))[1]
         assert counter(shown, "workers_connected ") == counter(shown, "leader ") == 1
 
+        await _polls_through_any_process(fleet)
         waiting = [await fleet.submit("sleep", {"seconds": 1}) for _ in range(4)]
         victim = api_processes(fleet)[0]
         requests = counter(shown, "http_requests_total")
@@ -74,9 +78,38 @@ async def test_processes_share_port_store_and_metrics_and_survive_a_kill(tmp_pat
             assert shown_task["status"] == "completed", shown_task
         after = (await fresh(fleet, "/metrics"))[1]
         assert counter(after, "http_requests_total") >= requests, "no counter falls"
-        assert counter(after, "tasks_total") >= 24
+        assert counter(after, "tasks_total") >= 25
 
         before = list(children(fleet.server.pid))
         fleet.server.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(fleet.server.wait, 60) == 0
         assert not [pid for pid in before if is_alive(pid)], "neither processes nor the store are left"
+
+
+async def _polls_through_any_process(fleet: Fleet) -> None:
+    """Run a task on a worker without a WebSocket, whose every request is a new connection."""
+    token = (fleet.folder / "data" / "worker-token").read_text()
+    hello = scripted_worker.hello("polling", task_types=("rare",))
+
+    async def post(path: str, body: bytes) -> bytes:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            aiohttp.ClientSession(fleet.url, headers=headers) as http,
+            http.post(path, data=body) as got,
+        ):
+            assert got.status in (200, 201), await got.text()
+            return await got.read()
+
+    epoch = json.loads(await post("/workers", session.frame(hello)[1:-1]))["epoch"]
+    task = await fleet.submit("rare")
+    assigned: set[tuple[str, int]] = set()
+    async with asyncio.timeout(30):
+        while not assigned:
+            received = session.read_by_worker(
+                await post(f"/workers/polling/heartbeat?epoch={epoch}&timeout=1", b"[]")
+            )
+            assigned = {(each.task, each.attempt) for each in received if isinstance(each, session.Assign)}
+    assert assigned == {(task, 1)}
+    await post(f"/workers/polling/heartbeat?epoch={epoch}&timeout=0", session.frame(session.Done(task, 1)))
+    assert (await fleet.wait(task))["status"] == "completed"
+    await post(f"/workers/polling/heartbeat?epoch={epoch}&timeout=0", session.frame(session.Leaving()))

@@ -62,12 +62,12 @@ class DeviceGauges:
         reserved = rows.reserved_on(worker, self.memory, cluster.held_on(name).values())
         left = cluster.usage.free_mib[cluster.row(name)]
         alerts = [
-            f'gpu_alert{{worker="{named}",device="{each.device}",kind="{_escaped(each.kind)}"}} 1.0\n'
+            f'gpu_alert{{device="{each.device}",kind="{_escaped(each.kind)}",worker="{named}"}} 1.0\n'
             for each in worker.alerts
         ]
         used, free, held = [], [], []
         for at, device in enumerate(worker.hello.devices[: len(left)]):
-            labels = f'{{worker="{named}",device="{device.index}"}}'
+            labels = f'{{device="{device.index}",worker="{named}"}}'
             reading = readings.get(device.index)
             used.append(f"gpu_memory_used_bytes{labels} {_bytes(reading.used_mib if reading else 0)}\n")
             free.append(f"gpu_memory_free_bytes{labels} {_bytes(max(int(left[at]), 0))}\n")
