@@ -33,7 +33,10 @@ class Toy:
     figures: set[str]
 
 
-PURE = {"bench-decide": Toy("--sizes 20 --decisions 100", {"median_us", "p99_us", "engine_per_s"})}
+PURE = {
+    "bench-decide": Toy("--sizes 20 --decisions 100", {"median_us", "p99_us", "engine_per_s"}),
+    "bench-takeover": Toy("--nodes 3 --rounds 1 --before src", {"cpu_s", "grown_mb", "ratio"}),
+}
 REAL = {
     "bench-bind": Toy(
         "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain",

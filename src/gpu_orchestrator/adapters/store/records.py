@@ -148,6 +148,7 @@ class Registration(Item, frozen=True):
     api: str
     connection: str
     resume_epoch: int = 0
+    joined_with: str = ""
 
 
 class Renewal(Item, frozen=True):
@@ -157,11 +158,20 @@ class Renewal(Item, frozen=True):
 
 
 class Active(Item, frozen=True):
-    """An attempt that is assigned to a worker according to the store."""
+    """An attempt that is assigned to a worker according to the store. `cancel` is 1 if it is to be cancelled,
+    `began` if the worker has said that it began."""
 
     id: str
     attempt: int
     cancel: int
+    began: int = 0
+
+
+class Renewed(Item, frozen=True):
+    """What the store answers to a renewal: what an operator wishes of the worker, and its attempts."""
+
+    wish: Literal["", "drain", "leave"]
+    active: tuple[Active, ...]
 
 
 class Departure(Item, frozen=True):

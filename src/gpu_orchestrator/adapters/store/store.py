@@ -25,6 +25,7 @@ class StoreTimeouts:
 
     lease_ms: int = 10_000
     grace_ms: int = 3_000
+    hold_ms: int = 60_000
     leader_ms: int = 3_000
     keep_ms: int = 7 * DAY_MS
     most_workers: int = 10
@@ -44,6 +45,7 @@ class Store:
             self.fenced,
             lease_ms=timeouts.lease_ms,
             grace_ms=timeouts.grace_ms,
+            hold_ms=timeouts.hold_ms,
             keep_ms=timeouts.keep_ms,
             most=timeouts.most_workers,
         )

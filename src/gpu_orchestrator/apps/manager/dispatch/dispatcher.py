@@ -38,7 +38,6 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import (
     QueueDepth,
     TaskTable,
     TrackedTask,
-    depth_of,
     died_on,
 )
 from gpu_orchestrator.apps.manager.fleet import rows
@@ -79,7 +78,7 @@ class DispatcherDeps:
 class Dispatcher:
     deps: DispatcherDeps
     workers: dict[str, WorkerState] = field(default_factory=dict)
-    tasks: TaskTable = field(default_factory=dict)
+    tasks: TaskTable = field(default_factory=TaskTable)
     invalidate: Callable[[], None] = lambda: None
     _limits: dict[str, int | None] = field(default_factory=dict)
     _events: list[events.Event] = field(default_factory=list)
@@ -224,7 +223,7 @@ class Dispatcher:
         return self.engine.why(name)
 
     def depth(self) -> QueueDepth:
-        return depth_of(self.tasks, self.engine.state_of)
+        return self.tasks.depth
 
     def _queued(self, item: Queued | UnfinishedTask) -> None:
         known = self.tasks.get(item.id)
@@ -268,14 +267,16 @@ class Dispatcher:
         return ()
 
     def _forget(self, name: str) -> None:
-        self.tasks.pop(name, None)
+        self.tasks.discard(name)
         self._handle(events.RequestRemoved(name))
 
     def _load_active(self, each: UnfinishedTask) -> None:
         """Load an attempt that was running when this term began."""
         spec = task.decode(each.spec)
         self._update_limit(spec.tenant)
-        self.tasks[each.id] = TrackedTask(spec, each.attempt, each.created_ms / 1000, died_on(each.deaths))
+        self.tasks[each.id] = TrackedTask(
+            spec, each.attempt, each.created_ms / 1000, died_on(each.deaths), waits=False
+        )
         placement = rows.placement_of(each.id, each.worker, rows.read_grant(each.place))
         self._handle(events.PlacementObserved(placement, request_of(each.id, spec)))
 
@@ -302,8 +303,12 @@ class Dispatcher:
 
     def _decide(self) -> None:
         pending, self._events = self._events, []
+        for event in pending:
+            if isinstance(event, events.PlaceFailed):
+                self.tasks.set_waits(event.key, True)
         for action in self.engine.handle_all(pending, self.deps.now()):
             if isinstance(action, events.Place):
+                self.tasks.set_waits(action.request.key, False)
                 self._places.append(action)
 
     # --- what it does ------------------------------------------------------------------------------------

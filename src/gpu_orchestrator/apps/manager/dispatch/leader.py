@@ -209,7 +209,8 @@ class Leader:
         orphans = [each for each in workers.values() if each.online and each.api not in leading.apis]
         for each in orphans:
             log.warning("a worker's server is gone", worker_id=each.hello.name, server=each.api)
-            await self.store.workers.disconnect(Renewal(each.hello.name, each.epoch, each.connection))
+            lost = Renewal(each.hello.name, each.epoch, each.connection)
+            await self.store.workers.disconnect(lost, server_is_gone=True)
         return len(orphans)
 
     async def _reap(self, leading: ElectionResult) -> None:
