@@ -161,8 +161,10 @@ async def _completed(store: Store) -> int:
 
 
 def load_s(log: Path) -> float:
-    """Return how long the last term took to begin, by the server's own log."""
-    return float(re.findall(r'"load_s": ?([0-9.]+)', log.read_text())[-1])
+    """Return how long the term took to begin, by the server's own log. A second term means that it failed."""
+    found = re.findall(r'"load_s": ?([0-9.]+)', log.read_text())
+    assert len(found) == 1, f"{len(found)} terms, see {log.read_text()[-2000:]}"
+    return float(found[0])
 
 
 def rss_mb(pid: int) -> float:

@@ -94,6 +94,7 @@ class Dispatcher:
     _places: list[events.Place] = field(default_factory=list)
     _assigning: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
+    _due: float = 0.0
     _is_deferred: bool = False
     _closed: bool = False
     engine: Engine = field(init=False)
@@ -329,12 +330,17 @@ class Dispatcher:
             self._decide()
         if self._places and self._assigning is None:
             self._assigning = asyncio.get_running_loop().create_task(self._assign_then_run_pass())
-        delay_s, loop = self._next_delay_s(), asyncio.get_running_loop()
-        if self._timer and delay_s is not None and self._timer.when() <= loop.time() + delay_s:
-            return  # keep it: steady news would put it off forever
+        self._set_timer(self._next_delay_s())
+
+    def _set_timer(self, delay_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        due = None if delay_s is None else loop.time() + delay_s
+        if self._timer and due is not None and self._due <= due:
+            return  # an earlier one stays: steady news would put it off forever
         if self._timer:
             self._timer.cancel()
         self._timer = None if delay_s is None else loop.call_later(delay_s, self._on_timer)
+        self._due = due or 0.0
 
     def _schedule_pass(self) -> None:
         """Run a pass now if requests wait; otherwise after pending responses are delivered."""
