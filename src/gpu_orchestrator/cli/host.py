@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +106,19 @@ async def hosting(
     with _listening(chosen, folder) as listening, locked(folder) as note, contextlib.ExitStack() as stack:
         stack.callback(_configure_logs(chosen, folder, only_file=log_to_file))
         begun = own_keys.begin(chosen, folder)
-        callback_secret = _callback_secret(chosen, folder)
+        known = private_files.read(folder / CALLBACK_SECRET)
         async with server.running(
-            replace(chosen, callback_secret=callback_secret),
+            chosen,
             keys.Keys(begun.known),
             insecure=insecure,
             listening=listening,
+            callback_secret=known or signing.new_secret(),
+            tell=_say if log_to_file else None,
         ) as running:
             with _writing(folder):
-                if not chosen.callback_secret and not (folder / CALLBACK_SECRET).exists():
-                    private_files.write(folder / CALLBACK_SECRET, callback_secret)
+                common = running.manager.signing.common
+                if not chosen.callback_secret and known != common:
+                    private_files.write(folder / CALLBACK_SECRET, common)
                 own_keys.keep(begun, chosen, running.url)
                 note(running.url)
             _settle_down()
@@ -160,9 +163,8 @@ def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Calla
     return file.close if file else lambda: None
 
 
-def _callback_secret(chosen: Settings, folder: Path) -> str:
-    """Return the configured secret, else the one made at the first start, else a new one."""
-    return chosen.callback_secret or private_files.read(folder / CALLBACK_SECRET) or signing.new_secret()
+def _say(line: str) -> None:
+    print(f"gpu-orchestrator: {line}", file=sys.stderr, flush=True)
 
 
 def _settle_down() -> None:

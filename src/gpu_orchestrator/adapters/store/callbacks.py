@@ -25,6 +25,14 @@ class Callbacks:
     def __init__(self, fenced: FencedDatabase) -> None:
         self._fenced = fenced
 
+    async def begin(self) -> str:
+        """Return the store's present history, for `durable`."""
+        return await self._fenced.database.begin()
+
+    async def durable(self, history: str) -> None:
+        """Wait until everything since `begin` is durable, if the store is strict."""
+        await self._fenced.database.durable(history)
+
     async def take(self, most: int, for_ms: int) -> list[Due]:
         """Take at most `most` due callbacks. Each is due again after `for_ms` unless its result is stored by
         then."""

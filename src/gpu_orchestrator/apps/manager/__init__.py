@@ -9,6 +9,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/app                  builds the ASGI application from the routes
   http/uvicorn_tuning       wraps uvicorn's transport to save system calls
   http/gate                 every request passes it: correlation id, metrics, audit, error bodies
+  http/acknowledgement      with DURABILITY=strict: holds answers back until the change is durable
   http/route_auth           checks the key and the scope that a route needs
   http/routes/tasks         submit, list, show, wait, explain
   http/task_filter          which tasks a list or a bulk change is about

@@ -16,12 +16,12 @@ from prometheus_client.metrics_core import Metric
 from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
-from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.errors import Loading, StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.usage import Usage
-from gpu_orchestrator.adapters.store.valkey.database import Facts
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
+from gpu_orchestrator.adapters.store.valkey.facts import Facts
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
@@ -62,7 +62,8 @@ _START = re.compile(r"[0-9A-Za-z_-]+")
 
 @dataclass(frozen=True, slots=True)
 class ManagerDeps:
-    """Everything that a manager is built from. `embedded` is the store's process, if this process runs it."""
+    """Everything that a manager is built from. `embedded` is the store's process, if this process runs it;
+    `callback_secret` signs if none is configured and no other server of this store has one."""
 
     settings: Settings
     store: Store
@@ -70,6 +71,7 @@ class ManagerDeps:
     keys: Keys
     seal: Seal
     embedded: Embedded | None = None
+    callback_secret: str = ""
 
 
 class Manager:
@@ -77,7 +79,12 @@ class Manager:
         settings, store = deps.settings, deps.store
         self.settings, self.store, self.facts, self.keys = settings, store, deps.facts, deps.keys
         self.embedded = deps.embedded
-        self.signing = Signing(store.database, deps.seal, settings.callback_secret)
+        self.signing = Signing(
+            store.database,
+            deps.seal,
+            settings.callback_secret or deps.callback_secret,
+            shared=not settings.callback_secret and bool(settings.callback_hosts),
+        )
         self.started = monotonic()
         self.metrics = Metrics()
         self.audit = Audit(store.audit, self.metrics.audit_dropped)
@@ -190,7 +197,10 @@ class Manager:
         while True:
             ended = self.waiters.join(name)
             try:
-                if not self._runs_here(name) and (row := await self.row(name))["state"] in task.FINAL:
+                if (
+                    not self._runs_here(name)
+                    and (row := await self._durable_row(name))["state"] in task.FINAL
+                ):
                     return row
                 left_s = deadline - monotonic()
                 if left_s > 0 and (final := await within(ended, min(left_s, RECHECK_S))):
@@ -199,6 +209,15 @@ class Manager:
                 self.waiters.leave(name, ended)
             if left_s <= 0:
                 return await self.row(name)
+
+    async def _durable_row(self, name: str) -> Row:
+        """Return the row of a task. With DURABILITY=strict, an end is shown once a failover cannot undo
+        it."""
+        history = await self.store.database.begin()
+        row = await self.row(name)
+        if row["state"] in task.FINAL:
+            await self.store.database.durable(history, int(row.get("finished", 0)))
+        return row
 
     async def held_back(self, owner: str) -> str:
         """Return why no task of this owner may start now; empty if one may."""
@@ -222,9 +241,18 @@ class Manager:
         """
         try:
             await self.store.database.ping()
+        except Loading as error:
+            return error.progress
         except StoreError:
             return (self.embedded.trouble if self.embedded else "") or "the store does not answer"
+        if trouble := self.store.database.trouble:
+            return f"the store cannot make changes durable: {trouble}"
         return "" if self.leader.leader else "no process leads yet"
+
+    def weakness(self) -> str:
+        """Return how acknowledged changes may be lost; empty if they cannot, as far as is known."""
+        database = self.store.database
+        return self.facts.weakness(strict=database.strict, durable_replicas=database.replicas)
 
     def disk_shortage(self) -> str:
         """Return what is wrong with the disk of the embedded store; empty if there is room, or another

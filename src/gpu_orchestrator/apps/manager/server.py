@@ -8,7 +8,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
 from pathlib import Path
@@ -51,25 +51,38 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: Settings, keys: Keys, *, insecure: bool = False, listening: socket.socket | None = None
+    settings: Settings,
+    keys: Keys,
+    *,
+    insecure: bool = False,
+    listening: socket.socket | None = None,
+    callback_secret: str = "",
+    tell: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Running]:
-    """Run a server, on the socket `listening` if the caller has opened it already."""
+    """Run a server, on the socket `listening` if the caller has opened it already. `callback_secret` is
+    proposed to the other servers of the store if none is configured; `tell` hears what the start waits
+    for."""
     async with contextlib.AsyncExitStack() as stack:
         context = (
             tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
         )
         listening = listening or stack.enter_context(listen(settings.api_host, settings.api_port))
-        embedded = await _embedded(settings, stack)
-        url = embedded.url if embedded else settings.external_store
-        database = Database(url, strict=settings.durability == "strict")
+        embedded = await _embedded(settings, stack, tell)
+        database = Database(
+            embedded.url if embedded else settings.external_store,
+            strict=settings.durability == "strict",
+            replicas=settings.durability_replicas,
+        )
         stack.push_async_callback(database.close)
-        await wait_until_up(database, STORE_WAIT_S)
+        await wait_until_up(database, STORE_WAIT_S, tell)
         facts = await database.check(insecure=insecure)
         await migrations.prepare(database, keys.version_1_owners())
         store = Store(
             database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", timeouts=_timeouts(settings)
         )
-        manager = Manager(ManagerDeps(settings, store, facts, keys, Seal.of(settings), embedded))
+        seal = Seal.of(settings)
+        manager = Manager(ManagerDeps(settings, store, facts, keys, seal, embedded, callback_secret))
+        await manager.signing.agree()
         await stack.enter_async_context(_serving(manager, listening, context))
         in_clear = context is None and not _is_loopback(listening)
         if in_clear:
@@ -106,12 +119,14 @@ def _is_loopback(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
-async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Embedded | None:
+async def _embedded(
+    settings: Settings, stack: contextlib.AsyncExitStack, tell: Callable[[str], None] | None
+) -> Embedded | None:
     if settings.external_store:
         return None
     server = Embedded(Path(settings.data_dir) / "store")
     stack.push_async_callback(server.stop)
-    await server.start()
+    await server.start(tell)
     keeper = asyncio.get_running_loop().create_task(server.keep())
     stack.callback(keeper.cancel)
     return server

@@ -87,7 +87,7 @@ class CallbackSender:
     async def _deliver_due(self, http: "aiohttp.ClientSession") -> int:
         """Deliver one batch and return how many callbacks were due."""
         try:
-            found = await self._store.take(MAX_BATCH, TAKEN_MS) if self._leads() else []
+            found = await self._take_durable() if self._leads() else []
             await asyncio.gather(*(self._deliver(http, each) for each in found))
             return len(found)
         except StoreError:
@@ -95,6 +95,14 @@ class CallbackSender:
         except Exception:
             log.exception("delivering callbacks failed")
             return 0
+
+    async def _take_durable(self) -> list[Due]:
+        """Take due callbacks. With DURABILITY=strict, nobody is told of an end that a failover could undo."""
+        history = await self._store.begin()
+        found = await self._store.take(MAX_BATCH, TAKEN_MS)
+        if found:
+            await self._store.durable(history)
+        return found
 
     async def _deliver(self, http: "aiohttp.ClientSession", due: Due) -> None:
         url = task.decode(due.row["spec"]).callback_url

@@ -17,7 +17,7 @@ from starlette import types as asgi
 from starlette.requests import HTTPConnection
 
 from gpu_orchestrator.apps.manager.access.keys import Scope
-from gpu_orchestrator.apps.manager.errors import Unprocessable
+from gpu_orchestrator.apps.manager.errors import Unavailable, Unprocessable
 from gpu_orchestrator.apps.manager.manager import Manager
 
 Needs = Scope | Literal["nothing", "metrics"]
@@ -26,6 +26,9 @@ Needs = Scope | Literal["nothing", "metrics"]
 CHANGES: frozenset[Needs] = frozenset({"submit", "admin", "worker"})
 """What a route may need that changes something; a route that needs `read` changes nothing."""
 
+ACKNOWLEDGED: frozenset[Needs] = frozenset({"submit", "admin"})
+"""Routes whose changes must be durable before they are acknowledged. Those of workers are not among them: a
+lease must not end because a replica is away."""
 
 SHORT_QUERY = 40
 
@@ -60,6 +63,10 @@ class RouteGuard:
             key = state["key"] = manager.keys.find(header(connection, b"authorization"))
             manager.rate_limiter.take(key, connection.get("method", "WS"), path_of(connection))
             key.demand(scope)
+            if manager.store.database.trouble and scope in ACKNOWLEDGED and connection.get("method") != "GET":
+                raise Unavailable(
+                    f"changes cannot be made durable now: {manager.store.database.trouble}; retry"
+                )
 
     def _needed(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":

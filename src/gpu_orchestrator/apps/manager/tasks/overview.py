@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from gpu_orchestrator.adapters.store.records import UnfinishedTask
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Counts, Row
-from gpu_orchestrator.adapters.store.valkey.database import Room
+from gpu_orchestrator.adapters.store.valkey.facts import Room
 from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState

@@ -92,8 +92,8 @@ async def metrics(request: Request) -> Response:
 
 async def _health(manager: Manager) -> schema.Health:
     missing = await manager.ready()
-    weak = manager.facts.durable and not manager.store.database.strict
-    store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
+    weak = manager.weakness()
+    store = missing or (f"weak: {weak}" if weak else "ok")
     disk = manager.disk_shortage()
     status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
     parts = {"store": store, "leader": manager.leader.leader or "none"}
