@@ -20,6 +20,8 @@
 --                        A log that was dropped leaves the start of its last entry in its task's row, as `log`
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
+--   durable      what DURABILITY=strict writes last, see `durability.py`
+--   callback-secret  the sealed secret of all owners without their own, callback-secret:<owner>
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
