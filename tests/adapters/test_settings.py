@@ -35,6 +35,8 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"TASK_TIMEOUT": "nan"}, "TASK_TIMEOUT=nan is not allowed: give a number from 1 to 604800"),
         ({"CALLBACK_NETWORKS": "10.1"}, "CALLBACK_NETWORKS=10.1 is not allowed: give networks such as"),
         ({"RATE_LIMIT_ROUTES": "fast"}, "RATE_LIMIT_ROUTES=fast is not allowed: give such as POST /tasks"),
+        ({"MAX_REQUEST_MB": "64"}, "MAX_REQUEST_MB=64 is not allowed: give a number from 0.01 to 32"),
+        ({"RESTART_GRACE": "-1"}, "RESTART_GRACE=-1 is not allowed: give a number from 0 to 3600"),
         ({"GPU_MEMORY_THRESHOLD": "1.5"}, "give a number from 0.05 to 1"),
         ({"METRICS_AUTH": "maybe"}, "METRICS_AUTH=maybe is not allowed: give true or false"),
         ({"DURABILITY": "some"}, "give normal or strict"),

@@ -67,12 +67,26 @@ class Ending:
 
 async def serve(given: Mapping[str, Any], *, insecure: bool = False) -> int:
     async def work(ending: Ending) -> None:
-        async with hosting(settings.load(**given), insecure=insecure) as host:
+        chosen = settings.load(**given)
+        async with _opened(chosen, insecure=insecure) as url:
             ending.is_up()
-            print(f"listening on {host.server.url}; keys are in {host.settings.data_dir}", file=sys.stderr)
+            print(f"listening on {url}; keys are in {chosen.data_dir}", file=sys.stderr)
             await ending.asked.wait()
 
     return await reported(work)
+
+
+@contextlib.asynccontextmanager
+async def _opened(chosen: Settings, *, insecure: bool) -> AsyncIterator[str]:
+    """Run a server, in one process or in several; yield its URL."""
+    if chosen.worker_processes > 1:
+        from gpu_orchestrator.cli import process_group
+
+        async with process_group.hosting(chosen, insecure=insecure) as url:
+            yield url
+    else:
+        async with hosting(chosen, insecure=insecure) as host:
+            yield host.server.url
 
 
 async def reported(work: Callable[[Ending], Awaitable[None]]) -> int:
@@ -101,28 +115,52 @@ async def hosting(
     chosen: Settings, *, insecure: bool = False, log_to_file: bool = False
 ) -> AsyncIterator[Host]:
     """Run a server with its keys. `log_to_file`: the terminal is used for something else."""
+    with prepared(chosen, log_to_file=log_to_file) as ready:
+        async with server.running(
+            chosen,
+            keys.Keys(ready.begun.known),
+            insecure=insecure,
+            listening=ready.listening,
+            callback_secret=ready.callback_secret,
+            tell=_say if log_to_file else None,
+        ) as running:
+            ready.keep(running.url, running.manager.signing.common)
+            settle_down()
+            yield Host(running, ready.begun.secrets, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A server that may start: its settings, the callback secret that it proposes if none is configured, its
+    keys, its socket, and the lock on its folder, in which `note` writes where it listens."""
+
+    chosen: Settings
+    callback_secret: str
+    begun: own_keys.Begun
+    listening: socket.socket
+    note: Callable[[str], None]
+
+    def keep(self, url: str, callback_secret: str) -> None:
+        """Write down the keys, the address and the secret that signs, now that the server runs."""
+        folder = Path(self.chosen.data_dir)
+        with _writing(folder):
+            known = private_files.read(folder / CALLBACK_SECRET)
+            if not self.chosen.callback_secret and known != callback_secret:
+                private_files.write(folder / CALLBACK_SECRET, callback_secret)
+            own_keys.keep(self.begun, self.chosen, url)
+            self.note(url)
+
+
+@contextlib.contextmanager
+def prepared(chosen: Settings, *, log_to_file: bool = False) -> Iterator[Prepared]:
+    """Check everything, and take the port and the data directory."""
     _check(chosen)
     folder = Path(chosen.data_dir)
     with _listening(chosen, folder) as listening, locked(folder) as note, contextlib.ExitStack() as stack:
-        stack.callback(_configure_logs(chosen, folder, only_file=log_to_file))
+        stack.callback(configure_logs(chosen, folder, only_file=log_to_file))
         begun = own_keys.begin(chosen, folder)
-        known = private_files.read(folder / CALLBACK_SECRET)
-        async with server.running(
-            chosen,
-            keys.Keys(begun.known),
-            insecure=insecure,
-            listening=listening,
-            callback_secret=known or signing.new_secret(),
-            tell=_say if log_to_file else None,
-        ) as running:
-            with _writing(folder):
-                common = running.manager.signing.common
-                if not chosen.callback_secret and known != common:
-                    private_files.write(folder / CALLBACK_SECRET, common)
-                own_keys.keep(begun, chosen, running.url)
-                note(running.url)
-            _settle_down()
-            yield Host(running, begun.secrets, chosen)
+        secret = private_files.read(folder / CALLBACK_SECRET) or signing.new_secret()
+        yield Prepared(chosen, secret, begun, listening, note)
 
 
 def _check(chosen: Settings) -> None:
@@ -149,7 +187,7 @@ def _listening(chosen: Settings, folder: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callable[[], None]:
+def configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callable[[], None]:
     """Return the function that closes the log file."""
     path = chosen.log_file or (str(folder / LOG) if only_file else "")
     try:
@@ -167,7 +205,7 @@ def _say(line: str) -> None:
     print(f"gpu-orchestrator: {line}", file=sys.stderr, flush=True)
 
 
-def _settle_down() -> None:
+def settle_down() -> None:
     """Exclude everything loaded at start from garbage collection. Otherwise one task in a hundred waits ten
     milliseconds or more for it."""
     gc.collect()

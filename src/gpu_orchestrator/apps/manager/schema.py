@@ -66,6 +66,9 @@ class TaskHistory(Answer, frozen=True):
 
 
 class WorkerInfo(Answer, frozen=True):
+    """`on_disconnect` is what happens to running tasks if the worker cannot renew its lease: it ends them
+    (`stop`), or lets them run (`keep`), perhaps beside a second run on another worker."""
+
     worker_id: str
     status: str
     gpu_info: list[GpuInfo]
@@ -75,6 +78,7 @@ class WorkerInfo(Answer, frozen=True):
     performance_score: float
     labels: dict[str, str]
     task_types: list[str]
+    on_disconnect: str
 
 
 class WorkerDetail(WorkerInfo, frozen=True):

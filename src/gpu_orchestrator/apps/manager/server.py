@@ -25,12 +25,17 @@ from gpu_orchestrator.adapters.store.valkey import migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.apps.manager.access.keys import Keys
+from gpu_orchestrator.apps.manager.events.signing import Signing
 from gpu_orchestrator.apps.manager.http import app
+from gpu_orchestrator.apps.manager.http.socket_frames import FramesProtocol
 from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol
 from gpu_orchestrator.apps.manager.manager import Manager, ManagerDeps
+from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place
 from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
 
 log = structlog.get_logger()
+Tell = Callable[[str], None] | None
+"""Hears what a start waits for."""
 STORE_WAIT_S = 5.0
 RENEW_S = 60.0
 CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS in front of the server"
@@ -56,23 +61,21 @@ async def running(
     *,
     insecure: bool = False,
     listening: socket.socket | None = None,
+    place: Place | None = None,
     callback_secret: str = "",
-    tell: Callable[[str], None] | None = None,
+    tell: Tell = None,
 ) -> AsyncIterator[Running]:
-    """Run a server, on the socket `listening` if the caller has opened it already. `callback_secret` is
-    proposed to the other servers of the store if none is configured; `tell` hears what the start waits
-    for."""
+    """Run a server, on the socket `listening` if the caller has opened it already. `place`: it is one of
+    several processes, whose parent has the store. `callback_secret` is proposed to the other servers of the
+    store if none is configured; `tell` hears what the start waits for."""
     async with contextlib.AsyncExitStack() as stack:
         context = (
             tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
         )
         listening = listening or stack.enter_context(listen(settings.api_host, settings.api_port))
-        embedded = await _embedded(settings, stack, tell)
-        database = Database(
-            embedded.url if embedded else settings.external_store,
-            strict=settings.durability == "strict",
-            replicas=settings.durability_replicas,
-        )
+        embedded = None if place else await _embedded(settings, stack, tell)
+        url = place.store if place else embedded.url if embedded else settings.external_store
+        database = _database(settings, url)
         stack.push_async_callback(database.close)
         await wait_until_up(database, STORE_WAIT_S, tell)
         facts = await database.check(insecure=insecure)
@@ -80,31 +83,84 @@ async def running(
         store = Store(
             database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", timeouts=_timeouts(settings)
         )
-        seal = Seal.of(settings)
-        manager = Manager(ManagerDeps(settings, store, facts, keys, seal, embedded, callback_secret))
+        parts = embedded or _parents(place), place, callback_secret
+        manager = Manager(ManagerDeps(settings, store, facts, keys, Seal.of(settings), *parts))
         await manager.signing.agree()
+        if manager.siblings is not None:
+            await stack.enter_async_context(manager.siblings.answering())
         await stack.enter_async_context(_serving(manager, listening, context))
         in_clear = context is None and not _is_loopback(listening)
         if in_clear:
             log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
-        yield Running(_url(settings, listening), manager, embedded, in_clear)
+        yield Running(url_of(settings, listening), manager, embedded, in_clear)
+
+
+def _parents(place: Place | None) -> ParentsStore | None:
+    return ParentsStore(Path(place.store_folder)) if place and place.store_folder else None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where the store is; `folder` is empty if it is not an embedded one."""
+
+    url: str
+    folder: str = ""
+
+
+def _database(settings: Settings, url: str) -> Database:
+    return Database(url, strict=settings.durability == "strict", replicas=settings.durability_replicas)
+
+
+async def agreed_secret(settings: Settings, url: str, proposed: str) -> str:
+    """Return the secret that signs callbacks: the configured one, or the one that the servers of this store
+    have in common."""
+    async with Database(url) as database:
+        signing = Signing.of(settings, database, Seal.of(settings), proposed)
+        await wait_until_up(database, STORE_WAIT_S)
+        await signing.agree()
+        return signing.common
+
+
+async def store_of(settings: Settings, stack: contextlib.AsyncExitStack) -> StoreAddress:
+    """Return the store of these settings; start the embedded one if none is configured."""
+    embedded = await _embedded(settings, stack, None)
+    if embedded is None:
+        return StoreAddress(settings.external_store)
+    return StoreAddress(embedded.url, str(embedded.folder))
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Open the listening socket. The server does this before it starts anything else."""
+    listening = bind(host, port, shared=False)
+    try:
+        listening.listen(1024)
+    except OSError as error:  # another socket bound the port before, without listening
+        listening.close()
+        raise _cannot(host, port, error) from error
+    return listening
+
+
+def bind(host: str, port: int, *, shared: bool = True) -> socket.socket:
+    """Open a socket that does not listen yet. `shared`: several sockets of this user may have the port, and
+    the kernel spreads connections over those that listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Name the protocol: event loops disable Nagle's algorithm only on sockets that they know to be TCP.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(1024)
+        opened.bind((host, port))
     except (OSError, UnicodeError) as error:
-        listening.close()
-        why = getattr(error, "strerror", None) or error
-        raise CannotListen(f"cannot listen on {host}:{port}: {why}; {_advice(error)}") from error
-    listening.setblocking(False)
-    return listening
+        opened.close()
+        raise _cannot(host, port, error) from error
+    opened.setblocking(False)
+    return opened
+
+
+def _cannot(host: str, port: int, error: Exception) -> CannotListen:
+    why = getattr(error, "strerror", None) or error
+    return CannotListen(f"cannot listen on {host}:{port}: {why}; {_advice(error)}")
 
 
 def _advice(error: Exception) -> str:
@@ -119,9 +175,7 @@ def _is_loopback(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
-async def _embedded(
-    settings: Settings, stack: contextlib.AsyncExitStack, tell: Callable[[str], None] | None
-) -> Embedded | None:
+async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack, tell: Tell) -> Embedded | None:
     if settings.external_store:
         return None
     server = Embedded(Path(settings.data_dir) / "store")
@@ -139,7 +193,7 @@ async def _serving(
     config = uvicorn.Config(
         app.build(manager),
         http=CoalescingHttpProtocol,
-        ws="websockets-sansio",
+        ws=FramesProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -190,6 +244,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
     return StoreTimeouts(
         lease_ms=lease_ms,
         grace_ms=int(lease_ms * GRACE_PER_LEASE),
+        hold_ms=int(max(settings.restart_grace, settings.worker_lease) * 1000),
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
         most_workers=settings.max_workers,
@@ -203,6 +258,6 @@ def local_name(settings: Settings) -> str:
     return "127.0.0.1" if settings.api_host in ("0.0.0.0", "::") else settings.api_host  # noqa: S104
 
 
-def _url(settings: Settings, listening: socket.socket) -> str:
+def url_of(settings: Settings, listening: socket.socket) -> str:
     scheme, host = "https" if settings.ssl_cert_path else "http", local_name(settings)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

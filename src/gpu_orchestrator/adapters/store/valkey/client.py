@@ -1,8 +1,9 @@
-"""A client of one store: one connection for all callers, opened again whenever it is lost or its server has no
-use for us any more.
+"""A client of one store: one connection for all callers, opened again whenever it is lost or its server can
+no longer serve us.
 
 Many callers may send at once. The next call after a lost connection opens a new one, and looks up where the
-primary is now; all callers wait for the same attempt, and share its failure for a moment."""
+primary is now; all callers wait for the same attempt, and share its failure for a moment.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

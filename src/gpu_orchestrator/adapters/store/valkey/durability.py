@@ -1,10 +1,10 @@
 """Group commit for DURABILITY=strict: one WAITAOF for everything that was written before it.
 
-Writes run at once, on the connection of all. A caller that acknowledges one waits here until it is on the disk
-of the primary and of as many replicas as are asked for. WAITAOF blocks its connection and counts that
+Writes run at once, on the connection of all. A caller that acknowledges one waits here until it is on the
+disk of the primary and of as many replicas as are asked for. WAITAOF blocks its connection and counts that
 connection's own writes only, so each group writes a little key of its own first, on a second connection, and
-waits there: what ran on the server before that key is then as safe as the key. Callers that come meanwhile form
-the next group.
+waits there: what ran on the server before that key is then as safe as the key. Callers that come meanwhile
+form the next group.
 
 A group counts only if its server has had the same history since the writes: see `history_in`.
 """

@@ -1,12 +1,17 @@
 """Periodic work of the leader: delete list entries of old tasks, record samples for the history."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
+import structlog
+
+from gpu_orchestrator.adapters.store.errors import Rejected, Unreachable
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.manager.events import history
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
+
+log = structlog.get_logger()
 
 TRIM_EVERY_S = 60.0
 TRIM_ROUNDS = 10
@@ -20,13 +25,32 @@ class Maintenance:
     _record_at: float = 0.0
 
     async def do(self, workers: Iterable[WorkerState]) -> None:
-        """Run the jobs that are due."""
+        """Run the jobs that are due. One that fails is tried again at its next time: what the leader knows
+        stays right, so it need not begin a new term."""
         now = monotonic()
         if now >= self._trim_at:
-            self._trim_at = now + (TRIM_EVERY_S if await self._trim() else 0.0)
+            self._trim_at = now + TRIM_EVERY_S
+            if await self._done("trim", self._trim()) is False:
+                self._trim_at = now
         if now >= self._record_at:
             self._record_at = now + RECORD_EVERY_S
-            await self.store.history.record(history.measure(workers))
+            await self._done("record", self._record(workers))
+
+    async def _done(self, job: str, work: Awaitable[bool]) -> bool | None:
+        """Return what the job returns, None if it failed."""
+        try:
+            return await work
+        except Unreachable as error:
+            if not isinstance(error, Rejected):
+                raise  # the next round would not reach the store either
+            log.warning("a job of the leader failed", job=job, error=str(error))
+        except Exception:
+            log.exception("a job of the leader failed", job=job)
+        return None
+
+    async def _record(self, workers: Iterable[WorkerState]) -> bool:
+        await self.store.history.record(history.measure(workers))
+        return True
 
     async def _trim(self) -> bool:
         """Trim in rounds; return True if nothing is left. One round trims only part of a busy minute's tasks,

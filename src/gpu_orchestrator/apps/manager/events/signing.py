@@ -8,6 +8,7 @@ from base64 import b64encode
 from secrets import token_bytes
 
 from gpu_orchestrator.adapters.seal import CannotOpen, Seal
+from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import Unfit
 from gpu_orchestrator.adapters.store.valkey.database import Database
 
@@ -29,6 +30,13 @@ class Signing:
 
     def __init__(self, database: Database, seal: Seal, common: str = "", *, shared: bool = False) -> None:
         self._database, self._seal, self.common, self._shared = database, seal, common, shared
+
+    @classmethod
+    def of(cls, settings: Settings, database: Database, seal: Seal, proposed: str) -> "Signing":
+        """`proposed` is for the case that none is configured. If callbacks are off, there is nothing to agree
+        on."""
+        shared = not settings.callback_secret and bool(settings.callback_hosts)
+        return cls(database, seal, settings.callback_secret or proposed, shared=shared)
 
     async def agree(self) -> None:
         if not self._shared:

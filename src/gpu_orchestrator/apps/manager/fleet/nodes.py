@@ -86,13 +86,18 @@ class WorkerState:
     connection: str = ""
 
 
+def shown_score(score: float | None) -> str:
+    """Return the score as placement sees it; empty if there is none yet."""
+    return "" if score is None else f"{score:.2f}"
+
+
 def node_of(worker: WorkerState, memory: MemoryPolicy, reserved: dict[int, Reserved]) -> Node:
     """Return the worker as a node; `reserved` has the reserved memory of each device, by index."""
     hello = worker.hello
     readings = {reading.index: reading for reading in worker.readings}
     labels = {**hello.labels, **{HANDLER_LABEL + name: "true" for name in hello.task_types}}
-    if worker.score is not None:
-        labels[SCORE_LABEL] = f"{worker.score:.2f}"
+    if score := shown_score(worker.score):
+        labels[SCORE_LABEL] = score
     return node(
         hello.name,
         [
@@ -136,7 +141,7 @@ def request_of(task: str, spec: TaskSpec, *, avoid: tuple[str, ...] = ()) -> Req
     return Request(task, shape, spec.priority, spec.tenant)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _shape(task_type: str, gpus: int, memory_mib: int, vendor: str, avoid: tuple[str, ...]) -> Shape:
     """Build the shape. Cached, because thousands of tasks request the same."""
     shared = bool(gpus and memory_mib)
