@@ -42,6 +42,11 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"DURABILITY": "some"}, "give normal or strict"),
         ({"API_KEY": "short"}, "API_KEY has 5 characters: give 32 or more"),
         ({"REDIS_URL": "http://:hidden@x"}, "REDIS_URL begins with http, which is not allowed"),
+        ({"REDIS_URL": "sentinel://:hidden@x"}, "REDIS_URL does not name the primary"),
+        ({"REDIS_SENTINELS": "a:26379"}, "REDIS_SENTINELS and REDIS_SENTINEL_MASTER go together"),
+        ({"REDIS_HOST": "db", "REDIS_CA_PATH": "a.pem"}, "REDIS_CA_PATH: only a store with TLS takes this"),
+        ({"REDIS_URL": "rediss://db", "REDIS_CA_PATH": "/nowhere"}, "has files for TLS that cannot be used"),
+        ({"DURABILITY_REPLICAS": "1"}, "DURABILITY_REPLICAS=1 needs DURABILITY=strict"),
         ({"WORKER_TOKEN": "short"}, "WORKER_TOKEN has 5 characters: give 32 or more"),
         ({"SSL_CERT_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
         ({"SSL_KEY_PATH": "a.pem"}, "SSL_CERT_PATH and SSL_KEY_PATH go together"),
@@ -107,11 +112,25 @@ def test_every_secret_can_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"redis://{KEY}\n")
     names = settings.SECRETS
+    store = ("redis_url", "redis_password", "redis_sentinel_password")
     s3 = ("results_s3_access_key", "results_s3_secret_key")
-    assert names == ("api_key", "worker_token", "redis_url", "redis_password", *s3, "callback_secret")
+    assert names == ("api_key", "worker_token", *store, *s3, "callback_secret")
     chosen = load(**{f"{name.upper()}_FILE": str(secret) for name in names})
     assert {getattr(chosen, name) for name in names} == {f"redis://{KEY}"}
     assert KEY not in repr(chosen)
+
+
+def test_sentinels_are_part_of_the_store_address() -> None:
+    chosen = load(
+        REDIS_SENTINELS="a:1, b",
+        REDIS_SENTINEL_MASTER="main",
+        REDIS_SENTINEL_PASSWORD="s&p",
+        REDIS_PASSWORD="p@ss",
+        REDIS_TLS="true",
+        REDIS_SERVER_NAME="db.example",
+    )
+    expected = "sentinels://:p%40ss@a:1,b/main?sentinel_password=s%26p&server_name=db.example"
+    assert chosen.external_store == expected
 
 
 def test_password_is_part_of_the_store_address(tmp_path: Path) -> None:

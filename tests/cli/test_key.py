@@ -15,7 +15,7 @@ import pytest
 
 from controlplane.cluster import free_port
 from gpu_orchestrator.adapters import tls
-from gpu_orchestrator.adapters.store.valkey.resp import Client
+from gpu_orchestrator.adapters.store.valkey.client import Client
 from tests.adapters.test_tls import Files
 from tests.cli.test_server import lines_until, only_line, start
 from tests.support.command_line import COMMAND

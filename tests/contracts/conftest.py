@@ -1,4 +1,5 @@
-"""A store for contract tests: on the embedded server, and on an external one as operators run it."""
+"""A store for contract tests: on the embedded server, on an external one as operators run it, and behind
+Sentinel."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,14 @@ from tests.support import stores
 from tests.support.store_calls import SHORT, NewStore
 
 
-@pytest.fixture(params=["embedded", "external"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test on the embedded store and on an external one; at full scale, also behind Sentinel."""
+    if "url" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--scale") != "test"
+        metafunc.parametrize("url", ["embedded", "external", *(["sentinel"] if full else [])], indirect=True)
+
+
+@pytest.fixture
 async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
     async with stores.server(request.param, tmp_path) as address:
         yield address

@@ -9,6 +9,7 @@ from pathlib import Path
 from controlplane.cluster import free_port
 from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.valkey.embedded import binary, embedded
+from tests.support.replicated import replicated
 
 PASSWORD = "correct horse"
 
@@ -33,10 +34,14 @@ async def external(folder: Path, **settings: str) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def server(kind: str, folder: Path) -> AsyncIterator[str]:
-    """Yield the address of a durable server, `embedded` or `external`."""
+    """Yield the address of a durable server, `embedded` or `external`, or of the `sentinel` of a replicated
+    one."""
     if kind == "embedded":
         async with embedded(folder) as running:
             yield running.url
+    elif kind == "sentinel":
+        async with replicated(folder, fsync="always") as several:
+            yield several.url
     else:
         async with external(folder, appendonly="yes", appendfsync="always") as url:
             yield url

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta, inspect
 
+from gpu_orchestrator.adapters import store_address
 from gpu_orchestrator.api.rates import by_route
 
 SHORTEST_KEY = 32
@@ -80,7 +80,19 @@ class Settings:
     redis_db: Annotated[int, Meta(ge=0, le=15)] = 0
     redis_password: str = _secret()
     redis_password_file: File = ""
+    redis_tls: bool = False
+    redis_ca_path: File = ""
+    redis_cert_path: File = ""
+    redis_key_path: File = ""
+    redis_server_name: Annotated[str, Meta(description="the name in the store's certificate")] = ""
+    redis_sentinels: Annotated[
+        str, Meta(description="hosts and ports of Sentinels, such as a:26379,b:26379, separated by commas")
+    ] = ""
+    redis_sentinel_master: Annotated[str, Meta(description="the name of the primary at the Sentinels")] = ""
+    redis_sentinel_password: str = _secret()
+    redis_sentinel_password_file: File = ""
     durability: Literal["normal", "strict"] = "normal"
+    durability_replicas: Annotated[int, Meta(ge=0, le=16)] = 0
     data_dir: Folder = str(Path("~/.local/share/gpu-orchestrator").expanduser())
     max_workers: Annotated[int, Meta(ge=1, le=10_000)] = 10
     task_timeout: Annotated[float, Meta(ge=1, le=604_800)] = 300
@@ -146,12 +158,7 @@ class Settings:
     @property
     def external_store(self) -> str:
         """The address of the configured store; empty if the embedded one is used."""
-        if self.redis_url:
-            return self.redis_url
-        if not self.redis_host:
-            return ""
-        secret = f":{quote(self.redis_password, safe='')}@" if self.redis_password else ""
-        return f"redis://{secret}{self.redis_host}:{self.redis_port}/{self.redis_db}"
+        return store_address.url_of(self)
 
 
 def load(
@@ -298,11 +305,8 @@ def _checked(settings: Settings) -> Settings:
                 f"{name} has {len(secret)} characters: give {SHORTEST_KEY} or more, "
                 "for example from `openssl rand -hex 32`, or leave it empty to have one made"
             )
-    if settings.redis_url and not settings.redis_url.startswith(("redis://", "rediss://", "unix://")):
-        scheme = settings.redis_url.partition("://")[0] if "://" in settings.redis_url else "nothing"
-        raise BadSettings(
-            f"REDIS_URL begins with {scheme}, which is not allowed: give redis://, rediss:// or unix://"
-        )
+    if wrong := store_address.complaint(settings):
+        raise BadSettings(wrong)
     if bool(settings.ssl_cert_path) != bool(settings.ssl_key_path):
         raise BadSettings(
             "SSL_CERT_PATH and SSL_KEY_PATH go together: give both, or none to serve without TLS"

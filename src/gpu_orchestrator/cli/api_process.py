@@ -26,6 +26,7 @@ class Order(msgspec.Struct, frozen=True):
     place: Place
     insecure: bool = False
     listening: int = 0
+    callback_secret: str = ""
 
 
 def encoded(order: Order, number: int, listening: int) -> bytes:
@@ -46,7 +47,12 @@ async def serve(order: Order) -> int:
             listening = stack.enter_context(socket.socket(fileno=order.listening))
             listening.setblocking(False)
             async with server.running(
-                own, Keys(order.keys), insecure=order.insecure, listening=listening, place=order.place
+                own,
+                Keys(order.keys),
+                insecure=order.insecure,
+                listening=listening,
+                place=order.place,
+                callback_secret=order.callback_secret,
             ):
                 host.settle_down()
                 ending.is_up()

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,30 +126,36 @@ async def hosting(
     """Run a server with its keys. `log_to_file`: the terminal is used for something else."""
     with prepared(chosen, log_to_file=log_to_file) as ready:
         async with server.running(
-            ready.settings, keys.Keys(ready.begun.known), insecure=insecure, listening=ready.listening
+            chosen,
+            keys.Keys(ready.begun.known),
+            insecure=insecure,
+            listening=ready.listening,
+            callback_secret=ready.callback_secret,
+            tell=_say if log_to_file else None,
         ) as running:
-            ready.keep(running.url)
+            ready.keep(running.url, running.manager.signing.common)
             settle_down()
             yield Host(running, ready.begun.secrets, chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A server that may start: its settings with the callback secret, its keys, its socket, and the lock on
-    its folder, in which `note` writes where it listens."""
+    """A server that may start: its settings, the callback secret that it proposes if none is configured, its
+    keys, its socket, and the lock on its folder, in which `note` writes where it listens."""
 
     chosen: Settings
-    settings: Settings
+    callback_secret: str
     begun: own_keys.Begun
     listening: socket.socket
     note: Callable[[str], None]
 
-    def keep(self, url: str) -> None:
-        """Write down the keys and the address, now that the server runs."""
+    def keep(self, url: str, callback_secret: str) -> None:
+        """Write down the keys, the address and the secret that signs, now that the server runs."""
         folder = Path(self.chosen.data_dir)
         with _writing(folder):
-            if not self.chosen.callback_secret and not (folder / CALLBACK_SECRET).exists():
-                private_files.write(folder / CALLBACK_SECRET, self.settings.callback_secret)
+            known = private_files.read(folder / CALLBACK_SECRET)
+            if not self.chosen.callback_secret and known != callback_secret:
+                private_files.write(folder / CALLBACK_SECRET, callback_secret)
             own_keys.keep(self.begun, self.chosen, url)
             self.note(url)
 
@@ -163,8 +169,8 @@ def prepared(chosen: Settings, *, log_to_file: bool = False) -> Iterator[Prepare
     with _listening(chosen, folder) as listening, locked(folder) as note, contextlib.ExitStack() as stack:
         stack.callback(configure_logs(chosen, folder, only_file=log_to_file))
         begun = own_keys.begin(chosen, folder)
-        complete = replace(chosen, callback_secret=_callback_secret(chosen, folder))
-        yield Prepared(chosen, complete, begun, listening, note)
+        secret = private_files.read(folder / CALLBACK_SECRET) or signing.new_secret()
+        yield Prepared(chosen, secret, begun, listening, note)
 
 
 def _check(chosen: Settings) -> None:
@@ -204,9 +210,8 @@ def configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callab
     return file.close if file else lambda: None
 
 
-def _callback_secret(chosen: Settings, folder: Path) -> str:
-    """Return the configured secret, else the one made at the first start, else a new one."""
-    return chosen.callback_secret or private_files.read(folder / CALLBACK_SECRET) or signing.new_secret()
+def _say(line: str) -> None:
+    print(f"gpu-orchestrator: {line}", file=sys.stderr, flush=True)
 
 
 def settle_down() -> None:

@@ -50,11 +50,12 @@ async def hosting(chosen: Settings, *, insecure: bool = False) -> AsyncIterator[
             held = stack.enter_context(server.bind(*address))
             store = await server.store_of(chosen, stack)
             place = Place(0, chosen.worker_processes, str(folder), store.url, store.folder)
-            order = Order(prepared.settings, prepared.begun.known, place, insecure)
+            secret = await server.agreed_secret(chosen, store.url, prepared.callback_secret)
+            order = Order(chosen, prepared.begun.known, place, insecure, callback_secret=secret)
             group = ProcessGroup(order, address)
             await stack.enter_async_context(group.running())
             url = server.url_of(chosen, held)
-            prepared.keep(url)
+            prepared.keep(url, secret)
             yield url
 
 

@@ -14,8 +14,10 @@ import pytest
 from gpu_orchestrator.adapters.store.errors import Unfit, Unreachable
 from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.valkey.database import Database, Facts, _unprotected, redact
+from gpu_orchestrator.adapters.store.valkey.address import Address, redact
+from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded, embedded
+from gpu_orchestrator.adapters.store.valkey.facts import Facts, _unprotected
 from tests.support import stores
 from tests.support.workers import is_alive
 
@@ -153,7 +155,7 @@ async def test_strict_store_accepts_writes_on_disk(tmp_path: Path) -> None:
     ],
 )
 def test_remote_store_must_require_a_password(url: str, fits: bool) -> None:
-    assert (_unprotected(url) == []) is fits
+    assert (_unprotected(Address.of(url)) == []) is fits
 
 
 def test_password_is_redacted() -> None:

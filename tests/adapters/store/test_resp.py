@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpu_orchestrator.adapters.store.valkey.resp import Client, Lost, Refused
+from gpu_orchestrator.adapters.store.valkey.client import Client
+from gpu_orchestrator.adapters.store.valkey.resp import Lost, Refused
 
+GREETING = 2
+"""Commands that a client sends before the first of its callers."""
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -32,10 +35,11 @@ async def test_timeout_fails_pending_commands_and_the_next_one_reconnects() -> N
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        is_silent = connections == 1
-        while await reader.read(1000):
-            if not is_silent:
-                writer.write(b"+PONG\r\n")
+        left = GREETING if connections == 1 else 1000
+        while received := await reader.read(1000):
+            answered = min(received.count(b"*"), left)
+            writer.write(b"+PONG\r\n" * answered)
+            left -= answered
         writer.close()
 
     async with client_of(serve, 0.5) as client:
@@ -54,7 +58,7 @@ async def test_answering_connection_is_kept() -> None:
         nonlocal connections
         connections += 1
         while received := await reader.read(1000):
-            writer.write(b"+PONG\r\n" * received.count(b"PING"))
+            writer.write(b"+PONG\r\n" * received.count(b"*"))
         writer.close()
 
     async with client_of(serve, 1.0) as client:

@@ -198,6 +198,18 @@ async def test_result_is_sent_again_until_it_is_acknowledged(peer: Peer, new_wor
     assert (await peer.receive(session.Hello, after=2)).unacked == ()
 
 
+async def test_acknowledged_attempt_that_is_assigned_again_is_refused(
+    peer: Peer, new_worker: NewWorker
+) -> None:
+    """The store has lost the outcome in a failover; ignored, the attempt would hold its slot forever."""
+    new_worker()
+    await peer.receive(session.Hello)
+    await peer.assign("t", "echo", {"a": 1})
+    await peer.receive(session.Done, "t")
+    await peer.assign("t", "echo", {"a": 1})
+    assert "lost it in a failover" in (await peer.receive(session.Refused, "t")).reason
+
+
 async def test_worker_that_is_not_resumed_stops_its_attempts(
     peer: Peer, new_worker: NewWorker, scale: Scale
 ) -> None:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.core.result import Ok
 
+from gpu_orchestrator.adapters.store.valkey.client import Client
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
-from gpu_orchestrator.adapters.store.valkey.resp import Client
 from tests.support.fleet import Fleet
 from tests.support.scale import Scale
 

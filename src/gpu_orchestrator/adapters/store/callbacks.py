@@ -40,6 +40,14 @@ class Callbacks:
     def __init__(self, fenced: FencedDatabase) -> None:
         self._fenced = fenced
 
+    async def begin(self) -> str:
+        """Return the store's present history, for `durable`."""
+        return await self._fenced.database.begin()
+
+    async def durable(self, history: str) -> None:
+        """Wait until everything since `begin` is durable, if the store is strict."""
+        await self._fenced.database.durable(history)
+
     async def take(self, take: Take) -> tuple[list[Due], bool]:
         """Take callbacks that are due, and say whether more may be due."""
         hosts = [part for item in take.of_host.items() for part in item]

@@ -204,7 +204,8 @@ class ExpiredLease(Item, frozen=True):
 
 class ElectionResult(Item, frozen=True):
     """`fence` is 0 if the caller does not lead; `expired` are leases of workers that ran out; `apis` are the
-    names of the processes that took part in an election recently."""
+    names of the processes that took part in an election recently; `highest` is the latest fence given to
+    any."""
 
     fence: Fence
     now_ms: int
@@ -212,6 +213,7 @@ class ElectionResult(Item, frozen=True):
     workers: int
     expired: tuple[ExpiredLease, ...]
     apis: tuple[str, ...]
+    highest: Fence = 0
 
 
 # --- news for the leader -----------------------------------------------------------------------------------

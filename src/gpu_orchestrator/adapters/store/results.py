@@ -45,10 +45,8 @@ class ResultIndex:
         """Return the name of the folder of this store's results: two stores may share a disk or a bucket, and
         each must leave the other's results alone."""
         database = self._fenced.database
-        if (found := await database.get(FOLDER)) is None:
-            await database.set_new(FOLDER, urandom(8).hex().encode())
-            found = await database.get(FOLDER)
-        return (found or b"results").decode()
+        found = await database.get(FOLDER) or await database.set_once(FOLDER, urandom(8).hex().encode())
+        return found.decode()
 
     async def held(self) -> Held:
         return await self._fenced.read(_RETENTION)

@@ -12,6 +12,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/guarded_protocol     uvicorn's protocols with bounds on heads, slow requests and open connections
   http/request_pace         how long a head may be, and how slowly a request may come
   http/gate                 every request passes it: correlation id, metrics, audit, error bodies
+  http/acknowledgement      with DURABILITY=strict: holds answers back until the change is durable
   http/route_auth           checks the key and the scope that a route needs
   http/routes/tasks         submit, list, show, wait, explain
   http/task_filter          which tasks a list or a bulk change is about

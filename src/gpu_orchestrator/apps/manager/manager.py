@@ -17,12 +17,12 @@ from prometheus_client.metrics_core import Metric
 from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
-from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.errors import Loading, StoreError
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.usage import Usage
-from gpu_orchestrator.adapters.store.valkey.database import Facts
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
+from gpu_orchestrator.adapters.store.valkey.facts import Facts
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
@@ -69,7 +69,8 @@ _START = re.compile(r"[0-9A-Za-z_-]+")
 @dataclass(frozen=True, slots=True)
 class ManagerDeps:
     """Everything that a manager is built from. `embedded` is the store's process, if this process or its
-    parent runs it. `place`: this is one of several processes."""
+    parent runs it. `place`: this is one of several processes. `callback_secret` signs if none is configured
+    and no other server of this store has one."""
 
     settings: Settings
     store: Store
@@ -79,6 +80,7 @@ class ManagerDeps:
     connections: Connections
     embedded: Embedded | ParentsStore | None = None
     place: Place | None = None
+    callback_secret: str = ""
 
 
 class Manager:
@@ -86,7 +88,7 @@ class Manager:
         settings, store = deps.settings, deps.store
         self.settings, self.store, self.facts, self.keys = settings, store, deps.facts, deps.keys
         self.embedded, self.connections = deps.embedded, deps.connections
-        self.signing = Signing(store.database, deps.seal, settings.callback_secret)
+        self.signing = Signing.of(settings, store.database, deps.seal, deps.callback_secret)
         self.started = monotonic()
         self.metrics = Metrics()
         self.connections.on_closed = lambda reason: self.metrics.connections_closed.labels(reason).inc()
@@ -211,7 +213,10 @@ class Manager:
         while True:
             ended = self.waiters.join(name)
             try:
-                if not self._runs_here(name) and (row := await self.row(name))["state"] in task.FINAL:
+                if (
+                    not self._runs_here(name)
+                    and (row := await self._durable_row(name))["state"] in task.FINAL
+                ):
                     return row
                 left_s = deadline - monotonic()
                 if left_s > 0 and (final := await within(ended, min(left_s, RECHECK_S))):
@@ -220,6 +225,15 @@ class Manager:
                 self.waiters.leave(name, ended)
             if left_s <= 0:
                 return await self.row(name)
+
+    async def _durable_row(self, name: str) -> Row:
+        """Return the row of a task. With DURABILITY=strict, an end is shown once a failover cannot undo
+        it."""
+        history = await self.store.database.begin()
+        row = await self.row(name)
+        if row["state"] in task.FINAL:
+            await self.store.database.durable(history, int(row.get("finished", 0)))
+        return row
 
     async def held_back(self, owner: str) -> str:
         """Return why no task of this owner may start now; empty if one may."""
@@ -247,9 +261,18 @@ class Manager:
         """
         try:
             await self.store.database.ping()
+        except Loading as error:
+            return error.progress
         except StoreError:
             return (self.embedded.trouble if self.embedded else "") or "the store does not answer"
+        if trouble := self.store.database.trouble:
+            return f"the store cannot make changes durable: {trouble}"
         return "" if self.leader.leader else "no process leads yet"
+
+    def weakness(self) -> str:
+        """Return how acknowledged changes may be lost; empty if they cannot, as far as is known."""
+        database = self.store.database
+        return self.facts.weakness(strict=database.strict, durable_replicas=database.replicas)
 
     def disk_shortage(self) -> str:
         """Return what is wrong with the disk of the embedded store, or of the results; empty if there is

@@ -8,7 +8,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
 from functools import partial
@@ -29,6 +29,7 @@ from gpu_orchestrator.adapters.store.valkey.embedded import Embedded, most_bytes
 from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.manager.access.connections import ConnectionLimits, Connections
 from gpu_orchestrator.apps.manager.access.keys import Keys
+from gpu_orchestrator.apps.manager.events.signing import Signing
 from gpu_orchestrator.apps.manager.http import app
 from gpu_orchestrator.apps.manager.http.guarded_protocol import GuardedHttpProtocol, GuardedWebSocketProtocol
 from gpu_orchestrator.apps.manager.manager import Manager, ManagerDeps
@@ -36,6 +37,8 @@ from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place
 from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
 
 log = structlog.get_logger()
+Tell = Callable[[str], None] | None
+"""Hears what a start waits for."""
 STORE_WAIT_S = 5.0
 RENEW_S = 60.0
 HANDSHAKE_S = 10.0
@@ -63,19 +66,22 @@ async def running(
     insecure: bool = False,
     listening: socket.socket | None = None,
     place: Place | None = None,
+    callback_secret: str = "",
+    tell: Tell = None,
 ) -> AsyncIterator[Running]:
     """Run a server, on the socket `listening` if the caller has opened it already. `place`: it is one of
-    several processes, whose parent has the store."""
+    several processes, whose parent has the store. `callback_secret` is proposed to the other servers of the
+    store if none is configured; `tell` hears what the start waits for."""
     async with contextlib.AsyncExitStack() as stack:
         context = (
             tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
         )
         listening = listening or stack.enter_context(listen(settings.api_host, settings.api_port))
-        embedded = None if place else await _embedded(settings, stack)
+        embedded = None if place else await _embedded(settings, stack, tell)
         url = place.store if place else embedded.url if embedded else settings.external_store
-        database = Database(url, strict=settings.durability == "strict")
+        database = _database(settings, url)
         stack.push_async_callback(database.close)
-        await wait_until_up(database, STORE_WAIT_S)
+        await wait_until_up(database, STORE_WAIT_S, tell)
         facts = await database.check(insecure=insecure)
         await migrations.prepare(database, keys.version_1_owners())
         store = Store(
@@ -91,8 +97,10 @@ async def running(
                 Connections(_connection_limits(settings)),
                 embedded or _parents(place),
                 place,
+                callback_secret,
             )
         )
+        await manager.signing.agree()
         if manager.siblings is not None:
             await stack.enter_async_context(manager.siblings.answering())
         await stack.enter_async_context(_serving(manager, listening, context))
@@ -114,9 +122,23 @@ class StoreAddress:
     folder: str = ""
 
 
+def _database(settings: Settings, url: str) -> Database:
+    return Database(url, strict=settings.durability == "strict", replicas=settings.durability_replicas)
+
+
+async def agreed_secret(settings: Settings, url: str, proposed: str) -> str:
+    """Return the secret that signs callbacks: the configured one, or the one that the servers of this store
+    have in common."""
+    async with Database(url) as database:
+        signing = Signing.of(settings, database, Seal.of(settings), proposed)
+        await wait_until_up(database, STORE_WAIT_S)
+        await signing.agree()
+        return signing.common
+
+
 async def store_of(settings: Settings, stack: contextlib.AsyncExitStack) -> StoreAddress:
     """Return the store of these settings; start the embedded one if none is configured."""
-    embedded = await _embedded(settings, stack)
+    embedded = await _embedded(settings, stack, None)
     if embedded is None:
         return StoreAddress(settings.external_store)
     return StoreAddress(embedded.url, str(embedded.folder))
@@ -168,13 +190,13 @@ def _is_loopback(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
-async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack) -> Embedded | None:
+async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack, tell: Tell) -> Embedded | None:
     if settings.external_store:
         return None
     most_bytes = most_bytes_for(int(settings.max_store_mb * MIB)) if settings.max_store_mb else 0
     server = Embedded(Path(settings.data_dir) / "store", most_bytes)
     stack.push_async_callback(server.stop)
-    await server.start()
+    await server.start(tell)
     keeper = asyncio.get_running_loop().create_task(server.keep())
     stack.callback(keeper.cancel)
     return server

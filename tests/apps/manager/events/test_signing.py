@@ -1,8 +1,11 @@
 """Tests of the secrets that sign callbacks: one per owner, shown once, encrypted in the store."""
 
+from pathlib import Path
+
 import pytest
 
 from gpu_orchestrator.adapters.seal import CannotOpen
+from gpu_orchestrator.adapters.store.errors import Unfit
 from tests.apps.manager.conftest import NewSite, Site
 from tests.apps.manager.http.test_key_routes import bearing, make
 
@@ -46,3 +49,19 @@ async def test_servers_of_one_store_need_the_same_secrets_key(site: Site, new_si
     third: Site = await new_site("three", redis_url=url)
     with pytest.raises(CannotOpen, match="the same SECRETS_KEY_FILE"):
         await third.running.manager.signing.find("ann")
+
+
+async def test_servers_without_a_configured_secret_agree_on_one(new_site: NewSite, tmp_path: Path) -> None:
+    """Else signatures would change with the leader."""
+    key = tmp_path / "secrets-key"
+    key.write_text("ab" * 32)
+    open_to = {"callback_hosts": "*", "secrets_key_file": str(key)}
+    one = await new_site("one", **open_to)
+    database = one.running.manager.store.database
+    two = await new_site("two", redis_url=database.url, **open_to)
+    agreed = one.running.manager.signing.common
+    assert agreed.startswith("whsec_")
+    assert await two.running.manager.signing.find("ann") == agreed
+    assert agreed.removeprefix("whsec_").encode() not in (await database.get("callback-secret") or b"")
+    with pytest.raises(Unfit, match="give every server of a store the same SECRETS_KEY_FILE"):
+        await new_site("three", redis_url=database.url, callback_hosts="*")

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from gpu_orchestrator.adapters.store.records import NewTask
-from gpu_orchestrator.adapters.store.valkey.resp import Client
+from gpu_orchestrator.adapters.store.valkey.client import Client
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.tasks import waiting

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpu_orchestrator.adapters.store.tasks import Counts
-from gpu_orchestrator.adapters.store.valkey.database import Room
+from gpu_orchestrator.adapters.store.valkey.facts import Room
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
 from gpu_orchestrator.apps.manager.tasks.overview import Overview
 

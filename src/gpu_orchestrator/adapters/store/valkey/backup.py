@@ -21,7 +21,7 @@ import msgspec
 from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.records import Item
-from gpu_orchestrator.adapters.store.valkey import migrations
+from gpu_orchestrator.adapters.store.valkey import durability, migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
@@ -29,7 +29,7 @@ BATCH = 200
 LONGEST = 1 << 30
 NOT_KEPT = frozenset(
     {
-        *("leader", "apis", "news", "owners", "levels", "logs", migrations.KEY),
+        *("leader", "apis", "news", "owners", "levels", "logs", durability.KEY, migrations.KEY),
         *("ended", "results", "results:bytes", "forgetting"),
     }
 )

@@ -3,52 +3,48 @@ safe for tasks. The modules above it deal in tasks and workers.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Self, TypeVar, cast
-from urllib.parse import urlsplit
 
 import msgspec
+import structlog
 
-from gpu_orchestrator.adapters.store.errors import Full, Rejected, Unfit, Unreachable
+from gpu_orchestrator.adapters.store.errors import Full, Loading, Rejected, Unfit, Unreachable
 from gpu_orchestrator.adapters.store.records import NewsItem
-from gpu_orchestrator.adapters.store.valkey.resp import Client, Lost, Refused, command_head, encoded_part
+from gpu_orchestrator.adapters.store.valkey.address import Address, redact
+from gpu_orchestrator.adapters.store.valkey.client import Client
+from gpu_orchestrator.adapters.store.valkey.dial import info_of
+from gpu_orchestrator.adapters.store.valkey.durability import Durability
+from gpu_orchestrator.adapters.store.valkey.facts import HIDDEN, Facts, Room, unfit
+from gpu_orchestrator.adapters.store.valkey.resp import (
+    LEAVE,
+    OUT_OF_MEMORY,
+    Lost,
+    Refused,
+    StillLoading,
+    command_head,
+    encoded_part,
+)
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
+log = structlog.get_logger()
 T = TypeVar("T")
-OLDEST = (7, 0)
-LOCAL = {"", "localhost", "127.0.0.1", "::1"}
-SHARE_OF_LIMIT, SHARE_OF_MACHINE = 0.8, 0.5
 ANSWER_S = 5.0
 FOLLOW_S = 10.0
+LOOK_EVERY_S, TELL_EVERY_S = 0.02, 2.0
 _encode = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that the server uses, and the most that new tasks may fill. The rest is for results and the
-    server itself: without free memory it could not even end a task."""
-
-    used: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the server reports of itself. `durable` is empty if every acknowledged write is on disk, else it
-    states what is missing."""
-
-    version: str
-    eviction: str
-    durable: str
-
-
 class Database:
-    """A client of one server. With `strict` a call returns only once its write is on disk (WAITAOF)."""
+    """A client of one store. With `strict`, a caller that acknowledges a write calls `begin` before it and
+    `durable` after it; without, both do nothing. `replicas` must have the write on disk too."""
 
-    def __init__(self, url: str, *, prefix: str = "{gpu-orchestrator}:", strict: bool = False) -> None:
-        self.url, self.prefix, self.strict = url, prefix, strict
-        self._client = Client(url, answer_s=ANSWER_S)
+    def __init__(
+        self, url: str, *, prefix: str = "{gpu-orchestrator}:", strict: bool = False, replicas: int = 0
+    ) -> None:
+        self.url, self.prefix, self.strict, self.replicas = url, prefix, strict, replicas
+        self._client = Client(url, answer_s=ANSWER_S, with_history=strict)
+        self._durability = Durability(self._client, prefix, replicas, ANSWER_S) if strict else None
         self._calls: dict[str, bytes] = {}
 
     async def __aenter__(self) -> Self:
@@ -58,15 +54,41 @@ class Database:
         await self.close()
 
     async def close(self) -> None:
+        if self._durability is not None:
+            await self._durability.close()
         await self._client.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why no write can be made durable now; empty if it can, or need not be."""
+        return self._durability.trouble if self._durability is not None else ""
+
+    async def begin(self) -> str:
+        """Return the store's present history, for `durable`."""
+        if self._durability is None:
+            return ""
+        try:
+            return await self._client.history()
+        except (Lost, Refused) as error:
+            raise self._unreachable("does not answer", error) from error
+
+    async def durable(self, history: str, at_ms: int | None = None) -> None:
+        """Return once everything that ran since `begin` is durable, or what ran until `at_ms` of the store's
+        time; raises `NotDurable`, or `Unreachable` if
+        it may be lost."""
+        if self._durability is None:
+            return
+        try:
+            await self._durability.wait(history, at_ms)
+        except (Lost, Refused) as error:
+            raise self._unreachable("may have lost a write", error) from error
 
     async def call(self, script: Script[T], *arguments: Any) -> tuple[tuple[NewsItem, ...], T]:
         packed = _encode(arguments)
         try:
             answer = await self._evaluate(script, packed)
         except (Lost, Refused) as error:
-            kind = _kind_of(error)
-            raise kind(f"the store at {redact(self.url)} did not run `{script.name}`: {error}") from error
+            raise self._unreachable(f"did not run `{script.name}`", error) from error
         return script.decode(answer)
 
     async def pop_news(self, most: int) -> list[bytes]:
@@ -86,9 +108,10 @@ class Database:
         """Return True if there was such a key."""
         return bool(await self._execute("DEL", self.prefix + name))
 
-    async def set_new(self, name: str, value: bytes) -> None:
-        """Set a key unless it exists."""
+    async def set_once(self, name: str, value: bytes) -> bytes:
+        """Store the value unless there is one; return the one that is there now."""
         await self._execute("SET", self.prefix + name, value, "NX")
+        return await self.get(name) or value
 
     async def set_field(self, name: str, field: str, value: str) -> None:
         await self._execute("HSET", self.prefix + name, field, value)
@@ -139,11 +162,11 @@ class Database:
             async for name, data in self._client.listen(*(self.prefix + channel for channel in channels)):
                 yield name.removeprefix(self.prefix), data
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {redact(self.url)} ended a subscription: {error}") from error
+            raise self._unreachable("ended a subscription", error) from error
 
     async def follow(self, stream: str, after: str, most: int) -> AsyncGenerator[list[Any], None]:
         """Yield new entries of a stream, over a separate connection, until that is lost."""
-        client = Client(self.url, answer_s=FOLLOW_S + ANSWER_S)
+        client = self._client.sibling(FOLLOW_S + ANSWER_S)
         key = self.prefix + stream
         command = ("XREAD", "COUNT", most, "BLOCK", int(FOLLOW_S * 1000), "STREAMS", key)
         try:
@@ -153,39 +176,27 @@ class Database:
                     after = entries[-1][0].decode()
                     yield entries
         except (Lost, Refused) as error:
-            raise Unreachable(
-                f"the store at {redact(self.url)} ended the reading of a stream: {error}"
-            ) from error
+            raise self._unreachable("ended the reading of a stream", error) from error
         finally:
             await client.close()
 
     async def room(self, wanted: int = 0) -> Room:
         """Return used and usable memory. `wanted` bytes, if set, are the limit, but never above our share of
         the server's maxmemory."""
-        info = _info(await self._execute("INFO", "memory"))
-        limit, machine = int(info.get("maxmemory", 0)), int(info.get("total_system_memory", 0))
-        most = int(limit * SHARE_OF_LIMIT) or wanted or int(machine * SHARE_OF_MACHINE)
-        return Room(int(info.get("used_memory", 0)), min(wanted, most) if wanted else most)
+        return Room.of(info_of(await self._execute("INFO", "memory")), wanted)
 
     async def facts(self) -> Facts:
-        info = _info(await self._execute("INFO"))
-        fsync = await self._setting("appendfsync")
-        version = info.get("valkey_version") or info.get("redis_version", "0")
-        return Facts(version, info.get("maxmemory_policy", ""), _missing(info, fsync))
+        info = info_of(await self._execute("INFO"))
+        return Facts.of(info, await self._setting("appendfsync"))
 
     async def check(self, *, insecure: bool = False) -> Facts:
         """Return the server's facts, or raise `Unfit` with everything that is wrong."""
         facts = await self.facts()
-        wrong = [*_too_old(facts), *_evicts(facts), *([] if insecure else _unprotected(self.url))]
-        if self.strict and "append-only file" in facts.durable:
-            wrong.append(f"DURABILITY=strict needs an append-only file; {facts.durable}")
-        if wrong:
+        if wrong := unfit(facts, Address.of(self.url), strict=self.strict, insecure=insecure):
             raise Unfit(f"the store at {redact(self.url)} cannot be used: {'; '.join(wrong)}")
         return facts
 
     async def _evaluate(self, script: Script[Any], packed: bytes) -> bytes:
-        if self.strict:
-            return await self._evaluate_on_disk(script, packed)
         try:
             answer = await self._client.send(self._call_of(script) + encoded_part(packed))
         except Refused as refused:
@@ -201,90 +212,72 @@ class Database:
             call = self._calls[script.name] = command_head(5, "EVALSHA", script.digest, 1, self.prefix)
         return call
 
-    async def _evaluate_on_disk(self, script: Script[Any], packed: bytes) -> bytes:
-        answer, on_disk = await self._client.execute_all(
-            ("EVAL", script.source, 1, self.prefix, packed), ("WAITAOF", 1, 0, int(ANSWER_S * 1000))
-        )
-        if not on_disk[0]:
-            raise Lost("the write is not on disk yet")
-        return cast(bytes, answer)
-
     async def _execute(self, *parts: bytes | str | int) -> Any:
         try:
             return await self._client.execute(*parts)
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {redact(self.url)} does not answer: {error}") from error
+            raise self._unreachable("does not answer", error) from error
 
     async def _execute_all(self, *commands: tuple[bytes | str | int, ...]) -> list[Any]:
         try:
             return await self._client.execute_all(*commands) if commands else []
         except (Lost, Refused) as error:
-            raise Unreachable(f"the store at {redact(self.url)} does not answer: {error}") from error
+            raise self._unreachable("does not answer", error) from error
 
     async def _setting(self, name: str) -> str:
-        """Return a setting of the server; empty if the server refuses to show it, as hosted ones do."""
+        """Return a setting of the server, or `HIDDEN` if the server refuses to show it, as hosted ones do."""
         try:
             found = await self._client.execute("CONFIG", "GET", name)
         except Refused:
-            return ""
+            return HIDDEN
         except Lost as error:
-            raise Unreachable(f"the store at {redact(self.url)} does not answer: {error}") from error
-        return found[1].decode() if found else ""
+            raise self._unreachable("does not answer", error) from error
+        return found[1].decode() if found else HIDDEN
+
+    def _unreachable(self, what: str, error: Lost | Refused) -> Unreachable:
+        text = f"the store at {redact(self.url)} {what}: {error}"
+        if isinstance(error, StillLoading):
+            return Loading(text, error.percent)
+        if not isinstance(error, Refused) or error.code in LEAVE:
+            return Unreachable(text)
+        return Full(text) if error.code == OUT_OF_MEMORY else Rejected(text)
 
 
-def _kind_of(error: Lost | Refused) -> type[Unreachable]:
-    if not isinstance(error, Refused):
-        return Unreachable
-    return Full if str(error).startswith("OOM") else Rejected
-
-
-async def wait_until_up(database: Database, timeout_s: float) -> None:
-    """Wait until the server answers (it may still be reading its file), or raise `Unreachable`."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
+async def wait_until_up(
+    database: Database, timeout_s: float, tell: Callable[[str], None] | None = None
+) -> None:
+    """Wait until the server answers, or raise `Unreachable`. While it reads its file, wait as long as that
+    takes, and tell how far it is."""
+    waiting = PatientWait(timeout_s, tell)
     while True:
         try:
             return await database.ping()
-        except Unreachable:
-            if asyncio.get_running_loop().time() > deadline:
+        except Unreachable as error:
+            if waiting.is_over(error):
                 raise
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
-def redact(url: str) -> str:
-    """Return the address without its password."""
-    parts = urlsplit(url)
-    return url if parts.password is None else url.replace(f":{parts.password}@", ":***@")
+class PatientWait:
+    """Gives a server `timeout_s` to answer, and all the time it needs while it reads its file: a file of many
+    gigabytes takes minutes, and a start given up would begin again from nothing."""
 
+    def __init__(self, timeout_s: float, tell: Callable[[str], None] | None = None) -> None:
+        self._timeout_s, self._tell = timeout_s, tell
+        self._deadline = self._now() + timeout_s
+        self._told = -TELL_EVERY_S
 
-def _too_old(facts: Facts) -> list[str]:
-    numbers = tuple(int(part) for part in facts.version.split(".")[:2] if part.isdigit())
-    if numbers >= OLDEST:
-        return []
-    return [f"it is version {facts.version}; {'.'.join(map(str, OLDEST))} or newer is needed"]
+    def is_over(self, error: Unreachable) -> bool:
+        """Return True if a server that answers like this need not be waited for."""
+        if not isinstance(error, Loading):
+            return self._now() > self._deadline
+        self._deadline = self._now() + self._timeout_s
+        if self._now() - self._told >= TELL_EVERY_S:
+            self._told = self._now()
+            log.info("the store reads its file", percent=error.percent)
+            if self._tell is not None:
+                self._tell(error.progress)
+        return False
 
-
-def _evicts(facts: Facts) -> list[str]:
-    if facts.eviction in ("", "noeviction"):
-        return []
-    return [f"maxmemory-policy is {facts.eviction}, which discards tasks; set it to noeviction"]
-
-
-def _unprotected(url: str) -> list[str]:
-    parts = urlsplit(url)
-    if parts.scheme in ("unix", "rediss") or (parts.hostname or "") in LOCAL or parts.password:
-        return []
-    advice = "set REDIS_PASSWORD, use rediss://, or pass --insecure-dev"
-    return [f"{parts.hostname} is remote and requires no password; {advice}"]
-
-
-def _info(text: bytes) -> dict[str, str]:
-    pairs = (line.partition(":") for line in text.decode().splitlines())
-    return {name: value for name, separator, value in pairs if separator}
-
-
-def _missing(info: dict[str, str], fsync: str) -> str:
-    if info.get("aof_enabled") != "1":
-        return "no append-only file: a crash loses what was acknowledged since the last save"
-    if fsync not in ("", "always"):
-        return f"appendfsync is {fsync}: a crash loses the last second or more"
-    return ""
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -17,7 +17,7 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -27,8 +27,9 @@ import structlog
 
 from gpu_orchestrator.adapters.disk import Disk
 from gpu_orchestrator.adapters.parent_death import end_with_parent
-from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit, Unreachable
-from gpu_orchestrator.adapters.store.valkey.database import SHARE_OF_LIMIT, SHARE_OF_MACHINE, Database
+from gpu_orchestrator.adapters.store.errors import Loading, Occupied, StoreError, Unfit, Unreachable
+from gpu_orchestrator.adapters.store.valkey.database import Database, PatientWait
+from gpu_orchestrator.adapters.store.valkey.facts import SHARE_OF_LIMIT, SHARE_OF_MACHINE
 
 log = structlog.get_logger()
 
@@ -65,14 +66,16 @@ class Embedded:
     def _runs(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    async def start(self) -> None:
+    async def start(self, tell: Callable[[str], None] | None = None) -> None:
+        """Start the server and wait until it has read its file, however long that takes; `tell` hears how far
+        it is."""
         _make_folder(self.folder)
         lock = await _lock(self.folder / "valkey.lock")
         try:
             self.process = _spawn(self.folder, self.socket, lock, self.most_bytes)
         finally:
             os.close(lock)
-        await self._wait_until_up()
+        await self._wait_until_up(tell)
 
     async def keep(self) -> None:
         """Restart the server whenever it dies, until cancelled. Acknowledged writes are in its file."""
@@ -98,7 +101,7 @@ class Embedded:
         while True:
             await self._wait_for_room()
             try:
-                if self._runs:  # it took longer than START_S to read its file, and goes on
+                if self._runs:  # it took longer than START_S to answer, and goes on
                     await self._wait_until_up()
                 else:
                     await self.start()
@@ -129,16 +132,19 @@ class Embedded:
         with contextlib.suppress(OSError):
             self.socket.unlink()
 
-    async def _wait_until_up(self) -> None:
+    async def _wait_until_up(self, tell: Callable[[str], None] | None = None) -> None:
         """Wait until the server answers. It may still be reading its file, or have ended."""
-        deadline = asyncio.get_running_loop().time() + START_S
+        waiting = PatientWait(START_S, tell)
         async with Database(self.url) as database:
             while True:
                 try:
-                    return await database.ping()
+                    await database.ping()
+                    self.trouble = ""
+                    return
                 except Unreachable as error:
-                    is_late = asyncio.get_running_loop().time() > deadline
-                    if is_late or not self._runs:
+                    if isinstance(error, Loading):
+                        self.trouble = error.progress
+                    if waiting.is_over(error) or not self._runs:
                         why = str(self.disk.left()) or self._last_log_line()
                         raise Unreachable(f"the embedded store did not start: {why}") from error
                 await asyncio.sleep(LOOK_EVERY_S)

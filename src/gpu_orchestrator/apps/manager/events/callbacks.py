@@ -113,7 +113,7 @@ class CallbackSender:
         left = {host: AT_ONCE_PER_HOST - count for host, count in self._under_way.items()}
         take = Take(AT_ONCE - self._under_way.total(), TAKEN_MS, left, AT_ONCE_PER_HOST, HOST_PAUSE_MS)
         try:
-            found, more = await self._store.take(take)
+            found, more = await self._take_durable(take)
         except StoreError:
             return False
         except Exception:
@@ -137,6 +137,14 @@ class CallbackSender:
             if not self._under_way[host]:
                 del self._under_way[host]
             self._ended.set()
+
+    async def _take_durable(self, take: Take) -> tuple[list[Due], bool]:
+        """Take due callbacks. With DURABILITY=strict, nobody is told of an end that a failover could undo."""
+        history = await self._store.begin()
+        found, more = await self._store.take(take)
+        if found:
+            await self._store.durable(history)
+        return found, more
 
     async def _deliver(self, http: "aiohttp.ClientSession", due: Due) -> None:
         url = task.decode(due.row["spec"]).callback_url

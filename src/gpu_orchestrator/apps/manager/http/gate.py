@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gpu_orchestrator.adapters.store.errors import Full, StoreError
+from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access import audit
+from gpu_orchestrator.apps.manager.http.acknowledgement import DurableSend, store_refusal
 from gpu_orchestrator.apps.manager.http.responses import error_response
 from gpu_orchestrator.apps.manager.http.route_auth import RouteGuard, check_query, header, manager_of
 from gpu_orchestrator.apps.manager.manager import Manager
@@ -78,11 +79,15 @@ class Gate:
                     await self._audit(scope, _route(scope, fast_path), status)
             await send(message)
 
+        reply: Send = answer
+        if self._manager.store.database.strict and scope["method"] not in READ_METHODS:
+            reply = DurableSend(self._manager, scope, answer)
+            await reply.begin()
         try:
             if fast_path is None:
-                await self._app(scope, receive, answer)
+                await self._app(scope, receive, reply)
             else:
-                await self._call(fast_path, scope, receive, answer)
+                await self._call(fast_path, scope, receive, reply)
         except errors.ApiError as error:
             await (await refusal(self._manager, error))(scope, receive, answer)
         except StoreError as error:
@@ -150,11 +155,7 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 async def on_store_error(_: Request, error: Exception) -> Response:
     """Log the store's address and error, but hide them from the client."""
     log.warning("the store failed a request", error=str(error))
-    if isinstance(error, Full):
-        return error_response(
-            errors.StoreFull("the store has no memory left; nothing was changed; retry later")
-        )
-    return error_response(errors.Unavailable("the store does not answer; retry"))
+    return store_refusal(error)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 
 from gpu_orchestrator.apps.manager.access.connections import PEER
 from gpu_orchestrator.apps.manager.access.keys import Scope
-from gpu_orchestrator.apps.manager.errors import Unprocessable
+from gpu_orchestrator.apps.manager.errors import Unavailable, Unprocessable
 from gpu_orchestrator.apps.manager.manager import Manager
 
 Needs = Scope | Literal["nothing", "metrics"]
@@ -27,6 +27,9 @@ Needs = Scope | Literal["nothing", "metrics"]
 CHANGES: frozenset[Needs] = frozenset({"submit", "admin", "worker"})
 """What a route may need that changes something; a route that needs `read` changes nothing."""
 
+ACKNOWLEDGED: frozenset[Needs] = frozenset({"submit", "admin"})
+"""Routes whose changes must be durable before they are acknowledged. Those of workers are not among them: a
+lease must not end because a replica is away."""
 
 SHORT_QUERY = 40
 
@@ -62,6 +65,10 @@ class RouteGuard:
             recognise(connection)
             manager.rate_limiter.take(key, connection.get("method", "WS"), path_of(connection))
             key.demand(scope)
+            if manager.store.database.trouble and scope in ACKNOWLEDGED and connection.get("method") != "GET":
+                raise Unavailable(
+                    f"changes cannot be made durable now: {manager.store.database.trouble}; retry"
+                )
 
     def _needed(self, manager: Manager) -> Scope | None:
         if self.needs == "nothing":

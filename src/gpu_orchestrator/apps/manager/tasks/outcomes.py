@@ -16,7 +16,7 @@ import structlog
 from msgspec import structs
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
-from gpu_orchestrator.adapters.store.errors import Unreachable
+from gpu_orchestrator.adapters.store.errors import NotDurable, Unreachable
 from gpu_orchestrator.adapters.store.logs import LogPiece
 from gpu_orchestrator.adapters.store.records import Active, Note, Outcome, Renewal
 from gpu_orchestrator.adapters.store.store import Store
@@ -132,14 +132,34 @@ class Outcomes:
         )
 
     async def _store_outcomes(self, reports: list[_Report]) -> None:
-        """Store a batch. Callers that wait for a task come first; everything else can wait."""
+        """Store a batch. With DURABILITY=strict, the next batch need not wait until this one is durable."""
         try:
-            results = await self._finish_in_store([each.outcome for each in reports])
+            history, results = await self._finish_in_store([each.outcome for each in reports])
         except Exception as error:
             for each in reports:
                 log.error("an outcome could not be stored", task_id=each.outcome.id, exc_info=error)
                 each.then(None)
             return
+        if self._store.database.strict:
+            self._writing.start(self._acknowledge_durable(reports, results, history))
+        else:
+            self._acknowledge(reports, results)
+
+    async def _acknowledge_durable(
+        self, reports: list[_Report], results: Sequence[FinishResult], history: str
+    ) -> None:
+        """Acknowledge once the outcomes are durable. If a failover may have lost them, store them again."""
+        while True:
+            try:
+                await self._store.database.durable(history)
+                return self._acknowledge(reports, results)
+            except NotDurable:
+                continue
+            except Unreachable:
+                history, results = await self._finish_in_store([each.outcome for each in reports])
+
+    def _acknowledge(self, reports: list[_Report], results: Sequence[FinishResult]) -> None:
+        """Answer the callers that wait for a task first; everything else can wait."""
         for each, result in zip(reports, results, strict=True):
             if result.counted and result.state != "queued":
                 self._waiters.ended(each.outcome.id, row_of(result.row))
@@ -150,11 +170,13 @@ class Outcomes:
             each.then(result)
             self._count(each, result)
 
-    async def _finish_in_store(self, outcomes: list[Outcome]) -> Sequence[FinishResult]:
-        """Store outcomes; retry until the store answers. That is safe: the script counts an outcome once."""
+    async def _finish_in_store(self, outcomes: list[Outcome]) -> tuple[str, Sequence[FinishResult]]:
+        """Store outcomes; retry until the store answers. That is safe: the script counts an outcome once.
+        Return the history that they are part of, and the results."""
         while True:
             try:
-                return await self._store.tasks.finish(outcomes)
+                history = await self._store.database.begin()
+                return history, await self._store.tasks.finish(outcomes)
             except Unreachable:
                 await asyncio.sleep(STORE_PAUSE_S)
 

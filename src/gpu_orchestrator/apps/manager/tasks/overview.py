@@ -10,7 +10,7 @@ from time import monotonic
 
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Counts
-from gpu_orchestrator.adapters.store.valkey.database import Room
+from gpu_orchestrator.adapters.store.valkey.facts import Room
 from gpu_orchestrator.adapters.store.workers import Stamp
 from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.manager.fleet import rows

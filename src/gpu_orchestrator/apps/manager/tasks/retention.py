@@ -22,7 +22,7 @@ from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.results import Forgotten
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.valkey.database import Room
+from gpu_orchestrator.adapters.store.valkey.facts import Room
 from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.results import Results

@@ -23,7 +23,9 @@ STUCK_S = 0.05
 RAW = "raw"
 """The source of text that a runner printed past Python; its lines do not mix with those of `print`."""
 REMEMBERED = 4096
-"""Ended attempts to remember, so that an `Assign` that was in flight when one ended is not run again."""
+"""Ended attempts to remember, so that an `Assign` that was in flight when one ended is not run again. If it
+was not in flight, the store failed over and lost the outcome: refused, the task is placed again."""
+ENDED = "it has ended here, and its outcome was acknowledged; the store may have lost it in a failover"
 
 log = structlog.get_logger()
 
@@ -58,7 +60,10 @@ class Attempts:
     def assign(self, assign: session.Assign) -> None:
         self._agent.check_lease()
         attempt = Attempt(assign)
-        if attempt.key in self._attempts or attempt.key in self._unacked or attempt.key in self._acknowledged:
+        if attempt.key in self._attempts or attempt.key in self._unacked:
+            return
+        if attempt.key in self._acknowledged:
+            self._send(self._unacked.setdefault(attempt.key, session.Refused(*attempt.key, reason=ENDED)))
             return
         self._attempts[attempt.key] = attempt
         if self._refusal:

@@ -26,6 +26,8 @@
 --   results:bytes  number  of all these results            results:folder  string  name of their folder
 --   forgetting   string  why ended tasks are forgotten before their time; expires when that is over
 --   schema       the version of all this data, see `migrations.py`
+--   durable      what DURABILITY=strict writes last, see `durability.py`
+--   callback-secret  the sealed secret of all owners without their own, callback-secret:<owner>
 local P = KEYS[1]
 local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')

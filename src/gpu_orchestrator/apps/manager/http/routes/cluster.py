@@ -92,8 +92,8 @@ async def metrics(request: Request) -> Response:
 async def _health(request: Request) -> schema.Health:
     manager = manager_of(request)
     missing = await manager.ready()
-    weak = manager.facts.durable and not manager.store.database.strict
-    store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
+    weak = manager.weakness()
+    store = missing or (f"weak: {weak}" if weak else "ok")
     disk, results, retention = manager.disk_shortage(), manager.results.trouble, manager.retention.forgetting
     status = "unhealthy" if missing else "degraded" if weak or disk or results or retention else "healthy"
     parts = {"store": store, "leader": "ok" if manager.leader.leader else "none"}

@@ -16,6 +16,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
+from gpu_orchestrator.apps.manager.http.acknowledgement import settle
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response, read
@@ -65,6 +66,7 @@ async def submit(request: Request) -> Response:
     state["object"] = taken.id
     if not seconds:
         return json_response(accepted(manager, [taken])[0], 202)
+    await settle(manager, request.scope)
     return await _shown(manager, taken.id, await manager.wait(taken.id, seconds))
 
 
