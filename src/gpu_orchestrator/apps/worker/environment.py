@@ -8,6 +8,8 @@ from contextlib import suppress
 
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "WORKER_TOKEN", "REDIS_")
 """Prefixes of environment variables that the agent needs and that tasks must not see."""
+MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+"""Set for a runner whose device memory MPS limits to what its task reserved."""
 SAFE_PATH = "-P"
 """Option of Python: do not search the current folder first. A random.py there would take the place of
 Python's own."""
