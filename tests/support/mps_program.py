@@ -1,5 +1,6 @@
-"""A stand-in for `nvidia-cuda-mps-control -f`: it listens where the real one does, and starts a server of its
-own. It limits nothing; that the real one does is shown on a real GPU (docs/decisions/0012-shares-that-hold.md).
+"""A stand-in for `nvidia-cuda-mps-control -f`: it listens where the real one does, and starts a server of
+its own. It limits nothing; that the real one does was tried on a GPU, see
+docs/decisions/0012-shares-that-hold.md.
 """
 
 import os

@@ -21,8 +21,8 @@ _MPS_ERROR = re.compile(r"CUDA_ERROR_MPS_|cudaErrorMps|MPS (client|server|daemon
 
 @dataclass(frozen=True, slots=True)
 class DeviceError:
-    """`is_out_of_memory`: the task wanted more than there was. `breaks_context`: the process can do no more on
-    its devices, so its runner must end. `advice` is a sentence for the task's owner, or empty."""
+    """`is_out_of_memory`: the task wanted more than there was. `breaks_context`: the process can do no more
+    on its devices, so its runner must end. `advice` is a sentence for the task's owner, or empty."""
 
     is_out_of_memory: bool = False
     breaks_context: bool = False

@@ -99,9 +99,8 @@ def _run(channel: int, bell: int) -> None:
 
 def _execute(program: list[str]) -> None:
     try:
-        os.execvp(program[0], program)
-    except OSError as error:
-        print(f"{program[0]} cannot be run: {error}", file=sys.stderr, flush=True)
+        os.execvp(program[0], program)  # noqa: S606  (a list, and no shell)
+    finally:
         os._exit(COULD_NOT_RUN)
 
 

@@ -1,8 +1,9 @@
 """Shares of NVIDIA GPUs that hold: runs NVIDIA's MPS daemons, one for each owner and set of devices.
 
-A process that uses a device through such a daemon gets no more device memory than its limit. The limit is what
-its task reserved; the CUDA context, about half a gigabyte on large GPUs, is part of it. A fault of one process
-ends the work of all processes of the same daemon, so owners never share one. `runner_pool` calls this.
+A process that uses a device through such a daemon gets no more device memory than its limit. The limit is
+what its task reserved; the CUDA context, about half a gigabyte on large GPUs, is part of it. A fault of one
+process ends the work of all processes of the same daemon, so owners never share one. `runner_pool` calls
+this.
 
     agent ──lifeline──> keeper ──> nvidia-cuda-mps-control ──> nvidia-cuda-mps-server
                                           └── its pipes are in a folder; runners get its path
@@ -17,7 +18,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from gpu_orchestrator.apps.worker import environment
@@ -91,14 +91,15 @@ class MpsDaemon:
         await self._until_listening()
 
     async def _until_listening(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
-                while self.is_running and not (self.folder / "control").exists():
-                    await asyncio.sleep(LOOK_EVERY_S)
-        if not (self.is_running and (self.folder / "control").exists()):
-            said = self._last_words()
-            await self.end()
-            raise MpsFailed(f"{self._program} did not start listening within {START_S:g} s: {said}")
+        for _ in range(int(START_S / LOOK_EVERY_S)):
+            if not self.is_running:
+                break
+            if (self.folder / "control").exists():
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+        said = self._last_words()
+        await self.end()
+        raise MpsFailed(f"{self._program} did not start: {said}")
 
     def variables(self) -> dict[str, str]:
         return {PIPES: str(self.folder), LOGS: str(self.folder / "log")}
