@@ -21,6 +21,9 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
+MPS, ACCOUNTED = "mps", "accounted"
+
+
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
     """Base of all messages; `type` on the wire is the name of the class."""
 
@@ -95,7 +98,8 @@ class TaskError(Value, frozen=True):
 class Hello(Message, frozen=True):
     """First message of every connection. Each worker process makes up its own `instance`. After a lost
     connection the worker sends its epoch in `resume_epoch` and what it still has: `running`, and in `unacked`
-    the results it is about to send again."""
+    the results it is about to send again. `sharing` says what holds a task to the device memory that it
+    reserved: `mps` (the driver), or `accounted` (nothing); empty in workers of older versions."""
 
     name: WorkerName
     instance: Word
@@ -105,6 +109,7 @@ class Hello(Message, frozen=True):
     labels: Annotated[dict[Word, Word], Meta(max_length=100)] = {}
     max_concurrent: Annotated[int, Meta(ge=1, le=10_000)] = 1
     version: Word = ""
+    sharing: Word = ""
     resume_epoch: Count = 0
     running: tuple[Attempt, ...] = ()
     unacked: tuple[Attempt, ...] = ()

@@ -28,6 +28,7 @@ def run(
     function: tuple[str, ...] = (),
     upstream: tuple[str, ...] = (),
     allow_command: bool = False,
+    sharing: Annotated[str, Parameter(env_var="GPU_SHARING")] = "accounted",
     simulate: str = "",
     simulation: Path | None = None,
     drain_s: float = 60.0,
@@ -60,6 +61,9 @@ def run(
         `name=URL`, a server that tasks of type `http` may call. May be repeated.
     allow_command
         Let tasks of type `command` run any program here.
+    sharing
+        What holds a task to the part of a GPU's memory that it reserved: `accounted`, nothing; `mps`,
+        NVIDIA's driver, by a daemon for each owner.
     simulate
         Simulate GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
     simulation
@@ -93,6 +97,7 @@ def run(
                 processes=processes or min(max(max_concurrent, 1), os.cpu_count() or 1),
                 labels=_pairs("label", label),
                 options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
+                sharing=sharing,
                 drain_s=drain_s,
             )
             importable.check(settings.options.functions)

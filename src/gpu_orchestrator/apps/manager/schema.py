@@ -66,6 +66,9 @@ class TaskHistory(Answer, frozen=True):
 
 
 class WorkerInfo(Answer, frozen=True):
+    """`sharing` is `mps` if the driver holds tasks to the device memory that they reserved, and `accounted`
+    if reserved memory is only counted."""
+
     worker_id: str
     status: str
     gpu_info: list[GpuInfo]
@@ -75,6 +78,7 @@ class WorkerInfo(Answer, frozen=True):
     performance_score: float
     labels: dict[str, str]
     task_types: list[str]
+    sharing: str
 
 
 class WorkerDetail(WorkerInfo, frozen=True):

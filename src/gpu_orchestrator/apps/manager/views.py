@@ -136,6 +136,7 @@ def _worker_fields(row: Row, worker: WorkerState, reserved: dict[int, int]) -> d
         "performance_score": 1.0 if worker.score is None else worker.score,
         "labels": worker.hello.labels,
         "task_types": list(worker.hello.task_types),
+        "sharing": worker.hello.sharing or session.ACCOUNTED,
     }
 
 

@@ -159,6 +159,7 @@ class Agent:
             labels=self._settings.labels,
             max_concurrent=self._settings.max_concurrent,
             version=__version__,
+            sharing=self._settings.sharing,
             resume_epoch=self._welcome.epoch if self._welcome else 0,
             running=self._attempts.attempts(),
             unacked=tuple(session.Attempt(each.task, each.attempt) for each in self._attempts.unacked()),

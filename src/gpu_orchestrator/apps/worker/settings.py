@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker.frames import Options
 
 MOST_CONCURRENT = 10_000
@@ -21,7 +22,8 @@ def name_of(host: str) -> str:
 class Settings:
     """What an operator can set. `ca` is a file with the certificates to trust; if empty, the worker trusts
     those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
-    `processes` runners."""
+    `processes` runners. `sharing` is what holds tasks to the device memory that they reserved: `mps` or, only
+    by counting, `accounted`."""
 
     server: str
     token: str = field(repr=False)
@@ -31,6 +33,7 @@ class Settings:
     processes: int = 1
     labels: dict[str, str] = field(default_factory=dict)
     options: Options = field(default_factory=Options)
+    sharing: str = session.ACCOUNTED
     drain_s: float = 60.0
     idle_s: float = 30.0
 
@@ -53,6 +56,8 @@ class Settings:
                 f"a worker runs 1 or more tasks at once (at most {MOST_CONCURRENT}), in 1 or more processes; "
                 f"--max-concurrent is {self.max_concurrent}, --processes {self.processes}"
             )
+        if self.sharing not in (session.ACCOUNTED, session.MPS):
+            raise BadSettings(f"GPU_SHARING is '{self.sharing}'; write accounted or mps")
         for name, target in self.options.functions.items():
             module, _, function = target.partition(":")
             if not module or not function:
