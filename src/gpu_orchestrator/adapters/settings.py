@@ -121,7 +121,10 @@ class Settings:
     metrics_auth: bool = False
     events_kept: Annotated[int, Meta(ge=100, le=10_000_000)] = 50_000
     max_watchers: Annotated[int, Meta(ge=0, le=100_000)] = 1000
-    log_level: Literal["INFO", "DEBUG"] = "INFO"
+    max_connections: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096
+    max_connections_per_address: Annotated[int, Meta(ge=8, le=1_000_000)] = 1024
+    request_head_timeout: Seconds = 30
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["auto", "json", "text"] = "auto"
     log_file: Annotated[str, Meta(description="a file that can be written")] = ""
     log_file_mb: Annotated[float, Meta(ge=0.001, le=100_000)] = 50

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$(?!\n)")]
 Word = Annotated[str, Meta(max_length=200)]
 Index = Annotated[int, Meta(ge=0, le=1023)]
 Mib = Annotated[int, Meta(ge=0, le=2**31)]
@@ -234,7 +234,7 @@ class Given(Value, frozen=True):
 
 class Assign(Message, frozen=True):
     """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task
-    uses no GPU."""
+    uses no GPU. `owner` owns the task; empty in assignments of older versions."""
 
     task: str
     attempt: int
@@ -247,6 +247,7 @@ class Assign(Message, frozen=True):
     soft_limit_s: float = 0.0
     timeout_s: float = 0.0
     correlation_id: str = ""
+    owner: str = ""
 
 
 class Cancel(Message, frozen=True):

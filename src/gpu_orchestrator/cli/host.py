@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_orchestrator.adapters import disk, logs, private_files, settings, tls
+from gpu_orchestrator.adapters import disk, logs, private_files, process_rights, settings, tls
 from gpu_orchestrator.adapters.settings import BadSettings, Settings, why_unreadable
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
 from gpu_orchestrator.adapters.tls import BadCertificate
@@ -101,6 +101,7 @@ async def hosting(
     chosen: Settings, *, insecure: bool = False, log_to_file: bool = False
 ) -> AsyncIterator[Host]:
     """Run a server with its keys. `log_to_file`: the terminal is used for something else."""
+    process_rights.hide()
     _check(chosen)
     folder = Path(chosen.data_dir)
     with _listening(chosen, folder) as listening, locked(folder) as note, contextlib.ExitStack() as stack:
@@ -155,8 +156,7 @@ def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Calla
     except OSError as error:
         why = why_unreadable(error).replace("read", "written", 1)
         raise BadSettings(f"LOG_FILE={path} {why}; give a file to write") from error
-    verbosity = 1 if chosen.log_level == "DEBUG" else 0
-    logs.configure(verbosity, style=chosen.log_format, file=file, only_file=only_file)
+    logs.configure(style=chosen.log_format, file=file, only_file=only_file, least=chosen.log_level)
     return file.close if file else lambda: None
 
 

@@ -2,11 +2,15 @@
 
 import os
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.adapters.process_rights import User
 
 CANNOT_START = 2
 """Exit code if the arguments are wrong: `up` does not start such a worker again."""
@@ -32,6 +36,8 @@ def run(
     simulate: str = "",
     simulation: Path | None = None,
     drain_s: float = 60.0,
+    share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
+    run_as: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_RUN_AS", metavar="USER")] = "",
     v: int = 0,
 ) -> None:
     """Join a cluster manager and run its tasks until stopped.
@@ -70,23 +76,33 @@ def run(
         The folder in which simulated GPUs are kept.
     drain_s
         How long running tasks may take to finish when the worker is stopped.
+    share_runners
+        Let one process run tasks of several owners, one after the other: faster, but what a task leaves behind
+        there is open to the next owner's.
+    run_as
+        The user that runs tasks, where root starts the worker: then tasks cannot read its token.
     v
         1 and more: log also why things happen.
     """
     import uvloop
 
+    from gpu_orchestrator.adapters import process_rights
     from gpu_orchestrator.adapters.gpus.find import find
     from gpu_orchestrator.adapters.tls import BadCertificate
+    from gpu_orchestrator.api import session
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
     from gpu_orchestrator.apps.worker.handlers import importable
+    from gpu_orchestrator.apps.worker.runners.mps import find_program
     from gpu_orchestrator.apps.worker.session.connection import NotWanted
     from gpu_orchestrator.apps.worker.settings import Settings
     from gpu_orchestrator.cli import joining, log_setup
 
+    process_rights.hide()
     log_setup.configure(v)
     with ExitStack() as held:
         try:
+            user = process_rights.find(run_as) if run_as else None
             access = joining.access(server, token, token_file, str(ca) if ca else "")
             settings = Settings(
                 server=access.server,
@@ -99,16 +115,26 @@ def run(
                 options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
                 sharing=sharing,
                 drain_s=drain_s,
+                share_runners=share_runners,
+                run_as=user,
             )
-            importable.check(settings.options.functions)
-            kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name
-            gpus = find(simulate, simulation or kept)
+            if settings.sharing == session.MPS:
+                find_program()
+            importable.check(settings.options.functions, user)
+            gpus = find(simulate, simulation or _kept(user) / settings.name, user)
         except (ValueError, OSError) as error:
             _exit(error, CANNOT_START)
         try:
             uvloop.run(main.run(settings, gpus))
         except (BadCertificate, OSError, NotWanted) as error:
             _exit(error, 1)
+
+
+def _kept(user: "User | None") -> Path:
+    """Return where simulated GPUs are kept: where tasks may write, too."""
+    if user is None:
+        return Path.home() / ".cache" / "gpu-orchestrator" / "simulated"
+    return Path(tempfile.gettempdir()) / f"gpu-orchestrator-simulated-{user.uid}"
 
 
 def _exit(error: Exception, code: int) -> NoReturn:

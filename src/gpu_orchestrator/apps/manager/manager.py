@@ -26,6 +26,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
+from gpu_orchestrator.apps.manager.access.connections import Connections
 from gpu_orchestrator.apps.manager.access.key_sync import KeySync
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
@@ -39,7 +40,7 @@ from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
 from gpu_orchestrator.apps.manager.fleet import strategies
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
-from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
+from gpu_orchestrator.apps.manager.metrics import Metrics, counter, gauge
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
@@ -69,6 +70,7 @@ class ManagerDeps:
     facts: Facts
     keys: Keys
     seal: Seal
+    connections: Connections
     embedded: Embedded | None = None
 
 
@@ -76,7 +78,7 @@ class Manager:
     def __init__(self, deps: ManagerDeps) -> None:
         settings, store = deps.settings, deps.store
         self.settings, self.store, self.facts, self.keys = settings, store, deps.facts, deps.keys
-        self.embedded = deps.embedded
+        self.embedded, self.connections = deps.embedded, deps.connections
         self.signing = Signing(store.database, deps.seal, settings.callback_secret)
         self.started = monotonic()
         self.metrics = Metrics()
@@ -250,6 +252,11 @@ class Manager:
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        connections = self.connections
+        kinds = [(["known"], float(connections.known)), (["stranger"], float(connections.strangers))]
+        yield gauge("http_connections", "Open connections, by whether they have shown a key", ["kind"], kinds)
+        closed = [([str(reason)], float(number)) for reason, number in connections.closed.items()]
+        yield counter("http_connections_closed", "Connections closed because of a limit", ["reason"], closed)
         yield gauge("watchers", "Clients that watch events on this process", [], [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
         yield gauge("leader", "1 if this process is the leader", [], [([], float(dispatcher is not None))])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -116,6 +116,13 @@ class Metrics:
 
 def gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
+
+def counter(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)
     return family

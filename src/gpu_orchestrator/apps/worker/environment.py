@@ -6,8 +6,9 @@ import os
 import sys
 from contextlib import suppress
 
-SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "WORKER_TOKEN", "REDIS_")
-"""Prefixes of environment variables that the agent needs and that tasks must not see."""
+SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "REDIS_", "RESULTS_S3_", "SECRETS_KEY", "SSL_KEY")
+"""How variables begin that the agent or the manager needs and that tasks must not see. To these come all secret
+settings of the manager, and the files with them."""
 MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 """Set for a runner whose device memory MPS limits to what its task reserved."""
 SAFE_PATH = "-P"
@@ -16,7 +17,10 @@ Python's own."""
 
 
 def without_secrets() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    from gpu_orchestrator.adapters import settings  # not for runners: it is large
+
+    hidden = (*SECRETS, *(name.upper() for name in settings.SECRETS))
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
 
 
 def add_current_folder() -> None:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker.frames import Options
@@ -22,8 +23,9 @@ def name_of(host: str) -> str:
 class Settings:
     """What an operator can set. `ca` is a file with the certificates to trust; if empty, the worker trusts
     those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
-    `processes` runners. `sharing` is what holds tasks to the device memory that they reserved: `mps` or, only
-    by counting, `accounted`."""
+    `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
+    rights of `run_as`, else those of the worker. `sharing` is what holds tasks to the device memory that they
+    reserved: `mps` or, only by counting, `accounted`."""
 
     server: str
     token: str = field(repr=False)
@@ -36,6 +38,8 @@ class Settings:
     sharing: str = session.ACCOUNTED
     drain_s: float = 60.0
     idle_s: float = 30.0
+    share_runners: bool = False
+    run_as: User | None = None
 
     def __post_init__(self) -> None:
         if urlsplit(self.server).scheme not in ("http", "https") or not urlsplit(self.server).hostname:

@@ -132,6 +132,7 @@ def message_of(
         soft_limit_s=spec.soft_limit_s,
         timeout_s=spec.timeout_s,
         correlation_id=correlation,
+        owner=spec.tenant,
     )
 
 

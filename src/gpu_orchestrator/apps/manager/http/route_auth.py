@@ -16,6 +16,7 @@ from fastapi.routing import iter_route_contexts
 from starlette import types as asgi
 from starlette.requests import HTTPConnection
 
+from gpu_orchestrator.apps.manager.access.connections import PEER
 from gpu_orchestrator.apps.manager.access.keys import Scope
 from gpu_orchestrator.apps.manager.errors import Unprocessable
 from gpu_orchestrator.apps.manager.manager import Manager
@@ -58,6 +59,8 @@ class RouteGuard:
         scope = self._needed(manager)
         if scope is not None:
             key = state["key"] = manager.keys.find(header(connection, b"authorization"))
+            if PEER in state:
+                state[PEER].recognise()
             manager.rate_limiter.take(key, connection.get("method", "WS"), path_of(connection))
             key.demand(scope)
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from gpu_orchestrator.adapters import process_rights
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.parent_death import end_with_parent
 
@@ -42,26 +43,28 @@ def order(kind: bytes, until: float = 0.0) -> bytes:
 PROGRAM = "program"
 
 
-def program_arguments(lifeline: int, folder: str, *program: str) -> list[str]:
+def program_arguments(lifeline: int, folder: str, user: str, *program: str) -> list[str]:
     """Return the arguments with which a keeper runs a program instead of a runner. When the agent is gone or
-    has closed the lifeline, the keeper also removes the folder."""
-    return [PROGRAM, str(lifeline), folder, *program]
+    has closed the lifeline, the keeper also removes the folder. `user` is an encoded user, or empty."""
+    return [PROGRAM, str(lifeline), folder, user, *program]
 
 
 def main() -> None:
     if sys.argv[1] == PROGRAM:
-        lifeline, folder, *program = sys.argv[2:]
-        status = _keep(int(lifeline), (), lambda: _execute(program))
+        lifeline, folder, user, *program = sys.argv[2:]
+        status = _keep(int(lifeline), (), user, lambda: _execute(program))
         if _is_cut(int(lifeline)):
             shutil.rmtree(folder, ignore_errors=True)
     else:
-        lifeline, channel, bell = sys.argv[1:]
-        status = _keep(int(lifeline), (int(channel), int(bell)), lambda: _run(int(channel), int(bell)))
+        lifeline, channel, bell, user = [*sys.argv[1:], ""][:4]
+        ends = (int(channel), int(bell))
+        status = _keep(int(lifeline), ends, user, lambda: _run(*ends))
     _end_as(status)
 
 
-def _keep(lifeline: int, child_only: tuple[int, ...], become: Callable[[], object]) -> int:
-    """Fork, let the child become what it is for, and watch it; return its exit status."""
+def _keep(lifeline: int, child_only: tuple[int, ...], user: str, become: Callable[[], object]) -> int:
+    """Fork, let the child become what it is for, with the rights of `user`, and watch it; return its exit
+    status."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     child_exits = _child_exit_pipe()
@@ -69,7 +72,7 @@ def _keep(lifeline: int, child_only: tuple[int, ...], become: Callable[[], objec
     child = os.fork()
     if child == 0:
         os.close(lifeline)
-        _leave_keeper(keeper)
+        _leave_keeper(keeper, user)
         become()
         os._exit(0)
     for descriptor in child_only:
@@ -84,10 +87,12 @@ def _is_cut(lifeline: int) -> bool:
     return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
-def _leave_keeper(keeper: int) -> None:
+def _leave_keeper(keeper: int, user: str) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
+    if user:
+        process_rights.become(user)  # before the next line: a change of user undoes that
     end_with_parent(keeper, signal.SIGKILL)
 
 

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.apps.worker import environment
 from gpu_orchestrator.apps.worker.attempt import Devices
 from gpu_orchestrator.apps.worker.runners import keeper
@@ -53,10 +54,10 @@ def find_program() -> str:
 class MpsDaemon:
     """One daemon under a keeper of its own. Ends with the agent, however the agent ends."""
 
-    def __init__(self, program: str, visible: Mapping[str, str]) -> None:
+    def __init__(self, program: str, visible: Mapping[str, str], user: User | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-mps-"))
         """In the folder for temporary files, because the path of a socket may have 107 bytes only."""
-        self._program, self._visible = program, visible
+        self._program, self._visible, self._user = program, visible, user
         self._process: asyncio.subprocess.Process | None = None
         self._lifeline = -1
 
@@ -70,7 +71,8 @@ class MpsDaemon:
 
     async def start(self) -> None:
         """Return when the daemon listens; raise `MpsFailed` if it does not."""
-        (self.folder / "log").mkdir()
+        self._make_folders()
+        user = self._user.encode() if self._user else ""
         far, self._lifeline = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -78,7 +80,7 @@ class MpsDaemon:
                 environment.SAFE_PATH,
                 "-m",
                 keeper.__name__,
-                *keeper.program_arguments(far, str(self.folder), self._program, "-f"),
+                *keeper.program_arguments(far, str(self.folder), user, self._program, "-f"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -89,6 +91,13 @@ class MpsDaemon:
         finally:
             os.close(far)
         await self._until_listening()
+
+    def _make_folders(self) -> None:
+        """Make the folders, for the user of the runners: a daemon refuses clients of another user."""
+        (self.folder / "log").mkdir()
+        if self._user is not None:
+            for folder in (self.folder, self.folder / "log"):
+                os.chown(folder, self._user.uid, self._user.gid)
 
     async def _until_listening(self) -> None:
         for _ in range(int(START_S / LOOK_EVERY_S)):
@@ -126,14 +135,14 @@ class MpsDaemon:
 class MpsDaemons:
     """The daemons of this worker. `environment_of` starts one where there is none, or where it has ended."""
 
-    def __init__(self, program: str) -> None:
-        self._program = program
+    def __init__(self, program: str, user: User | None = None) -> None:
+        self._program, self._user = program, user
         self._daemons: dict[tuple[str, Devices], MpsDaemon] = {}
         self._starting = asyncio.Lock()
 
     async def check(self) -> None:
         """Start and end one daemon; raise `MpsFailed` if it does not start on this machine."""
-        daemon = MpsDaemon(self._program, {})
+        daemon = MpsDaemon(self._program, {}, self._user)
         await daemon.start()
         await daemon.end()
 
@@ -146,7 +155,7 @@ class MpsDaemons:
             if daemon is None or not daemon.is_running:
                 if daemon is not None:
                     await daemon.end()
-                daemon = self._daemons[owner, devices] = MpsDaemon(self._program, visible)
+                daemon = self._daemons[owner, devices] = MpsDaemon(self._program, visible, self._user)
                 await daemon.start()
         return daemon.variables() | {LIMIT: limits(len(devices), limit_mib)}
 

@@ -16,11 +16,12 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners import keeper
@@ -42,7 +43,9 @@ RING = b"!"
 @dataclass(frozen=True, slots=True)
 class RunnerPlan:
     """What a runner is started with, and the callbacks for its frames, its output (with the attempt that it
-    belongs to, if any) and its end."""
+    belongs to, if any) and its end. It runs tasks of one `owner`; empty if owners share runners. It has the
+    rights of `user`, else those of the agent. With `limit_mib`, MPS holds it to that much memory of each
+    device."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
@@ -50,6 +53,9 @@ class RunnerPlan:
     on_frame: Callable[["RunnerHandle", frames.ToAgent], None]
     on_output: Callable[["RunnerHandle", "Attempt | None", str], None]
     on_end: Callable[["RunnerHandle", str], None]
+    owner: str = ""
+    user: User | None = None
+    limit_mib: int = 0
 
 
 class RunnerHandle:
@@ -59,7 +65,7 @@ class RunnerHandle:
     """
 
     def __init__(self, plan: RunnerPlan) -> None:
-        self.devices = plan.devices
+        self.devices, self.owner, self.limit_mib = plan.devices, plan.owner, plan.limit_mib
         self.queue: deque[Attempt] = deque()
         self.is_ready = False
         self.is_ending = False
@@ -83,13 +89,15 @@ class RunnerHandle:
         self._is_gone = False
         self.send(frames.Setup(plan.options, find.installed()))
 
-    async def start(self, until: float) -> None:
-        """Start keeper and runner. Frames sent before this is done are queued. For `until` see `prolong`."""
+    async def start(self, until: float, variables: Awaitable[Mapping[str, str]] | None = None) -> None:
+        """Start keeper and runner, with these variables besides those of the plan. Frames sent before this is
+        done are queued. For `until` see `prolong`."""
         try:
+            more = await variables if variables is not None else {}
             near, far = socket.socketpair()
             with far:
                 try:
-                    self.pid = await self._spawn(far, until)
+                    self.pid = await self._spawn(far, until, more)
                 except OSError:
                     near.close()
                     raise
@@ -100,9 +108,11 @@ class RunnerHandle:
         self._output.begin()
         await self._connect(near)
 
-    async def _spawn(self, far: socket.socket, until: float) -> int:
+    async def _spawn(self, far: socket.socket, until: float, more: Mapping[str, str]) -> int:
         self.prolong(until)
         lifeline, bell = self._far_ends
+        user = self._plan.user
+        variables = environment.without_secrets() | (user.environment() if user else {})
         process, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Process(self),
             sys.executable,
@@ -110,10 +120,11 @@ class RunnerHandle:
             "-m",
             keeper.__name__,
             *map(str, (lifeline, far.fileno(), bell)),
+            *((user.encode(),) if user else ()),
             stdin=None,
             stdout=self._output.far,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment.without_secrets() | dict(self._plan.environment),
+            env={**variables, **self._plan.environment, **more},
             pass_fds=(lifeline, far.fileno(), bell),
             start_new_session=True,
         )

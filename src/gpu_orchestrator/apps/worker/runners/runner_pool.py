@@ -1,7 +1,8 @@
 """The runners of this worker, by the set of devices they see. `attempts` takes runners from here.
 
 An attempt with devices gets a runner of its own, which stays for the next attempt on the same set. Attempts
-without devices share a few runners.
+without devices share a few runners. A runner serves one owner only, unless the operator allows more: what a task
+leaves behind in its process (variables, threads, files, device memory) is not for other owners.
 """
 
 from collections import defaultdict
@@ -10,12 +11,19 @@ from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt, Devices
+from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
 
+NO_MPS = ("amd", "intel")
+"""Vendors whose devices have nothing like MPS."""
 AHEAD = 32
 """Attempts that a quick runner may have queued, so that it does not wait for the agent after a short task."""
+SPARE = 8
+"""Idle runners without devices that may stay, beyond those that work, so that owners who take turns need not
+wait for a new one each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +36,34 @@ class RunnerCallbacks:
     on_end: Callable[[RunnerHandle, str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerUse:
+    """What an attempt needs a runner for. `owner` is empty if owners share runners. `limit_mib` is how much
+    of each device MPS lets it take, 0 for all."""
+
+    devices: Devices
+    owner: str
+    limit_mib: int
+
+    def is_served_by(self, runner: RunnerHandle) -> bool:
+        return (self.devices, self.owner, self.limit_mib) == (runner.devices, runner.owner, runner.limit_mib)
+
+
 class RunnerPool:
-    def __init__(self, gpus: Gpus, options: frames.Options, *, processes: int, idle_s: float) -> None:
+    def __init__(
+        self,
+        gpus: Gpus,
+        options: frames.Options,
+        *,
+        processes: int,
+        idle_s: float,
+        shares_owners: bool = False,
+        user: User | None = None,
+        mps: MpsDaemons | None = None,
+    ) -> None:
         self._gpus, self._options = gpus, options
         self._processes, self._idle_s = processes, idle_s
+        self._shares_owners, self._user, self._mps = shares_owners, user, mps
         self._runners: defaultdict[Devices, list[RunnerHandle]] = defaultdict(list)
         self._until = 0.0
         self._starting = BackgroundTasks()
@@ -43,26 +75,42 @@ class RunnerPool:
         """Return the runner that has this attempt."""
         return next((runner for runner in self._runners[attempt.devices] if attempt in runner.queue), None)
 
-    def clear(self, devices: Devices) -> bool:
-        """Kill runners that hold memory on these devices and are ending, or idle and of another set.
+    def clear(self, attempt: Attempt) -> bool:
+        """Kill runners that hold memory on the devices of this attempt and are ending, or idle and of no use
+        to it: of another set of devices, of another owner, or with another limit of memory.
 
         Return True if there were none; otherwise the caller tries again when they are gone."""
-        near = [runner for runner in self.all() if not set(devices).isdisjoint(runner.devices)]
-        in_the_way = [r for r in near if r.is_ending or (not r.queue and r.devices != devices)]
+        use = self._use_of(attempt)
+        near = [runner for runner in self.all() if not set(use.devices).isdisjoint(runner.devices)]
+        in_the_way = [r for r in near if r.is_ending or (not r.queue and not use.is_served_by(r))]
         for runner in in_the_way:
             runner.kill()
         return not in_the_way
 
-    def free(self, devices: Devices, callbacks: RunnerCallbacks) -> RunnerHandle | None:
+    def free(self, attempt: Attempt, callbacks: RunnerCallbacks) -> RunnerHandle | None:
         """Return a runner for one more attempt: idle, or new, or quick enough to have attempts queued."""
-        runners = [runner for runner in self._runners[devices] if not runner.is_ending]
-        for runner in runners:
-            if not runner.queue:
-                return runner
-        if devices or len(runners) < self._processes:
-            return self._start(devices, callbacks)
-        ahead = min((r for r in runners if r.is_quick), key=lambda r: len(r.queue), default=None)
+        use = self._use_of(attempt)
+        runners = [runner for runner in self._runners[use.devices] if not runner.is_ending]
+        mine = [runner for runner in runners if use.is_served_by(runner)]
+        busy = sum(bool(runner.queue) for runner in runners)
+        if use.devices or busy < self._processes:
+            idle = next((runner for runner in mine if not runner.queue), None)
+            return idle or self._start(use, callbacks)
+        ahead = min((r for r in mine if r.is_quick), key=lambda r: len(r.queue), default=None)
         return ahead if ahead and len(ahead.queue) < AHEAD else None
+
+    def _use_of(self, attempt: Attempt) -> RunnerUse:
+        limit_mib = self._limit_mib(attempt)
+        owner = "" if self._shares_owners and not limit_mib else attempt.owner
+        return RunnerUse(attempt.devices, owner, limit_mib)
+
+    def _limit_mib(self, attempt: Attempt) -> int:
+        """Return what MPS limits an attempt to; 0 for whole devices, and where there is no MPS."""
+        if self._mps is None or attempt.assign.exclusive or not attempt.devices:
+            return 0
+        vendors = {device.uuid: device.vendor for device in self._gpus.devices()}
+        can_limit = all(vendors.get(uuid) not in NO_MPS for uuid in attempt.devices)
+        return attempt.assign.memory_mib if can_limit else 0
 
     def remove(self, runner: RunnerHandle) -> None:
         self._runners[runner.devices].remove(runner)
@@ -79,25 +127,66 @@ class RunnerPool:
             runner.kill()
 
     def tidy(self, now: float) -> None:
-        """Kill runners that have held devices without work for `idle_s`, to free their memory."""
-        for runner in self.all():
-            idle = runner.is_ready and not runner.queue and not runner.is_ending
-            if idle and runner.devices and now - runner.idle_since > self._idle_s:
-                runner.kill()
+        """Kill runners that have been without work for `idle_s`, to free their memory: all that hold devices, and
+        those without devices beyond the usual number."""
+        idle = [
+            runner for runner in self.all() if _is_idle(runner) and now - runner.idle_since > self._idle_s
+        ]
+        spare = max(len(self._runners[()]) - self._processes, 0)
+        for runner in [*(r for r in idle if r.devices), *[r for r in idle if not r.devices][:spare]]:
+            runner.kill()
+        if self._mps is not None:
+            self._mps.keep_only({(r.owner, r.devices) for r in self.all() if r.limit_mib})
 
-    def _start(self, devices: Devices, callbacks: RunnerCallbacks) -> RunnerHandle:
-        environment = self._gpus.environment(devices)
+    def pids(self) -> set[int]:
+        """Return the ids of processes that hold memory for the runners, but are none of them."""
+        return self._mps.pids() if self._mps is not None else set()
+
+    def close(self) -> None:
+        """End what serves the runners, after the last of them has ended."""
+        if self._mps is not None:
+            self._mps.kill()
+
+    def _start(self, use: RunnerUse, callbacks: RunnerCallbacks) -> RunnerHandle:
+        if not use.devices:
+            self._kill_spare()
+        environment = self._gpus.environment(use.devices)
         runner = RunnerHandle(
             RunnerPlan(
-                devices, environment, self._options, callbacks.on_frame, callbacks.on_output, callbacks.on_end
+                use.devices,
+                environment,
+                self._options,
+                callbacks.on_frame,
+                callbacks.on_output,
+                callbacks.on_end,
+                use.owner,
+                self._user,
+                use.limit_mib,
             )
         )
-        self._runners[devices].append(runner)
+        self._runners[use.devices].append(runner)
         self._starting.start(self._started(runner))
         return runner
 
+    def _kill_spare(self) -> None:
+        """Kill the runner without devices that has been idle longest, if there are too many."""
+        idle = sorted((r for r in self._runners[()] if _is_idle(r)), key=lambda runner: runner.idle_since)
+        if len(idle) >= SPARE:
+            idle[0].kill()
+
     async def _started(self, runner: RunnerHandle) -> None:
         try:
-            await runner.start(self._until)
+            await runner.start(self._until, self._variables(runner))
         except OSError as error:
             runner.ended(f"could not be started: {error}")
+
+    async def _variables(self, runner: RunnerHandle) -> dict[str, str]:
+        """Return what makes a runner a client of its owner's MPS daemon; start that if need be."""
+        if self._mps is None or not runner.limit_mib:
+            return {}
+        visible = self._gpus.environment(runner.devices)
+        return await self._mps.environment_of(runner.owner, runner.devices, visible, runner.limit_mib)
+
+
+def _is_idle(runner: RunnerHandle) -> bool:
+    return runner.is_ready and not runner.queue and not runner.is_ending
