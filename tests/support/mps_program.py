@@ -4,6 +4,8 @@ docs/decisions/0012-shares-that-hold.md.
 """
 
 import os
+import select
+import signal
 import sys
 from pathlib import Path
 
@@ -35,3 +37,13 @@ def install(folder: Path) -> Path:
 
 def path_with(folder: Path) -> str:
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def kill(folder: str) -> None:
+    """Kill the daemon that listens in this folder, and return when its keeper has ended with it."""
+    pid = int((Path(folder) / "control").read_text())
+    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    ended = os.pidfd_open(keeper)
+    os.kill(pid, signal.SIGKILL)
+    select.select([ended], [], [], 30)
+    os.close(ended)
