@@ -17,6 +17,7 @@ OF_OTHER_PROCESSES = (
     "GPU_ORCHESTRATOR_SERVER",
     "GPU_ORCHESTRATOR_TOKEN",
     "GPU_ORCHESTRATOR_URL",
+    "GPU_SHARING",
     "MAX_CONCURRENT_TASKS",
 )
 """Variables that the worker and the client commands read."""

@@ -25,6 +25,9 @@ Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 OnDisconnect = Literal["stop", "keep"]
 
 
+MPS, ACCOUNTED = "mps", "accounted"
+
+
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
     """Base of all messages; `type` on the wire is the name of the class."""
 
@@ -100,7 +103,9 @@ class Hello(Message, frozen=True):
     """First message of every connection. Each worker process makes up its own `instance`. After a lost
     connection the worker sends its epoch in `resume_epoch` and what it still has: `running`, and in `unacked`
     the results it is about to send again. `on_disconnect` is what the worker does with its running tasks when
-    it cannot renew its lease. `pieces`: it takes large messages in pieces, see `api/pieces.py`."""
+    it cannot renew its lease. `pieces`: it takes large messages in pieces, see `api/pieces.py`. `sharing` says
+    what holds a task to the device memory that it reserved: `mps` (the driver), or `accounted` (nothing);
+    empty in workers of older versions."""
 
     name: WorkerName
     instance: Word
@@ -111,6 +116,7 @@ class Hello(Message, frozen=True):
     pool: Pool = ""
     max_concurrent: Annotated[int, Meta(ge=1, le=10_000)] = 1
     version: Word = ""
+    sharing: Word = ""
     resume_epoch: Count = 0
     running: tuple[Attempt, ...] = ()
     unacked: tuple[Attempt, ...] = ()

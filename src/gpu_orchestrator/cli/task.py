@@ -242,7 +242,15 @@ def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE)
         Column("FREE", 1),
         Column("WHY", free=True, below=True),
     ]
-    return output.show_table(columns, rows) if rows else None
+    if rows:
+        output.show_table(columns, rows)
+    if counted := [each["worker_id"] for each in answer["workers"] if _only_counts(each)]:
+        output.say(lines(f"reserved GPU memory is counted, not enforced, on {', '.join(counted)}"))
+    return None
+
+
+def _only_counts(worker: dict[str, Any]) -> bool:
+    return bool(worker["devices"]) and worker.get("sharing") == "accounted"
 
 
 def _wait(

@@ -39,6 +39,7 @@ def run(
     upstream: tuple[str, ...] = (),
     upstream_header: Annotated[tuple[str, ...], Parameter(metavar="NAME=FILE")] = (),
     allow_command: bool = False,
+    sharing: Annotated[str, Parameter(env_var="GPU_SHARING")] = "accounted",
     simulate: str = "",
     simulation: Path | None = None,
     drain_s: float = 60.0,
@@ -81,6 +82,9 @@ def run(
         every request. May be repeated.
     allow_command
         Let tasks of type `command` run any program here.
+    sharing
+        What holds a task to the part of a GPU's memory that it reserved: `accounted`, nothing; `mps`,
+        NVIDIA's driver, by a daemon for each owner.
     simulate
         Simulate GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
     simulation
@@ -105,9 +109,11 @@ def run(
     from gpu_orchestrator.adapters.gpus.find import find
     from gpu_orchestrator.adapters.setting_names import refuse_slips
     from gpu_orchestrator.adapters.tls import BadCertificate
+    from gpu_orchestrator.api import session
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
     from gpu_orchestrator.apps.worker.handlers import importable
+    from gpu_orchestrator.apps.worker.runners.mps import find_program
     from gpu_orchestrator.apps.worker.session.connection import NotWanted
     from gpu_orchestrator.apps.worker.settings import Settings
     from gpu_orchestrator.cli import joining, log_setup
@@ -134,11 +140,14 @@ def run(
                     _headers(_pairs("upstream-header", upstream_header)),
                     allow_command,
                 ),
+                sharing=sharing,
                 drain_s=drain_s,
                 share_runners=share_runners,
                 run_as=user,
                 on_disconnect=on_disconnect,
             )
+            if settings.sharing == session.MPS:
+                find_program()
             importable.check(settings.options.functions, user)
             gpus = find(simulate, simulation or _kept(user) / settings.name, user)
             slots = max(len(gpus.devices()), 1) if max_concurrent is None else max_concurrent

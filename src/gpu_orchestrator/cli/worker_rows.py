@@ -14,6 +14,10 @@ _ON_DISCONNECT = {
     "stop": "ends its tasks when the lease expires",
     "keep": "keeps its tasks when the lease expires; they may run twice",
 }
+SHARING = {
+    "mps": "mps (the driver holds tasks to the memory that they reserve)",
+    "accounted": "accounted (reserved memory is counted, not enforced)",
+}
 ENDED = ("completed", "failed", "cancelled", "dead")
 
 
@@ -26,6 +30,7 @@ def table(workers: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[Col
         Column("GPUS", 1),
         Column("MEMORY", 3),
         Column("RESERVED", 4),
+        Column("SHARING", 7),
         Column("IN USE", 5),
         Column("SEEN", 6),
     ]
@@ -45,6 +50,7 @@ def _row(worker: Mapping[str, Any], now: datetime) -> list[object]:
         gpus(found),
         _sum(found, "memory_total_bytes"),
         _sum(found, "memory_reserved_bytes"),
+        (worker.get("sharing") or "") if found else "",
         _sum(found, "memory_used_bytes"),
         times.ago(times.parse(worker.get("last_heartbeat")), now),
     ]
@@ -119,6 +125,7 @@ def card(worker: Mapping[str, Any], now: datetime, zone: tzinfo | None = None) -
         ("status", worker["status"]),
         ("tasks", f"{worker['current_tasks']} running, at most {worker['max_concurrent']} at once"),
         ("today", _today(history) if done else ""),
+        ("sharing", SHARING.get(worker.get("sharing") or "", worker.get("sharing"))),
         ("task types", ", ".join(worker.get("task_types") or [])),
         (
             "labels",

@@ -67,7 +67,9 @@ class TaskHistory(Answer, frozen=True):
 
 class WorkerInfo(Answer, frozen=True):
     """`on_disconnect` is what happens to running tasks if the worker cannot renew its lease: it ends them
-    (`stop`), or lets them run (`keep`), perhaps beside a second run on another worker."""
+    (`stop`), or lets them run (`keep`), perhaps beside a second run on another worker. `sharing` is `mps` if
+    the driver holds tasks to the device memory that they reserved, and `accounted` if reserved memory is only
+    counted."""
 
     worker_id: str
     status: str
@@ -80,6 +82,7 @@ class WorkerInfo(Answer, frozen=True):
     task_types: list[str]
     on_disconnect: str
     pool: str
+    sharing: str
 
 
 class WorkerDetail(WorkerInfo, frozen=True):

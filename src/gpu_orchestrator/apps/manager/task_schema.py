@@ -21,10 +21,11 @@ Moment = Annotated[str, Meta(max_length=40)]
 
 class Resources(Body, frozen=True):
     """`gpu_memory`, such as "10GB" or "800MiB", is reserved on each of `gpus` devices. Without it the task
-    gets whole devices. `gpus` 0 means that the task needs no GPU. Memory is reserved, not enforced: no other
-    task gets it, but nothing stops a task that allocates more. What it takes beyond its reservation counts as
-    used, so less is placed beside it. A task with `labels` runs only on workers that have all of them; one
-    with `pool` only on workers of that pool, and those take no other tasks."""
+    gets whole devices. `gpus` 0 means that the task needs no GPU. No other task gets what was reserved. On
+    workers with `GPU_SHARING=mps` a task cannot take more than that; on others (`sharing` is `accounted`)
+    nothing stops it, and what it takes beyond its reservation counts as used, so less is placed beside it. A
+    task with `labels` runs only on workers that have all of them; one with `pool` only on workers of that
+    pool, and those take no other tasks."""
 
     gpu_memory: Annotated[str, Meta(max_length=40)] | int = ""
     gpus: Annotated[int, Meta(ge=0, le=64)] = 1
@@ -235,10 +236,13 @@ class DeviceVerdict(Answer, frozen=True):
 
 
 class WorkerVerdict(Answer, frozen=True):
+    """`sharing` as in the answers about workers: what holds the task to the memory that it reserves there."""
+
     worker_id: str
     fits: bool
     why: list[str]
     devices: list[DeviceVerdict]
+    sharing: str
 
 
 class Explanation(Answer, frozen=True):

@@ -166,6 +166,7 @@ def _worker_fields(row: Row, worker: WorkerState, reserved: dict[int, int]) -> d
         "pool": worker.hello.pool,
         "task_types": list(worker.hello.task_types),
         "on_disconnect": worker.hello.on_disconnect,
+        "sharing": worker.hello.sharing or session.ACCOUNTED,
     }
 
 

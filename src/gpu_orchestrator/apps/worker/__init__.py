@@ -16,12 +16,14 @@ back the same way until the manager acknowledges it. Read the modules in this or
   attempts/outcome          how an attempt ended, as a message to the manager and as a log line
   runners/runner_pool       the runners by their set of devices: starts, reuses and ends them
   runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
+  runners/mps               NVIDIA's MPS daemons, which hold tasks to the device memory that they reserved
   runners/raw_output        the pipe for what C code and child processes print
   runners/keeper            parent of each runner: ends it and all its children when the agent dies or the
                             lease expires
   runners/runner            the process in which handlers run, one task after another, on one set of devices
   runners/output            `sys.stdout` and `sys.stderr` of a runner
   runners/failure           a failed handler as text: its traceback
+  runners/device_errors     what an error says about the device: out of memory, or a broken context
   attempt                   one attempt: its task, its devices, its times
   transcript                what one attempt prints, as lines for its log and as progress
   frames                    the messages between agent and runner

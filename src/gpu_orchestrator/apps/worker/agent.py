@@ -23,6 +23,7 @@ from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.attempts.attempt_output import LogCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
 from gpu_orchestrator.apps.worker.handlers import find
+from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons, find_program
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
 from gpu_orchestrator.apps.worker.session import system
 from gpu_orchestrator.apps.worker.session.connection import (
@@ -65,12 +66,14 @@ class Agent:
         self._servers = Servers(settings.servers)
         self._connection = Connection(settings.token, self._receive)
         self._lease = Lease()
+        self._mps = MpsDaemons(find_program(), settings.run_as) if settings.sharing == session.MPS else None
         self._pool = RunnerPool(
             gpus,
             settings.options,
             processes=settings.processes,
             idle_s=settings.idle_s,
             shares_owners=settings.share_runners,
+            mps=self._mps,
             user=settings.run_as,
         )
         self._reporter = Reporter(gpus, self._pool)
@@ -95,6 +98,8 @@ class Agent:
             log.warning("tasks run as root and can read everything here; give --run-as USER")
         if not devices:
             log.warning("no GPU found; only tasks that need none run here (--simulate 4 describes some)")
+        if self._mps is not None:
+            await self._mps.check()
         async with aiohttp.ClientSession(connector=self._connector()) as http:
             joining = asyncio.create_task(self._stay_joined(http))
             ticking = asyncio.create_task(self._tick())
@@ -178,6 +183,7 @@ class Agent:
             pool=self._settings.pool,
             max_concurrent=self._settings.max_concurrent,
             version=__version__,
+            sharing=self._settings.sharing,
             resume_epoch=self._welcome.epoch if self._welcome else 0,
             running=self._attempts.attempts(),
             unacked=tuple(session.Attempt(each.task, each.attempt) for each in self._attempts.unacked()),
@@ -324,6 +330,7 @@ class Agent:
         await asyncio.gather(*tasks, return_exceptions=True)
         # A process that hangs in a driver is left to its keeper.
         await self._until(lambda: not self._pool.all(), LAST_OUTCOMES_S)
+        self._pool.close()
         self._gpus.close()
         if first is not None:
             first.result()

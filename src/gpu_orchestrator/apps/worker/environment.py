@@ -9,6 +9,8 @@ from contextlib import suppress
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "REDIS_", "RESULTS_S3_", "SECRETS_KEY", "SSL_KEY")
 """How variables begin that the agent or the manager needs and that tasks must not see. To these come all
 secret settings of the manager, and the files with them."""
+MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+"""Set for a runner whose device memory MPS limits to what its task reserved."""
 SAFE_PATH = "-P"
 """Option of Python: do not search the current folder first. A random.py there would take the place of
 Python's own."""

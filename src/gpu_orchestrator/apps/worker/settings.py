@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.api import session
 from gpu_orchestrator.api.session import OnDisconnect
 from gpu_orchestrator.apps.worker.frames import Options
 
@@ -26,7 +27,8 @@ class Settings:
     when the lease cannot be renewed. `ca` is a file with the certificates to trust; if empty, the worker
     trusts those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
     `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
-    rights of `run_as`, else those of the worker."""
+    rights of `run_as`, else those of the worker. `sharing` is what holds tasks to the device memory that they
+    reserved: `mps` or, only by counting, `accounted`."""
 
     servers: tuple[str, ...]
     token: str = field(repr=False)
@@ -37,6 +39,7 @@ class Settings:
     labels: dict[str, str] = field(default_factory=dict)
     pool: str = ""
     options: Options = field(default_factory=Options)
+    sharing: str = session.ACCOUNTED
     drain_s: float = 60.0
     idle_s: float = 30.0
     share_runners: bool = False
@@ -72,6 +75,8 @@ class Settings:
                 f"a worker runs 1 or more tasks at once (at most {MOST_CONCURRENT}), in 1 or more processes; "
                 f"--max-concurrent is {self.max_concurrent}, --processes {self.processes}"
             )
+        if self.sharing not in (session.ACCOUNTED, session.MPS):
+            raise BadSettings(f"GPU_SHARING is '{self.sharing}'; write accounted or mps")
         _check_options(self.options)
 
     def session_url(self, server: str) -> str:

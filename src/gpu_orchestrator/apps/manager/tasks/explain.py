@@ -48,7 +48,13 @@ def worker_verdict(
         if not each.passes(cluster, only)[0]
     )
     devices = [_device(shape, cluster, worker, at, named=named) for at in range(len(worker.hello.devices))]
-    return task_schema.WorkerVerdict(worker_id=worker.hello.name, fits=not why, why=why, devices=devices)
+    return task_schema.WorkerVerdict(
+        worker_id=worker.hello.name,
+        fits=not why,
+        why=why,
+        devices=devices,
+        sharing=worker.hello.sharing or session.ACCOUNTED,
+    )
 
 
 def score_reasons(shape: Shape, cluster: Cluster, policy: Policy, worker: str) -> list[str]:

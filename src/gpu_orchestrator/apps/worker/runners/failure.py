@@ -10,14 +10,16 @@ LONGEST_MESSAGE = 8192
 OUR_CODE = str(Path(__file__).parents[1])
 
 
-def message_of(error: BaseException) -> str:
-    """Return what the error says, or its type if it says nothing. Halves of surrogate pairs, such as
-    bytes of a file name, cannot be sent."""
+def message_of(error: BaseException, advice: str = "") -> str:
+    """Return what the error says, or its type if it says nothing, and then the advice. Halves of surrogate
+    pairs, such as bytes of a file name, cannot be sent."""
     try:
         said = str(error)
     except Exception:
         said = ""  # its own `__str__` failed
-    return (said or type(error).__name__)[:LONGEST_MESSAGE].encode(errors="replace").decode()
+    ending = f"; {advice}" if advice else ""
+    whole = (said or type(error).__name__)[: LONGEST_MESSAGE - len(ending)] + ending
+    return whole.encode(errors="replace").decode()
 
 
 def text_of(error: BaseException) -> str:

@@ -3,6 +3,8 @@
     agent ──lifeline──> keeper ──fork──> runner ──> its children
       └───────socket pair and bell─────────┘
 
+`mps` lets it keep a program of the driver in the same way, with a folder that is removed at the end.
+
 The keeper ends the runner when the agent orders it, when the agent is gone (the lifeline closes), and when
 the lease expires without a renewal (also while the agent is stopped by a signal). When the runner ends by
 itself, the keeper ends the children it left behind. Orphans of the runner become the keeper's children, so
@@ -13,9 +15,11 @@ import ctypes
 import os
 import resource
 import select
+import shutil
 import signal
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from gpu_orchestrator.adapters.parent_death import end_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 LONGEST_SLEEP_S = 1.0
+COULD_NOT_RUN = 127
 
 _ORDER = struct.Struct("<cd")
 LEASE, TERM, KILL = b"l", b"t", b"k"
@@ -35,34 +40,73 @@ def order(kind: bytes, until: float = 0.0) -> bytes:
     return _ORDER.pack(kind, until)
 
 
+PROGRAM = "program"
+
+
+def program_arguments(lifeline: int, folder: str, user: str, *program: str) -> list[str]:
+    """Return the arguments with which a keeper runs a program instead of a runner. When the agent is gone or
+    has closed the lifeline, the keeper also removes the folder. `user` is an encoded user, or empty."""
+    return [PROGRAM, str(lifeline), folder, user, *program]
+
+
 def main() -> None:
-    lifeline, channel, bell = map(int, sys.argv[1:4])
-    user = sys.argv[4] if len(sys.argv) > 4 else ""
+    if sys.argv[1] == PROGRAM:
+        lifeline, folder, user, *program = sys.argv[2:]
+        status = _keep(int(lifeline), (), user, lambda: _execute(program))
+        if _is_cut(int(lifeline)):
+            shutil.rmtree(folder, ignore_errors=True)
+    else:
+        lifeline, channel, bell, user = [*sys.argv[1:], ""][:4]
+        ends = (int(channel), int(bell))
+        status = _keep(int(lifeline), ends, user, lambda: _run(*ends))
+    _end_as(status)
+
+
+def _keep(lifeline: int, child_only: tuple[int, ...], user: str, become: Callable[[], object]) -> int:
+    """Fork, let the child become what it is for, with the rights of `user`, and watch it; return its exit
+    status."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     child_exits = _child_exit_pipe()
     keeper = os.getpid()
-    runner = os.fork()
-    if runner == 0:
+    child = os.fork()
+    if child == 0:
         os.close(lifeline)
-        _become_runner(keeper, channel, bell, user)
-    os.close(channel)
-    os.close(bell)
+        _leave_keeper(keeper, user)
+        become()
+        os._exit(0)
+    for descriptor in child_only:
+        os.close(descriptor)
     _close_output()
-    _end_as(_watch(runner, lifeline, child_exits))
+    return _watch(child, lifeline, child_exits)
 
 
-def _become_runner(keeper: int, channel: int, bell: int, user: str) -> None:
+def _is_cut(lifeline: int) -> bool:
+    poll = select.poll()
+    poll.register(lifeline, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def _leave_keeper(keeper: int, user: str) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
     if user:
         process_rights.become(user)  # before the next line: a change of user undoes that
     end_with_parent(keeper, signal.SIGKILL)
+
+
+def _run(channel: int, bell: int) -> None:
     from gpu_orchestrator.apps.worker.runners import runner
 
     runner.main(channel, bell)
-    os._exit(0)
+
+
+def _execute(program: list[str]) -> None:
+    try:
+        os.execvp(program[0], program)  # noqa: S606  (a list, and no shell)
+    finally:
+        os._exit(COULD_NOT_RUN)
 
 
 def _close_output() -> None:

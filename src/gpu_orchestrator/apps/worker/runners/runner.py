@@ -15,11 +15,10 @@ from types import FrameType
 
 import msgspec
 
-from gpu_orchestrator.adapters.gpus.gpu import OutOfMemory
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.runners import failure, keeper
+from gpu_orchestrator.apps.worker.runners import device_errors, failure, keeper
 from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
 from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, Cancelled, SoftLimitReached, Task, Temporary
 
@@ -107,15 +106,16 @@ class Runner:
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
-        is_full = isinstance(error, OutOfMemory | MemoryError)
-        self._is_spent = is_full or getattr(error, "spends_runner", False) or _has_children()
+        found = device_errors.classify(error)
+        spends = found.breaks_context or getattr(error, "spends_runner", False)
+        self._is_spent = spends or _has_children()
         self._output.write_line((run.task, run.attempt), failure.text_of(error).rstrip("\n"))
         return frames.Erred(
             run.task,
             run.attempt,
-            error="OutOfMemory" if is_full else type(error).__name__,
-            message=failure.message_of(error),
-            retryable=is_full or isinstance(error, Temporary),
+            error="OutOfMemory" if found.is_out_of_memory else type(error).__name__,
+            message=failure.message_of(error, found.advice),
+            retryable=found.is_retryable or isinstance(error, Temporary),
             spent=self._is_spent,
         )
 

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -44,7 +44,8 @@ RING = b"!"
 class RunnerPlan:
     """What a runner is started with, and the callbacks for its frames, its output (with the attempt that it
     belongs to, if any) and its end. It runs tasks of one `owner`; empty if owners share runners. It has the
-    rights of `user`, else those of the agent."""
+    rights of `user`, else those of the agent. With `limit_mib`, MPS holds it to that much memory of each
+    device."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
@@ -54,6 +55,7 @@ class RunnerPlan:
     on_end: Callable[["RunnerHandle", str], None]
     owner: str = ""
     user: User | None = None
+    limit_mib: int = 0
 
 
 class RunnerHandle:
@@ -63,7 +65,7 @@ class RunnerHandle:
     """
 
     def __init__(self, plan: RunnerPlan) -> None:
-        self.devices, self.owner = plan.devices, plan.owner
+        self.devices, self.owner, self.limit_mib = plan.devices, plan.owner, plan.limit_mib
         self.queue: deque[Attempt] = deque()
         self.is_ready = False
         self.is_ending = False
@@ -87,13 +89,15 @@ class RunnerHandle:
         self._is_gone = False
         self.send(frames.Setup(plan.options, find.installed()))
 
-    async def start(self, until: float) -> None:
-        """Start keeper and runner. Frames sent before this is done are queued. For `until` see `prolong`."""
+    async def start(self, until: float, variables: Awaitable[Mapping[str, str]] | None = None) -> None:
+        """Start keeper and runner, with these variables besides those of the plan. Frames sent before this is
+        done are queued. For `until` see `prolong`."""
         try:
+            more = await variables if variables is not None else {}
             near, far = socket.socketpair()
             with far:
                 try:
-                    self.pid = await self._spawn(far, until)
+                    self.pid = await self._spawn(far, until, more)
                 except OSError:
                     near.close()
                     raise
@@ -104,7 +108,7 @@ class RunnerHandle:
         self._output.begin()
         await self._connect(near)
 
-    async def _spawn(self, far: socket.socket, until: float) -> int:
+    async def _spawn(self, far: socket.socket, until: float, more: Mapping[str, str]) -> int:
         self.prolong(until)
         lifeline, bell = self._far_ends
         user = self._plan.user
@@ -120,7 +124,7 @@ class RunnerHandle:
             stdin=None,
             stdout=self._output.far,
             stderr=asyncio.subprocess.STDOUT,
-            env=variables | dict(self._plan.environment),
+            env={**variables, **self._plan.environment, **more},
             pass_fds=(lifeline, far.fileno(), bell),
             start_new_session=True,
         )

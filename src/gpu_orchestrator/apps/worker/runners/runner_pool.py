@@ -13,8 +13,11 @@ from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt, Devices
+from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
 
+NO_MPS = ("amd", "intel")
+"""Vendors whose devices have nothing like MPS."""
 AHEAD = 32
 """Attempts that a quick runner may have queued, so that it does not wait for the agent after a short task."""
 SPARE = 8
@@ -32,6 +35,19 @@ class RunnerCallbacks:
     on_end: Callable[[RunnerHandle, str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerUse:
+    """What an attempt needs a runner for. `owner` is empty if owners share runners. `limit_mib` is how much
+    of each device MPS lets it take, 0 for all."""
+
+    devices: Devices
+    owner: str
+    limit_mib: int
+
+    def is_served_by(self, runner: RunnerHandle) -> bool:
+        return (self.devices, self.owner, self.limit_mib) == (runner.devices, runner.owner, runner.limit_mib)
+
+
 class RunnerPool:
     def __init__(
         self,
@@ -42,10 +58,11 @@ class RunnerPool:
         idle_s: float,
         shares_owners: bool = False,
         user: User | None = None,
+        mps: MpsDaemons | None = None,
     ) -> None:
         self._gpus, self._options = gpus, options
         self._processes, self._idle_s = processes, idle_s
-        self._shares_owners, self._user = shares_owners, user
+        self._shares_owners, self._user, self._mps = shares_owners, user, mps
         self._runners: defaultdict[Devices, list[RunnerHandle]] = defaultdict(list)
         self._until = 0.0
         self._starting = BackgroundTasks()
@@ -59,31 +76,40 @@ class RunnerPool:
 
     def clear(self, attempt: Attempt) -> bool:
         """Kill runners that hold memory on the devices of this attempt and are ending, or idle and of no use
-        to it: of another set of devices, or of another owner.
+        to it: of another set of devices, of another owner, or with another limit of memory.
 
         Return True if there were none; otherwise the caller tries again when they are gone."""
-        devices, owner = attempt.devices, self._owner_of(attempt)
-        near = [runner for runner in self.all() if not set(devices).isdisjoint(runner.devices)]
-        is_other = [r for r in near if not r.queue and (r.devices, r.owner) != (devices, owner)]
-        in_the_way = [r for r in near if r.is_ending or r in is_other]
+        use = self._use_of(attempt)
+        near = [runner for runner in self.all() if not set(use.devices).isdisjoint(runner.devices)]
+        in_the_way = [r for r in near if r.is_ending or (not r.queue and not use.is_served_by(r))]
         for runner in in_the_way:
             runner.kill()
         return not in_the_way
 
     def free(self, attempt: Attempt, callbacks: RunnerCallbacks) -> RunnerHandle | None:
         """Return a runner for one more attempt: idle, or new, or quick enough to have attempts queued."""
-        devices, owner = attempt.devices, self._owner_of(attempt)
-        runners = [runner for runner in self._runners[devices] if not runner.is_ending]
-        mine = [runner for runner in runners if runner.owner == owner]
+        use = self._use_of(attempt)
+        runners = [runner for runner in self._runners[use.devices] if not runner.is_ending]
+        mine = [runner for runner in runners if use.is_served_by(runner)]
         busy = sum(bool(runner.queue) for runner in runners)
-        if devices or busy < self._processes:
+        if use.devices or busy < self._processes:
             idle = next((runner for runner in mine if not runner.queue), None)
-            return idle or self._start(devices, owner, callbacks)
+            return idle or self._start(use, callbacks)
         ahead = min((r for r in mine if r.is_quick), key=lambda r: len(r.queue), default=None)
         return ahead if ahead and len(ahead.queue) < AHEAD else None
 
-    def _owner_of(self, attempt: Attempt) -> str:
-        return "" if self._shares_owners else attempt.owner
+    def _use_of(self, attempt: Attempt) -> RunnerUse:
+        limit_mib = self._limit_mib(attempt)
+        owner = "" if self._shares_owners and not limit_mib else attempt.owner
+        return RunnerUse(attempt.devices, owner, limit_mib)
+
+    def _limit_mib(self, attempt: Attempt) -> int:
+        """Return what MPS limits an attempt to; 0 for whole devices, and where there is no MPS."""
+        if self._mps is None or attempt.assign.exclusive or not attempt.devices:
+            return 0
+        vendors = {device.uuid: device.vendor for device in self._gpus.devices()}
+        can_limit = all(vendors.get(uuid) not in NO_MPS for uuid in attempt.devices)
+        return attempt.assign.memory_mib if can_limit else 0
 
     def remove(self, runner: RunnerHandle) -> None:
         self._runners[runner.devices].remove(runner)
@@ -108,24 +134,36 @@ class RunnerPool:
         spare = max(len(self._runners[()]) - self._processes, 0)
         for runner in [*(r for r in idle if r.devices), *[r for r in idle if not r.devices][:spare]]:
             runner.kill()
+        if self._mps is not None:
+            self._mps.keep_only({(r.owner, r.devices) for r in self.all() if r.limit_mib})
 
-    def _start(self, devices: Devices, owner: str, callbacks: RunnerCallbacks) -> RunnerHandle:
-        if not devices:
+    def pids(self) -> set[int]:
+        """Return the ids of processes that hold memory for the runners, but are none of them."""
+        return self._mps.pids() if self._mps is not None else set()
+
+    def close(self) -> None:
+        """End what serves the runners, after the last of them has ended."""
+        if self._mps is not None:
+            self._mps.kill()
+
+    def _start(self, use: RunnerUse, callbacks: RunnerCallbacks) -> RunnerHandle:
+        if not use.devices:
             self._kill_spare()
-        environment = self._gpus.environment(devices)
+        environment = self._gpus.environment(use.devices)
         runner = RunnerHandle(
             RunnerPlan(
-                devices,
+                use.devices,
                 environment,
                 self._options,
                 callbacks.on_frame,
                 callbacks.on_output,
                 callbacks.on_end,
-                owner,
+                use.owner,
                 self._user,
+                use.limit_mib,
             )
         )
-        self._runners[devices].append(runner)
+        self._runners[use.devices].append(runner)
         self._starting.start(self._started(runner))
         return runner
 
@@ -137,9 +175,16 @@ class RunnerPool:
 
     async def _started(self, runner: RunnerHandle) -> None:
         try:
-            await runner.start(self._until)
+            await runner.start(self._until, self._variables(runner))
         except OSError as error:
             runner.ended(f"could not be started: {error}")
+
+    async def _variables(self, runner: RunnerHandle) -> dict[str, str]:
+        """Return what makes a runner a client of its owner's MPS daemon; start that if need be."""
+        if self._mps is None or not runner.limit_mib:
+            return {}
+        visible = self._gpus.environment(runner.devices)
+        return await self._mps.environment_of(runner.owner, runner.devices, visible, runner.limit_mib)
 
 
 def _is_idle(runner: RunnerHandle) -> bool:

@@ -74,7 +74,8 @@ class Reporter:
     def _readings(self) -> tuple[session.Reading, ...]:
         runners = self._pool.all()
         index = {device.uuid: device.index for device in self._gpus.devices()}
-        return tuple(_reading(index[now.uuid], now, runners) for now in self._gpus.readings())
+        serving = self._pool.pids()
+        return tuple(_reading(index[now.uuid], now, runners, serving) for now in self._gpus.readings())
 
     def _remember(self, readings: tuple[session.Reading, ...], now: float) -> session.Report:
         self._last, self._due_at = readings, now + self.heartbeat_s
@@ -90,13 +91,13 @@ def _not_yet_allocated(reading: Reading, runner: RunnerHandle, attempt: Attempt)
     return max(runner.queue[0].assign.memory_mib - held, 0)
 
 
-def _reading(index: int, now: Reading, runners: list[RunnerHandle]) -> session.Reading:
+def _reading(index: int, now: Reading, runners: list[RunnerHandle], serving: set[int]) -> session.Reading:
     ours = {runner: now.held_by(runner.pids()) for runner in runners if now.uuid in runner.devices}
     return session.Reading(
         index=index,
         used_mib=now.used_mib,
         free_mib=now.free_mib,
-        others_mib=max(now.used_mib - sum(ours.values()), 0),
+        others_mib=max(now.used_mib - sum(ours.values()) - now.held_by(serving), 0),
         held=tuple(
             session.Held(*runner.queue[0].key, used_mib=mib) for runner, mib in ours.items() if runner.queue
         ),

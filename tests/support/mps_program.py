@@ -1,0 +1,49 @@
+"""A stand-in for `nvidia-cuda-mps-control -f`: it listens where the real one does, and starts a server of
+its own. It limits nothing; that the real one does was tried on a GPU, see
+docs/decisions/0012-shares-that-hold.md.
+"""
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+PROGRAM = """#!{python}
+import os, subprocess, sys, time
+folder, logs = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
+assert sys.argv[1:] == ["-f"], sys.argv
+if os.path.exists({refusal!r}):
+    open(os.path.join(logs, "control.log"), "w").write("no device can be used\\n")
+    sys.exit(1)
+server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+with open(os.path.join(folder, "server.pid"), "w") as file:
+    file.write(str(server.pid))
+open(os.path.join(folder, "visible"), "w").write(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+with open(os.path.join(folder, "starting"), "w") as file:
+    file.write(str(os.getpid()))
+os.rename(os.path.join(folder, "starting"), os.path.join(folder, "control"))
+time.sleep(600)
+"""
+
+
+def install(folder: Path) -> Path:
+    """Write the program into a folder and return its path. While `refuses` is there, it does not start."""
+    program = folder / "nvidia-cuda-mps-control"
+    program.write_text(PROGRAM.format(python=sys.executable, refusal=str(folder / "refuses")))
+    program.chmod(0o755)
+    return program
+
+
+def path_with(folder: Path) -> str:
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def kill(folder: str) -> None:
+    """Kill the daemon that listens in this folder, and return when its keeper has ended with it."""
+    pid = int((Path(folder) / "control").read_text())
+    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    ended = os.pidfd_open(keeper)
+    os.kill(pid, signal.SIGKILL)
+    select.select([ended], [], [], 30)
+    os.close(ended)
