@@ -1,5 +1,4 @@
 """Tests that names belong to keys and devices to one worker, and that refused workers learn why."""
-why."""
 
 from typing import Any
 
