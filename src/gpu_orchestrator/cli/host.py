@@ -17,7 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_orchestrator.adapters import disk, logs, private_files, process_rights, settings, tls
+from gpu_orchestrator.adapters import (
+    disk,
+    logs,
+    private_files,
+    process_rights,
+    setting_names,
+    settings,
+    tls,
+)
 from gpu_orchestrator.adapters.settings import BadSettings, Settings, why_unreadable
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
 from gpu_orchestrator.adapters.tls import BadCertificate
@@ -92,8 +100,8 @@ async def _opened(chosen: Settings, *, insecure: bool) -> AsyncIterator[str]:
 async def reported(work: Callable[[Ending], Awaitable[None]]) -> int:
     """Do the work of a command; return its exit code. A known error is a line, and so is an interruption."""
     ending = Ending()
-    warn_of_slips()
     try:
+        check_names()
         await work(ending)
     except KNOWN_ERRORS as error:
         print(f"gpu-orchestrator: {error}", file=sys.stderr)
@@ -104,10 +112,11 @@ async def reported(work: Callable[[Ending], Awaitable[None]]) -> int:
     return 0
 
 
-def warn_of_slips() -> None:
-    with contextlib.suppress(BadSettings):  # the command will say it
-        for line in settings.slips():
-            print(f"gpu-orchestrator: {line}", file=sys.stderr)
+def check_names() -> None:
+    """Raise `BadSettings` for misspelt settings; say which of those given have no effect."""
+    setting_names.refuse_slips()
+    if line := setting_names.without_effect():
+        print(f"gpu-orchestrator: {line}", file=sys.stderr)
 
 
 @contextlib.asynccontextmanager

@@ -4,10 +4,13 @@ import os
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import App, Parameter
+
+from gpu_orchestrator.cli.options import whole
 
 if TYPE_CHECKING:
     from gpu_orchestrator.adapters.process_rights import User
@@ -26,9 +29,12 @@ def run(
     token_file: Path | None = None,
     ca: Annotated[Path | None, Parameter(env_var="GPU_ORCHESTRATOR_CA")] = None,
     name: str = "",
-    max_concurrent: Annotated[int, Parameter(env_var="MAX_CONCURRENT_TASKS")] = 1,
+    max_concurrent: Annotated[
+        int | None, Parameter(env_var="MAX_CONCURRENT_TASKS", converter=whole, show_default=False)
+    ] = None,
     processes: int = 0,
     label: tuple[str, ...] = (),
+    pool: str = "",
     function: tuple[str, ...] = (),
     upstream: tuple[str, ...] = (),
     upstream_header: Annotated[tuple[str, ...], Parameter(metavar="NAME=FILE")] = (),
@@ -57,11 +63,14 @@ def run(
     name
         The name of this worker; by default that of the machine, with a number if that one is taken here.
     max_concurrent
-        How many tasks may run at once.
+        How many tasks may run at once; by default as many as there are GPUs, at least 1. Give more if tasks
+        share GPUs by memory.
     processes
         How many processes share the tasks that need no GPU; by default up to one per core.
     label
-        `key=value`, for `worker show` and for strategies of your own. May be repeated.
+        `key=value`, for tasks that ask for it with `--worker-label`. May be repeated.
+    pool
+        The pool of this worker: it then runs tasks of that pool alone, and they run nowhere else.
     function
         `name=module:function`, a function that tasks of type `python` may call. The module is installed, or
         in the current folder. May be repeated.
@@ -94,6 +103,7 @@ def run(
 
     from gpu_orchestrator.adapters import process_rights
     from gpu_orchestrator.adapters.gpus.find import find
+    from gpu_orchestrator.adapters.setting_names import refuse_slips
     from gpu_orchestrator.adapters.tls import BadCertificate
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
@@ -106,6 +116,7 @@ def run(
     log_setup.configure(v)
     with ExitStack() as held:
         try:
+            refuse_slips()
             user = process_rights.find(run_as) if run_as else None
             access = joining.access(server, token, token_file, str(ca) if ca else "")
             settings = Settings(
@@ -113,9 +124,10 @@ def run(
                 token=access.token,
                 ca=access.ca,
                 name=held.enter_context(joining.name(access.servers, name)),
-                max_concurrent=max_concurrent,
-                processes=processes or min(max(max_concurrent, 1), os.cpu_count() or 1),
+                max_concurrent=1 if max_concurrent is None else max_concurrent,
+                processes=processes or 1,
                 labels=_pairs("label", label),
+                pool=pool,
                 options=Options(
                     _pairs("function", function),
                     _pairs("upstream", upstream),
@@ -129,6 +141,9 @@ def run(
             )
             importable.check(settings.options.functions, user)
             gpus = find(simulate, simulation or _kept(user) / settings.name, user)
+            slots = max(len(gpus.devices()), 1) if max_concurrent is None else max_concurrent
+            shared = processes or min(slots, os.cpu_count() or 1)
+            settings = replace(settings, max_concurrent=slots, processes=shared)
         except (ValueError, OSError) as error:
             _exit(error, CANNOT_START)
         try:

@@ -285,4 +285,5 @@ def test_refusal_that_cannot_be_reported_loses_no_decision(monkeypatch: pytest.M
     failing.add("middle")
     with pytest.raises(RuntimeError):
         world.coordinator.open()
+    world.coordinator.tick()
     assert [job.pod.metadata.name for job in world.executor.jobs] == ["large", "small"]

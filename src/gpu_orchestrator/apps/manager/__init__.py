@@ -19,6 +19,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/task_changes         cancels and retries in parts, with an outcome for each task
   http/responses            reads bodies, makes JSON responses
   http/submission           checks a request, builds task specs, refuses what can never fit
+  http/task_wishes          when and where a task may run: not_before, expires, pool
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
   http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
@@ -53,9 +54,10 @@ session → outcomes → completion → response. Read the modules in this order
   dispatch/task_table       the tasks that the leader tracks: all that have not ended
   dispatch/assignment       what to store for an assignment, and what to send to the worker
   dispatch/reaper           whose lease has expired, and whether to believe it
-  dispatch/maintenance      the leader's chores: delete old tasks, record the history
+  dispatch/maintenance      the leader's chores: tasks that are due, old tasks and workers, the history
 
   fleet/nodes               a worker as a node of the core, a task as a request
+  fleet/past_attempts       what earlier attempts teach about the next: where it goes, how much it reserves
   fleet/rows                reads rows of the store into workers and a cluster
   fleet/fleet_view          a copy of the fleet, its sums and its cluster, updated worker by worker
   fleet/device_gauges       the metrics of all devices as text

@@ -39,9 +39,9 @@ from gpu_orchestrator.apps.manager.errors import Conflict, NotFound
 from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
-from gpu_orchestrator.apps.manager.fleet import strategies
+from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
-from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
+from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
@@ -110,7 +110,7 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
-        self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back)
+        self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back, self._hints_of)
         self._device_gauges = DeviceGauges(self.memory)
         self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
         self._background: list[asyncio.Task[None]] = []
@@ -247,6 +247,10 @@ class Manager:
             return self.leader.dispatcher.engine.cluster
         return (await self.overview.cluster(at_most_old_s=FRESH_S))[1]
 
+    def _hints_of(self, spec: task.TaskSpec, deaths: str) -> Hints:
+        workers = self.leader.dispatcher.workers if self.leader.dispatcher else self.overview.workers
+        return past_attempts.hints(spec, past_attempts.deaths_of(deaths), workers, self.memory)
+
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(
             self.store,
@@ -256,6 +260,7 @@ class Manager:
             self.metrics,
             clock.now,
             self.quotas,
+            self.waiters.ended,
         )
 
     async def scraped(self) -> bytes:

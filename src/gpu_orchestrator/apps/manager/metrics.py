@@ -52,6 +52,9 @@ class Metrics:
             "Workers set offline because their lease or grace period ended",
             registry=self.registry,
         )
+        self.tasks_expired = Counter(
+            "tasks_expired", "Tasks that expired before they began", registry=self.registry
+        )
         self.pauses = Counter(
             "reaper_pauses",
             "Lease expiry paused because most workers went silent",

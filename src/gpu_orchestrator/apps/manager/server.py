@@ -286,6 +286,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
         hold_ms=int(max(settings.restart_grace, settings.worker_lease) * 1000),
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
+        worker_keep_ms=int(settings.worker_retention * 1000),
         most_workers=settings.max_workers,
         audit_entries=settings.audit_keep,
         log_bytes=settings.task_log_kb * 1024,

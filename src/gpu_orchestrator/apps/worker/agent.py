@@ -175,6 +175,7 @@ class Agent:
             task_types=find.task_types(self._settings.options),
             system_info=system.read(),
             labels=self._settings.labels,
+            pool=self._settings.pool,
             max_concurrent=self._settings.max_concurrent,
             version=__version__,
             resume_epoch=self._welcome.epoch if self._welcome else 0,

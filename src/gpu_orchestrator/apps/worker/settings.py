@@ -35,6 +35,7 @@ class Settings:
     max_concurrent: int = 1
     processes: int = 1
     labels: dict[str, str] = field(default_factory=dict)
+    pool: str = ""
     options: Options = field(default_factory=Options)
     drain_s: float = 60.0
     idle_s: float = 30.0
@@ -61,6 +62,10 @@ class Settings:
         if not _NAME.fullmatch(self.name):
             raise BadSettings(
                 f"'{self.name}' is not a valid worker name; use up to 63 letters, digits, '.', '_' and '-'"
+            )
+        if self.pool and not _NAME.fullmatch(self.pool):
+            raise BadSettings(
+                f"--pool {self.pool} is not a valid name; use up to 63 letters, digits, '.', '_' and '-'"
             )
         if not 1 <= self.max_concurrent <= MOST_CONCURRENT or self.processes < 1:
             raise BadSettings(
