@@ -104,8 +104,8 @@ class Hello(Message, frozen=True):
     connection the worker sends its epoch in `resume_epoch` and what it still has: `running`, and in `unacked`
     the results it is about to send again. `on_disconnect` is what the worker does with its running tasks when
     it cannot renew its lease. `pieces`: it takes large messages in pieces, see `api/pieces.py`. `sharing`
-    says what holds a task to the device memory that it reserved: `mps` (the driver), or `accounted` (nothing);
-    empty in workers of older versions."""
+    says what holds a task to the device memory that it reserved: `mps` (the driver), or `accounted`
+    (nothing); empty in workers of older versions."""
 
     name: WorkerName
     instance: Word

@@ -1,5 +1,6 @@
 """A worker with `--sharing mps` runs tasks that reserved part of a GPU under a daemon of their owner. That
-such a daemon limits memory is NVIDIA's part: docs/decisions/0012-shares-that-hold.md says how that was tried."""
+such a daemon limits memory is NVIDIA's part: docs/decisions/0012-shares-that-hold.md says how that was
+tried."""
 
 import subprocess
 import sys
