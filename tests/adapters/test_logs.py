@@ -165,3 +165,22 @@ file.close()
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line["number"] for line in lines(path)] == [0, 1, 99]
+
+
+@pytest.mark.parametrize(
+    ("least", "verbosity", "shown"),
+    [
+        ("DEBUG", 0, ["debug", "info", "warning", "error"]),
+        ("INFO", 0, ["info", "warning", "error"]),
+        ("WARNING", 0, ["warning", "error"]),
+        ("ERROR", 0, ["error"]),
+        ("ERROR", 1, ["debug", "info", "warning", "error"]),
+    ],
+)
+def test_level_says_how_much_is_logged(least: logs.Level, verbosity: int, shown: list[str]) -> None:
+    stream = io.StringIO()
+    logs.configure(verbosity, stream=stream, style="json", least=least)
+    log = structlog.get_logger()
+    for level in ("debug", "info", "warning", "error"):
+        getattr(log, level)("something happened")
+    assert [json.loads(line)["level"] for line in stream.getvalue().splitlines()] == shown

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters import settings
+from gpu_orchestrator.adapters import setting_names, settings
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from tests.support.paths import ROOT
 
@@ -31,7 +31,7 @@ def test_command_line_wins_over_environment_and_environment_over_file(tmp_path: 
         ({"API_PORT": "70000"}, "API_PORT=70000 is not allowed"),
         ({"API_PORT": "8000.0"}, "API_PORT=8000.0 is not allowed"),
         ({"DURABILITY": " strict"}, "DURABILITY= strict is not allowed: give normal or strict"),
-        ({"LOG_LEVEL": "loud"}, "give INFO or DEBUG"),
+        ({"LOG_LEVEL": "loud"}, "give DEBUG or INFO or WARNING or ERROR"),
         ({"TASK_TIMEOUT": "nan"}, "TASK_TIMEOUT=nan is not allowed: give a number from 1 to 604800"),
         ({"CALLBACK_NETWORKS": "10.1"}, "CALLBACK_NETWORKS=10.1 is not allowed: give networks such as"),
         ({"RATE_LIMIT_ROUTES": "fast"}, "RATE_LIMIT_ROUTES=fast is not allowed: give such as POST /tasks"),
@@ -133,6 +133,14 @@ def test_env_example_shows_every_setting_with_its_default() -> None:
         pytest.param({}, {"GPU_ORCHESTRATOR_ULR": ""}, ["did you mean GPU_ORCHESTRATOR_URL?"], id="client"),
         pytest.param({"API_PORT": "1"}, {"MAX_CONCURRENT_TASKS": "2"}, [], id="known"),
         pytest.param(
+            {"RATE_LIMIT_DAILY": "1"}, {}, ["RATE_LIMIT_DAILY is not a setting"], id="file, of a family"
+        ),
+        pytest.param({}, {"RATE_LIMIT_DAILY": "1"}, [], id="around, only of a family"),
+        pytest.param({"REDIS_URI": "x"}, {"REDIS_URL": "redis://x"}, [], id="the setting is given beside it"),
+        pytest.param(
+            {"MODEL_CACHE_SIZE": "5", "CELERY_TASK_TIMEOUT": "1", "WORKER_PROCESSES": "4"}, {}, [], id="seed"
+        ),
+        pytest.param(
             {"EDITOR": "vi", "POSTGRES_PORT": "1"},
             {"PATH": "", "REDIS_SERVICE_PORT": "1", "LOGNAME": "ann", "DATABASE_URL": "x"},
             [],
@@ -145,9 +153,44 @@ def test_misspelt_names_are_found(
 ) -> None:
     file = tmp_path / ".env"
     file.write_text("".join(f"{name}={value}\n" for name, value in in_file.items()))
-    found = settings.slips(around, file)
+    found = setting_names.slips(around, file)
     assert len(found) == len(said)
     assert all(words in line for words, line in zip(said, found, strict=True))
+
+
+def test_slips_are_refused(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MAX_RETRY=1\nAPI_PROT=2\n")
+    with pytest.raises(BadSettings, match="did you mean MAX_RETRIES") as caught:
+        setting_names.refuse_slips({}, tmp_path / ".env")
+    assert "did you mean API_PORT?" in str(caught.value)
+    assert "remove them from .env or the environment" in str(caught.value)
+    setting_names.refuse_slips({"PATH": ""}, tmp_path / "none")
+
+
+def test_settings_without_effect_are_named_once(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("MODEL_CACHE_SIZE=5\nAPI_PORT=1\nCELERY_BROKER_URL=redis://x\n")
+    said = setting_names.without_effect(file)
+    assert said == f"MODEL_CACHE_SIZE, CELERY_BROKER_URL in {file} have no effect in this version"
+    assert setting_names.without_effect(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        pytest.param("API_HOST=db # the other machine", "db", id="comment"),
+        pytest.param("API_HOST=db#1", "db#1", id="no space before it"),
+        pytest.param("API_HOST='a # b' # c", "a # b", id="quoted"),
+        pytest.param('API_HOST="a"#c', "a", id="after the quote"),
+        pytest.param("API_HOST=   # nothing", "127.0.0.1", id="only a comment"),
+        pytest.param("export  API_HOST=db", "db", id="export"),
+        pytest.param("API_HOST=it's", "it's", id="one quote"),
+        pytest.param("API_HOST=\"a' # b", "\"a'", id="quotes that do not match"),
+    ],
+)
+def test_comments_after_values_are_left_out(line: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(line + "\n")
+    assert settings.load({}, tmp_path / ".env").api_host == value
 
 
 def test_bad_setting_does_not_fail_those_that_need_others() -> None:

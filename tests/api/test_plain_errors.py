@@ -34,7 +34,7 @@ KEY = {"name": "ann"}
             KeyRequest,
             {**KEY, "limits": {"foo": 1}},
             "unknown field foo in limits; known: requests_per_minute, requests_per_hour, queued_tasks, "
-            "running_tasks, gpu_seconds_per_day, weight",
+            "running_tasks, gpu_seconds_per_day, weight, pools",
             id="unknown field",
         ),
         pytest.param(

@@ -106,7 +106,7 @@ def test_page_has_no_box_and_no_noise(page: str, capsys: pytest.CaptureFixture[s
         ("task list --xyzzy", "unknown option --xyzzy; `gpu-orchestrator task list --help` lists them"),
         (
             "task list --status quened",
-            "unknown status quened; did you mean queued? known: queued, assigned, running,",
+            "unknown status quened; did you mean queued? known: scheduled, queued, assigned, running,",
         ),
         ("task list -- extra", "extra is too much here"),
         ("task submit echo --label x", "--label x is not a label; write --label KEY=VALUE"),

@@ -75,6 +75,27 @@ def test_waiting_task_says_why_and_where_it_stands(user: User) -> None:
     user.says("task", "cancel", *holding, waits)
 
 
+def test_task_with_a_time_is_shown_cancelled_and_retried(user: User) -> None:
+    task = submitted(user, "echo", "--gpus", "0", "--not-before", "1h", "--expires", "2h")
+    assert task in ids(user, "--status", "scheduled")
+    shown = user.says("task", "get", task)
+    assert "not before" in shown
+    assert re.search(r"expires +.*in 2h", shown) or re.search(r"expires +.*in 1h", shown)
+    assert "not before" in user.says("task", "explain", task)
+    user.says("task", "cancel", task)
+    assert user.json("task", "get", task)["status"] == "cancelled"
+    user.says("task", "retry", task)
+    assert user.json("task", "wait", task)["status"] == "completed"
+
+
+def test_pool_and_label_that_no_worker_has_are_refused(user: User) -> None:
+    refused = user.run("task", "submit", "echo", "--gpus", "0", "--pool", "a100", "--worker-label", "zone=b")
+    assert refused.returncode == 1
+    assert "is not in pool a100 and does not have the label zone=b" in refused.stderr
+    wrong = user.run("task", "submit", "echo", "--worker-label", "zone")
+    assert (wrong.returncode, "write --worker-label KEY=VALUE" in wrong.stderr) == (2, True)
+
+
 def test_logs_are_shown_and_followed(user: User) -> None:
     task = submitted(user, "vram", "mib=abc", "--retries", "0")  # fails with a traceback
     followed = user.says("task", "logs", task, "-f")

@@ -43,11 +43,28 @@ def test_bad_option_is_one_line_and_writes_nothing(tmp_path: Path, words: list[s
     assert not data.exists()
 
 
-def test_misspelt_setting_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("up", "--data", "data"), id="up"),
+        pytest.param(("server", "--data", "data"), id="server"),
+        pytest.param(("worker", "--token", "x", "--server", "http://127.0.0.1:9"), id="worker"),
+    ],
+)
+def test_misspelt_setting_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / ".env").write_text("API_PROT=9000\nEDITOR=vi\n")
-    done = start(tmp_path, "up", "--simulate", "x", "--data", str(tmp_path / "data"))
+    done = start(tmp_path, *words)
+    assert done.returncode == 2
     assert "API_PROT is not a setting; did you mean API_PORT?" in done.stderr.splitlines()[0]
     assert "EDITOR" not in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_settings_without_effect_are_named(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MODEL_CACHE_SIZE=5\nEXECUTOR=celery\n")
+    done = start(tmp_path, "up", "--simulate", "x", "--data", str(tmp_path / "data"))
+    said = done.stderr.splitlines()[0]
+    assert said == "gpu-orchestrator: MODEL_CACHE_SIZE, EXECUTOR in .env have no effect in this version"
 
 
 def test_gpus_are_counted_before_anything_starts() -> None:

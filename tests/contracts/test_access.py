@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.keys import KeyRow, StoredKeys
@@ -69,6 +70,17 @@ async def test_number_of_keys_is_limited_and_old_keys_make_room(store: Store) ->
     assert await few.save(row("c")) == "saved"
     assert await few.save(row("d")) == "full"
     assert [each.id for each in (await few.look()).rows or ()] == ["b", "c"]
+
+
+async def test_callback_secret_goes_with_the_last_key_of_its_owner(store: Store) -> None:
+    few = StoredKeys(store.fenced, keep_ms=0)
+    await few.save(replace(row("bob-2"), owner="bob"))
+    for owner in ("ann", "bob", "admin"):
+        await few.save(replace(row(f"{owner}-1", expires_ms=1), owner=owner))
+        await store.database.set(f"callback-secret:{owner}", b"sealed")
+    await few.save(replace(row("eve"), owner="eve"))
+    left = [await store.database.exists(f"callback-secret:{each}") for each in ("ann", "bob", "admin")]
+    assert left == [False, True, True]
 
 
 def of(owner: str, name: str) -> NewTask:

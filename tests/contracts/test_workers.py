@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpu_orchestrator.adapters.store.keys import KeyRow
 from gpu_orchestrator.adapters.store.records import (
     Active,
     Departure,
@@ -133,3 +134,121 @@ async def test_operator_flags_survive_reconnect(store: Store) -> None:
     await join(store, "w")
     assert (await store.workers.fetch(["w"]))[0]["cordoned"] == "1"  # type: ignore[index]
     assert (await store.workers.control("nobody", {"cordoned": "1"})).state == ""
+
+
+def registration(
+    name: str, key: str = "", *uuids: str, instance: str = "i", any_name: int = 0
+) -> Registration:
+    return Registration(
+        name, instance, "{}", "one", f"c-{name}", joined_with=key, takes_any_name=any_name, uuids=uuids
+    )
+
+
+async def make_key(store: Store, id_: str, worker: str = "") -> None:
+    row = KeyRow(id_, id_.encode().hex(), id_, id_, "worker", worker=worker)
+    assert await store.keys.save(row) == "saved"
+
+
+async def gone(store: Store, name: str, epoch: int) -> None:
+    await store.workers.leave([Departure(name, epoch, "left")])
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "first", "second", "expected"),
+    [
+        pytest.param("", "a", "b", ("bound", "a"), id="bound by its first use"),
+        pytest.param("", "a", "a", ("new", ""), id="the same name again"),
+        pytest.param("a", "a", "b", ("bound", "a"), id="created for a name"),
+        pytest.param("*", "a", "b", ("new", ""), id="for any name"),
+    ],
+)
+async def test_worker_key_is_for_one_name(
+    store: Store, bound_to: str, first: str, second: str, expected: tuple[str, str]
+) -> None:
+    await make_key(store, "key", bound_to)
+    version = (await store.keys.look()).version
+    epoch = (await store.workers.register(registration(first, "key"))).epoch
+    assert epoch
+    (row,) = (await store.keys.look()).rows or ()
+    assert row.worker == (bound_to or first)
+    assert ((await store.keys.look()).version > version) == (bound_to == "")
+    await gone(store, first, epoch)
+    found = await store.workers.register(registration(second, "key"))
+    assert (found.kind, found.other) == expected
+
+
+async def test_key_created_for_a_name_refuses_its_first_worker_of_another_name(store: Store) -> None:
+    await make_key(store, "key", "a")
+    found = await store.workers.register(registration("b", "key"))
+    assert (found.kind, found.other) == ("bound", "a")
+
+
+async def test_key_of_an_older_version_and_the_shared_token_join_under_many_names(
+    new_store: NewStore,
+) -> None:
+    store = new_store(timeouts=StoreTimeouts(most_workers=10))
+    await make_key(store, "old")
+    await store.database._execute("HDEL", f"{store.database.prefix}k:old", "worker")
+    for key in ("old", "bootstrap-worker"):
+        for name in (f"{key}-1", f"{key}-2"):
+            assert (await store.workers.register(registration(name, key))).kind == "new"
+    (row,) = (await store.keys.look()).rows or ()
+    assert row.worker == "*"
+
+
+async def test_name_of_one_key_is_not_for_another_key_while_both_exist(store: Store) -> None:
+    for each in ("one", "two"):
+        await make_key(store, each, "*")
+    epoch = (await store.workers.register(registration("w", "one"))).epoch
+    await gone(store, "w", epoch)
+    for thief in ("two", "bootstrap-worker"):
+        found = await store.workers.register(registration("w", thief))
+        assert (found.kind, found.other) == ("owned", "one")
+    assert (await store.workers.register(registration("w", "two", any_name=1))).kind == "new", "an admin may"
+    await store.keys.revoke("two")
+    found = await store.workers.register(registration("w", "one", instance="j"))
+    assert found.kind == "taken", "of a revoked key the name is free, but that worker is connected"
+
+
+async def test_name_is_free_once_its_key_is_revoked_or_its_worker_removed(store: Store) -> None:
+    for each in ("one", "two", "three"):
+        await make_key(store, each, "*")
+    await gone(store, "w", (await store.workers.register(registration("w", "one"))).epoch)
+    await store.keys.revoke("one")
+    await gone(store, "w", (await store.workers.register(registration("w", "two"))).epoch)
+    assert (await store.workers.register(registration("w", "three"))).kind == "owned"
+    await store.workers.control("w", {}, forget=True)
+    assert (await store.workers.register(registration("w", "three"))).kind == "new"
+
+
+async def test_key_created_for_a_name_takes_it_from_the_shared_token(store: Store) -> None:
+    await gone(store, "w", (await store.workers.register(registration("w", "bootstrap-worker"))).epoch)
+    await make_key(store, "unnamed")
+    await make_key(store, "named", "w")
+    assert (await store.workers.register(registration("w", "unnamed"))).kind == "owned"
+    assert (await store.workers.register(registration("w", "named"))).kind == "new"
+
+
+async def test_device_belongs_to_one_worker_until_that_one_is_offline(store: Store) -> None:
+    first = (await store.workers.register(registration("a", "", "GPU-1", "GPU-2"))).epoch
+    found = await store.workers.register(registration("b", "", "GPU-3", "GPU-2"))
+    assert (found.kind, found.uuid, found.other) == ("device", "GPU-2", "a")
+    assert (await store.workers.fetch(["b"])) == [None], "a refused worker leaves nothing behind"
+    await store.workers.disconnect(Renewal("a", first, "c-a"))
+    assert (await store.workers.register(registration("b", "", "GPU-2"))).kind == "device", "it may come back"
+    await gone(store, "a", first)
+    assert (await store.workers.register(registration("b", "", "GPU-2"))).kind == "new"
+    assert (await store.workers.register(registration("a", "", "GPU-1"))).kind == "new"
+
+
+async def test_worker_that_changes_its_devices_lets_go_of_the_old_ones(store: Store) -> None:
+    first = (await store.workers.register(registration("a", "", "GPU-1", "GPU-2"))).epoch
+    await gone(store, "a", first)
+    assert (await store.workers.register(registration("a", "", "GPU-2", instance="j"))).kind == "new"
+    assert (await store.workers.register(registration("b", "", "GPU-1"))).kind == "new"
+
+
+async def test_removed_worker_leaves_no_devices(store: Store) -> None:
+    await gone(store, "a", (await store.workers.register(registration("a", "", "GPU-1"))).epoch)
+    await store.workers.control("a", {}, forget=True)
+    assert await store.database._execute("HLEN", f"{store.database.prefix}devices:worker") == 0

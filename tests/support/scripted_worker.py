@@ -84,8 +84,17 @@ class ScriptedWorker:
 
 
 def hello(name: str, **rest: Any) -> session.Hello:
+    """Return a greeting. Devices called `GPU-0` get UUIDs of this worker's own: no two workers may have the
+    same."""
+    given = rest.pop("devices", (device(0), device(1)))
+    own = tuple(
+        msgspec.structs.replace(each, uuid=f"{each.uuid}-{name}")
+        if each.uuid == f"GPU-{each.index}"
+        else each
+        for each in given
+    )
     known: dict[str, Any] = {
-        "devices": (device(0), device(1)),
+        "devices": own,
         "task_types": ("echo", "sleep"),
         "max_concurrent": 8,
         "instance": f"{name}-1",

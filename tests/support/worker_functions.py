@@ -279,3 +279,49 @@ def says_both(name: str) -> None:
     """Print once through Python and once past it."""
     print(f"{name}-print ")  # noqa: T201 - what is tested
     os.write(1, f"{name}-write\n".encode())
+
+
+_marks: list[str] = []
+
+
+def marks(name: str) -> dict[str, Any]:
+    """Leave a mark in this process; return its number and the marks that were there."""
+    found = [*_marks]
+    _marks.append(name)
+    return {"pid": os.getpid(), "found": found}
+
+
+def leaves_fork_chain(name: str, links: int, pause_s: float) -> None:
+    """Leave a chain of processes behind: each one is soon replaced by a new one. Those that print are too
+    young to be taken for processes of an earlier task."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    for link in range(links):
+        if link % 20 == 19:
+            os.write(1, f"{name} link {link}\n".encode())
+        time.sleep(pause_s)
+        if os.fork():
+            os._exit(0)
+    os._exit(0)
+
+
+def environment_of(pid: int = 0) -> dict[str, Any]:
+    """Return what a task can learn of the process above its keeper: its variables and memory, and its own
+    user."""
+    agent = pid or int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+    found: dict[str, Any] = {"own": dict(os.environ), "uid": os.getuid(), "groups": os.getgroups()}
+    for name in ("environ", "mem"):
+        try:
+            with Path(f"/proc/{agent}/{name}").open("rb") as file:
+                found[name] = file.read(1 << 16).decode(errors="replace") if name == "environ" else "readable"
+        except OSError as error:
+            found[name] = type(error).__name__
+    return found
+
+
+def reads(path: str) -> str:
+    return Path(path).read_text()

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
+from tests.support.paths import ROOT
 from tests.support.scripted_server import TOKEN
 
 MARK = "GPU_ORCHESTRATOR_TEST_MARK"
@@ -20,11 +21,19 @@ class Worker:
     """`gpu-orchestrator worker` as a process; its environment has a mark that every process below it
     inherits."""
 
-    def __init__(self, server: str, log: Path, *options: str, token: str = TOKEN, name: str = "w") -> None:
+    def __init__(
+        self,
+        server: str,
+        log: Path,
+        *options: str,
+        token: str = TOKEN,
+        name: str = "w",
+        before: Sequence[str] = (),
+    ) -> None:
         self.name, self.mark = name, uuid4().hex
         self.log = log
         environment = compiled() | {MARK: self.mark, "GPU_ORCHESTRATOR_TOKEN": token}
-        command = [str(Path(sys.executable).with_name("gpu-orchestrator")), "worker"]
+        command = [*before, str(Path(sys.executable).with_name("gpu-orchestrator")), "worker"]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*command, "--server", server, "--name", name, *options],
@@ -50,6 +59,22 @@ class Worker:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+
+
+def open_to_all() -> list[str]:
+    """Return what to put before a command so that every user can read this Python and these sources, though
+    they may be in the home of root: in a mount namespace of its own, that home has nothing else."""
+    needed = {Path(sys.base_prefix), Path(sys.prefix), ROOT}
+    closed = {each for path in needed for each in path.parents if not each.stat().st_mode & 0o001}
+    if not closed:
+        return []
+    home = min(closed, key=lambda path: len(path.parts))
+    inside = [path for path in needed if home in path.parents]
+    binds = "; ".join(
+        f'mkdir -p "$T/{p.relative_to(home)}"; mount --bind {p} "$T/{p.relative_to(home)}"' for p in inside
+    )
+    script = f'T=$(mktemp -d); chmod 755 "$T"; {binds}; mount --rbind "$T" {home}; exec "$@"'
+    return ["unshare", "-m", "sh", "-ec", script, "sh"]
 
 
 def compiled() -> dict[str, str]:

@@ -18,6 +18,7 @@ from structlog.typing import EventDict, Processor
 
 Format = Literal["auto", "json", "text"]
 """`auto` is text on a terminal and JSON elsewhere."""
+Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 class Stream(Protocol):
@@ -87,9 +88,11 @@ def configure(
     style: Format = "auto",
     file: LogFile | None = None,
     only_file: bool = False,
+    least: Level = "INFO",
 ) -> None:
-    """Configure all loggers. `verbosity` as in `--v`: 0 logs what happens, 1 and more also why."""
-    level = logging.DEBUG if verbosity > 0 else logging.INFO
+    """Configure all loggers. `verbosity` as in `--v`: 0 logs what happens, 1 and more also why. `least` is
+    the level from which on lines are logged if there is no `verbosity`."""
+    level = logging.DEBUG if verbosity > 0 else getattr(logging, least)
     shown = stream or sys.stderr
     is_terminal = shown.isatty()
     processors: list[Processor] = [

@@ -6,9 +6,9 @@ is an error that names the variable, the value and what is allowed; one error li
 """
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -27,17 +27,8 @@ OPTIONS = {
     "worker_processes": "--processes",
 }
 """Settings that the command line can give, and how."""
-OF_OTHER_PROCESSES = (
-    "GPU_ORCHESTRATOR_CA",
-    "GPU_ORCHESTRATOR_ON_DISCONNECT",
-    "GPU_ORCHESTRATOR_SERVER",
-    "GPU_ORCHESTRATOR_TOKEN",
-    "GPU_ORCHESTRATOR_URL",
-    "MAX_CONCURRENT_TASKS",
-)
-"""Variables that the worker and the client commands read."""
-NEAR_IN_FILE, NEAR_IN_ENVIRONMENT = 0.8, 0.86
-"""How alike an unknown name must be to count as a slip. The environment has names of many other programs."""
+_QUOTED = re.compile(r"""(['"])(.*?)\1\s*(?:#.*)?$""")
+_COMMENT = re.compile(r"(^|\s+)#.*$")
 FLAGS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
@@ -95,12 +86,14 @@ class Settings:
     task_timeout: Annotated[float, Meta(ge=1, le=604_800)] = 300
     task_soft_time_limit: UpToAWeek = 270
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
+    max_lost_workers: Annotated[int, Meta(ge=1, le=100)] = 2
     task_retention: Annotated[float, Meta(ge=60, le=31_536_000)] = 604_800
     task_log_kb: Annotated[int, Meta(ge=0, le=16_384)] = 256
     task_logs_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 256
     heartbeat_interval: Seconds = 30
     worker_lease: Seconds = 10
     restart_grace: Annotated[float, Meta(ge=0, le=3600)] = 60
+    worker_retention: Annotated[float, Meta(ge=60, le=31_536_000)] = 86_400
     worker_registration_timeout: Seconds = 60
     gpu_memory_threshold: Part = 0.8
     gpu_memory_headroom: Annotated[int, Meta(ge=0, le=1_048_576)] = 256
@@ -128,7 +121,10 @@ class Settings:
     metrics_auth: bool = False
     events_kept: Annotated[int, Meta(ge=100, le=10_000_000)] = 50_000
     max_watchers: Annotated[int, Meta(ge=0, le=100_000)] = 1000
-    log_level: Literal["INFO", "DEBUG"] = "INFO"
+    max_connections: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096
+    max_connections_per_address: Annotated[int, Meta(ge=8, le=1_000_000)] = 1024
+    request_head_timeout: Seconds = 30
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["auto", "json", "text"] = "auto"
     log_file: Annotated[str, Meta(description="a file that can be written")] = ""
     log_file_mb: Annotated[float, Meta(ge=0.001, le=100_000)] = 50
@@ -175,18 +171,6 @@ def load(
     if wrong:
         raise BadSettings("\n".join(wrong))
     return _checked(Settings(**found))
-
-
-def slips(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> list[str]:
-    """Return a line for each name in the file or the environment that is probably a misspelt setting."""
-    known = [*(each.name.upper() for each in fields(Settings)), *OF_OTHER_PROCESSES]
-    in_file, around = _read_file(env_file), os.environ if environ is None else environ
-    found: dict[str, str] = {}
-    for names, likeness in ((in_file, NEAR_IN_FILE), (around, NEAR_IN_ENVIRONMENT)):
-        for name in names:
-            if name not in known and (close := get_close_matches(name, known, 1, likeness)):
-                found[name] = f"{name} is not a setting; did you mean {close[0]}?"
-    return list(found.values())
 
 
 TYPES = get_type_hints(Settings, include_extras=True)
@@ -251,11 +235,17 @@ def _read_file(path: Path) -> dict[str, str]:
     except OSError as error:
         raise BadSettings(f"{path} cannot be read: {error.strerror}") from error
     pairs = (line.partition("=") for line in lines if line.strip() and not line.lstrip().startswith("#"))
-    return {name.strip().removeprefix("export "): _unquoted(value.strip()) for name, _, value in pairs}
+    return {
+        name.strip().removeprefix("export ").strip(): _unquoted(value.strip()) for name, _, value in pairs
+    }
 
 
 def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    """Return the value without its quotes or its comment. As in dotenv, a comment begins with a # after a
+    space, or anywhere after the closing quote."""
+    if quoted := _QUOTED.match(value):
+        return quoted[2]
+    return _COMMENT.sub("", value)
 
 
 def _secrets(found: dict[str, Any]) -> list[str]:

@@ -14,7 +14,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$(?!\n)")]
+Pool = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z")]
+"""The name of a pool of workers; empty for none."""
 Word = Annotated[str, Meta(max_length=200)]
 Index = Annotated[int, Meta(ge=0, le=1023)]
 Mib = Annotated[int, Meta(ge=0, le=2**31)]
@@ -106,6 +108,7 @@ class Hello(Message, frozen=True):
     task_types: Annotated[tuple[Word, ...], Meta(max_length=1000)] = ()
     system_info: SystemInfo = SystemInfo()
     labels: Annotated[dict[Word, Word], Meta(max_length=100)] = {}
+    pool: Pool = ""
     max_concurrent: Annotated[int, Meta(ge=1, le=10_000)] = 1
     version: Word = ""
     resume_epoch: Count = 0
@@ -236,7 +239,7 @@ class Given(Value, frozen=True):
 
 class Assign(Message, frozen=True):
     """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task
-    uses no GPU."""
+    uses no GPU. `owner` owns the task; empty in assignments of older versions."""
 
     task: str
     attempt: int
@@ -249,6 +252,7 @@ class Assign(Message, frozen=True):
     soft_limit_s: float = 0.0
     timeout_s: float = 0.0
     correlation_id: str = ""
+    owner: str = ""
 
 
 class Cancel(Message, frozen=True):

@@ -5,12 +5,13 @@ Written by the API when a task is submitted; the dispatcher turns it into a requ
 
 from bisect import bisect_right
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-State = Literal["queued", "assigned", "running", "completed", "failed", "cancelled", "dead"]
-STATES: tuple[State, ...] = ("queued", "assigned", "running", "completed", "failed", "cancelled", "dead")
+State = Literal["scheduled", "queued", "assigned", "running", "completed", "failed", "cancelled", "dead"]
+STATES: tuple[State, ...] = get_args(State)
+WAITING: frozenset[str] = frozenset({"scheduled", "queued"})
 ACTIVE: frozenset[str] = frozenset({"assigned", "running"})
 FINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled", "dead"})
 
@@ -28,7 +29,9 @@ def level(priority: int) -> int:
 
 
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole."""
+    """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole. A worker must have
+    `worker_labels` and be in `pool`; without `pool`, in none. `not_before` and `expires` are as the caller
+    wrote them, so that a repeated submission is equal; the store has the moments."""
 
     task_type: str
     model_name: str = ""
@@ -41,6 +44,10 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     tenant: str = ""
     callback_url: str = ""
+    worker_labels: dict[str, str] = {}
+    pool: str = ""
+    not_before: str = ""
+    expires: str = ""
 
 
 SHORT = 500

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_orchestrator.adapters import process_rights
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.apps.manager.access.keys import Key, Keys
 from gpu_orchestrator.apps.manager.siblings import Place
@@ -67,4 +68,5 @@ def _own_file(chosen: Settings, number: int) -> Settings:
 if __name__ == "__main__":
     import uvloop
 
+    process_rights.hide()
     sys.exit(uvloop.run(serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order))))

@@ -8,7 +8,7 @@ from cyclopts import Group, Parameter
 from gpu_orchestrator.cli import output
 from gpu_orchestrator.cli.mistakes import unknown
 
-STATES = ("queued", "assigned", "running", "completed", "failed", "cancelled", "dead")
+STATES = ("scheduled", "queued", "assigned", "running", "completed", "failed", "cancelled", "dead")
 WHICH_TASKS = Group("Which tasks", sort_key=45)
 
 
@@ -74,12 +74,12 @@ class Filter:
 ALL = Filter()
 
 
-def labels(given: tuple[str, ...]) -> dict[str, str]:
+def labels(given: tuple[str, ...], option: str = "--label") -> dict[str, str]:
     """Return labels that were given as pairs."""
     found: dict[str, str] = {}
     for pair in given:
         name, is_pair, value = pair.partition("=")
         if not is_pair or not name:
-            output.fail(f"--label {pair} is not a label; write --label KEY=VALUE", code=2)
+            output.fail(f"{option} {pair} is not a label; write {option} KEY=VALUE", code=2)
         found[name] = value
     return found

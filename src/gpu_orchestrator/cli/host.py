@@ -17,7 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_orchestrator.adapters import disk, logs, private_files, settings, tls
+from gpu_orchestrator.adapters import (
+    disk,
+    logs,
+    private_files,
+    process_rights,
+    setting_names,
+    settings,
+    tls,
+)
 from gpu_orchestrator.adapters.settings import BadSettings, Settings, why_unreadable
 from gpu_orchestrator.adapters.store.errors import Occupied, StoreError, Unfit
 from gpu_orchestrator.adapters.tls import BadCertificate
@@ -92,8 +100,8 @@ async def _opened(chosen: Settings, *, insecure: bool) -> AsyncIterator[str]:
 async def reported(work: Callable[[Ending], Awaitable[None]]) -> int:
     """Do the work of a command; return its exit code. A known error is a line, and so is an interruption."""
     ending = Ending()
-    warn_of_slips()
     try:
+        check_names()
         await work(ending)
     except KNOWN_ERRORS as error:
         print(f"gpu-orchestrator: {error}", file=sys.stderr)
@@ -104,10 +112,11 @@ async def reported(work: Callable[[Ending], Awaitable[None]]) -> int:
     return 0
 
 
-def warn_of_slips() -> None:
-    with contextlib.suppress(BadSettings):  # the command will say it
-        for line in settings.slips():
-            print(f"gpu-orchestrator: {line}", file=sys.stderr)
+def check_names() -> None:
+    """Raise `BadSettings` for misspelt settings; say which of those given have no effect."""
+    setting_names.refuse_slips()
+    if line := setting_names.without_effect():
+        print(f"gpu-orchestrator: {line}", file=sys.stderr)
 
 
 @contextlib.asynccontextmanager
@@ -148,6 +157,7 @@ class Prepared:
 @contextlib.contextmanager
 def prepared(chosen: Settings, *, log_to_file: bool = False) -> Iterator[Prepared]:
     """Check everything, and take the port and the data directory."""
+    process_rights.hide()
     _check(chosen)
     folder = Path(chosen.data_dir)
     with _listening(chosen, folder) as listening, locked(folder) as note, contextlib.ExitStack() as stack:
@@ -190,8 +200,7 @@ def configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callab
     except OSError as error:
         why = why_unreadable(error).replace("read", "written", 1)
         raise BadSettings(f"LOG_FILE={path} {why}; give a file to write") from error
-    verbosity = 1 if chosen.log_level == "DEBUG" else 0
-    logs.configure(verbosity, style=chosen.log_format, file=file, only_file=only_file)
+    logs.configure(style=chosen.log_format, file=file, only_file=only_file, least=chosen.log_level)
     return file.close if file else lambda: None
 
 

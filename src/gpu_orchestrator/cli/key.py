@@ -42,6 +42,8 @@ def create(
     owner: str = "",
     expires: Annotated[str, Parameter(metavar="TIME")] = "",
     limit: Annotated[tuple[str, ...], Parameter(metavar="NAME=NUMBER")] = (),
+    pool: Annotated[tuple[str, ...], Parameter(metavar="NAME")] = (),
+    worker: Annotated[str, Parameter(metavar="NAME")] = "",
     json_: AsJson = False,
     server: Server = HERE,
 ) -> None:
@@ -60,14 +62,21 @@ def create(
     limit
         requests_per_minute, requests_per_hour, queued_tasks, running_tasks, gpu_seconds_per_day or weight;
         0 for no limit. May be repeated.
+    pool
+        Its tasks run in this pool of workers alone. May be repeated.
+    worker
+        The one worker that may join with it, for scope worker; '*' for any number of them. By default the
+        first that joins with it.
     """
     body: dict[str, Any] = {"name": name, "scopes": list(scope)}
     if owner:
         body["owner"] = owner
     if expires:
         body["expires_in"] = _seconds(expires)
-    if limit:
-        body["limits"] = _limits(limit)
+    if limit or pool:
+        body["limits"] = {**_limits(limit), **({"pools": list(pool)} if pool else {})}
+    if worker:
+        body["worker"] = worker
     answer = client.ask(server, "POST", "/keys", body=body)
     if json_:
         return output.show_json(answer)
@@ -157,7 +166,7 @@ def row(key: dict[str, Any], now: datetime) -> list[object]:
         key["key_id"],
         key["name"],
         key["owner"],
-        ",".join(key["scopes"]),
+        _scopes(key),
         key["status"],
         times.ago(times.parse(key.get("expires_at")), now) or "never",
         times.ago(used, now) or "never",
@@ -165,9 +174,17 @@ def row(key: dict[str, Any], now: datetime) -> list[object]:
     ]
 
 
+def _scopes(key: dict[str, Any]) -> str:
+    worker = key.get("worker") or "*"
+    return ",".join(key["scopes"]) + (f" of {worker}" if worker != "*" else "")
+
+
 def limits_in_words(given: dict[str, Any]) -> str:
     parts = []
     for name, value in given.items():
+        if name == "pools":
+            parts += [f"only in {'pool' if len(value) == 1 else 'pools'} {', '.join(value)}"] if value else []
+            continue
         words = LIMITS.get(name, name)
         if value == 1:  # `1 running task`, `1 request a minute`
             words = re.sub(r"(request|task|second)s\b", r"\1", words)

@@ -19,13 +19,16 @@ from gpu_orchestrator.cli import host as hosting
 from gpu_orchestrator.cli.own_worker import DRAIN_S, OwnWorker
 from gpu_orchestrator.cli.view import ACTIVE, View, samples
 
+LEAST_CONCURRENT = 8
+"""Of `up` without `--max-concurrent`: on one machine, tasks without a GPU and tasks that share one are
+common."""
 console = Console(highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     simulate: str = ""
-    max_concurrent: int = 8
+    max_concurrent: int | None = None
     quiet: bool = False
 
 
@@ -34,7 +37,8 @@ async def up(given: Mapping[str, Any], asked: Asked) -> int:
         chosen = settings.load(**given)
         gpus = check(chosen, asked)
         async with hosting.hosting(chosen, log_to_file=not asked.quiet) as host:
-            worker = OwnWorker(host, simulate=asked.simulate, max_concurrent=asked.max_concurrent)
+            slots = max(gpus, LEAST_CONCURRENT) if asked.max_concurrent is None else asked.max_concurrent
+            worker = OwnWorker(host, simulate=asked.simulate, max_concurrent=slots)
             async with _kept(worker):
                 greeting.show(console, host, gpus=gpus)
                 ending.is_up()
@@ -49,7 +53,7 @@ async def up(given: Mapping[str, Any], asked: Asked) -> int:
 
 def check(chosen: Settings, asked: Asked) -> int:
     """Raise for what would fail later, before anything is started or written; return the number of GPUs."""
-    if not 1 <= asked.max_concurrent <= MOST_CONCURRENT:
+    if asked.max_concurrent is not None and not 1 <= asked.max_concurrent <= MOST_CONCURRENT:
         raise BadSettings(
             f"--max-concurrent {asked.max_concurrent} is not allowed: "
             f"give a whole number from 1 to {MOST_CONCURRENT}"

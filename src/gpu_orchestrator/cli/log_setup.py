@@ -1,5 +1,5 @@
 """Configure the logs of a worker, an operator or a scheduler: text on a terminal, JSON elsewhere, or as
-LOG_FORMAT says."""
+LOG_FORMAT says; how much, LOG_LEVEL or --v says."""
 
 import sys
 
@@ -9,7 +9,7 @@ from gpu_orchestrator.adapters.settings import BadSettings, load
 
 def configure(verbosity: int) -> None:
     try:
-        style = load(only=("log_format",)).log_format
+        chosen = load(only=("log_format", "log_level"))
     except BadSettings as error:
         sys.exit(f"gpu-orchestrator: {error}")
-    logs.configure(verbosity, style=style)
+    logs.configure(verbosity, style=chosen.log_format, least=chosen.log_level)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from gpu_orchestrator.adapters.parent_death import end_with_parent
+from gpu_orchestrator.apps.worker import environment
 from gpu_orchestrator.apps.worker.settings import name_of
 from gpu_orchestrator.cli.host import Host
 from gpu_orchestrator.cli.worker import CANNOT_START
@@ -105,10 +106,12 @@ class OwnWorker:
             )
 
     def _environment(self) -> dict[str, str]:
-        """Pass secrets by the environment: every user could read them on a command line."""
+        """Pass the token by the environment: every user could read it on a command line. Of the manager's
+        secrets the worker gets no other."""
         cert = self._host.settings.ssl_cert_path
         ca = {"GPU_ORCHESTRATOR_CA": cert} if cert else {}
-        return {**os.environ, **ca, "GPU_ORCHESTRATOR_TOKEN": self._host.secrets.worker_token}
+        token = {"GPU_ORCHESTRATOR_TOKEN": self._host.secrets.worker_token}
+        return {**environment.without_secrets(), **ca, **token}
 
     def _opened_log(self) -> IO[bytes]:
         try:

@@ -24,7 +24,17 @@ STATES = {
     **dict.fromkeys(("running", "assigned", "busy"), "cyan"),
     **dict.fromkeys(("failed", "dead", "offline", "unhealthy", "revoked", "refused", "no workers"), "red"),
     **dict.fromkeys(
-        ("queued", "cancelled", "cancelling", "cordoned", "draining", "suspect", "degraded", "expired"),
+        (
+            "queued",
+            "scheduled",
+            "cancelled",
+            "cancelling",
+            "cordoned",
+            "draining",
+            "suspect",
+            "degraded",
+            "expired",
+        ),
         "yellow",
     ),
 }

@@ -49,6 +49,10 @@ def submit(
     retries: Annotated[int | None, Parameter(metavar="N", converter=whole)] = None,
     model: str = "",
     label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
+    worker_label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
+    pool: Annotated[str, Parameter(metavar="NAME")] = "",
+    not_before: Annotated[str, Parameter(metavar="TIME")] = "",
+    expires: Annotated[str, Parameter(metavar="TIME")] = "",
     callback_url: Annotated[str, Parameter(metavar="URL")] = "",
     idempotency_key: Annotated[str, Parameter(metavar="KEY")] = "",
     wait: bool = False,
@@ -80,6 +84,14 @@ def submit(
         The model it needs.
     label
         A label for lists and filters. May be repeated.
+    worker_label
+        Only workers that were started with this label. May be repeated.
+    pool
+        Only workers of this pool.
+    not_before
+        Do not begin before this time: 10m from now, or a time such as 2026-01-31T12:00:00Z.
+    expires
+        End it if it has not begun by this time: 1h from now, or a time such as 2026-01-31T12:00:00Z.
     callback_url
         Where the server sends the task when it has ended.
     idempotency_key
@@ -100,12 +112,13 @@ def submit(
         "task_type": task_type,
         "parameters": read(parameters),
         "priority": int(priority) if priority.isdecimal() and priority.isascii() else priority,
-        "resources": {"gpus": gpus, "gpu_memory": memory, "vendor": vendor},
+        "resources": {"gpus": gpus, "gpu_memory": memory, "vendor": vendor, **_where(worker_label, pool)},
         "model_name": model,
         "idempotency_key": idempotency_key,
         "labels": labels(label),
         "callback_url": callback_url,
     }
+    body |= {name: text for name, text in (("not_before", not_before), ("expires", expires)) if text}
     if timeout:
         body["timeout"] = seconds(timeout, "--timeout")
     if retries is not None:
@@ -122,6 +135,12 @@ def submit(
         output.say(answer["task_id"])
     else:
         _show_accepted(answer)
+
+
+def _where(worker_label: tuple[str, ...], pool: str) -> dict[str, Any]:
+    """Return which workers may run a task; empty if any may, which a server of an older version takes too."""
+    chosen = {"labels": labels(worker_label, "--worker-label"), "pool": pool}
+    return {name: value for name, value in chosen.items() if value}
 
 
 @app.command(sort_key=ORDER.index("get"))

@@ -75,6 +75,10 @@ def card(task: Task, now: datetime, zone: tzinfo | None = None) -> list[tuple[st
         ("priority", task.get("priority")),
         ("owner", task.get("owner")),
         ("labels", labels(task.get("labels") or {})),
+        ("pool", task.get("pool")),
+        ("worker labels", labels(task.get("worker_labels") or {})),
+        ("not before", _moment(task.get("not_before"), now, zone)),
+        ("expires", _moment(task.get("expires"), now, zone)),
         ("created", _moment(task.get("created_at"), now, zone)),
         ("started", _moment(task.get("started_at"), now, zone)),
         ("ended", _moment(task.get("completed_at"), now, zone)),
@@ -202,7 +206,9 @@ def _moment(text: object, now: datetime, zone: tzinfo | None) -> str:
 def _death(death: Mapping[str, Any], now: datetime, zone: tzinfo | None) -> str:
     moment = datetime.fromtimestamp(float(death.get("at", 0)) / 1000, UTC)
     when = times.clock(moment, now, zone)
-    return f"{when} attempt {death.get('attempt')} on {death.get('worker')}: {death.get('evidence')}"
+    gpus = ", ".join(f"GPU {index}" for index in death.get("devices") or [])
+    place = f"{death.get('worker')}{f', {gpus}' if gpus else ''}"
+    return f"{when} attempt {death.get('attempt')} on {place}: {death.get('evidence')}"
 
 
 def _json(value: Any) -> str:

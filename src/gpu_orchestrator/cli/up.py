@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gpu_orchestrator.cli.options import Whole, whole
+from gpu_orchestrator.cli.options import whole
 
 
 def up(
@@ -15,7 +15,9 @@ def up(
     port: Annotated[int | None, Parameter(converter=whole)] = None,
     host: str | None = None,
     data: Path | None = None,
-    max_concurrent: Whole = 8,
+    max_concurrent: Annotated[
+        int | None, Parameter(env_var="MAX_CONCURRENT_TASKS", converter=whole, show_default=False)
+    ] = None,
     quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Start a store, the cluster manager and a worker for this machine's GPUs.
@@ -31,7 +33,7 @@ def up(
     data
         The folder for the store and the keys; ~/.local/share/gpu-orchestrator by default.
     max_concurrent
-        How many tasks the worker may run at once.
+        How many tasks the worker may run at once; by default as many as there are GPUs, at least 8.
     quiet
         No live view, and no sample tasks.
     """

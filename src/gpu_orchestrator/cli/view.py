@@ -40,6 +40,7 @@ COLOURS = {
     "running": "cyan",
     "assigned": "cyan",
     "queued": "yellow",
+    "scheduled": "yellow",
     "failed": "red",
     "dead": "red",
 }

@@ -2,11 +2,18 @@
 
 import os
 import sys
+import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import App, Parameter
+
+from gpu_orchestrator.cli.options import whole
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.adapters.process_rights import User
 
 CANNOT_START = 2
 """Exit code if the arguments are wrong: `up` does not start such a worker again."""
@@ -22,15 +29,21 @@ def run(
     token_file: Path | None = None,
     ca: Annotated[Path | None, Parameter(env_var="GPU_ORCHESTRATOR_CA")] = None,
     name: str = "",
-    max_concurrent: Annotated[int, Parameter(env_var="MAX_CONCURRENT_TASKS")] = 1,
+    max_concurrent: Annotated[
+        int | None, Parameter(env_var="MAX_CONCURRENT_TASKS", converter=whole, show_default=False)
+    ] = None,
     processes: int = 0,
     label: tuple[str, ...] = (),
+    pool: str = "",
     function: tuple[str, ...] = (),
     upstream: tuple[str, ...] = (),
+    upstream_header: Annotated[tuple[str, ...], Parameter(metavar="NAME=FILE")] = (),
     allow_command: bool = False,
     simulate: str = "",
     simulation: Path | None = None,
     drain_s: float = 60.0,
+    share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
+    run_as: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_RUN_AS", metavar="USER")] = "",
     on_disconnect: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_ON_DISCONNECT")] = "stop",
     v: int = 0,
 ) -> None:
@@ -50,16 +63,22 @@ def run(
     name
         The name of this worker; by default that of the machine, with a number if that one is taken here.
     max_concurrent
-        How many tasks may run at once.
+        How many tasks may run at once; by default as many as there are GPUs, at least 1. Give more if tasks
+        share GPUs by memory.
     processes
         How many processes share the tasks that need no GPU; by default up to one per core.
     label
-        `key=value`, for `worker show` and for strategies of your own. May be repeated.
+        `key=value`, for tasks that ask for it with `--worker-label`. May be repeated.
+    pool
+        The pool of this worker: it then runs tasks of that pool alone, and they run nowhere else.
     function
         `name=module:function`, a function that tasks of type `python` may call. The module is installed, or
         in the current folder. May be repeated.
     upstream
         `name=URL`, a server that tasks of type `http` may call. May be repeated.
+    upstream_header
+        `name=FILE`, a file with lines such as `Authorization: Bearer KEY` that are sent to that upstream with
+        every request. May be repeated.
     allow_command
         Let tasks of type `command` run any program here.
     simulate
@@ -68,6 +87,11 @@ def run(
         The folder in which simulated GPUs are kept.
     drain_s
         How long running tasks may take to finish when the worker is stopped.
+    share_runners
+        Let one process run tasks of several owners, one after the other: faster, but what a task leaves
+        behind there is open to the next owner's.
+    run_as
+        The user that runs tasks, where root starts the worker: then tasks cannot read its token.
     on_disconnect
         What happens to running tasks when no server can be reached and the lease expires: `stop` ends them,
         so that none ever runs twice; `keep` lets them run, and a result counts if the task was not given to
@@ -77,7 +101,9 @@ def run(
     """
     import uvloop
 
+    from gpu_orchestrator.adapters import process_rights
     from gpu_orchestrator.adapters.gpus.find import find
+    from gpu_orchestrator.adapters.setting_names import refuse_slips
     from gpu_orchestrator.adapters.tls import BadCertificate
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
@@ -86,31 +112,51 @@ def run(
     from gpu_orchestrator.apps.worker.settings import Settings
     from gpu_orchestrator.cli import joining, log_setup
 
+    process_rights.hide()
     log_setup.configure(v)
     with ExitStack() as held:
         try:
+            refuse_slips()
+            user = process_rights.find(run_as) if run_as else None
             access = joining.access(server, token, token_file, str(ca) if ca else "")
             settings = Settings(
                 servers=access.servers,
                 token=access.token,
                 ca=access.ca,
                 name=held.enter_context(joining.name(access.servers, name)),
-                max_concurrent=max_concurrent,
-                processes=processes or min(max(max_concurrent, 1), os.cpu_count() or 1),
+                max_concurrent=1 if max_concurrent is None else max_concurrent,
+                processes=processes or 1,
                 labels=_pairs("label", label),
-                options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
+                pool=pool,
+                options=Options(
+                    _pairs("function", function),
+                    _pairs("upstream", upstream),
+                    _headers(_pairs("upstream-header", upstream_header)),
+                    allow_command,
+                ),
                 drain_s=drain_s,
+                share_runners=share_runners,
+                run_as=user,
                 on_disconnect=on_disconnect,
             )
-            importable.check(settings.options.functions)
-            kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name
-            gpus = find(simulate, simulation or kept)
+            importable.check(settings.options.functions, user)
+            gpus = find(simulate, simulation or _kept(user) / settings.name, user)
+            slots = max(len(gpus.devices()), 1) if max_concurrent is None else max_concurrent
+            shared = processes or min(slots, os.cpu_count() or 1)
+            settings = replace(settings, max_concurrent=slots, processes=shared)
         except (ValueError, OSError) as error:
             _exit(error, CANNOT_START)
         try:
             uvloop.run(main.run(settings, gpus))
         except (BadCertificate, OSError, NotWanted) as error:
             _exit(error, 1)
+
+
+def _kept(user: "User | None") -> Path:
+    """Return where simulated GPUs are kept: where tasks may write, too."""
+    if user is None:
+        return Path.home() / ".cache" / "gpu-orchestrator" / "simulated"
+    return Path(tempfile.gettempdir()) / f"gpu-orchestrator-simulated-{user.uid}"
 
 
 def _exit(error: Exception, code: int) -> NoReturn:
@@ -126,3 +172,18 @@ def _pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
             raise ValueError(f"--{option} {pair} is not a pair; write --{option} name=value")
         pairs[name] = value
     return pairs
+
+
+def _headers(files: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Read the headers for each upstream from its file."""
+    found: dict[str, dict[str, str]] = {}
+    for name, path in files.items():
+        lines = [line for line in Path(path).read_text().splitlines() if line.strip()]
+        for number, line in enumerate(lines, 1):
+            header, separator, value = line.partition(":")
+            if not separator or not header.strip().isascii() or not value.strip().isprintable():
+                raise ValueError(
+                    f"--upstream-header {name}={path}: line {number} is no header; write Name: value"
+                )
+            found.setdefault(name, {})[header.strip()] = value.strip()
+    return found

@@ -124,6 +124,7 @@ def card(worker: Mapping[str, Any], now: datetime, zone: tzinfo | None = None) -
             "labels",
             ", ".join(f"{name}={value}" for name, value in sorted((worker.get("labels") or {}).items())),
         ),
+        ("pool", worker.get("pool")),
         ("machine", ", ".join(str(system[name]) for name in ("cpu", "os") if system.get(name))),
         (
             "memory",

@@ -1,6 +1,6 @@
 """A scripted server and real workers that join it; every test checks at its end that no process is left."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,9 @@ def new_worker(peer: Peer, tmp_path: Path) -> Iterator[NewWorker]:
     end."""
     started: list[Worker] = []
 
-    def start(*options: str) -> Worker:
-        simulation = ("--simulation", str(tmp_path / "gpus"))
-        started.append(Worker(peer.url, tmp_path / "worker.log", *simulation, *options))
+    def start(*options: str, before: Sequence[str] = ()) -> Worker:
+        simulation = ("--simulation", str(tmp_path / "gpus")) if "--simulation" not in options else ()
+        started.append(Worker(peer.url, tmp_path / "worker.log", *simulation, *options, before=before))
         return started[-1]
 
     yield start

@@ -12,7 +12,8 @@ from gpu_orchestrator.adapters.gpus import simulated
 from gpu_orchestrator.adapters.gpus.simulated import Simulated
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.frames import Options
-from gpu_orchestrator.apps.worker.handlers import find
+from gpu_orchestrator.apps.worker.handlers import find, http
+from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, BadParameters
 from tests.support.runners import running
 
 pytestmark = pytest.mark.real
@@ -181,6 +182,47 @@ async def test_http_forwards_to_a_named_server() -> None:
         assert "is not known to this worker; known: gone, llm" in other.message
         sly = await client.error("http", {"upstream": "llm", "path": "@evil/"}, task="f")
         assert "is not a valid path" in sly.message
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../x", "/a/../../x", "/./x", "/%2e%2e/x", "/%252e%252E/x", "/..%2fx", "/a\\..\\x", "/..?q=1", "/.."],
+)
+def test_http_path_cannot_leave_that_of_the_upstream(path: str) -> None:
+    with pytest.raises(BadParameters, match="which could leave the upstream's own path"):
+        http._check_path(path)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/a..b/...", "/x?next=/../y", "/%2Fx", "/.well-known/x"])
+def test_http_path_may_have_dots_in_names(path: str) -> None:
+    http._check_path(path)
+
+
+async def test_http_sends_the_operators_headers_and_takes_no_answer_larger_than_a_result() -> None:
+    async def serve(request: web.Request) -> web.Response:
+        if request.path == "/large":
+            return web.Response(body=b"a" * (LARGEST_RESULT + 1))
+        return web.json_response({"key": request.headers.get("Authorization")})
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", serve)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    options = Options(
+        upstreams={"llm": url, "open": url},
+        upstream_headers={"llm": {"Authorization": "Bearer of-the-operator"}},
+    )
+    try:
+        async with running(options) as client:
+            with_key = await client.result("http", {"upstream": "llm"})
+            assert with_key["body"] == {"key": "Bearer of-the-operator"}
+            assert (await client.result("http", {"upstream": "open"}, task="b"))["body"] == {"key": None}
+            large = await client.error("http", {"upstream": "llm", "path": "/large"}, task="c")
+            assert (large.error, "answered more than 8 MiB" in large.message) == ("UpstreamRefused", True)
+    finally:
+        await runner.cleanup()
 
 
 async def test_http_cannot_leave_its_server_by_redirect_or_path() -> None:

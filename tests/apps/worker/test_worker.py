@@ -51,6 +51,21 @@ async def test_hello_describes_the_worker_and_its_devices(peer: Peer, new_worker
     assert [reading.free_mib for reading in report.readings] == [24576, 144384]
 
 
+@pytest.mark.parametrize(
+    ("options", "slots"),
+    [
+        pytest.param(("--simulate", "4xL4:24GiB"), 4, id="as many as devices"),
+        pytest.param((), 1, id="at least one"),
+    ],
+)
+async def test_concurrency_is_the_number_of_devices(
+    peer: Peer, new_worker: NewWorker, options: tuple[str, ...], slots: int
+) -> None:
+    new_worker(*options, "--pool", "a100")
+    hello = await peer.receive(session.Hello)
+    assert (hello.max_concurrent, hello.pool) == (max(slots, len(hello.devices)), "a100")
+
+
 async def test_tasks_run_and_return_results(peer: Peer, new_worker: NewWorker) -> None:
     new_worker("--max-concurrent", "40")
     await peer.receive(session.Hello)

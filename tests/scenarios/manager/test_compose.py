@@ -21,7 +21,7 @@ from tests.support.workers import compiled
 FILES = ("docker-compose.yml", "docker-compose.test.yml")
 KNOWN = {
     *("build", "image", "command", "environment", "secrets", "volumes", "ports", "restart", "healthcheck"),
-    *("depends_on", "deploy", "stop_grace_period"),
+    *("depends_on", "deploy", "stop_grace_period", "pid"),
 }
 START_S = 60
 
@@ -50,6 +50,15 @@ def test_compose_files_are_valid(name: str) -> None:
         if "build" in service:
             lock = ROOT / "requirements" / f"{service['build']['args']['REQUIREMENTS']}.txt"
             assert "fastapi==" in lock.read_text()
+
+
+def test_compose_worker_uses_the_whole_machine() -> None:
+    """All GPUs, as many tasks as GPUs, and memory that can be attributed to tasks."""
+    worker = services("docker-compose.yml")["worker"]
+    assert worker["pid"] == "host"
+    (devices,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert (devices["driver"], devices["count"], devices["capabilities"]) == ("nvidia", "all", ["gpu"])
+    assert "--max-concurrent" not in worker["command"]
 
 
 class Machine:
@@ -82,7 +91,9 @@ class Machine:
         return [COMMAND, *words]
 
     def _environment(self, service: dict[str, Any]) -> dict[str, str]:
-        given = {name: self._local(value) for name, value in service.get("environment", {}).items()}
+        environment = service.get("environment", {})
+        # One without a value is passed on from where compose runs, if it is set there.
+        given = {name: self._local(value) for name, value in environment.items() if value is not None}
         return {**compiled(), "HOME": str(self._folder), **given}
 
     def _local(self, word: str) -> str:

@@ -18,12 +18,14 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
 from gpu_orchestrator.adapters.gpus.gpu import Device, OutOfMemory, Process, Reading
+from gpu_orchestrator.adapters.process_rights import User
 
 FOLDER_VARIABLE = "GPU_ORCHESTRATOR_SIMULATED_GPUS"
 VISIBLE_VARIABLE = "GPU_ORCHESTRATOR_VISIBLE_GPUS"
@@ -41,11 +43,13 @@ class BadDescription(ValueError):
 class Simulated:
     """Devices described in one line: `4`, or `4xL4:24GiB,2xH200:141GiB`."""
 
-    def __init__(self, folder: Path, description: str) -> None:
+    def __init__(self, folder: Path, description: str, user: User | None = None) -> None:
         self._folder = folder.absolute()
         self._devices = tuple(_describe(self._folder, description))
         for device in self._devices:
             (self._folder / device.uuid).mkdir(parents=True, exist_ok=True)
+            if user is not None:
+                os.chown(self._folder / device.uuid, user.uid, user.gid)
         _publish(self._folder, self._devices)
 
     def devices(self) -> tuple[Device, ...]:
@@ -102,7 +106,7 @@ def _describe(folder: Path, description: str) -> Iterator[Device]:
             number = next(index)
             yield Device(
                 index=number,
-                uuid=f"GPU-{uuid5(NAMESPACE_URL, f'{folder}/{number}')}",
+                uuid=f"GPU-{uuid5(NAMESPACE_URL, f'{gethostname()}{folder}/{number}')}",
                 vendor="simulated",
                 model=match["model"] or "Simulated",
                 memory_mib=size,

@@ -12,7 +12,8 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
 class KeyRow(Item, frozen=True):
     """One key. `digest` is SHA-256 in hex, `scopes` are separated by commas, `by` is the key that created it,
-    `limits` is JSON. A time of 0 means never."""
+    `limits` is JSON. A time of 0 means never. `worker` is the one worker that may join with it, empty until
+    the first has; `*` for any number of workers."""
 
     id: str
     digest: str
@@ -25,6 +26,7 @@ class KeyRow(Item, frozen=True):
     used_ms: int = 0
     by: str = ""
     limits: str = ""
+    worker: str = "*"
 
 
 class KeyPage(Item, frozen=True):

@@ -15,7 +15,9 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 class NewTask(Item, frozen=True):
     """`spec` and `params` are JSON. `idempotency` identifies the task across repeated submissions; empty for
-    none. `level` is 0 to 3 for a low, normal, high or critical priority."""
+    none. `level` is 0 to 3 for a low, normal, high or critical priority. `not_before_ms` and `expires_ms` are
+    moments; if negative, how long from now by the store's clock; 0 for none. `lost_workers` is how many
+    different ones make it a dead letter."""
 
     id: str
     spec: str
@@ -25,6 +27,9 @@ class NewTask(Item, frozen=True):
     correlation: str = ""
     tenant: str = ""
     level: int = 1
+    not_before_ms: int = 0
+    expires_ms: int = 0
+    lost_workers: int = 2
 
 
 class Unit(Item, frozen=True):
@@ -44,11 +49,12 @@ ANY_NUMBER = Unit("", 0, 0, 0)
 
 class Accepted(Item, frozen=True):
     """The task is in the store: a new one (`fresh` is 1), or an earlier one with the same idempotency key
-    (0)."""
+    (0). `scheduled` is 1 if it is new and not to begin yet."""
 
     id: str
     created_ms: int
     fresh: int
+    scheduled: int = 0
 
 
 class KeyConflict(Item, frozen=True):
@@ -142,6 +148,8 @@ class Note(Item, frozen=True):
 
 
 class Registration(Item, frozen=True):
+    """`joined_with` is the id of the key that the worker joined with, `uuids` are those of its devices."""
+
     name: str
     instance: str
     spec: str
@@ -149,6 +157,8 @@ class Registration(Item, frozen=True):
     connection: str
     resume_epoch: int = 0
     joined_with: str = ""
+    takes_any_name: int = 0
+    uuids: tuple[str, ...] = ()
 
 
 class Renewal(Item, frozen=True):

@@ -28,6 +28,7 @@ class StoreTimeouts:
     hold_ms: int = 60_000
     leader_ms: int = 3_000
     keep_ms: int = 7 * DAY_MS
+    worker_keep_ms: int = DAY_MS
     most_workers: int = 10
     audit_entries: int = 100_000
     log_bytes: int = 256 << 10

@@ -55,6 +55,13 @@ class Retried(Item, frozen=True):
     state: str
 
 
+class DueResult(Item, frozen=True):
+    """`more` is 1 if more tasks are due; `ended` are the ids of tasks that expired."""
+
+    more: int
+    ended: tuple[str, ...]
+
+
 class Counts(msgspec.Struct, frozen=True):
     now_ms: int
     states: dict[str, int]
@@ -84,6 +91,7 @@ _RETRY = Script[tuple[_Retried, ...]]("retry", tuple[_Retried, ...])
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
 )
+_DUE = Script[DueResult]("due", DueResult)
 _TRIM = Script[int]("trim", int)
 _COUNTS = Script[tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]](
     "counts", tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]
@@ -147,6 +155,11 @@ class Tasks(TaskLists):
         """Return the stored rows, with `params` only if `parameters` is set; None for a missing task."""
         _, rows, _ = await self._fenced.read(_FETCH, ids, (), int(parameters))
         return [row_of(row) for row in rows]
+
+    async def due(self, most: int = 500) -> DueResult:
+        """Queue scheduled tasks whose time has come and end waiting ones that expired, at most `most` of
+        each. Only the leader may."""
+        return await self._fenced.write(_DUE, self.keep_ms, most)
 
     async def trim(self, most_per_worker: int = 1000) -> int:
         return await self._fenced.read(_TRIM, self.keep_ms, most_per_worker)

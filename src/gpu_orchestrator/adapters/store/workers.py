@@ -8,12 +8,19 @@ from gpu_orchestrator.adapters.store.tasks import _FETCH, Row, row_of
 from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
 
+DAYS_COUNTED = 8
+"""For how many days the tasks of each day are counted per worker."""
+
 
 class RegisterResult(Item, frozen=True):
-    """`taken`: another live connection uses the name. `full`: the limit on workers is reached."""
+    """`taken`: another live connection uses the name. `full`: the limit on workers is reached. `bound`: the
+    key is for the worker `other`. `owned`: the name belongs to the key `other`. `device`: the worker `other`
+    has the device with this `uuid`."""
 
-    kind: Literal["new", "resumed", "taken", "full"]
+    kind: Literal["new", "resumed", "taken", "full", "bound", "owned", "device"]
     epoch: int
+    uuid: str = ""
+    other: str = ""
 
 
 class WorkerLocation(Item, frozen=True):
@@ -57,6 +64,7 @@ _REPORT = Script[bool]("report", bool)
 _DISCONNECT = Script[bool]("disconnect", bool)
 _HAND_OVER = Script[tuple[bool, ...]]("hand_over", tuple[bool, ...])
 _REMOVE_WORKERS = Script[tuple[bool, ...]]("remove_workers", tuple[bool, ...])
+_WORKER_CHORES = Script[tuple[str, ...]]("worker_chores", tuple[str, ...])
 _WORKER_FLAGS = Script[WorkerLocation]("worker_flags", WorkerLocation)
 _WORKERS = Script[tuple[HeldRow, ...]]("workers", tuple[HeldRow, ...])
 _STAMPS = Script[tuple[Stamp, ...]]("worker_stamps", tuple[Stamp, ...])
@@ -126,8 +134,15 @@ class Workers:
         flat = [part for item in fields.items() for part in item]
         return await self._fenced.write(_WORKER_FLAGS, name, flat, int(forget), status, ())
 
-    async def cordon(self, name: str, device: int, *, cordoned: bool, status: str = "") -> WorkerLocation:
-        return await self._fenced.write(_WORKER_FLAGS, name, (), 0, status, (device, int(cordoned)))
+    async def cordon(
+        self, name: str, index: int, uuid: str, *, cordoned: bool, status: str = ""
+    ) -> WorkerLocation:
+        return await self._fenced.write(_WORKER_FLAGS, name, (), 0, status, (index, uuid, int(cordoned)))
+
+    async def tidy(self, names: Sequence[str], retention_ms: int) -> tuple[str, ...]:
+        """Forget those of these workers that have been offline for longer than `retention_ms`, and drop old
+        counters of the others. Return the names of the forgotten. Only the leader may."""
+        return await self._fenced.write(_WORKER_CHORES, retention_ms, DAYS_COUNTED, names)
 
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
         _, _, rows = await self._fenced.read(_FETCH, (), names)

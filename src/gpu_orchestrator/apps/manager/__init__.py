@@ -9,6 +9,8 @@ session → outcomes → completion → response. Read the modules in this order
 
   http/app                  builds the ASGI application from the routes
   http/uvicorn_tuning       wraps uvicorn's transport to save system calls
+  http/guarded_protocol     uvicorn's protocols with bounds on heads, slow requests and open connections
+  http/request_pace         how long a head may be, and how slowly a request may come
   http/gate                 every request passes it: correlation id, metrics, audit, error bodies
   http/route_auth           checks the key and the scope that a route needs
   http/routes/tasks         submit, list, show, wait, explain
@@ -17,6 +19,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/task_changes         cancels and retries in parts, with an outcome for each task
   http/responses            reads bodies, makes JSON responses
   http/submission           checks a request, builds task specs, refuses what can never fit
+  http/task_wishes          when and where a task may run: not_before, expires, pool
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
   http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
@@ -32,6 +35,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/pages         the page at /, the API reference, the OpenAPI document
   http/html                 renders these pages
 
+  access/connections        open connections: strangers give way to callers with a key
   access/keys               keys, their scopes, and this process's copy of them
   access/key_sync           keeps that copy in step with the store
   access/rate_limiter       admits or refuses a request by key and route
@@ -50,9 +54,10 @@ session → outcomes → completion → response. Read the modules in this order
   dispatch/task_table       the tasks that the leader tracks: all that have not ended
   dispatch/assignment       what to store for an assignment, and what to send to the worker
   dispatch/reaper           whose lease has expired, and whether to believe it
-  dispatch/maintenance      the leader's chores: delete old tasks, record the history
+  dispatch/maintenance      the leader's chores: tasks that are due, old tasks and workers, the history
 
   fleet/nodes               a worker as a node of the core, a task as a request
+  fleet/past_attempts       what earlier attempts teach about the next: where it goes, how much it reserves
   fleet/rows                reads rows of the store into workers and a cluster
   fleet/fleet_view          a copy of the fleet, its sums and its cluster, updated worker by worker
   fleet/device_gauges       the metrics of all devices as text

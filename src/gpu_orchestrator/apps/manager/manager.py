@@ -27,6 +27,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
+from gpu_orchestrator.apps.manager.access.connections import Connections
 from gpu_orchestrator.apps.manager.access.key_sync import KeySync
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
@@ -38,9 +39,9 @@ from gpu_orchestrator.apps.manager.errors import Conflict, NotFound
 from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
-from gpu_orchestrator.apps.manager.fleet import strategies
+from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
-from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
+from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
@@ -73,6 +74,7 @@ class ManagerDeps:
     facts: Facts
     keys: Keys
     seal: Seal
+    connections: Connections
     embedded: Embedded | ParentsStore | None = None
     place: Place | None = None
 
@@ -81,10 +83,11 @@ class Manager:
     def __init__(self, deps: ManagerDeps) -> None:
         settings, store = deps.settings, deps.store
         self.settings, self.store, self.facts, self.keys = settings, store, deps.facts, deps.keys
-        self.embedded = deps.embedded
+        self.embedded, self.connections = deps.embedded, deps.connections
         self.signing = Signing(store.database, deps.seal, settings.callback_secret)
         self.started = monotonic()
         self.metrics = Metrics()
+        self.connections.on_closed = lambda reason: self.metrics.connections_closed.labels(reason).inc()
         self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = MemoryPolicy(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
         self.registry = strategies.registry(settings.placement_policy)
@@ -107,7 +110,7 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
-        self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back)
+        self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back, self._hints_of)
         self._device_gauges = DeviceGauges(self.memory)
         self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
         self._background: list[asyncio.Task[None]] = []
@@ -244,6 +247,10 @@ class Manager:
             return self.leader.dispatcher.engine.cluster
         return (await self.overview.cluster(at_most_old_s=FRESH_S))[1]
 
+    def _hints_of(self, spec: task.TaskSpec, deaths: str) -> Hints:
+        workers = self.leader.dispatcher.workers if self.leader.dispatcher else self.overview.workers
+        return past_attempts.hints(spec, past_attempts.deaths_of(deaths), workers, self.memory)
+
     def _deps(self, clock: StoreClock) -> DispatcherDeps:
         return DispatcherDeps(
             self.store,
@@ -253,6 +260,7 @@ class Manager:
             self.metrics,
             clock.now,
             self.quotas,
+            self.waiters.ended,
         )
 
     async def scraped(self) -> bytes:
@@ -270,6 +278,9 @@ class Manager:
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        connections = self.connections
+        kinds = [(["known"], float(connections.known)), (["stranger"], float(connections.strangers))]
+        yield gauge("http_connections", "Open connections, by whether they have shown a key", ["kind"], kinds)
         yield gauge("watchers", "Clients that watch events on this process", [], [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
         yield gauge("leader", "1 if this process is the leader", [], [([], float(dispatcher is not None))])

@@ -52,6 +52,9 @@ class Metrics:
             "Workers set offline because their lease or grace period ended",
             registry=self.registry,
         )
+        self.tasks_expired = Counter(
+            "tasks_expired", "Tasks that expired before they began", registry=self.registry
+        )
         self.pauses = Counter(
             "reaper_pauses",
             "Lease expiry paused because most workers went silent",
@@ -71,6 +74,12 @@ class Metrics:
             "requests_refused",
             "Requests refused because of a limit: rate, queue, budget or store",
             ["owner", "limit"],
+            registry=self.registry,
+        )
+        self.connections_closed = Counter(
+            "http_connections_closed",
+            "Connections closed because of a limit",
+            ["reason"],
             registry=self.registry,
         )
         self.average_s = 0.0

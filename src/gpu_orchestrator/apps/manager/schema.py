@@ -79,6 +79,7 @@ class WorkerInfo(Answer, frozen=True):
     labels: dict[str, str]
     task_types: list[str]
     on_disconnect: str
+    pool: str
 
 
 class WorkerDetail(WorkerInfo, frozen=True):

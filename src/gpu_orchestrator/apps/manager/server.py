@@ -11,23 +11,25 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import structlog
 import uvicorn
 
-from gpu_orchestrator.adapters import tls
+from gpu_orchestrator.adapters import open_files, tls
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey import migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
+from gpu_orchestrator.apps.manager.access.connections import ConnectionLimits, Connections
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.http import app
-from gpu_orchestrator.apps.manager.http.socket_frames import FramesProtocol
-from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol
+from gpu_orchestrator.apps.manager.http.guarded_protocol import GuardedHttpProtocol, GuardedWebSocketProtocol
 from gpu_orchestrator.apps.manager.manager import Manager, ManagerDeps
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place
 from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
@@ -35,6 +37,7 @@ from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
 log = structlog.get_logger()
 STORE_WAIT_S = 5.0
 RENEW_S = 60.0
+HANDSHAKE_S = 10.0
 CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS in front of the server"
 
 
@@ -78,7 +81,16 @@ async def running(
             database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", timeouts=_timeouts(settings)
         )
         manager = Manager(
-            ManagerDeps(settings, store, facts, keys, Seal.of(settings), embedded or _parents(place), place)
+            ManagerDeps(
+                settings,
+                store,
+                facts,
+                keys,
+                Seal.of(settings),
+                Connections(_connection_limits(settings)),
+                embedded or _parents(place),
+                place,
+            )
         )
         if manager.siblings is not None:
             await stack.enter_async_context(manager.siblings.answering())
@@ -172,8 +184,8 @@ async def _serving(
 ) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app.build(manager),
-        http=CoalescingHttpProtocol,
-        ws=FramesProtocol,
+        http=partial(GuardedHttpProtocol, manager.connections),  # type: ignore[arg-type]
+        ws=GuardedWebSocketProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -191,10 +203,12 @@ async def _serving(
     await manager.start()
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
     renewing = asyncio.get_running_loop().create_task(_renew(context, manager.settings))
+    checking = asyncio.get_running_loop().create_task(_close_overdue(manager.connections))
     try:
         yield
     finally:
         renewing.cancel()
+        checking.cancel()
         await manager.disconnect_clients()
         server.should_exit = True
         await serving
@@ -211,8 +225,53 @@ async def _renew(context: ssl.SSLContext | None, settings: Settings) -> None:
             log.error("the certificate cannot be renewed; the old one is kept", error=str(error))
 
 
+async def _close_overdue(connections: Connections) -> None:
+    """Refuse requests that come too slowly, every second."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(1.0)
+        try:
+            connections.close_overdue(loop.time())
+        except Exception:
+            log.exception("requests that come too slowly could not be refused")
+
+
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    files = open_files.raise_limit()
+    limits = ConnectionLimits.of(settings, files)
+    log.info("connections are limited", most=limits.most, strangers=limits.strangers, open_files=files)
+    if limits.most < settings.max_connections:
+        log.warning(
+            "fewer connections than configured, for this process may open few files",
+            most=limits.most,
+            max_connections=settings.max_connections,
+            open_files=files,
+            advice="raise the hard limit: LimitNOFILE= of systemd, --ulimit nofile= of Docker, ulimit -Hn",
+        )
+    return limits
+
+
 class _Server(uvicorn.Server):
-    """Leaves signals to the CLI, which started the server."""
+    """Leaves signals to the CLI, which started the server, and gives a TLS handshake `HANDSHAKE_S`."""
+
+    servers: list[Any]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        self.servers = []
+        made: Any = config.http_protocol_class
+        protocol = partial(made, config=config, server_state=self.server_state, app_state={})
+        handshake_s = HANDSHAKE_S if config.ssl else None
+        for each in sockets or ():
+            opened = await loop.create_server(
+                protocol,
+                sock=each,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=handshake_s,
+            )
+            self.servers.append(opened)
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
@@ -227,6 +286,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
         hold_ms=int(max(settings.restart_grace, settings.worker_lease) * 1000),
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
+        worker_keep_ms=int(settings.worker_retention * 1000),
         most_workers=settings.max_workers,
         audit_entries=settings.audit_keep,
         log_bytes=settings.task_log_kb * 1024,

@@ -13,18 +13,32 @@ Labels = Annotated[dict[Name, Annotated[str, Meta(max_length=1000)]], Meta(max_l
 """Few and short, because the leader keeps the labels of every waiting task in memory, unlike parameters."""
 
 
+PoolName = Annotated[str, Meta(max_length=63)]
+WorkerLabels = Annotated[dict[Name, Annotated[str, Meta(max_length=200)]], Meta(max_length=16)]
+Moment = Annotated[str, Meta(max_length=40)]
+"""How long from now, such as `10m` or `2h`, or a time, such as `2026-01-31T12:00:00Z`."""
+
+
 class Resources(Body, frozen=True):
     """`gpu_memory`, such as "10GB" or "800MiB", is reserved on each of `gpus` devices. Without it the task
     gets whole devices. `gpus` 0 means that the task needs no GPU. Memory is reserved, not enforced: no other
     task gets it, but nothing stops a task that allocates more. What it takes beyond its reservation counts as
-    used, so less is placed beside it."""
+    used, so less is placed beside it. A task with `labels` runs only on workers that have all of them; one
+    with `pool` only on workers of that pool, and those take no other tasks."""
 
     gpu_memory: Annotated[str, Meta(max_length=40)] | int = ""
     gpus: Annotated[int, Meta(ge=0, le=64)] = 1
     vendor: Annotated[str, Meta(max_length=40)] = ""
+    labels: WorkerLabels = {}
+    pool: PoolName = ""
 
 
 class TaskRequest(Body, frozen=True):
+    """`not_before` and `expires` are how long from now (`10m`, `2h`, `7d`) or a time
+    (`2026-01-31T12:00:00Z`). Until `not_before` the task is `scheduled`, and no part of the queue. After
+    `expires` no attempt begins: a task that waits then has `failed` with the error type `Expired`.
+    `max_lost_workers`: when this many different workers were lost while they ran it, it is `dead`."""
+
     task_type: Name
     parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     model_name: Annotated[str, Meta(max_length=500)] = ""
@@ -35,6 +49,9 @@ class TaskRequest(Body, frozen=True):
     idempotency_key: Annotated[str, Meta(max_length=200)] = ""
     labels: Labels = {}
     callback_url: Annotated[str, Meta(max_length=2000)] = ""
+    not_before: Moment = ""
+    expires: Moment = ""
+    max_lost_workers: Annotated[int, Meta(ge=1, le=100)] | None = None
 
 
 class TaskBatch(Body, frozen=True):
@@ -56,11 +73,18 @@ class BatchAccepted(Answer, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
+    """An attempt that ended badly: its worker was lost (`kind` worker), its runner died (runner), or it ran
+    out of memory (memory). The last has the devices with the memory that was reserved on each, 0 for whole
+    devices, and what the worker had last measured there."""
+
     worker: str
     attempt: int
     kind: str
     evidence: str
     at: int
+    devices: list[int] = []
+    reserved_mib: int = 0
+    used_mib: int = 0
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -82,7 +106,8 @@ class TaskStatus(Answer, frozen=True):
     reserved on each of them; with `exclusive` the task has whole devices. While the task is queued, `reason`
     says why it waits, and `queue_position` how far ahead it is: 1 is next, by priority and age. The position
     is approximate, because owners take turns and some tasks fit earlier than others. `waits_for_worker`: no
-    worker that is there can ever take it, so it waits until another joins. Of a list's queued tasks with more
+    worker that is there can ever take it, so it waits until another joins. A task is `scheduled` until
+    `not_before`; `expires` is when it ends if it waits then. Of a list's queued tasks with more
     than 100 different requests, some have no reason; `explain` has it."""
 
     task_id: str
@@ -114,6 +139,10 @@ class TaskStatus(Answer, frozen=True):
     exclusive: bool = False
     queue_position: int | None = None
     waits_for_worker: bool = False
+    not_before: str | None = None
+    expires: str | None = None
+    worker_labels: dict[str, str] = {}
+    pool: str = ""
 
 
 class TaskPage(Answer, frozen=True):
@@ -141,7 +170,7 @@ class TaskSelection(Body, frozen=True):
     `status`, the tasks are those that can be cancelled or retried."""
 
     task_ids: Annotated[list[Name], Meta(max_length=1000)] = []
-    status: Annotated[list[task.State], Meta(max_length=7)] = []
+    status: Annotated[list[task.State], Meta(max_length=8)] = []
     task_type: Annotated[str, Meta(max_length=200)] = ""
     labels: Labels = {}
     worker_id: Annotated[str, Meta(max_length=200)] = ""

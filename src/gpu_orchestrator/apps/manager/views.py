@@ -45,7 +45,7 @@ NO_WAIT = Wait()
 def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskStatus:
     spec = task.decode(row["spec"])
     seconds = _seconds(row)
-    shared_mib = spec.memory_mib if spec.gpus else 0
+    shared_mib = max(spec.memory_mib, _granted_mib(row.get("place", ""))) if spec.gpus else 0
     error, deaths = row.get("error"), row.get("deaths")
     return task_schema.TaskStatus(
         task_id=name,
@@ -63,7 +63,7 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         progress=row.get("progress") or None,
         result=msgspec.Raw(row.get("result") or "null"),
         error=_error.decode(error) if error else None,
-        reason=wait.reason or row.get("reason", ""),
+        reason=wait.reason or waits_until(row) or row.get("reason", ""),
         deaths=_deaths.decode(deaths) if deaths else [],
         labels=spec.labels,
         correlation_id=row.get("correlation", ""),
@@ -76,7 +76,16 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         exclusive=bool(spec.gpus) and not shared_mib,
         queue_position=wait.position,
         waits_for_worker=wait.for_worker,
+        not_before=when(row.get("not_before")),
+        expires=when(row.get("expires")),
+        worker_labels=spec.worker_labels,
+        pool=spec.pool,
     )
+
+
+def waits_until(row: Row) -> str:
+    """Return when a scheduled task may begin, as a reason; empty for any other."""
+    return f"not before {when(row['not_before'])}" if row["state"] == "scheduled" else ""
 
 
 def devices(row: Row) -> list[task_schema.TaskDevice]:
@@ -91,6 +100,13 @@ def _devices(place: str) -> list[task_schema.TaskDevice]:
     return (
         [task_schema.TaskDevice(each.index, each.uuid, each.model) for each in grant.devices] if grant else []
     )
+
+
+@lru_cache(maxsize=1024)
+def _granted_mib(place: str) -> int:
+    """Return what an attempt reserved on each of its devices: a retry may get more than the task asks."""
+    grant = rows.read_grant(place) if place else None
+    return grant.memory_mib if grant and grant.devices and not grant.exclusive else 0
 
 
 def _seconds(row: Row) -> float | None:
@@ -137,6 +153,7 @@ def _worker_fields(row: Row, worker: WorkerState, reserved: dict[int, int]) -> d
         "last_heartbeat": when(row.get("seen")),
         "performance_score": 1.0 if worker.score is None else worker.score,
         "labels": worker.hello.labels,
+        "pool": worker.hello.pool,
         "task_types": list(worker.hello.task_types),
         "on_disconnect": worker.hello.on_disconnect,
     }

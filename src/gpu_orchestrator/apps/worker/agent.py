@@ -4,6 +4,7 @@ Started by `main`. It never imports CUDA: only its runners use the devices.
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,7 +65,14 @@ class Agent:
         self._servers = Servers(settings.servers)
         self._connection = Connection(settings.token, self._receive)
         self._lease = Lease()
-        self._pool = RunnerPool(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
+        self._pool = RunnerPool(
+            gpus,
+            settings.options,
+            processes=settings.processes,
+            idle_s=settings.idle_s,
+            shares_owners=settings.share_runners,
+            user=settings.run_as,
+        )
         self._reporter = Reporter(gpus, self._pool)
         logs = LogCallbacks(self._log_bytes, lambda: self._is_joined, self._connection.send)
         self._attempts = Attempts(
@@ -83,6 +91,8 @@ class Agent:
         devices = self._gpus.devices()
         servers = ", ".join(self._settings.servers)
         log.info("worker starts", name=self._settings.name, devices=len(devices), server=servers)
+        if os.geteuid() == 0 and self._settings.run_as is None:
+            log.warning("tasks run as root and can read everything here; give --run-as USER")
         if not devices:
             log.warning("no GPU found; only tasks that need none run here (--simulate 4 describes some)")
         async with aiohttp.ClientSession(connector=self._connector()) as http:
@@ -165,6 +175,7 @@ class Agent:
             task_types=find.task_types(self._settings.options),
             system_info=system.read(),
             labels=self._settings.labels,
+            pool=self._settings.pool,
             max_concurrent=self._settings.max_concurrent,
             version=__version__,
             resume_epoch=self._welcome.epoch if self._welcome else 0,

@@ -23,6 +23,7 @@ class Attempt:
     assign: session.Assign
     key: Key = field(init=False)
     devices: Devices = field(init=False)
+    owner: str = field(init=False)
     begun_at: float = NOT_YET
     is_cancelled: bool = False
     timed_out: bool = False
@@ -34,6 +35,7 @@ class Attempt:
     def __post_init__(self) -> None:
         self.key = (self.assign.task, self.assign.attempt)
         self.devices = tuple([device.uuid for device in self.assign.devices])
+        self.owner = self.assign.owner
 
     @property
     def has_begun(self) -> bool:

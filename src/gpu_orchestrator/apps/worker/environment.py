@@ -6,15 +6,19 @@ import os
 import sys
 from contextlib import suppress
 
-SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "API_KEY", "WORKER_TOKEN", "REDIS_")
-"""Prefixes of environment variables that the agent needs and that tasks must not see."""
+SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "REDIS_", "RESULTS_S3_", "SECRETS_KEY", "SSL_KEY")
+"""How variables begin that the agent or the manager needs and that tasks must not see. To these come all
+secret settings of the manager, and the files with them."""
 SAFE_PATH = "-P"
 """Option of Python: do not search the current folder first. A random.py there would take the place of
 Python's own."""
 
 
 def without_secrets() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    from gpu_orchestrator.adapters import settings  # not for runners: it is large
+
+    hidden = (*SECRETS, *(name.upper() for name in settings.SECRETS))
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
 
 
 def add_current_folder() -> None:

@@ -16,10 +16,12 @@ class Frame(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaul
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the operator of this worker allows: `name -> module:function`, `name -> URL`, and any command."""
+    """What the operator of this worker allows: `name -> module:function`, `name -> URL`, and any command.
+    `upstream_headers` are sent to the upstream of that name with every request; they may hold its key."""
 
     functions: dict[str, str] = {}
     upstreams: dict[str, str] = {}
+    upstream_headers: dict[str, dict[str, str]] = {}
     allow_command: bool = False
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 from urllib.parse import urlsplit
 
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api.session import OnDisconnect
 from gpu_orchestrator.apps.worker.frames import Options
@@ -24,7 +25,8 @@ class Settings:
     """What an operator can set. `servers` are tried in turn. `on_disconnect` is what happens to running tasks
     when the lease cannot be renewed. `ca` is a file with the certificates to trust; if empty, the worker
     trusts those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
-    `processes` runners."""
+    `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
+    rights of `run_as`, else those of the worker."""
 
     servers: tuple[str, ...]
     token: str = field(repr=False)
@@ -33,9 +35,12 @@ class Settings:
     max_concurrent: int = 1
     processes: int = 1
     labels: dict[str, str] = field(default_factory=dict)
+    pool: str = ""
     options: Options = field(default_factory=Options)
     drain_s: float = 60.0
     idle_s: float = 30.0
+    share_runners: bool = False
+    run_as: User | None = None
     on_disconnect: str = "stop"
 
     def __post_init__(self) -> None:
@@ -58,20 +63,31 @@ class Settings:
             raise BadSettings(
                 f"'{self.name}' is not a valid worker name; use up to 63 letters, digits, '.', '_' and '-'"
             )
+        if self.pool and not _NAME.fullmatch(self.pool):
+            raise BadSettings(
+                f"--pool {self.pool} is not a valid name; use up to 63 letters, digits, '.', '_' and '-'"
+            )
         if not 1 <= self.max_concurrent <= MOST_CONCURRENT or self.processes < 1:
             raise BadSettings(
                 f"a worker runs 1 or more tasks at once (at most {MOST_CONCURRENT}), in 1 or more processes; "
                 f"--max-concurrent is {self.max_concurrent}, --processes {self.processes}"
             )
-        for name, target in self.options.functions.items():
-            module, _, function = target.partition(":")
-            if not module or not function:
-                raise BadSettings(
-                    f"function {name}={target} does not name a function; write NAME=module:function"
-                )
-        for name, url in self.options.upstreams.items():
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise BadSettings(f"upstream {name}={url} is not an address; write NAME=http://host:port")
+        _check_options(self.options)
 
     def session_url(self, server: str) -> str:
         return f"{server.rstrip('/')}/workers/{self.name}/session"
+
+
+def _check_options(options: Options) -> None:
+    for name, target in options.functions.items():
+        module, _, function = target.partition(":")
+        if not module or not function:
+            raise BadSettings(
+                f"function {name}={target} does not name a function; write NAME=module:function"
+            )
+    for name, url in options.upstreams.items():
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise BadSettings(f"upstream {name}={url} is not an address; write NAME=http://host:port")
+    for name in options.upstream_headers:
+        if name not in options.upstreams:
+            raise BadSettings(f"there are headers for upstream {name}, but no --upstream {name}=URL")

@@ -11,6 +11,7 @@ import msgspec
 from gpu_orchestrator.apps.worker.frames import Options, Run
 
 T = TypeVar("T")
+LARGEST_RESULT = 8 << 20
 
 
 class Cancelled(BaseException):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,8 @@ def openness(shape: Shape) -> Iterator[Filter]:
 
 SHOWN = 1024
 """Characters of a selector that a reason shows."""
+MOST_GROUPS = 4
+"""If nodes lack different labels in more ways than this, the reason names the whole selector."""
 
 
 class Ready(Filter):
@@ -115,18 +118,38 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 class Labelled(Filter):
+    """Every label has the requested value. The reason names those that have not."""
+
     lasting = True
 
     def __init__(self, labels: tuple[tuple[str, str], ...]) -> None:
         self.labels = labels
-        text = ",".join(f"{key}={value}" for key, value in labels)
-        self.reason = f"do not match the selector {text if len(text) <= SHOWN else f'{text[:SHOWN]}…'}"
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
         passed = np.ones(len(rows), np.bool_)
-        for key, value in self.labels:
-            passed &= cluster.inventory.label_at(key, rows) == cluster.inventory.names.find(value)
+        for label in self.labels:
+            passed &= _has(label, cluster.inventory, rows)
         return passed
+
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        missing = [~_has(label, cluster.inventory, rows) for label in self.labels]
+        texts = [f"{key}={value}" for key, value in self.labels]
+        counted: Counter[str] = Counter()
+        groups = Counter(zip(*(column.tolist() for column in missing), strict=True))
+        if len(groups) > MOST_GROUPS:
+            groups = Counter({(True,) * len(texts): len(rows)})
+        for lacks, count in groups.items():
+            text = ",".join(compress(texts, lacks))
+            counted[f"do not match the selector {text if len(text) <= SHOWN else f'{text[:SHOWN]}…'}"] += (
+                count
+            )
+        return counted
+
+
+def _has(label: tuple[str, str], inventory: Inventory, rows: Ints) -> Bools:
+    key, value = label
+    has: Bools = inventory.label_at(key, rows) == inventory.names.find(value)
+    return has
 
 
 class Affine(Filter):

@@ -23,6 +23,7 @@ async def test_each_owner_has_its_own_secret(site: Site) -> None:
     assert (await site.call("DELETE", "/callbacks/secret", **ann))[0] == 200
     assert await signing.find("ann") == ""
     assert (await site.call("DELETE", "/callbacks/secret", **ann))[0] == 404
+    assert not await site.running.manager.store.database.exists("callback-secret:ann")
 
 
 async def test_stored_secret_is_encrypted_and_bound_to_its_owner(site: Site) -> None:

@@ -1,6 +1,7 @@
 """Workers as nodes, tasks as requests, and the accounting of device memory."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet import rows, strategies
 from gpu_orchestrator.apps.manager.fleet.nodes import (
     DeviceGrant,
+    Hints,
     MemoryPolicy,
     Reserved,
     WorkerState,
@@ -113,9 +115,34 @@ def test_device_filled_by_other_processes_is_not_given_whole() -> None:
     assert isinstance(placed(TaskSpec("echo"), cluster_of(full)), Refusal)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "goes_to"),
+    [
+        pytest.param({}, "plain", id="a task without a pool stays out of pools"),
+        pytest.param({"pool": "a100"}, "pooled", id="a task of a pool"),
+        pytest.param({"pool": "h200"}, None, id="a pool without workers"),
+        pytest.param({"pool": "a100", "worker_labels": {"zone": "b"}}, "pooled", id="pool and label"),
+        pytest.param({"worker_labels": {"zone": "b"}}, None, id="the label is in a pool only"),
+    ],
+)
+def test_pools_and_labels_choose_workers(wanted: dict[str, Any], goes_to: str | None) -> None:
+    cluster = cluster_of(
+        WorkerState(hello("plain", labels={"zone": "a"})),
+        WorkerState(hello("pooled", pool="a100", labels={"zone": "b"})),
+    )
+    answer = placed(TaskSpec("echo", **wanted), cluster)
+    assert (answer.node if isinstance(answer, Placement) else None) == goes_to
+    assert isinstance(answer, Placement) or answer.never
+
+
+def test_label_of_a_worker_cannot_stand_for_a_pool() -> None:
+    cluster = cluster_of(WorkerState(hello("w", labels={"gpu-orchestrator/pool": "a100"})))
+    assert isinstance(placed(TaskSpec("echo", pool="a100"), cluster), Refusal)
+
+
 def test_workers_on_which_the_task_died_are_avoided() -> None:
     cluster = cluster_of(WorkerState(hello("a")), WorkerState(hello("b")))
-    wanted = request_of("t", TaskSpec("echo"), avoid=("a",))
+    wanted = request_of("t", TaskSpec("echo"), Hints(avoid=("a",)))
     answer = decide(wanted, cluster, strategies.registry("balanced").policy(), Random(1))
     assert isinstance(answer, Placement)
     assert answer.node == "b"

@@ -59,6 +59,31 @@ def refused(spec: TaskSpec, *workers: WorkerState) -> Refusal:
             id="no slot",
         ),
         pytest.param(
+            TaskSpec("echo", pool="a100"),
+            [worker("a"), worker("b"), worker("c", pool="l4")],
+            "0/3 workers fit: 3 are not in pool a100",
+            id="pool that no worker is in",
+        ),
+        pytest.param(
+            TaskSpec("echo"),
+            [worker(pool="a100")],
+            "0/1 workers fit: 1 is in a pool, and the task names none",
+            id="worker of a pool",
+        ),
+        pytest.param(
+            TaskSpec("echo", pool="a100", worker_labels={"zone": "b", "disk": "nvme"}),
+            [worker("a", pool="a100", labels={"disk": "nvme"}), worker("b", labels={"zone": "b"})],
+            "0/2 workers fit: 1 is not in pool a100 and does not have the label disk=nvme, "
+            "1 does not have the label zone=b",
+            id="labels and pool",
+        ),
+        pytest.param(
+            TaskSpec("sing", worker_labels={"zone": "b", "disk": "nvme"}),
+            [worker()],
+            "0/1 workers fit: 1 does not run sing tasks and does not have the labels disk=nvme,zone=b",
+            id="type and labels",
+        ),
+        pytest.param(
             TaskSpec("echo", gpus=5), [worker()], "0/1 workers fit: 1 has fewer than 5 free GPUs", id="GPUs"
         ),
     ],

@@ -1,5 +1,6 @@
 """Tests of hostile input: pickles, other origins, malformed bodies and ids, probing for routes."""
 
+import asyncio
 import pickle
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,35 @@ async def test_store_error_hides_the_store_address_from_clients(site: Site, tmp_
     assert any(str(tmp_path) in entry.get("error", "") for entry in logged), (
         "the operator finds it in the log"
     )
+
+
+async def test_silent_strangers_do_not_keep_out_workers_and_callers_with_a_key(new_site: NewSite) -> None:
+    site: Site = await new_site(max_connections=64)
+    worker = await site.join("w")
+    port = int(site.running.url.rpartition(":")[2])
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+    try:
+        async with aiohttp.ClientSession(site.running.url, headers=site.http.headers) as another:
+            async with another.get("/limits") as answer:
+                assert answer.status == 200
+            connections = site.running.manager.connections
+            assert connections.strangers <= 32
+            assert connections.known >= 3, "the worker, the first caller and this one"
+        task = await site.submit("echo", resources={"gpus": 0})
+        assert await worker.finish(await worker.take())
+        assert (await site.wait(task))["status"] == "completed"
+        ended = [reader.at_eof() or await eof_soon(reader) for reader, _ in silent[:200]]
+        assert all(ended), "the oldest went first"
+        metrics = await (await site.http.get("/metrics")).text()
+        assert 'http_connections_closed_total{reason="room"}' in metrics
+        assert 'http_connections{kind="known"}' in metrics
+    finally:
+        for _, writer in silent:
+            writer.transport.abort()
+
+
+async def eof_soon(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(1), 10) == b""
+    except ConnectionError:
+        return True

@@ -268,7 +268,7 @@ async def test_bad_body_returns_one_clear_error(site: Site, body: bytes, status:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("/tasks?status=lost", "unknown status 'lost'; known: queued"),
+        ("/tasks?status=lost", "unknown status 'lost'; known: scheduled, queued"),
         ("/tasks?limit=0", "limit=0: give at least 1"),
         ("/tasks?limit=many", "limit=many: give a whole number"),
         ("/cluster/metrics?timeframe=2h", "timeframe=2h: give '1h', '24h', '7d' or '30d'"),

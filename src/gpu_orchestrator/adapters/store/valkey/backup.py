@@ -28,7 +28,7 @@ from gpu_orchestrator.adapters.store.valkey.scripts import Script
 BATCH = 200
 LONGEST = 1 << 30
 NOT_KEPT = frozenset({"leader", "apis", "news", "owners", "levels", "logs", migrations.KEY})
-REBUILT = ("s:", "o:", "on:")
+REBUILT = ("s:", "o:", "on:", "due:")
 LOGS = ("log:", "logs:")
 """Logs of tasks are not backed up: they may be as large as all the rest."""
 TASK = "t:"

@@ -82,6 +82,10 @@ class Database:
     async def set(self, name: str, value: bytes) -> None:
         await self._execute("SET", self.prefix + name, value)
 
+    async def delete(self, name: str) -> bool:
+        """Return True if there was such a key."""
+        return bool(await self._execute("DEL", self.prefix + name))
+
     async def set_field(self, name: str, field: str, value: str) -> None:
         await self._execute("HSET", self.prefix + name, field, value)
 

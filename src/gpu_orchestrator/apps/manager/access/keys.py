@@ -37,7 +37,8 @@ MARK = "gpo_"
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key. `id` may be shown and logged. Keys of one `owner` share their tasks. `configured` keys come
-    from the settings, not from the store. A time of 0 means never."""
+    from the settings, not from the store. A time of 0 means never. `worker` is the one worker that may join
+    with it, empty until the first has; `*` for any number."""
 
     id: str
     digest: bytes = field(repr=False)
@@ -50,6 +51,7 @@ class Key:
     used_ms: int = 0
     configured: bool = False
     limits: Limits = DEFAULTS
+    worker: str = "*"
 
     def may(self, scope: Scope) -> bool:
         return any(scope in INCLUDES[each] for each in self.scopes)
@@ -104,6 +106,7 @@ def stored(row: KeyRow) -> Key:
         revoked_ms=row.revoked_ms,
         used_ms=row.used_ms,
         limits=limits.decode(row.limits),
+        worker=row.worker,
     )
 
 

@@ -12,12 +12,14 @@ from msgspec import Meta
 
 from gpu_orchestrator.adapters.settings import Settings
 
+PoolName = Annotated[str, Meta(min_length=1, max_length=63)]
 Most = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits set on a key. A missing field means the server's default; 0 means no limit. Keys of one
-    owner share their tasks, so all limits but those on requests count for these keys together."""
+    owner share their tasks, so all limits but those on requests count for these keys together. A key with
+    `pools` submits tasks to these pools alone."""
 
     requests_per_minute: Most | None = None
     requests_per_hour: Most | None = None
@@ -25,6 +27,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     running_tasks: Most | None = None
     gpu_seconds_per_day: Most | None = None
     weight: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
+    pools: Annotated[tuple[PoolName, ...], Meta(max_length=64)] = ()
 
 
 DEFAULTS = Limits()

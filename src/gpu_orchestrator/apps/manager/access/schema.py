@@ -17,9 +17,18 @@ Handle = Annotated[
 """A short name without spaces or separators, because other names contain it."""
 
 
+ForWorker = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,62})$(?!\n)", description="use the name of a worker, or *"
+    ),
+]
+
+
 class KeyRequest(Body, frozen=True):
     """Keys of one `owner` share tasks, limits and fair share; without `owner`, the name is the owner. Without
-    `expires_in` (seconds) a key is valid until it is revoked."""
+    `expires_in` (seconds) a key is valid until it is revoked. A key of scope `worker` is for one worker: for
+    `worker`, else for the first that joins with it; with `*` for any number of workers."""
 
     name: Handle
     owner: Handle | None = None
@@ -28,11 +37,13 @@ class KeyRequest(Body, frozen=True):
     )
     expires_in: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
     limits: Limits = DEFAULTS
+    worker: ForWorker | None = None
 
 
 class KeyInfo(Answer, frozen=True):
     """`limits` are those set on the key; the settings give the others. `effective_limits` are all of them,
-    where 0 means no limit. `configured` keys have no limits."""
+    where 0 means no limit. `configured` keys have no limits. `worker` is the one worker that may join with
+    the key, `*` if any may; null if none has joined yet, and for keys that are not for workers."""
 
     key_id: str
     name: str
@@ -42,6 +53,7 @@ class KeyInfo(Answer, frozen=True):
     limits: Limits
     effective_limits: Limits
     configured: bool
+    worker: str | None
     created_at: str | None
     expires_at: str | None
     revoked_at: str | None

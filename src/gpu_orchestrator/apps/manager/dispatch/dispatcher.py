@@ -38,10 +38,10 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import (
     QueueDepth,
     TaskTable,
     TrackedTask,
-    died_on,
 )
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState, node_of, request_of
+from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.engine import events
@@ -63,7 +63,8 @@ ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDeps:
-    """What a dispatcher needs. `now` returns the store's clock in seconds, as estimated here."""
+    """What a dispatcher needs. `now` returns the store's clock in seconds, as estimated here. `ended` is
+    called for each task that ends without an outcome of a worker, such as one that expired."""
 
     store: Store
     deliver: Deliver
@@ -72,6 +73,7 @@ class DispatcherDeps:
     metrics: Metrics
     now: Callable[[], float]
     quotas: Quotas
+    ended: Callable[[str], None] = lambda _: None
 
 
 @dataclass(slots=True)
@@ -201,6 +203,8 @@ class Dispatcher:
         """Return placements for the new tasks that fit now."""
         now = self.deps.now()
         for each in new:
+            if each.not_before_ms:
+                continue  # the store tells when it may begin
             spec = task.decode(each.spec)
             self._update_limit(spec.tenant)
             self.tasks[each.id] = TrackedTask(spec, 0, now)
@@ -230,7 +234,10 @@ class Dispatcher:
             return
         spec = task.decode(item.spec)
         self._update_limit(spec.tenant)
-        self.tasks[item.id] = TrackedTask(spec, item.attempt, item.created_ms / 1000, died_on(item.deaths))
+        # Until its first attempt, `after` is when a scheduled task came into the queue: it must not pass the
+        # others for the time that it was not there.
+        since_ms = item.created_ms if item.attempt else max(item.created_ms, item.after_ms)
+        self.tasks[item.id] = TrackedTask(spec, item.attempt, since_ms / 1000, deaths_of(item.deaths))
         after_s = item.after_ms / 1000
         if after_s > self.deps.now():
             heappush(self._delayed, (after_s, item.id, item.attempt))
@@ -254,16 +261,8 @@ class Dispatcher:
 
     def _enqueue(self, name: str) -> None:
         known = self.tasks[name]
-        request = request_of(name, known.spec, avoid=self._workers_to_avoid(known))
-        self._handle(events.RequestAdded(request, since=known.created_s))
-
-    def _workers_to_avoid(self, known: TrackedTask) -> tuple[str, ...]:
-        """Return the workers on which the task died, if another worker is online."""
-        if known.died_on and any(
-            each.online for name, each in self.workers.items() if name not in known.died_on
-        ):
-            return known.died_on
-        return ()
+        learnt = hints(known.spec, known.deaths, self.workers, self.deps.memory)
+        self._handle(events.RequestAdded(request_of(name, known.spec, learnt), since=known.created_s))
 
     def _forget(self, name: str) -> None:
         self.tasks.discard(name)
@@ -274,7 +273,7 @@ class Dispatcher:
         spec = task.decode(each.spec)
         self._update_limit(spec.tenant)
         self.tasks[each.id] = TrackedTask(
-            spec, each.attempt, each.created_ms / 1000, died_on(each.deaths), waits=False
+            spec, each.attempt, each.created_ms / 1000, deaths_of(each.deaths), waits=False
         )
         placement = rows.placement_of(each.id, each.worker, rows.read_grant(each.place))
         self._handle(events.PlacementObserved(placement, request_of(each.id, spec)))

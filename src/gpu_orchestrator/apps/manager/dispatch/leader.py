@@ -141,8 +141,20 @@ class Leader:
             await self._disconnect_orphans(leading, self.dispatcher.workers)
         await self._recount()
         if self.dispatcher is not None:
-            await self._maintenance.do(self.dispatcher.workers.values())
+            await self._begin_and_expire()
+        if self.dispatcher is not None:
+            await self._maintenance.do(list(self.dispatcher.workers.values()))
         return None
+
+    async def _begin_and_expire(self) -> None:
+        """Queue the tasks whose time has come, and end those that expired."""
+        ended, more = await self._maintenance.due()
+        for name in ended:
+            self.deps.ended(name)
+            self.deps.metrics.ended("failed", 0.0)
+        self.deps.metrics.tasks_expired.inc(len(ended))
+        if more:
+            self._wake.set()
 
     async def _begin_term(self, leading: ElectionResult) -> None:
         """Load a new dispatcher. A long queue takes longer than the leader's lease, so that is renewed

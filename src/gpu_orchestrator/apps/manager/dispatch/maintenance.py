@@ -1,6 +1,7 @@
-"""Periodic work of the leader: delete list entries of old tasks, record samples for the history."""
+"""Periodic work of the leader: delete list entries of old tasks, forget workers that left, record samples
+for the history; and, at every round, queue or end the tasks whose time has come."""
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 from time import monotonic
 
@@ -13,6 +14,9 @@ from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 
 log = structlog.get_logger()
 
+DUE_ROUNDS = 20
+TIDY_EVERY_S = 60.0
+TIDIED_AT_ONCE = 200
 TRIM_EVERY_S = 60.0
 TRIM_ROUNDS = 10
 RECORD_EVERY_S = 10.0
@@ -23,8 +27,9 @@ class Maintenance:
     store: Store
     _trim_at: float = 0.0
     _record_at: float = 0.0
+    _tidy_at: float = 0.0
 
-    async def do(self, workers: Iterable[WorkerState]) -> None:
+    async def do(self, workers: Collection[WorkerState]) -> None:
         """Run the jobs that are due. One that fails is tried again at its next time: what the leader knows
         stays right, so it need not begin a new term."""
         now = monotonic()
@@ -35,6 +40,20 @@ class Maintenance:
         if now >= self._record_at:
             self._record_at = now + RECORD_EVERY_S
             await self._done("record", self._record(workers))
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_EVERY_S
+            await self._done("tidy", self._tidy([each.hello.name for each in workers]))
+
+    async def due(self) -> tuple[list[str], bool]:
+        """Queue scheduled tasks whose time has come and end those that expired. Return the ids of the ended,
+        and whether more are left for the next round: the leader must not be held up for long."""
+        ended: list[str] = []
+        for _ in range(DUE_ROUNDS):
+            found = await self.store.tasks.due()
+            ended += found.ended
+            if not found.more:
+                return ended, False
+        return ended, True
 
     async def _done(self, job: str, work: Awaitable[bool]) -> bool | None:
         """Return what the job returns, None if it failed."""
@@ -48,8 +67,16 @@ class Maintenance:
             log.exception("a job of the leader failed", job=job)
         return None
 
-    async def _record(self, workers: Iterable[WorkerState]) -> bool:
+    async def _record(self, workers: Collection[WorkerState]) -> bool:
         await self.store.history.record(history.measure(workers))
+        return True
+
+    async def _tidy(self, names: list[str]) -> bool:
+        """Forget workers that have been offline for long, and drop old counters of the others."""
+        for start in range(0, len(names), TIDIED_AT_ONCE):
+            part = names[start : start + TIDIED_AT_ONCE]
+            for name in await self.store.workers.tidy(part, self.store.timeouts.worker_keep_ms):
+                log.info("worker forgotten", worker_id=name, why="offline for longer than WORKER_RETENTION")
         return True
 
     async def _trim(self) -> bool:

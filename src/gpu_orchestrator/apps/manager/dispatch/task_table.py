@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.apps.manager.fleet.past_attempts import Death
 
 
 @dataclass(slots=True)
@@ -16,7 +15,7 @@ class TrackedTask:
     spec: TaskSpec
     attempt: int
     created_s: float
-    died_on: tuple[str, ...] = ()
+    deaths: tuple[Death, ...] = ()
     waits: bool = True
 
 
@@ -68,9 +67,3 @@ class TaskTable(dict[str, TrackedTask]):
             self.depth.add(known, -1)
             known.waits = waits
             self.depth.add(known, 1)
-
-
-def died_on(deaths: str) -> tuple[str, ...]:
-    if not deaths:
-        return ()
-    return tuple(sorted({each["worker"] for each in msgspec.json.decode(deaths)}))

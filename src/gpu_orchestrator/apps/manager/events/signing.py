@@ -35,9 +35,7 @@ class Signing:
 
     async def forget(self, owner: str) -> bool:
         """Delete the owner's secret; return True if there was one."""
-        had = bool(await self._database.get(_place(owner)))
-        await self._database.set(_place(owner), b"")
-        return had
+        return await self._database.delete(_place(owner))
 
 
 def _place(owner: str) -> str:

@@ -17,6 +17,9 @@ from gpu_orchestrator.core.node import Node, node
 from gpu_orchestrator.core.request import Expression, Request, Shape, Term
 
 HANDLER_LABEL = "gpu-orchestrator/handler."
+POOL_LABEL, NO_POOL = "gpu-orchestrator/pool", "-"
+"""Every worker has this label, so that a task without a pool is kept out of pools. No pool can be called
+`-`."""
 VENDORLESS = "unknown"
 
 
@@ -96,6 +99,7 @@ def node_of(worker: WorkerState, memory: MemoryPolicy, reserved: dict[int, Reser
     hello = worker.hello
     readings = {reading.index: reading for reading in worker.readings}
     labels = {**hello.labels, **{HANDLER_LABEL + name: "true" for name in hello.task_types}}
+    labels[POOL_LABEL] = hello.pool or NO_POOL
     if score := shown_score(worker.score):
         labels[SCORE_LABEL] = score
     return node(
@@ -134,17 +138,44 @@ def _device(
     )
 
 
-def request_of(task: str, spec: TaskSpec, *, avoid: tuple[str, ...] = ()) -> Request:
-    """Return the task as a request. `avoid` names workers on which it died. Without `memory_mib` in the spec
-    the task gets whole devices."""
-    shape = _shape(spec.task_type, spec.gpus, spec.memory_mib, spec.vendor, avoid)
-    return Request(task, shape, spec.priority, spec.tenant)
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What earlier attempts teach about the next: workers that it must not go to, and workers and devices
+    that it goes to only if no other fits; `memory_mib` to reserve if that is more than the task asked for."""
+
+    avoid: tuple[str, ...] = ()
+    shun_workers: tuple[str, ...] = ()
+    prefer_devices: tuple[int, ...] = ()
+    memory_mib: int = 0
+
+
+NO_HINTS = Hints()
+PREFER_DEVICES = "preferIds"
+"""The allocator that obeys `prefer_devices`."""
+
+
+def request_of(task: str, spec: TaskSpec, hints: Hints = NO_HINTS) -> Request:
+    """Return the task as a request. Without `memory_mib` in the spec the task gets whole devices."""
+    labels = tuple(sorted(spec.worker_labels.items())) if spec.worker_labels else ()
+    memory_mib = max(spec.memory_mib, hints.memory_mib) if spec.memory_mib else 0
+    shape = _shape(spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, labels, hints)
+    allocator = PREFER_DEVICES if hints.prefer_devices else ""
+    return Request(task, shape, spec.priority, spec.tenant, allocator=allocator)
 
 
 @lru_cache(maxsize=16384)
-def _shape(task_type: str, gpus: int, memory_mib: int, vendor: str, avoid: tuple[str, ...]) -> Shape:
+def _shape(
+    task_type: str,
+    gpus: int,
+    memory_mib: int,
+    vendor: str,
+    pool: str,
+    labels: tuple[tuple[str, str], ...],
+    hints: Hints,
+) -> Shape:
     """Build the shape. Cached, because thousands of tasks request the same."""
     shared = bool(gpus and memory_mib)
+    avoid, shun = hints.avoid, hints.shun_workers
     return Shape(
         gpus=gpus,
         exclusive=not shared,
@@ -154,6 +185,12 @@ def _shape(task_type: str, gpus: int, memory_mib: int, vendor: str, avoid: tuple
         else 0,  # so a device that other processes filled does not count as free
         vendor=vendor,
         resources=((SLOTS, 1),),
-        labels=((HANDLER_LABEL + task_type, "true"),),
-        affinity=(Term(fields=(Expression("metadata.name", "NotIn", avoid),)),) if avoid else (),
+        labels=((HANDLER_LABEL + task_type, "true"), (POOL_LABEL, pool or NO_POOL), *labels),
+        affinity=(_not_on(avoid),) if avoid else (),
+        preferred=((1, _not_on(shun)),) if shun else (),
+        prefer_ids=hints.prefer_devices,
     )
+
+
+def _not_on(workers: tuple[str, ...]) -> Term:
+    return Term(fields=(Expression("metadata.name", "NotIn", workers),))

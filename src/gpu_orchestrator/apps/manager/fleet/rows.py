@@ -29,7 +29,7 @@ _hello = msgspec.json.Decoder(session.Hello)
 _report = msgspec.json.Decoder(session.Report)
 _grant = msgspec.json.Decoder(DeviceGrant)
 _alerts = msgspec.json.Decoder(tuple[ActiveAlert, ...])
-_devices = msgspec.json.Decoder(list[int])
+_devices = msgspec.json.Decoder(list[int | str])
 _encode = msgspec.json.Encoder().encode
 
 HELLOS = 2048
@@ -53,22 +53,29 @@ def score_of(done: int, failed: int) -> float | None:
 
 
 def worker_state_of(row: Row) -> WorkerState:
+    hello = _hello_of(row["spec"])
     report = _report.decode(row["report"]) if row.get("report") else None
     done, failed = int(row.get("done", 0)), int(row.get("failed", 0))
     return WorkerState(
-        hello=_hello_of(row["spec"]),
+        hello=hello,
         epoch=int(row["epoch"]),
         online=row["state"] == "online",
         left=row["state"] == "offline" and row.get("leaving") == "1",
         cordoned=row.get("cordoned") == "1",
         draining=row.get("draining") == "1" or row.get("leaving") == "1",
-        cordoned_devices=frozenset(_devices.decode(row.get("cordoned_devices") or "[]")),
+        cordoned_devices=_cordoned(hello, row.get("cordoned_devices") or "[]"),
         readings=report.readings if report else (),
         alerts=_alerts.decode(row.get("alerts") or "[]"),
         score=score_of(done, failed),
         api=row.get("api", ""),
         connection=row.get("connection", ""),
     )
+
+
+def _cordoned(hello: session.Hello, stored: str) -> frozenset[int]:
+    """Return the indexes of cordoned devices, which are stored by UUID; older versions stored indexes."""
+    chosen = set(_devices.decode(stored))
+    return frozenset(each.index for each in hello.devices if each.index in chosen or each.uuid in chosen)
 
 
 def ram_used_mib(row: Row) -> int:
@@ -150,6 +157,7 @@ def message_of(
         soft_limit_s=spec.soft_limit_s,
         timeout_s=spec.timeout_s,
         correlation_id=correlation,
+        owner=spec.tenant,
     )
 
 

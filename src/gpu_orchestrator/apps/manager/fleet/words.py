@@ -5,17 +5,21 @@ Pure. Submissions, lists and `explain` call it, so all of them give the same rea
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from gpu_orchestrator.api.units import show_memory
-from gpu_orchestrator.apps.manager.fleet.nodes import HANDLER_LABEL
+from gpu_orchestrator.apps.manager.fleet.nodes import HANDLER_LABEL, NO_POOL, POOL_LABEL
 from gpu_orchestrator.core.answer import Refusal, singular
 
 OPTIONS = {"python": "--function", "http": "--upstream", "command": "--allow-command"}
 """With what a worker must be started to run a task type that is off by default."""
 
 _MIB = re.compile(r"(\d+) MiB")
-_HANDLER = re.compile(rf"^(?:do|does) not match the selector {re.escape(HANDLER_LABEL)}(.+)=true$")
+_SELECTOR = re.compile(
+    r"^(?:do|does) not match the selector "
+    rf"(?:{re.escape(HANDLER_LABEL)}(?P<handler>.+?)=true(?:,|$))?"
+    rf"(?:{re.escape(POOL_LABEL)}=(?P<pool>[^,]*)(?:,|$))?(?P<labels>.*)$"
+)
 _AFFINITY = re.compile(r"^(?:do|does) not match the node affinity$")
 _SLOTS = re.compile(r"^(?:have|has) (?:too little|no) slots$|^lacks \d+ slots \(.*\)$")
 _KIND = re.compile(r"^has (?:no (?:\S+ )?GPU(?: of .*)?|fewer than \d+ healthy GPUs)$")
@@ -76,10 +80,8 @@ def lacks(found: Iterable[str]) -> list[str]:
 def _reason(text: str, *, one: bool) -> str:
     """Return a reason of the core for one worker or for several."""
     be, it = ("is", "it") if one else ("are", "they")
-    if handler := _HANDLER.match(text):
-        name = handler[1]
-        how = f" (start {'it' if one else 'one'} with {OPTIONS[name]})" if name in OPTIONS else ""
-        return f"{'does' if one else 'do'} not run {name} tasks{how}"
+    if selector := _SELECTOR.match(text):
+        return " and ".join(_misses(selector, one=one))
     if _SLOTS.match(text):
         return f"{be} running as many tasks as {it} may"
     if _AFFINITY.match(text):
@@ -87,3 +89,15 @@ def _reason(text: str, *, one: bool) -> str:
     if text == "not ready":
         return f"{be} offline"
     return _MIB.sub(lambda found: show_memory(int(found[1])), singular(text) if one else text)
+
+
+def _misses(selector: re.Match[str], *, one: bool) -> Iterator[str]:
+    """Yield what the worker is not: of this task type, in this pool, with these labels."""
+    be, do = ("is", "does") if one else ("are", "do")
+    if name := selector["handler"]:
+        how = f" (start {'it' if one else 'one'} with {OPTIONS[name]})" if name in OPTIONS else ""
+        yield f"{do} not run {name} tasks{how}"
+    if pool := selector["pool"]:
+        yield f"{be} in a pool, and the task names none" if pool == NO_POOL else f"{be} not in pool {pool}"
+    if labels := selector["labels"]:
+        yield f"{do} not have the label{'s' if ',' in labels else ''} {labels}"

@@ -16,6 +16,7 @@ from fastapi.routing import iter_route_contexts
 from starlette import types as asgi
 from starlette.requests import HTTPConnection
 
+from gpu_orchestrator.apps.manager.access.connections import PEER
 from gpu_orchestrator.apps.manager.access.keys import Scope
 from gpu_orchestrator.apps.manager.errors import Unprocessable
 from gpu_orchestrator.apps.manager.manager import Manager
@@ -58,6 +59,7 @@ class RouteGuard:
         scope = self._needed(manager)
         if scope is not None:
             key = state["key"] = manager.keys.find(header(connection, b"authorization"))
+            recognise(connection)
             manager.rate_limiter.take(key, connection.get("method", "WS"), path_of(connection))
             key.demand(scope)
 
@@ -67,6 +69,12 @@ class RouteGuard:
         if self.needs == "metrics":
             return "read" if manager.settings.metrics_auth else None
         return self.needs
+
+
+def recognise(connection: asgi.Scope) -> None:
+    """Note that this connection has shown a valid key, so that it does not give way to strangers."""
+    if (peer := connection["state"].get(PEER)) is not None:
+        peer.recognise()
 
 
 def query_names(route: Any) -> frozenset[str]:

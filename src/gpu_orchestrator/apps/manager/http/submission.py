@@ -6,6 +6,8 @@ The task routes call it; it hands the new tasks to `tasks/admission.py`.
 from collections.abc import Sequence
 from difflib import get_close_matches
 from os import urandom
+from time import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,6 +32,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
+from gpu_orchestrator.apps.manager.http.task_wishes import pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.core.answer import Refusal
 
@@ -51,7 +54,11 @@ async def accept(
     specs = [_spec(manager, each, key) for each in requests]
     for number, spec in enumerate(specs):
         await _check(manager, number, spec)
-    new = [_new(manager, each, spec, key, correlation) for each, spec in zip(requests, specs, strict=True)]
+    now_s = time()
+    new = [
+        _new(manager, each, spec, _Sender(key, correlation, now_s))
+        for each, spec in zip(requests, specs, strict=True)
+    ]
     if len(new) > 1:  # the store checks a single task when it submits it
         await _check_idempotency_keys(manager, requests, new)
     may = manager.quotas.of_key(key)
@@ -67,7 +74,7 @@ def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[task_schema.Ta
     return [
         task_schema.TaskAccepted(
             task_id=each.id,
-            status="queued",
+            status="scheduled" if each.scheduled else "queued",
             estimated_wait_time=show_seconds(wait_s),
             estimated_wait_seconds=wait_s,
             assigned_worker=None,
@@ -182,6 +189,10 @@ def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key) -> TaskS
         labels=request.labels,
         callback_url=_callback(manager, request.callback_url) if request.callback_url else "",
         tenant=key.owner,
+        worker_labels=wanted.labels,
+        pool=pool_of(wanted.pool, key),
+        not_before=request.not_before,
+        expires=request.expires,
     )
 
 
@@ -285,17 +296,26 @@ def _key_conflict(request: task_schema.TaskRequest, name: str, **details: int) -
     )
 
 
-def _new(
-    manager: Manager, request: task_schema.TaskRequest, spec: TaskSpec, key: Key, correlation: str
-) -> NewTask:
-    retries = manager.settings.max_retries if request.max_retries is None else request.max_retries
+class _Sender(NamedTuple):
+    """The key that submits a request, the id of the request, and when."""
+
+    key: Key
+    correlation: str
+    now_s: float
+
+
+def _new(manager: Manager, request: task_schema.TaskRequest, spec: TaskSpec, sender: _Sender) -> NewTask:
+    settings, key = manager.settings, sender.key
+    retries = settings.max_retries if request.max_retries is None else request.max_retries
     return NewTask(
         urandom(16).hex(),
         task.encode(spec),
         _parameters(request.parameters),
         retries,
         f"{key.owner}:{request.idempotency_key}" if request.idempotency_key else "",
-        correlation,
+        sender.correlation,
         key.owner,
         task.level(spec.priority),
+        *times_of(request, sender.now_s),
+        lost_workers=request.max_lost_workers or settings.max_lost_workers,
     )

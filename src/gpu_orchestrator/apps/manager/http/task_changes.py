@@ -16,7 +16,7 @@ from gpu_orchestrator.apps.manager.http import submission
 from gpu_orchestrator.apps.manager.http.task_filter import of_selection
 from gpu_orchestrator.apps.manager.manager import ID_LENGTH, Manager
 
-CANCELLABLE = ("queued", "assigned", "running")
+CANCELLABLE = ("scheduled", "queued", "assigned", "running")
 RETRYABLE = ("failed", "dead", "cancelled")
 MOST_CHANGED = 10_000
 MOST_SHORT_IDS = 20
@@ -86,7 +86,7 @@ def cancelled(manager: Manager, name: str, before: CancelResult) -> task_schema.
         return _outcome(name, "", f"there is no task {name}")
     if before.state in task.FINAL:
         return _outcome(name, before.state, f"task {name} is {before.state} already")
-    if before.state == "queued":
+    if before.state in task.WAITING:
         manager.waiters.ended(name)
         return _outcome(name, "cancelled")
     manager.sessions.cancel(before.worker, before.api, name, before.attempt)

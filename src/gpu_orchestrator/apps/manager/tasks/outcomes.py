@@ -36,6 +36,8 @@ MOST, AT_ONCE = 16, 3
 tasks for others. With one large write all workers would wait for each other."""
 STORE_PAUSE_S = 0.1
 FIRST_RETRY_S, LONGEST_RETRY_S, RETRY_JITTER = 0.2, 30.0, 0.5
+OUT_OF_MEMORY_S = 2.0
+"""Memory is seldom free again at once; the same device is tried at most twice within a second."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -185,7 +187,9 @@ def _outcome(by: Renewal, reported: session.Outcome, duration_ms: int) -> Outcom
             return Outcome(*known, "done", bytes(result).decode(), duration_ms=duration_ms)
         case session.Failed(error=error):
             text = _encode(error).decode()
-            return Outcome(*known, "failed", text, error.retryable, _retry_ms(reported.attempt), duration_ms)
+            first_s = OUT_OF_MEMORY_S if error.type == "OutOfMemory" else FIRST_RETRY_S
+            delay_ms = _retry_ms(reported.attempt, first_s)
+            return Outcome(*known, "failed", text, error.retryable, delay_ms, duration_ms)
         case session.RunnerDied(evidence=evidence):
             return Outcome(*known, "died", evidence, True, _retry_ms(reported.attempt), duration_ms)
         case session.Refused(reason=reason):
@@ -194,7 +198,7 @@ def _outcome(by: Renewal, reported: session.Outcome, duration_ms: int) -> Outcom
             return Outcome(*known, "cancelled")
 
 
-def _retry_ms(attempt: int) -> int:
+def _retry_ms(attempt: int, first_s: float = FIRST_RETRY_S) -> int:
     """Return a delay that doubles with each attempt. Jitter spreads out tasks that failed together."""
-    longest_s = backoff.delay_s(attempt - 1, base_s=FIRST_RETRY_S, cap_s=LONGEST_RETRY_S)
+    longest_s = backoff.delay_s(attempt - 1, base_s=first_s, cap_s=LONGEST_RETRY_S)
     return int(1000 * backoff.jittered(longest_s, RETRY_JITTER, random))

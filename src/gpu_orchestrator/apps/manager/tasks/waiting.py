@@ -10,8 +10,9 @@ from time import monotonic
 
 from gpu_orchestrator.adapters.store.tasks import Row, Tasks
 from gpu_orchestrator.api import task
+from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet import words
-from gpu_orchestrator.apps.manager.fleet.nodes import request_of
+from gpu_orchestrator.apps.manager.fleet.nodes import NO_HINTS, Hints, request_of
 from gpu_orchestrator.apps.manager.views import Wait
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
@@ -37,7 +38,7 @@ class Judged:
 
 class Waiting:
     """`cluster` returns the cluster as it is now; `held_back` returns why no task of an owner may start,
-    empty if one may."""
+    empty if one may; `hints_of` returns what the earlier attempts of a task teach about the next."""
 
     def __init__(
         self,
@@ -45,7 +46,9 @@ class Waiting:
         registry: Registry,
         cluster: Callable[[], Awaitable[Cluster]],
         held_back: Callable[[str], Awaitable[str]],
+        hints_of: Callable[[TaskSpec, str], Hints] = lambda _spec, _deaths: NO_HINTS,
     ) -> None:
+        self._hints_of = hints_of
         self._stored, self._registry, self._cluster, self._held_back = stored, registry, cluster, held_back
         self._judged = Judged()
 
@@ -62,10 +65,14 @@ class Waiting:
         if monotonic() - self._judged.since > FRESH_S:
             self._judged = Judged(monotonic())
         judged = self._judged
-        requests = {name: request_of(name, task.decode(row["spec"])) for name, row in queued.items()}
+        requests = {name: self._request(name, row) for name, row in queued.items()}
         await self._judge_owners(judged.owners, {each.tenant for each in requests.values()})
         await self._judge_shapes(judged.refusals, {each.shape: each for each in requests.values()})
         return judged, requests
+
+    def _request(self, name: str, row: Row) -> Request:
+        spec, deaths = task.decode(row["spec"]), row.get("deaths", "")
+        return request_of(name, spec, self._hints_of(spec, deaths) if deaths else NO_HINTS)
 
     async def _judge_owners(self, known: dict[str, str], owners: set[str]) -> None:
         for owner in owners - set(known):

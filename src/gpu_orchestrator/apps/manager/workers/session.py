@@ -96,7 +96,9 @@ class Session:
         hello = await self._hello()
         self.may_be_registered = True
         registered = await self.store.workers.register(
-            self._registration(hello.instance, rows.encode(_without_connection(hello)), hello.resume_epoch)
+            self._registration(
+                hello.instance, rows.encode(_without_connection(hello)), hello.resume_epoch, _uuids(hello)
+            )
         )
         self.epoch = registered.epoch
         self._link.pieces = hello.pieces
@@ -110,13 +112,16 @@ class Session:
             self.send(self.config.welcome(self.name, self.epoch, resumed=resumed))
         return registered
 
-    def _registration(self, instance: str, spec: str, epoch: int) -> Registration:
-        key = self.key.id if self.key else ""
-        return Registration(self.name, instance, spec, self.store.owner, self.connection, epoch, key)
+    def _registration(self, instance: str, spec: str, epoch: int, uuids: tuple[str, ...]) -> Registration:
+        key, is_admin = (self.key.id, self.key.may("admin")) if self.key else ("", False)
+        return Registration(
+            self.name, instance, spec, self.store.owner, self.connection, epoch, key, int(is_admin), uuids
+        )
 
     async def reclaim(self, row: Row) -> bool:
         """Make this the worker's connection again; return False if the worker has another epoch now."""
-        registration = self._registration(row["instance"], row["spec"], self.epoch)
+        uuids = _uuids(rows.worker_state_of(row).hello)
+        registration = self._registration(row["instance"], row["spec"], self.epoch, uuids)
         if row["epoch"] != str(self.epoch) or row["state"] == "offline":
             return False
         if (await self.store.workers.register(registration)).kind != "resumed":
@@ -258,6 +263,10 @@ class Session:
     async def _flush(self) -> None:
         while (frame := self._link.next(monotonic())) is not None:
             await self.transport.send(frame)
+
+
+def _uuids(hello: session.Hello) -> tuple[str, ...]:
+    return tuple(each.uuid for each in hello.devices if each.uuid)
 
 
 def _without_connection(hello: session.Hello) -> session.Hello:

@@ -27,12 +27,22 @@ GOODBYE_S = 1.0
 HAND_OVER_S = 2.0
 MOST_RUNNING = 10_000
 FENCED = "this worker's lease expired, or another worker has its name"
+CREATE = "gpu-orchestrator key create {name} --scope worker --worker {name}"
 SERVER_ENDS = "the server ends"
 REMOVED = session.Goodbye("removed", fenced=True, retry=False)
 REFUSALS = {
     "taken": "a worker of this name is connected; start this one with another --name",
     "full": "MAX_WORKERS workers are registered; raise it or remove one",
+    "bound": "this token is for the worker {other}; start this one with --name {other}, "
+    f"or create a token for it: {CREATE}",
+    "owned": "the name {name} belongs to key {other}; start this worker with another --name, "
+    "remove the old one with `gpu-orchestrator worker remove {name}`, "
+    f"or create a token for this name: {CREATE}",
+    "device": "the worker {other} has the device {uuid} already; "
+    "stop that one, or start this one without the device",
 }
+FINAL_REFUSALS = ("bound",)
+"""Those that trying again cannot change."""
 
 
 class ForwardedFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -161,8 +171,15 @@ class Sessions:
         registered = await connected.register()
         self._on_registered()
         if registered.kind in REFUSALS:
-            log.warning("a worker was refused", worker_id=connected.name, reason=registered.kind)
-            return await self._close(connected, session.Goodbye(REFUSALS[registered.kind], refused=True))
+            why = REFUSALS[registered.kind].format(
+                name=connected.name, uuid=registered.uuid, other=registered.other
+            )
+            key = connected.key.id if connected.key else ""
+            log.warning(
+                "a worker was refused", worker_id=connected.name, reason=registered.kind, key=key, why=why
+            )
+            retry = registered.kind not in FINAL_REFUSALS
+            return await self._close(connected, session.Goodbye(why, refused=True, retry=retry))
         before = self._open.get(connected.name)
         self._open[connected.name] = connected
         if before is not None:

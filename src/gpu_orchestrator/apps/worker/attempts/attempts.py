@@ -145,13 +145,13 @@ class Attempts:
     def _dispatch(self, devices: Devices) -> None:
         waiting = self._waiting[devices]
         while waiting:
-            if devices and not self._pool.clear(devices):
+            if devices and not self._pool.clear(waiting[0]):
                 return
             if devices and (reason := self._agent.no_room_reason(waiting[0])):
                 attempt = waiting.popleft()
                 self._end(attempt, session.Refused(*attempt.key, reason=reason))
                 continue
-            runner = self._pool.free(devices, self._runner_callbacks)
+            runner = self._pool.free(waiting[0], self._runner_callbacks)
             if runner is None:
                 return
             self._hand_over(waiting.popleft(), runner)

@@ -1,19 +1,22 @@
 """`http`: forwards a task to a server beside the worker, such as vLLM or Ollama.
 
 The operator names the servers, `--upstream NAME=URL`; a task has `{"upstream": NAME, "path": "/v1/models",
-"body": {...}}` and cannot reach any other address. After a 5xx answer or a lost connection the task is
-retried elsewhere.
+"body": {...}}` and cannot reach any other address, nor leave the path of that URL. Headers, such as the
+server's key, come from the operator too. After a 5xx answer or a lost connection the task is retried
+elsewhere.
 """
 
 import http.client
+from collections.abc import Mapping
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gpu_orchestrator.apps.worker.task import BadParameters, Task, Temporary
+from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, BadParameters, Task, Temporary
 
-LONGEST_ANSWER = 16 << 20
+LONGEST_ANSWER = LARGEST_RESULT
+"""An answer is the task's result, so it may not be larger than one."""
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,18 +34,26 @@ class UpstreamRefused(Exception):
 def handle(task: Task) -> dict[str, Any]:
     parameters = task.parameters(Parameters)
     base = urlsplit(_base(task, parameters))
-    if not parameters.path.startswith("/") or not parameters.path.isprintable() or " " in parameters.path:
-        raise BadParameters(
-            f"path {parameters.path!r} is not a valid path; it must begin with / and have no spaces"
-        )
+    _check_path(parameters.path)
     kind = http.client.HTTPSConnection if base.scheme == "https" else http.client.HTTPConnection
     connection = kind(base.hostname or "", base.port, timeout=parameters.timeout_s)
     try:
-        return _request(connection, base.path.rstrip("/") + parameters.path, parameters)
+        headers = task.options.upstream_headers.get(parameters.upstream, {})
+        return _request(connection, base.path.rstrip("/") + parameters.path, parameters, headers)
     except (OSError, http.client.HTTPException) as error:
         raise Temporary(f"upstream '{parameters.upstream}' did not answer: {error!r}") from error
     finally:
         connection.close()
+
+
+def _check_path(path: str) -> None:
+    if not path.startswith("/") or not path.isprintable() or not path.isascii() or " " in path:
+        raise BadParameters(f"path {path!r} is not a valid path; it must begin with / and have no spaces")
+    plain = path.partition("?")[0]
+    for _ in range(3):  # servers differ in how often they decode
+        plain = unquote(plain)
+    if any(part in (".", "..") for part in plain.replace("\\", "/").split("/")):
+        raise BadParameters(f"path {path!r} has a part . or .., which could leave the upstream's own path")
 
 
 def _base(task: Task, parameters: Parameters) -> str:
@@ -53,9 +64,11 @@ def _base(task: Task, parameters: Parameters) -> str:
     return known[parameters.upstream]
 
 
-def _request(connection: http.client.HTTPConnection, path: str, parameters: Parameters) -> dict[str, Any]:
+def _request(
+    connection: http.client.HTTPConnection, path: str, parameters: Parameters, headers: Mapping[str, str]
+) -> dict[str, Any]:
     body = bytes(parameters.body) if parameters.method == "POST" else None
-    connection.request(parameters.method, path, body, {"Content-Type": "application/json"})
+    connection.request(parameters.method, path, body, {"Content-Type": "application/json", **headers})
     answer = connection.getresponse()
     content = answer.read(LONGEST_ANSWER + 1)
     if len(content) > LONGEST_ANSWER:

@@ -14,20 +14,24 @@ from contextlib import suppress
 
 import structlog
 
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.worker import environment
 
 LONGEST_S = 120.0
+RUNNER = "gpu_orchestrator.apps.worker.runners.runner:main"
 NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "GPU_ORCHESTRATOR_VISIBLE_GPUS": ""}
 log = structlog.get_logger()
 
 
-def check(functions: Mapping[str, str]) -> None:
+def check(functions: Mapping[str, str], user: User | None = None) -> None:
     """Raise `BadSettings` for functions that do not exist. A module that fails otherwise, such as one that
-    needs a device to be imported, is only warned of."""
+    needs a device to be imported, is only warned of. `user` is who will call them, if it is another user."""
+    if user is not None:
+        _check_user(user)
     if not functions:
         return
-    found = _look(list(functions.values()))
+    found = _look(list(functions.values()), user)
     wrong = []
     for name, target in functions.items():
         kind, why = found.get(target, ("unsure", "it was not imported within two minutes"))
@@ -40,18 +44,23 @@ def check(functions: Mapping[str, str]) -> None:
         raise BadSettings("\n".join(f"{line}; {advice}" for line in wrong))
 
 
-def _look(targets: list[str]) -> dict[str, tuple[str, str]]:
+def _check_user(user: User) -> None:
+    """Raise `BadSettings` if this user cannot load a runner."""
+    try:
+        kind, why = _look([RUNNER], user).get(RUNNER, ("unsure", "it takes too long"))
+    except OSError as error:
+        kind, why = "missing", str(error)
+    if kind != "ok":
+        raise BadSettings(
+            f"--run-as {user.name}: that user cannot run {sys.executable} with this package ({why}); "
+            "install it where every user may read it, such as /opt"
+        )
+
+
+def _look(targets: list[str], user: User | None) -> dict[str, tuple[str, str]]:
     """Return `ok`, `missing` or `unsure` for each target, and the reason."""
     try:
-        done = subprocess.run(
-            [sys.executable, environment.SAFE_PATH, "-m", __name__, *targets],
-            env=environment.without_secrets() | NO_DEVICES,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_S,
-            check=False,
-        )
+        done = _run(targets, user)
     except subprocess.TimeoutExpired:
         return {}
     for line in reversed(done.stdout.splitlines()):
@@ -59,6 +68,21 @@ def _look(targets: list[str]) -> dict[str, tuple[str, str]]:
             return {target: (kind, why) for target, (kind, why) in json.loads(line).items()}
     why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return dict.fromkeys(targets, ("unsure", why))
+
+
+def _run(targets: list[str], user: User | None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, environment.SAFE_PATH, "-m", __name__, *targets],
+        env=environment.without_secrets() | NO_DEVICES | (user.environment() if user else {}),
+        user=user.uid if user else None,
+        group=user.gid if user else None,
+        extra_groups=user.groups if user else None,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
 
 
 def verdict(target: str) -> tuple[str, str]:

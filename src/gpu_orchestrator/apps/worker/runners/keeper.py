@@ -19,6 +19,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from gpu_orchestrator.adapters import process_rights
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.parent_death import end_with_parent
 
@@ -35,7 +36,8 @@ def order(kind: bytes, until: float = 0.0) -> bytes:
 
 
 def main() -> None:
-    lifeline, channel, bell = map(int, sys.argv[1:])
+    lifeline, channel, bell = map(int, sys.argv[1:4])
+    user = sys.argv[4] if len(sys.argv) > 4 else ""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     child_exits = _child_exit_pipe()
@@ -43,17 +45,19 @@ def main() -> None:
     runner = os.fork()
     if runner == 0:
         os.close(lifeline)
-        _become_runner(keeper, channel, bell)
+        _become_runner(keeper, channel, bell, user)
     os.close(channel)
     os.close(bell)
     _close_output()
     _end_as(_watch(runner, lifeline, child_exits))
 
 
-def _become_runner(keeper: int, channel: int, bell: int) -> None:
+def _become_runner(keeper: int, channel: int, bell: int, user: str) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
+    if user:
+        process_rights.become(user)  # before the next line: a change of user undoes that
     end_with_parent(keeper, signal.SIGKILL)
     from gpu_orchestrator.apps.worker.runners import runner
 

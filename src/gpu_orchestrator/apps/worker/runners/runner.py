@@ -21,9 +21,7 @@ from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners import failure, keeper
 from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
-from gpu_orchestrator.apps.worker.task import Cancelled, SoftLimitReached, Task, Temporary
-
-LARGEST_RESULT = 8 << 20
+from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, Cancelled, SoftLimitReached, Task, Temporary
 
 
 class ResultTooLarge(ValueError):

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners import keeper
@@ -42,7 +43,8 @@ RING = b"!"
 @dataclass(frozen=True, slots=True)
 class RunnerPlan:
     """What a runner is started with, and the callbacks for its frames, its output (with the attempt that it
-    belongs to, if any) and its end."""
+    belongs to, if any) and its end. It runs tasks of one `owner`; empty if owners share runners. It has the
+    rights of `user`, else those of the agent."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
@@ -50,6 +52,8 @@ class RunnerPlan:
     on_frame: Callable[["RunnerHandle", frames.ToAgent], None]
     on_output: Callable[["RunnerHandle", "Attempt | None", str], None]
     on_end: Callable[["RunnerHandle", str], None]
+    owner: str = ""
+    user: User | None = None
 
 
 class RunnerHandle:
@@ -59,7 +63,7 @@ class RunnerHandle:
     """
 
     def __init__(self, plan: RunnerPlan) -> None:
-        self.devices = plan.devices
+        self.devices, self.owner = plan.devices, plan.owner
         self.queue: deque[Attempt] = deque()
         self.is_ready = False
         self.is_ending = False
@@ -103,6 +107,8 @@ class RunnerHandle:
     async def _spawn(self, far: socket.socket, until: float) -> int:
         self.prolong(until)
         lifeline, bell = self._far_ends
+        user = self._plan.user
+        variables = environment.without_secrets() | (user.environment() if user else {})
         process, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Process(self),
             sys.executable,
@@ -110,10 +116,11 @@ class RunnerHandle:
             "-m",
             keeper.__name__,
             *map(str, (lifeline, far.fileno(), bell)),
+            *((user.encode(),) if user else ()),
             stdin=None,
             stdout=self._output.far,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment.without_secrets() | dict(self._plan.environment),
+            env=variables | dict(self._plan.environment),
             pass_fds=(lifeline, far.fileno(), bell),
             start_new_session=True,
         )

@@ -8,9 +8,9 @@ local given = {}
 for number, each in ipairs(assignments) do
   local id, so_far, worker, epoch = unpack(each, 1, 4)
   local key = P .. 't:' .. id
-  local state, attempt, params, correlation, created, level, tenant = unpack(
-    redis.call('HMGET', key, 'state', 'attempt', 'params', 'correlation', 'created', 'level', 'tenant'), 1, 7)
-  if state ~= 'queued' or attempt ~= text(so_far) then
+  local state, attempt, params, correlation, created, level, tenant, expires = unpack(redis.call('HMGET', key, 'state',
+    'attempt', 'params', 'correlation', 'created', 'level', 'tenant', 'expires'), 1, 8)
+  if state ~= 'queued' or attempt ~= text(so_far) or (expires and tonumber(expires) <= NOW) then
     given[number] = {'task moved on'}
   elseif epoch_of(worker) ~= text(epoch) then
     given[number] = {'worker moved on'}

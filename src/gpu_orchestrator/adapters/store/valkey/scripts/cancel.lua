@@ -1,4 +1,4 @@
--- Cancel tasks: at once if queued; else mark them, and the outcome that the worker reports first decides.
+-- Cancel tasks: at once if they wait; else mark them, and the outcome that the worker reports first decides.
 -- Arguments: fence, keep_ms, owner whose tasks may be cancelled or '' for all, ids
 -- Answers per id {state before or '' if unknown, worker, attempt, the worker's api}
 local fence, keep_ms, owner, ids = ARG[1], ARG[2], ARG[3], ARG[4]
@@ -8,8 +8,8 @@ for number, id in ipairs(ids) do
   local task = redis.call('HMGET', key, 'state', 'worker', 'attempt', 'tenant')
   if not may_touch(owner, task[4]) then task = {} end
   local api = ''
-  if task[1] == 'queued' then
-    finish(id, 'queued', 'cancelled', {'reason', 'cancelled'}, keep_ms)
+  if task[1] == 'queued' or task[1] == 'scheduled' then
+    finish(id, task[1], 'cancelled', {'reason', 'cancelled'}, keep_ms)
     finals[#finals + 1] = id
     tell({'Gone', id})
   elseif task[1] == 'assigned' or task[1] == 'running' then

@@ -12,12 +12,13 @@
 --   events       stream  what happened       watch       hash   generation of the stream, most events kept
 --   h:<ring>     hash    buckets of history, by slot              callbacks   zset   ended tasks by due time
 --   k:<id>       hash    one API key         keys        zset   ids by creation     keys:version  number
---   keys:used    hash    keys from settings -> last use
+--   keys:used    hash    keys from settings -> last use           devices:worker  hash  UUID of a device -> worker
 --   log:<id>     list    what a task printed; expires with it. An entry is where it ends in the log, in bytes; its
 --                        attempt; the position after it in what that attempt printed; the text: '104 1 104 text'
 --   logs         zset    ids by last write   logs:sizes  hash   id -> bytes, '' -> bytes of all logs
 --   logs:of      hash    id -> owner         logs:of:<owner>  zset  as logs      logs:owners  zset  owner -> bytes
 --                        A log that was dropped leaves the start of its last entry in its task's row, as `log`
+--   due:not-before, due:expires  zset  scheduled tasks by when they may begin, tasks by when they expire if they wait then
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   schema       the version of all this data, see `migrations.py`
 local P = KEYS[1]
@@ -334,6 +335,8 @@ local function finish(id, from, to, fields, keep_ms, known)
   local created, tenant, worker, attempt, started, failure, level, spec = unpack(known or
     redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec'), 1, 8)
   if from == 'queued' then waits(level, -1) end
+  if from == 'scheduled' then redis.call('ZREM', P .. 'due:not-before', id) end
+  if string.find(spec, '"expires"', 1, true) then redis.call('ZREM', P .. 'due:expires', id) end
   if string.find(spec, '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, created, tenant)
   count(to)
@@ -341,19 +344,24 @@ local function finish(id, from, to, fields, keep_ms, known)
   return to
 end
 
--- Put a task back into the queue. It keeps its attempt and creation time, so it goes before tasks submitted later.
+-- Put a task back into the queue. It keeps its attempt and creation time, so it goes before tasks submitted later. The
+-- leader does not learn of one that has expired meanwhile: `due` ends it.
 local function requeue(id, from, delay_ms, fields)
   local key = P .. 't:' .. id
-  local spec, attempt, created, deaths, tenant, worker, level = unpack(
-    redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level'), 1, 7)
+  redis.call('HSET', key, unpack(fields))
+  local spec, attempt, created, deaths, tenant, worker, level, expires = unpack(
+    redis.call('HMGET', key, 'spec', 'attempt', 'created', 'deaths', 'tenant', 'worker', 'level', 'expires'), 1, 8)
   local after = delay_ms > 0 and NOW + delay_ms or 0
-  redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '', unpack(fields))
+  redis.call('HSET', key, 'state', 'queued', 'after', text(after), 'worker', '')
   move(id, from, 'queued', created, tenant)
   waits(level, 1)
   count('requeued')
   emit_task('task_requeued', id, tenant, worker, attempt,
     ',"reason":' .. cjson.encode(redis.call('HGET', key, 'reason') or '') .. ',"delay_seconds":' .. delay_ms / 1000)
-  tell_queued(id, spec, tonumber(attempt), after, tonumber(created), deaths or '')
+  if expires then redis.call('ZADD', P .. 'due:expires', expires, id) end
+  if not expires or tonumber(expires) > NOW then
+    tell_queued(id, spec, tonumber(attempt), after, tonumber(created), deaths or '')
+  end
   return 'queued'
 end
 
@@ -362,11 +370,13 @@ local function error_json(kind, message, retryable)
 end
 
 -- End an attempt because its runner (kind 'runner') or its worker (kind 'worker') died. Only a task that was running is
--- blamed. After the death of two different workers, or without retries left, it is a dead letter with the evidence.
+-- blamed. After the death of as many different workers as it may lose, or without retries left, it is a dead letter with
+-- the evidence.
+local LOST_WORKERS = 2 -- unless the row has another number
 local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local key = P .. 't:' .. id
-  local state, attempt, tries, retries, earlier, cancel, tenant, milli, assigned = unpack(redis.call('HMGET', key,
-    'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel', 'tenant', 'milli', 'assigned'), 1, 9)
+  local state, attempt, tries, retries, earlier, cancel, tenant, milli, assigned, lose_most = unpack(redis.call('HMGET',
+    key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel', 'tenant', 'milli', 'assigned', 'lost_workers'), 1, 10)
   attempt, tries = tonumber(attempt), tonumber(tries)
   release(id, worker, attempt, tenant, milli, assigned)
   if cancel == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
@@ -383,8 +393,10 @@ local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   end
   local written = cjson.encode(deaths)
   local lost = kind == 'worker' and 'WorkerLost' or 'RunnerDied'
-  if different >= 2 or tries + 1 > tonumber(retries) then
-    local why = different >= 2 and 'two different workers died running it' or 'no retries left'
+  local most = tonumber(lose_most) or LOST_WORKERS
+  if different >= most or tries + 1 > tonumber(retries) then
+    local workers = most == 1 and 'its worker' or (most == 2 and 'two' or text(most)) .. ' different workers'
+    local why = different >= most and workers .. ' died running it' or 'no retries left'
     return finish(id, state, 'dead', {'deaths', written, 'tries', text(tries + 1), 'reason', why,
       'error', error_json(lost, evidence, false)}, keep_ms)
   end

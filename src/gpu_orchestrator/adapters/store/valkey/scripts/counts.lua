@@ -2,7 +2,7 @@
 -- Arguments: none
 -- Answers {now, {state, count, ...}, {counter, value, ...}, worker names, {leader, fence, until}}
 local states = {}
-for _, state in ipairs({'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}) do
+for _, state in ipairs({'scheduled', 'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}) do
   states[#states + 1] = state
   states[#states + 1] = redis.call('ZCARD', P .. 's:' .. state)
 end

@@ -1,7 +1,7 @@
 -- Find tasks by the start of their id. Reads a part of the lists per call, so that other clients do not wait long.
 -- Arguments: owner or '' for all, start of the id, the number of the state to go on with, cursor in its list, most ids
 -- Answers {ids, next state or 0 if all lists were read, next cursor}
-local STATES = {'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}
+local STATES = {'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead', 'scheduled'}
 local READ = 10000
 local owner, start, state, cursor, most = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]
 local place = owner == '' and 's:' or 'o:' .. owner .. ':'

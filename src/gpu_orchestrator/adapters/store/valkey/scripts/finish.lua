@@ -41,10 +41,43 @@ local function cancelled(id, task, started)
   return finish(id, task[STATE], 'cancelled', {'reason', 'cancelled', 'started', started}, keep_ms)
 end
 
+-- Return what a worker's latest report says that a task used on one device.
+local function measured(worker, device, id)
+  local report = redis.call('HGET', P .. 'w:' .. worker, 'report')
+  for _, reading in ipairs(report and report ~= '' and cjson.decode(report).readings or {}) do
+    for _, held in ipairs(reading.index == device and reading.held or {}) do
+      if held.task == id then return held.used_mib end
+    end
+  end
+  return 0
+end
+
+-- Return the task's deaths with a new one: where it ran out of memory, and with how much. The next attempt goes elsewhere
+-- or reserves more.
+local function with_memory_death(id, task)
+  local earlier = redis.call('HGET', P .. 't:' .. id, 'deaths')
+  local deaths = earlier and earlier ~= '' and cjson.decode(earlier) or {}
+  local death = {worker = task[WORKER], attempt = tonumber(task[ATTEMPT]), kind = 'memory', at = NOW,
+    evidence = 'ran out of memory'}
+  local place = task[PLACE] and task[PLACE] ~= '' and cjson.decode(task[PLACE]) or {}
+  if place.devices and #place.devices > 0 then
+    death.devices, death.reserved_mib, death.used_mib = {}, place.memory_mib or 0, 0
+    for at, device in ipairs(place.devices) do
+      death.devices[at] = device.index
+      death.used_mib = math.max(death.used_mib, measured(task[WORKER], device.index, id))
+    end
+  end
+  deaths[#deaths + 1] = death
+  return cjson.encode(deaths)
+end
+
 local function failed(id, task, payload, retryable, delay_ms, started)
   local tries = tonumber(task[TRIES]) + 1
   if task[CANCEL] == '1' then return cancelled(id, task, started) end
   local fields = {'tries', text(tries), 'error', payload, 'started', started, 'reason'}
+  if string.find(payload, '"type":"OutOfMemory"', 1, true) then
+    redis.call('HSET', P .. 't:' .. id, 'deaths', with_memory_death(id, task))
+  end
   if retryable and tries <= tonumber(task[RETRIES]) then
     fields[#fields + 1] = 'waits for a retry'
     return requeue(id, task[STATE], delay_ms, fields)
@@ -79,7 +112,7 @@ end
 
 -- Read the row of an ended task without its parameters, which may be large.
 local SHOWN = {'spec', 'state', 'attempt', 'worker', 'created', 'started', 'finished', 'progress', 'result', 'error',
-  'reason', 'deaths', 'correlation', 'callback', 'place'}
+  'reason', 'deaths', 'correlation', 'callback', 'place', 'not_before', 'expires'}
 
 local function shown(key)
   local row = {}

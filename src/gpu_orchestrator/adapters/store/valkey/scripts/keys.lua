@@ -19,8 +19,8 @@ if version == ARG[1] then return cmsgpack.pack({{}, {version, false, {}}}) end
 local rows = {}
 for _, id in ipairs(redis.call('ZRANGE', P .. 'keys', 0, -1)) do
   local row = redis.call('HMGET', P .. 'k:' .. id, 'digest', 'name', 'owner', 'scopes', 'created', 'expires', 'revoked',
-    'used', 'by', 'limits')
+    'used', 'by', 'limits', 'worker')
   rows[#rows + 1] = {id, row[1], row[2], row[3], row[4], tonumber(row[5]), tonumber(row[6]), tonumber(row[7]),
-    tonumber(row[8]), row[9], row[10] or ''}
+    tonumber(row[8]), row[9], row[10] or '', row[11] or '*'}
 end
 return cmsgpack.pack({{}, {version, rows, redis.call('HGETALL', CONFIGURED)}})

@@ -9,7 +9,7 @@ local place = owner == '' and 's:' or 'o:' .. owner .. ':'
 local NEAR = 1000
 local LATEST_OF_WORKER = 1000 -- `trim` leaves this many in a worker's list
 local MOST_BYTES = 8 * 1024 * 1024 -- of specs, whose labels may have 64 kB each: other clients wait meanwhile
-local all = {'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}
+local all = {'scheduled', 'queued', 'assigned', 'running', 'completed', 'failed', 'cancelled', 'dead'}
 local wanted = {}
 for _, state in ipairs(#states > 0 and states or all) do wanted[state] = true end
 local found, total = {}, 0

@@ -4,11 +4,16 @@
 -- Answers how many of them exist
 local tasks = 0
 for _, id in ipairs(ARG[1]) do
-  local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level')
+  local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level',
+    'not_before', 'expires')
   if row[1] then
     enlist(id, row[1], row[2], row[3])
     if active(row[1]) then redis.call('SADD', P .. 'on:' .. row[4], id) end
     if row[1] == 'queued' then waits(row[5], 1) end
+    if row[1] == 'scheduled' then redis.call('ZADD', P .. 'due:not-before', row[6], id) end
+    if row[7] and (row[1] == 'queued' or row[1] == 'scheduled' or active(row[1])) then
+      redis.call('ZADD', P .. 'due:expires', row[7], id)
+    end
     tasks = tasks + 1
   end
 end

@@ -1,4 +1,5 @@
--- Queue tasks again that ended without a result, with all their retries, if there is room for them.
+-- Queue tasks again that ended without a result, with all their retries, if there is room for them. They may begin at
+-- once, and do not expire.
 -- Arguments: fence, owner whose tasks may be retried or '' for all, ids, unit as in `submit`
 -- Answers per id {state before or '' if unknown, 0, or the code -2 | -3 | -4 of `submit` if it was not queued, ms until
 --   the next day}; only failed, dead and cancelled tasks are queued
@@ -7,7 +8,9 @@ local fence, owner, ids, unit = ARG[1], ARG[2], ARG[3], ARG[4]
 local function verdict(tenant, level)
   local waiting = tonumber(redis.call('HGET', P .. 'levels', level or '') or 0) + (LEVELS[level or ''] or 0)
   if unit[4] > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), tenant) or 0) >= unit[4] then return -4 end
-  if unit[2] > 0 and redis.call('ZCARD', P .. 'o:' .. tenant .. ':queued') >= unit[2] then return -2 end
+  local place = P .. 'o:' .. tenant .. ':'
+  local own = redis.call('ZCARD', place .. 'queued') + redis.call('ZCARD', place .. 'scheduled')
+  if unit[2] > 0 and own >= unit[2] then return -2 end
   return unit[3] > 0 and waiting >= unit[3] and -3 or 0
 end
 
@@ -21,7 +24,7 @@ for number, id in ipairs(ids) do
     if refused == 0 then
       redis.call('PERSIST', key)
       redis.call('PERSIST', P .. 'log:' .. id)
-      redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries')
+      redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries', 'not_before', 'expires')
       redis.call('ZREM', P .. 'callbacks', id)
       requeue(id, state, 0, {'tries', '0', 'deaths', '', 'cancel', '0', 'error', '', 'reason', 'retried by hand'})
     end

@@ -1,64 +1,76 @@
 -- Queue new tasks; for a known idempotency key, answer with the task of that key. A leader that has placed some of the
 -- tasks already passes their assignments, so that they are queued and assigned in one write.
 -- Arguments: fence, remember_ms, known (1: the leader's dispatcher calls and knows these tasks),
---   tasks {id, spec, params, retries, idempotency key or '', correlation id, tenant, level of priority},
+--   tasks {id, spec, params, retries, idempotency key or '', correlation id, tenant, level of priority, not before,
+--   expires (both ms; negative: this many ms from now; 0: none), workers that it may lose},
 --   assignments of some of these tasks,
 --   units {owner, most that may wait of it, most that may wait at each level, its GPU ms of a day, {tasks by level}}:
 --   one request, accepted whole or not at all; a limit of 0 means unlimited; further parts of it have no limits,
 --   per task the number of its unit, or 0
--- Answers {per task {id, created, 1 new | 0 known | -1 the key belongs to a task with different content | for a
+-- Answers {per task {id, created, 1 new | 0 known, then 1 if it is scheduled for later | -1 the key belongs to a task with different content | for a
 --   refused unit: -2 too many wait of this owner | -3 too many wait at this level | -4 its GPU time of the day is used
 --   up, and created is ms until the next day}, per assignment {params, correlation id} or {reason for the refusal}}
 local fence, remember_ms, tasks, assignments, units, unit_of = ARG[1], ARG[2], ARG[4], ARG[5], ARG[6], ARG[7]
 -- Columns of a task, and of a unit.
-local ID, SPEC, PARAMS, IDEMPOTENCY, LEVEL = 1, 2, 3, 5, 8
+local ID, SPEC, PARAMS, IDEMPOTENCY, LEVEL, NOT_BEFORE, EXPIRES, LOST = 1, 2, 3, 5, 8, 9, 10, 11
 local OWNER, MOST_WAITING, MOST_AT_LEVEL, MOST_GPU_MS, WANTED = 1, 2, 3, 4, 5
 local led = leads(fence)
 local known_to_leader = led and ARG[3] == 1
 
--- Tasks that are already known need no room.
-local rows, known = {}, {}
+local function moment(ms) return ms and ms < 0 and NOW - ms or ms or 0 end
+
+-- Tasks that are already known need no room. By unit: the tasks that are scheduled for later.
+local rows, known, later_of = {}, {}, {}
 for number, task in ipairs(tasks) do
   local found = task[IDEMPOTENCY] ~= '' and redis.call('GET', P .. 'idem:' .. task[IDEMPOTENCY])
   local created, spec, params
   if found then
     created, spec, params = unpack(redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'params'), 1, 3)
   end
+  local unit = unit_of[number] or 0
+  if not created and unit > 0 and moment(task[NOT_BEFORE]) > NOW then add(later_of, unit, 1) end
   if created then
     rows[number] = {id = found, created = created, spec = spec, params = params}
-    local unit = unit_of[number] or 0
     if unit > 0 then add(units[unit][WANTED], task[LEVEL] + 1, -1) end
   end
 end
 
--- By owner and by level: the tasks that wait, and those that this call has accepted.
+-- By owner, by level, and at 0 of those scheduled for later: the tasks that wait, and those that this call has accepted.
 local waiting, promised = {}, {}
-local function full(name, count, most, key, field)
+local LATER = 0
+local function size_of(name)
+  if name == LATER then return redis.call('ZCARD', P .. 's:scheduled') end
+  if type(name) == 'number' then return tonumber(redis.call('HGET', P .. 'levels', text(name - 1)) or 0) end
+  local place = P .. 'o:' .. name .. ':'
+  return redis.call('ZCARD', place .. 'queued') + redis.call('ZCARD', place .. 'scheduled')
+end
+
+local function full(name, count, most)
   if count == 0 or most == 0 then return false end
-  if not waiting[name] then
-    waiting[name] = field and tonumber(redis.call('HGET', key, field) or 0) or redis.call('ZCARD', key)
-  end
+  if not waiting[name] then waiting[name] = size_of(name) end
   return waiting[name] + (promised[name] or 0) + count > most
 end
 
-local function verdict(unit)
+local function verdict(unit, later)
   local owner, all = unit[OWNER], 0
   for _, wanted in ipairs(unit[WANTED]) do all = all + wanted end
   local gpu_ms = unit[MOST_GPU_MS]
   if all > 0 and gpu_ms > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= gpu_ms then
     return -4
   end
-  if full(owner, all, unit[MOST_WAITING], P .. 'o:' .. owner .. ':queued') then return -2 end
+  if full(owner, all, unit[MOST_WAITING]) then return -2 end
   for at, wanted in ipairs(unit[WANTED]) do
-    if full(at, wanted, unit[MOST_AT_LEVEL], P .. 'levels', text(at - 1)) then return -3 end
+    if full(at, wanted, unit[MOST_AT_LEVEL]) then return -3 end
   end
+  if full(LATER, later, unit[MOST_AT_LEVEL]) then return -3 end
+  add(promised, LATER, later)
   add(promised, owner, all)
   for at, wanted in ipairs(unit[WANTED]) do add(promised, at, wanted) end
   return 1
 end
 
 local verdicts = {}
-for number, unit in ipairs(units) do verdicts[number] = verdict(unit) end
+for number, unit in ipairs(units) do verdicts[number] = verdict(unit, later_of[number] or 0) end
 
 -- By task: the number of its assignment. By assignment: its answer.
 local goes, given = {}, {}
@@ -67,7 +79,24 @@ for number, each in ipairs(led and assignments or {}) do
   given[number] = {'task moved on'}
 end
 
--- Write a new task's row; assign it to its worker at once if the worker has not changed since the leader decided.
+-- Write when a new task may begin, when it expires, and how many workers it may lose. Returns when it may begin.
+local function keep_wishes(id, task)
+  local begins, ends, lost = moment(task[NOT_BEFORE]), moment(task[EXPIRES]), task[LOST] or 2
+  if begins > 0 then redis.call('HSET', P .. 't:' .. id, 'not_before', text(begins)) end
+  if begins > NOW then
+    redis.call('HSET', P .. 't:' .. id, 'after', text(begins))
+    redis.call('ZADD', P .. 'due:not-before', begins, id)
+  end
+  if ends > 0 then
+    redis.call('HSET', P .. 't:' .. id, 'expires', text(ends))
+    redis.call('ZADD', P .. 'due:expires', ends, id)
+  end
+  if lost ~= 2 then redis.call('HSET', P .. 't:' .. id, 'lost_workers', text(lost)) end
+  return begins
+end
+
+-- Write a new task's row; assign it to its worker at once if the worker has not changed since the leader decided. Returns
+-- when it may begin.
 local function take(task)
   local id, spec, params, retries, _, correlation, tenant, level = unpack(task, 1, 8)
   local number = goes[id]
@@ -75,12 +104,15 @@ local function take(task)
   local worker, epoch
   if each then worker, epoch = each[3], each[4] end
   local is_given = each and epoch_of(worker) == text(epoch)
+  local begins = keep_wishes(id, task)
+  local state = is_given and 'assigned' or begins > NOW and 'scheduled' or 'queued'
   redis.call('HSET', P .. 't:' .. id, 'spec', spec, 'params', params, 'tries', '0', 'retries', text(retries),
     'created', text(NOW), 'correlation', correlation, 'tenant', tenant, 'level', text(level),
-    unpack(is_given and given_fields(each) or {'state', 'queued', 'attempt', '0'}))
-  enlist(id, is_given and 'assigned' or 'queued', NOW, tenant)
-  if is_given then give(id, worker) else waits(text(level), 1) end
+    unpack(is_given and given_fields(each) or {'state', state, 'attempt', '0'}))
+  enlist(id, state, NOW, tenant)
+  if is_given then give(id, worker) elseif state == 'queued' then waits(text(level), 1) end
   if each then given[number] = is_given and {params, correlation} or {'worker moved on'} end
+  return begins
 end
 
 local taken, fresh = {}, 0
@@ -94,13 +126,14 @@ for number, task in ipairs(tasks) do
     local same = row.spec == task[SPEC] and row.params == task[PARAMS]
     taken[number] = {row.id, tonumber(row.created), same and 0 or -1}
   else
-    take(task)
+    local begins = take(task)
     if idem ~= '' then
       redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms)
       known[idem] = {id = id, created = NOW, spec = task[SPEC], params = task[PARAMS]}
     end
-    if not known_to_leader then tell_queued(id, task[SPEC], 0, 0, NOW, '') end
-    taken[number] = {id, NOW, 1}
+    -- The leader's dispatcher leaves tasks that name a time to the store.
+    if begins <= NOW and (begins > 0 or not known_to_leader) then tell_queued(id, task[SPEC], 0, 0, NOW, '') end
+    taken[number] = {id, NOW, 1, begins > NOW and 1 or 0}
     fresh = fresh + 1
   end
 end

@@ -22,7 +22,7 @@ for _, owner in ipairs(redis.call('SMEMBERS', P .. 'owners')) do
   local place = P .. 'o:' .. owner .. ':'
   gone = gone + forget(place)
   if redis.call('EXISTS', place .. 'queued', place .. 'assigned', place .. 'running', place .. 'completed',
-    place .. 'failed', place .. 'cancelled', place .. 'dead') == 0 then redis.call('SREM', P .. 'owners', owner) end
+    place .. 'failed', place .. 'cancelled', place .. 'dead', place .. 'scheduled') == 0 then redis.call('SREM', P .. 'owners', owner) end
 end
 for _, name in ipairs(redis.call('SMEMBERS', P .. 'workers')) do
   redis.call('ZREMRANGEBYRANK', P .. 'of:' .. name, 0, -1 - ARG[2])

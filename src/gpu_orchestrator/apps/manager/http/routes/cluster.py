@@ -13,10 +13,11 @@ from gpu_orchestrator.adapters.store.history import RINGS
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
 from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager.errors import Unauthorized
 from gpu_orchestrator.apps.manager.events import history
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response
-from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
+from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of, needs, recognise
 from gpu_orchestrator.apps.manager.manager import Manager
 
 router = APIRouter(tags=["cluster"])
@@ -25,8 +26,10 @@ Timeframe = Literal["1h", "24h", "7d", "30d"]
 
 @router.get("/health", **described(schema.Health, needs="nothing"))
 async def health(request: Request) -> Response:
-    """Report the health of this process and its dependencies, with status 200 even if unhealthy."""
-    return json_response(await _health(manager_of(request)))
+    """Report the health of this process and its dependencies, with status 200 even if unhealthy.
+
+    Only callers with a key learn which process leads, and how many connections are open."""
+    return json_response(await _health(request))
 
 
 @router.get("/health/live", **described(schema.Health, needs="nothing"))
@@ -37,7 +40,7 @@ async def live(request: Request) -> Response:
 @router.get("/health/ready", **described(schema.Health, needs="nothing"))
 async def ready(request: Request) -> Response:
     """Return 503 if the store does not answer or no process leads."""
-    found = await _health(manager_of(request))
+    found = await _health(request)
     return json_response(found, 200 if found.status != "unhealthy" else 503)
 
 
@@ -86,15 +89,36 @@ async def metrics(request: Request) -> Response:
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _health(manager: Manager) -> schema.Health:
+async def _health(request: Request) -> schema.Health:
+    manager = manager_of(request)
     missing = await manager.ready()
     weak = manager.facts.durable and not manager.store.database.strict
     store = missing or (f"weak: {manager.facts.durable}" if weak else "ok")
     disk = manager.disk_shortage()
     status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
-    parts = {"store": store, "leader": manager.leader.leader or "none"}
+    parts = {"store": store, "leader": "ok" if manager.leader.leader else "none"}
     parts |= {"disk": disk or "ok"} if manager.embedded else {}
-    return _body(status, parts | ({"process": str(manager.siblings)} if manager.siblings else {}))
+    parts |= {"process": str(manager.siblings)} if manager.siblings else {}
+    return _body(status, parts | (_for_keys(manager) if _has_key(request, manager) else {}))
+
+
+def _has_key(request: Request, manager: Manager) -> bool:
+    try:
+        manager.keys.find(header(request.scope, b"authorization"))
+    except Unauthorized:
+        return False
+    recognise(request.scope)
+    return True
+
+
+def _for_keys(manager: Manager) -> dict[str, str]:
+    """Return what only callers with a key learn: names of machines, and how much room there is."""
+    connections = manager.connections
+    number, limits = connections.known + connections.strangers, connections.limits
+    fewer = manager.settings.max_connections > limits.most
+    why = f" (MAX_CONNECTIONS is {manager.settings.max_connections}; raise the limit on open files)"
+    room = f"{number} of {limits.most}{why if fewer else ''}"
+    return {"leader": manager.leader.leader or "none", "connections": room}
 
 
 def _body(status: str, dependencies: dict[str, str]) -> schema.Health:

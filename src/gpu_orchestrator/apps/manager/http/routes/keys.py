@@ -101,7 +101,19 @@ def _row(wanted: schema.KeyRequest, secret: str, *, by: Key, now_ms: int) -> Key
         expires_ms=now_ms + max(int(wanted.expires_in * 1000), 1) if wanted.expires_in else 0,
         by=by.id,
         limits=limits.encode(wanted.limits),
+        worker=_worker(wanted),
     )
+
+
+def _worker(wanted: schema.KeyRequest) -> str:
+    """Return the worker that a key is for, as it is stored."""
+    if wanted.worker is not None and "worker" not in wanted.scopes:
+        raise errors.Unprocessable(
+            "`worker` is for keys of scope worker; add that scope, or leave `worker` out"
+        )
+    if "worker" in wanted.scopes and "admin" not in wanted.scopes:
+        return wanted.worker or ""
+    return wanted.worker or "*"
 
 
 def _fields(manager: Manager, key: Key) -> dict[str, Any]:
@@ -115,6 +127,7 @@ def _fields(manager: Manager, key: Key) -> dict[str, Any]:
         "limits": key.limits,
         "effective_limits": limits.shown(manager.quotas.of_key(key)),
         "configured": key.configured,
+        "worker": (key.worker or None) if key.may("worker") else None,
         "created_at": when(key.created_ms),
         "expires_at": when(key.expires_ms),
         "revoked_at": when(key.revoked_ms),

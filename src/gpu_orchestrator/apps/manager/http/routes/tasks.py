@@ -14,6 +14,7 @@ from gpu_orchestrator.apps.manager import errors, task_schema, views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
+from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response, read
@@ -148,7 +149,8 @@ async def explain_task(request: Request, task_id: str) -> Response:
     task_id = await manager.full_id(task_id, owner)
     row = await manager.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
-    wanted = request_of(task_id, task.decode(row["spec"]))
+    spec = task.decode(row["spec"])
+    wanted = request_of(task_id, spec, hints(spec, deaths_of(row.get("deaths", "")), workers, manager.memory))
     policy = manager.registry.policy_of(wanted)
     waits = row["state"] == "queued"
     held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
@@ -158,7 +160,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
     explanation = task_schema.Explanation(
         task_id=task_id,
         status=row["state"],
-        reason=refused or row.get("reason", ""),
+        reason=refused or views.waits_until(row) or row.get("reason", ""),
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],

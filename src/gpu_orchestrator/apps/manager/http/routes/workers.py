@@ -187,11 +187,12 @@ async def _control_device(request: Request, worker_id: str, index: int, *, cordo
     worker = (await rows.load(manager.store, [worker_id])).get(worker_id)
     if worker is None:
         raise _no_worker(worker_id)
-    known = [device.index for device in worker.hello.devices]
+    known = {device.index: device.uuid for device in worker.hello.devices}
     if index not in known:
-        raise errors.NotFound(f"worker {worker_id} has no device {index}; it has {known}")
+        raise errors.NotFound(f"worker {worker_id} has no device {index}; it has {[*known]}")
     status = f"device {index} {'' if cordoned else 'un'}cordoned"
-    control = await manager.store.workers.cordon(worker_id, index, cordoned=cordoned, status=status)
+    uuid = known[index]
+    control = await manager.store.workers.cordon(worker_id, index, uuid, cordoned=cordoned, status=status)
     return _changed(worker_id, control.state, status)
 
 
