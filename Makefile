@@ -62,7 +62,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-store bench-tasks bench-turns bench-vram bench-watchers load
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers load
 bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease,plain"]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
@@ -78,8 +78,14 @@ bench-kube-parse: $(VENV)/bench/ready ## Reading 5,000 pods: our client against 
 bench-kube-write: $(VENV)/ready tools ## Creates, patches and binds on a real API server: our transport beside aiohttp [ARGS=...]
 	@$(BIN)/python -m benchmarks.kube_write $(ARGS)
 
+bench-scale: $(VENV)/ready ## The cluster manager with 1,000 workers and 400,000 queued tasks of 10,000 shapes [ARGS=...]
+	@$(BIN)/python -m benchmarks.scale $(ARGS)
+
 bench-store: $(VENV)/bench/ready ## Script calls on the store: our client beside valkey-py and valkey-glide [ARGS=...]
 	@$(BIN)/python -m benchmarks.store $(ARGS)
+
+bench-takeover: $(VENV)/ready ## What a new leader of the gpu-scheduler costs before its first bind [ARGS="--before ../old/src"]
+	@$(BIN)/python -m benchmarks.takeover $(ARGS)
 
 bench-tasks: $(VENV)/bench/ready ## Tasks per second and round trips beside Celery, dramatiq, taskiq [ARGS=...]
 	@$(BIN)/python -m benchmarks.tasks $(ARGS)

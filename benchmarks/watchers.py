@@ -1,9 +1,9 @@
 """Measure memory and CPU of a server with 500 clients on /ws, idle and under load.
 
-    make bench-watchers [ARGS="--clients 500 --seconds 10 --tasks 50"]
+    make bench-watchers [ARGS="--clients 500 --seconds 10 --tasks 50 --rate 10"]
 
-The clients are in this process, the server in its own. The lag of an event is from its timestamp to its
-arrival at the last client.
+The clients are in this process, the server in its own. `rate` is the tasks a second, with two events each.
+The lag of an event is from its timestamp to its arrival at the last client.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def lags(sockets: list[aiohttp.ClientWebSocketResponse], events: int) -> l
     return list(worst.values())
 
 
-async def measure(clients: int, seconds: float, tasks: int) -> dict[str, Any]:
+async def measure(clients: int, seconds: float, tasks: int, rate: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with Fleet(Path(folder)) as fleet:
             assert fleet.server is not None
@@ -69,13 +69,14 @@ async def measure(clients: int, seconds: float, tasks: int) -> dict[str, Any]:
                 before = cpu_s(fleet.server.pid)
                 for _ in range(tasks):
                     await fleet.submit("echo")
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(1 / rate)
                 found = await reading
                 spent = 1000 * (cpu_s(fleet.server.pid) - before) / (2 * tasks * clients)
                 for socket in sockets:
                     await socket.close()
     return {
         "clients": clients,
+        "tasks_per_s": rate,
         "rss_mb_alone": round(alone.rss_mb, 1),
         "rss_mb_watched": round(watched.rss_mb, 1),
         "kib_per_client": round((watched.rss_mb - alone.rss_mb) * 1024 / clients, 1),
@@ -88,8 +89,8 @@ async def measure(clients: int, seconds: float, tasks: int) -> dict[str, Any]:
     }
 
 
-def main(*, clients: int = 500, seconds: float = 10.0, tasks: int = 50) -> None:
-    figures = asyncio.run(measure(clients, seconds, tasks))
+def main(*, clients: int = 500, seconds: float = 10.0, tasks: int = 50, rate: float = 10.0) -> None:
+    figures = asyncio.run(measure(clients, seconds, tasks, rate))
     table = Table(title=f"a server with {clients} clients on /ws")
     for heading in ("figure", "value"):
         table.add_column(heading)

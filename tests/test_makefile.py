@@ -33,7 +33,10 @@ class Toy:
     figures: set[str]
 
 
-PURE = {"bench-decide": Toy("--sizes 20 --decisions 100", {"median_us", "p99_us", "engine_per_s"})}
+PURE = {
+    "bench-decide": Toy("--sizes 20 --decisions 100", {"median_us", "p99_us", "engine_per_s"}),
+    "bench-takeover": Toy("--nodes 3 --rounds 1 --before src", {"cpu_s", "grown_mb", "ratio"}),
+}
 REAL = {
     "bench-bind": Toy(
         "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain",
@@ -42,6 +45,10 @@ REAL = {
     "bench-kube-parse": Toy("--pods 20 --rounds 1", {"seconds", "official_seconds", "speedup"}),
     "bench-kube-write": Toy("--pods 20 --rounds 1 --in-flight 4", {"creates_per_s", "binds_per_s"}),
     "bench-operator": Toy("--nodes 2 --workloads 4", {"scheduled_p99_s", "failover_s", "decided_anew"}),
+    "bench-scale": Toy(
+        "--workers 4 --queued 60,80 --shapes 20 --per-process 2 --seconds 0.5",
+        {"dispatch_per_s", "post_p99_ms", "term_s", "server_mb", "store_mb", "completion_ms_2000"},
+    ),
     "bench-store": Toy("--rounds 1 --calls 20 --posts 20 --libraries ours,valkey-py", {"valkey-py"}),
     "bench-turns": Toy("--rounds 1 --trips 3 --posts 50", {"ratio_p99", "ratio_cpu"}),
     "bench-tasks": Toy("--rounds 1 --seconds 0.1 --trips 3 --peers taskiq", {"ratio_taskiq", "p99_ms"}),

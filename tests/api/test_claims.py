@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpu_orchestrator.api import claims
+from gpu_orchestrator.api import claims, pod_amounts
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
 from tests.support.scheduler_objects import claim, pod
@@ -71,5 +71,9 @@ def test_number_of_gpus_is_refused_with_words(gpus: str) -> None:
 
 def test_request_to_a_device_plugin_counts_whatever_the_annotation_says() -> None:
     limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
-    assert claims.taken(pod("p", node="a", allocated="a:1", containers=[limits])).unnamed == 2
-    assert claims.taken(pod("p", node="a", allocated="a:1")).unnamed == 0
+    asking, plain = (
+        pod("p", node="a", allocated="a:1", containers=[limits]),
+        pod("p", node="a", allocated="a:1"),
+    )
+    assert pod_amounts.taken(asking.spec).gpus == 2
+    assert pod_amounts.taken(plain.spec).gpus == 0

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import names, translate
+from gpu_orchestrator.api import names, pod_amounts, translate
 from gpu_orchestrator.api.kubernetes import Node, Pod, PodSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.core.answer import Placement
@@ -294,7 +294,7 @@ def test_pod_node_constraints() -> None:
 def test_parts_of_gpus_are_noticed_and_not_counted_as_gpus(pod: PodSpec, has_parts: bool) -> None:
     taken = translate.placement("u", "a", pod)
     seen = Pod(ObjectMeta(uid="u"), pod)
-    assert translate.has_gpu_parts(seen, taken) is has_parts
+    assert translate.has_gpu_parts(seen, pod_amounts.taken(pod)) is has_parts
     assert taken.unnamed == (1 if "nvidia.com/gpu" in str(pod.containers) and not has_parts else 0)
 
 

@@ -3,7 +3,7 @@ dispatcher. All three must choose the same places, because one core decides for 
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_orchestrator.adapters import settings
-from gpu_orchestrator.adapters.store.records import Assigned, Assignment, Snapshot, UnfinishedTask
+from gpu_orchestrator.adapters.store.records import Assigned, Assignment, UnfinishedTask
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
@@ -148,7 +148,12 @@ async def test_dispatcher_places_as_in_the_table(case: Case) -> None:
         )
         for number, gpus in enumerate(case.requests)
     )
-    dispatcher.load(Snapshot(0, tuple(workers), waiting), workers)
+
+    async def pages() -> AsyncIterator[tuple[UnfinishedTask, ...]]:
+        yield waiting
+
+    await dispatcher.load(pages(), workers)
+    dispatcher.start()
     while dispatcher.engine.counts()["in flight"]:  # noqa: ASYNC110 - a turn of the loop, no time
         await asyncio.sleep(0)
     dispatcher.close()

@@ -27,12 +27,12 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_everything_is_found_on_the_machine_of_the_server(data: Path) -> None:
-    assert joining.access() == Access(HERE, "of this machine", "/c.pem")
-    assert joining.access("http://localhost:8040/").token == "of this machine"
+    assert joining.access() == Access((HERE,), "of this machine", "/c.pem")
+    assert joining.access(["http://localhost:8040/"]).token == "of this machine"
 
 
 def test_token_is_not_sent_to_another_server(data: Path) -> None:
-    assert joining.access(OTHER) == Access(OTHER, "", "")
+    assert joining.access([OTHER]) == Access((OTHER,), "", "")
 
 
 def test_given_token_wins(data: Path) -> None:
@@ -52,22 +52,22 @@ def test_machine_without_a_server_has_the_usual_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "none"))
-    assert joining.access() == Access("http://127.0.0.1:8000", "")
+    assert joining.access() == Access(("http://127.0.0.1:8000",), "")
 
 
 def test_second_worker_of_a_machine_gets_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "a" * 70)
-    with joining.name(HERE) as first, joining.name(HERE) as second, joining.name(OTHER) as elsewhere:
+    with joining.name([HERE]) as first, joining.name([HERE]) as second, joining.name([OTHER]) as elsewhere:
         assert (first, second, elsewhere) == ("a" * 63, "a" * 61 + "-2", "a" * 63)
-    with joining.name(HERE) as again:
+    with joining.name([HERE]) as again:
         assert again == first, "the name is free when its worker has ended"
 
 
 def test_given_name_is_kept_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "joining-test")
-    with joining.name(HERE, "joining-test") as given, joining.name(HERE, "joining-test") as twice:
+    with joining.name([HERE], "joining-test") as given, joining.name([HERE], "joining-test") as twice:
         assert (given, twice) == ("joining-test", "joining-test"), "the server refuses the second"
-        with joining.name("http://localhost:8040") as other:
+        with joining.name(["http://localhost:8040"]) as other:
             assert other == "joining-test-2"
 
 

@@ -163,6 +163,20 @@ def test_gpus_in_words(found: list[dict[str, Any]], words: str) -> None:
     assert worker_rows.gpus(found) == words
 
 
+def worker(name: str, on_disconnect: str) -> dict[str, Any]:
+    known = {"worker_id": name, "status": "online", "gpu_info": [], "current_tasks": 0, "max_concurrent": 1}
+    return {**known, "on_disconnect": on_disconnect}
+
+
+def test_worker_that_keeps_its_tasks_shows_in_list_and_card() -> None:
+    usual, other = worker("a", "stop"), worker("b", "keep")
+    columns, rows = worker_rows.table([usual, other], NOW)
+    assert [(row[0], row[-1]) for row in rows] == [("a", "stop"), ("b", "keep")]
+    assert columns[-1].head == "ON DISCONNECT"
+    assert "ON DISCONNECT" not in [column.head for column in worker_rows.table([usual], NOW)[0]]
+    assert "may run twice" in str(dict(worker_rows.card(other, NOW))["on disconnect"])
+
+
 def test_devices_of_a_worker_show_cordon_temperature_and_alert() -> None:
     alert = {"kind": "temperature", "message": "91 °C", "value": 91, "since": ""}
     columns, rows = worker_rows.devices([gpu(0, cordoned=True), gpu(1, alerts=[alert])])

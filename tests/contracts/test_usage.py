@@ -19,6 +19,7 @@ from gpu_orchestrator.adapters.store.records import (
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Retried
 from gpu_orchestrator.adapters.store.usage import Spent
+from tests.support.store_calls import unfinished
 
 pytestmark = pytest.mark.real
 OWNER_FULL, LEVEL_FULL = Limit.OWNER_QUEUE, Limit.LEVEL_QUEUE
@@ -121,9 +122,11 @@ async def test_new_leader_recounts_priority_levels(store: Store) -> None:
     prefix = store.database.prefix
     await store.database._execute("HDEL", f"{prefix}t:a", "level")
     await store.database._execute("HSET", f"{prefix}levels", "1", "77")
-    await store.tasks.snapshot(1000)
+    await unfinished(store)
     assert await submit(store, unit(level=2, tasks=1), "c") == [LEVEL_FULL]
     assert await submit(store, unit(level=3, tasks=1), "c") == [1]
+    await store.tasks.cancel(["a"])
+    assert await submit(store, unit(level=3, tasks=1), "d") == [1], "its row has a level now"
 
 
 async def test_retry_respects_limits(store: Store) -> None:

@@ -8,7 +8,7 @@ import pytest
 from gpu_orchestrator.adapters.kube import retry
 from gpu_orchestrator.apps.manager.events import callbacks
 from gpu_orchestrator.apps.manager.tasks import outcomes
-from gpu_orchestrator.apps.worker import agent
+from gpu_orchestrator.apps.worker.session import servers
 from gpu_orchestrator.engine.backoff import Backoff, delay_s, jittered
 
 
@@ -70,7 +70,7 @@ def callback(attempt: int) -> float:
 
 
 def worker(attempt: int) -> float:
-    return delay_s(attempt, base_s=agent.SHORTEST_WAIT_S, cap_s=agent.LONGEST_WAIT_S)
+    return delay_s(attempt, base_s=servers.SHORTEST_WAIT_S, cap_s=servers.LONGEST_WAIT_S)
 
 
 @pytest.mark.parametrize(

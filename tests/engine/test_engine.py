@@ -222,12 +222,12 @@ def test_only_as_many_equal_requests_wake_as_fit() -> None:
     assert decided <= 4
 
 
-def test_removed_active_request_activates_the_next_equal_one() -> None:
-    """q was woken for both and is held up by the limit; when it leaves, r must not sleep on."""
+def test_removed_request_leaves_its_offer_to_the_next_equal_one() -> None:
+    """q was offered a node and is held up by the limit; when it leaves, r must not sleep on."""
     world = World(node("a", 1), max_in_flight=2)
     world.ask(request("p"), request("q"), request("r"), request("no-gpu", 0))
     world.tell(NodeUpdated(node("b", 1)))
-    assert (world.engine.state_of("q"), world.engine.state_of("r")) == ("active", "parked")
+    assert (world.engine.state_of("q"), world.engine.state_of("r")) == ("parked", "parked")
     world.tell(RequestRemoved("q"))
     assert placed(world.tell(Placed("p"))) == ["r"]
 

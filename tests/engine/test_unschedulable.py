@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.columns import Ints
+from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.core.standing import first_obstacle
+from gpu_orchestrator.core.standing import passing
 from gpu_orchestrator.engine import unschedulable
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
@@ -23,6 +26,7 @@ from gpu_orchestrator.engine.events import (
     RequestRemoved,
     Tick,
 )
+from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request
 
@@ -95,11 +99,11 @@ def test_event_on_a_node_checks_one_wave_and_the_next_ticks_the_rest(monkeypatch
     monkeypatch.setattr(unschedulable, "WAVE", 10)
     checked = list[int]()
 
-    def check(filters: tuple[Filter, ...], cluster: Cluster, row: int) -> Filter | None:
-        checked.append(row)
-        return first_obstacle(filters, cluster, row)
+    def check(filters: tuple[Filter, ...], cluster: Cluster, rows: Ints) -> tuple[Ints, Ints]:
+        checked.extend(rows.tolist())
+        return passing(filters, cluster, rows)
 
-    monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.first_obstacle", check)
+    monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.passing", check)
     engine = engine_with(with_memory("a"), max_decisions=1)
     for number in range(MANY):  # by the numbers each fits on the node, but no node has such a label
         engine.handle(RequestAdded(different(number, 1, labels={"zone": str(number)})), float(number))
@@ -112,6 +116,67 @@ def test_event_on_a_node_checks_one_wave_and_the_next_ticks_the_rest(monkeypatch
     take_in(engine, RequestRemoved("small"), 1002.0)
     assert len(checked) == MANY, "the node has not changed: it still cannot take them"
     assert placed(take_in(engine, NodeUpdated(with_memory("a", labels={"zone": "7"})), 1003.0)) == ["r7"]
+
+
+@pytest.mark.parametrize("owners", [1, 7])
+def test_completion_costs_one_decision_whatever_number_of_shapes_waits(
+    monkeypatch: pytest.MonkeyPatch, owners: int
+) -> None:
+    """A slot and a device become free: all of them could have it, one gets it, the others are not asked."""
+    decided, checked = list[str](), list[int]()
+
+    def count_decision(asked: Request, *others: Any) -> Placement | Refusal:
+        decided.append(asked.key)
+        return decide(asked, *others)
+
+    def count_check(filters: tuple[Filter, ...], cluster: Cluster, rows: Ints) -> tuple[Ints, Ints]:
+        checked.extend(rows.tolist())
+        return passing(filters, cluster, rows)
+
+    engine = engine_with(with_memory("a"), with_memory("b"), order=FairBands(), max_decisions=200)
+    for number in range(16):
+        engine.handle(RequestAdded(request(f"runs{number}", 1)), 0.0)
+        engine.handle(Placed(f"runs{number}"), 0.0)
+    waiting = [different(number, 1, tenant=f"t{number % owners}") for number in range(MANY)]
+    for number, each in enumerate(waiting):
+        engine.handle(RequestAdded(each), float(number))
+    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide", count_decision)
+    monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.passing", count_check)
+    for number in range(16):
+        assert len(placed(take_in(engine, RequestRemoved(f"runs{number}"), 1000.0))) == 1
+    assert (len(decided), len(checked)) == (16, 16)
+    assert engine.counts()["parked"] == MANY - 16
+
+
+def test_node_without_memory_for_any_shape_is_offered_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of devices counts among the numbers: a slot alone helps nobody."""
+    monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.passing", None)
+    engine = engine_with(node("a", 2, memory_mib=81_000, resources={"slots": 4}))
+    full = request("full", 2, share=1, memory_mib=80_000, resources={"slots": 1})
+    engine.handle(RequestAdded(full), 0.0)
+    engine.handle(RequestAdded(request("small", 0, resources={"slots": 1})), 0.0)
+    for each in ("full", "small"):
+        engine.handle(Placed(each), 0.0)
+    for number in range(MANY):
+        asked = request(f"r{number}", 1, share=1, memory_mib=2_000 + number, resources={"slots": 1})
+        engine.handle(RequestAdded(asked), 1.0)
+    assert engine.counts()["parked"] == MANY
+    assert take_in(engine, RequestRemoved("small"), 2.0) == []
+
+
+def test_steady_events_on_one_node_do_not_keep_the_last_shapes_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every event changes the node, so all shapes could fit again; a call checks two of forty."""
+    monkeypatch.setattr(unschedulable, "WAVE", 2)
+    engine = engine_with(with_memory("a", labels={"zone": "none"}))
+    for number in range(40):
+        engine.handle(RequestAdded(different(number, 1, labels={"zone": str(number)})), float(number))
+    found = list[str]()
+    for number in range(80):
+        changed = with_memory("a", labels={"zone": "39", "seen": str(number)})
+        found += placed(engine.handle(NodeUpdated(changed), 100.0 + number))
+    assert found == ["r39"]
 
 
 def test_standings_of_fitting_shapes_outlive_many_that_fit_nowhere() -> None:

@@ -12,6 +12,7 @@ from gpu_orchestrator.adapters.store.records import (
     Outcome,
     OutcomeKind,
     Registration,
+    UnfinishedTask,
 )
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 
@@ -59,3 +60,10 @@ async def state(store: Store, name: str) -> str:
 
 async def lose(store: Store, worker: str, epoch: int) -> None:
     assert await store.workers.leave([Departure(worker, epoch, f"{worker} is lost")]) == (True,)
+
+
+async def unfinished(store: Store, size: int = 2) -> list[UnfinishedTask]:
+    """Begin a term and return all tasks of its snapshot, read in pages of this size."""
+    snapshot = await store.snapshots.begin(1000)
+    assert snapshot is not None
+    return [each async for page in store.snapshots.pages(snapshot, size) for each in page]

@@ -13,12 +13,17 @@ class Breath:
     def __init__(self, clock: Callable[[], float], slice_s: float = SLICE_S) -> None:
         self._clock, self._slice_s, self._since = clock, slice_s, clock()
 
+    def is_due(self) -> bool:
+        """Return True if it is time to let others run. Very short steps ask before they await."""
+        return self._clock() - self._since >= self._slice_s
+
     async def __call__(self) -> None:
-        if self._clock() - self._since >= self._slice_s:
+        if self.is_due():
             await asyncio.sleep(0)
             self._since = self._clock()
 
     async def through(self, steps: Iterable[object]) -> None:
         """Do all steps, and breathe between them."""
         for _ in steps:
-            await self()
+            if self.is_due():
+                await self()

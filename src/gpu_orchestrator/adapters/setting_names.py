@@ -13,6 +13,7 @@ from gpu_orchestrator.adapters.settings import BadSettings, Settings, env_file_v
 
 OF_OTHER_PROCESSES = (
     "GPU_ORCHESTRATOR_CA",
+    "GPU_ORCHESTRATOR_ON_DISCONNECT",
     "GPU_ORCHESTRATOR_SERVER",
     "GPU_ORCHESTRATOR_TOKEN",
     "GPU_ORCHESTRATOR_URL",
@@ -26,7 +27,7 @@ FAMILIES = ("CALLBACK_", "GPU_MEMORY_", "GPU_ORCHESTRATOR_", "QUOTA_", "RATE_LIM
 WITHOUT_EFFECT = frozenset(
     {
         *("AUTO_SCALE_ENABLED", "EXECUTOR", "MODEL_CACHE_DIR", "MODEL_CACHE_SIZE", "MODEL_LOAD_TIMEOUT"),
-        *("MAX_MODEL_CACHE_SIZE_GB", "MAX_CONNECTIONS", "WORKER_PROCESSES", "DEBUG", "RELOAD"),
+        *("MAX_MODEL_CACHE_SIZE_GB", "MAX_CONNECTIONS", "DEBUG", "RELOAD"),
     }
 )
 """Settings of the design that this version does not read yet, beside all that begin with CELERY_."""

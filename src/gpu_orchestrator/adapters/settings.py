@@ -20,7 +20,12 @@ from msgspec import Meta, inspect
 from gpu_orchestrator.api.rates import by_route
 
 SHORTEST_KEY = 32
-OPTIONS = {"api_host": "--host", "api_port": "--port", "data_dir": "--data"}
+OPTIONS = {
+    "api_host": "--host",
+    "api_port": "--port",
+    "data_dir": "--data",
+    "worker_processes": "--processes",
+}
 """Settings that the command line can give, and how."""
 _QUOTED = re.compile(r"""(['"])(.*?)\1\s*(?:#.*)?$""")
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -59,6 +64,7 @@ class Settings:
 
     api_host: Annotated[str, Meta(description="an address of this machine")] = "127.0.0.1"
     api_port: Port = 8000
+    worker_processes: Annotated[int, Meta(ge=1, le=64)] = 1
     api_key: str = _secret()
     api_key_file: File = ""
     worker_token: str = _secret()
@@ -87,13 +93,14 @@ class Settings:
     heartbeat_interval: Seconds = 30
     worker_lease: Seconds = 10
     worker_retention: Annotated[float, Meta(ge=60, le=31_536_000)] = 86_400
+    restart_grace: Annotated[float, Meta(ge=0, le=3600)] = 60
     worker_registration_timeout: Seconds = 60
     gpu_memory_threshold: Part = 0.8
     gpu_memory_headroom: Annotated[int, Meta(ge=0, le=1_048_576)] = 256
     gpu_temperature_alert: Annotated[float, Meta(ge=1, le=200)] = 85
     gpu_memory_alert: Part = 0.95
     placement_policy: Annotated[str, Meta(description="the name of a policy")] = "balanced"
-    max_request_mb: Annotated[float, Meta(ge=0.01, le=1024)] = 8
+    max_request_mb: Annotated[float, Meta(ge=0.01, le=32)] = 8
     callback_hosts: Annotated[str, Meta(description="host names separated by commas, or *")] = ""
     callback_networks: Annotated[
         str, Meta(description="networks such as 10.1.0.0/16, separated by commas")

@@ -151,12 +151,6 @@ def uuids(pod: Pod | EndedPod) -> tuple[str, ...]:
     return named if len(named) == len(ids) and named != ids else ()
 
 
-def taken(pod: Pod) -> Placement:
-    """Return what a bound pod takes from its node apart from devices that we gave it: its resources, and as
-    `unnamed` the GPUs that it requests from a device plugin, whatever its annotations say."""
-    return translate.placement(pod.metadata.uid, pod.spec.node_name, pod.spec)
-
-
 def bound(pod: Pod, spec: GpuClaimSpec | None, *, devices: tuple[int, ...] | None = None) -> Placement:
     """Return the devices that a pod was bound to without leases, with the terms of its claim. Without
     `devices`, they are those in its annotation."""

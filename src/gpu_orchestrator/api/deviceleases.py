@@ -18,6 +18,8 @@ from gpu_orchestrator.core.device import WHOLE, Device
 from gpu_orchestrator.core.limits import MOST_DEVICES, MOST_MIB
 
 SHARED = "shared"
+LONGEST_ID = len(str(MOST_DEVICES))
+"""Digits of a device's number."""
 LONGEST_HOLDERS = 262_144
 """Characters of the holders' annotation: what Kubernetes allows for all annotations of an object."""
 
@@ -124,10 +126,10 @@ def is_shared(lease: Lease) -> bool:
 def device_ref(lease: Lease) -> DeviceRef | None:
     """Return the device that a Lease stands for; None if the Lease is not for a device."""
     meta = lease.metadata
-    named = _named(meta.name)
-    if named is None or named.node != meta.annotations.get(names.LEASE_NODE):
+    node, device = _named_device(meta.name) or ("", 0)
+    if not node or node != meta.annotations.get(names.LEASE_NODE):
         return None
-    return DeviceRef(named.node, named.device, meta.annotations.get(names.LEASE_UUID, ""))
+    return DeviceRef(node, device, meta.annotations.get(names.LEASE_UUID, ""))
 
 
 def obstructed(lease: Lease) -> DeviceRef | None:
@@ -138,18 +140,25 @@ def obstructed(lease: Lease) -> DeviceRef | None:
 
 
 def _named(name: str) -> DeviceRef | None:
+    if (named := _named_device(name)) is None:
+        return None
+    return DeviceRef(*named)
+
+
+def _named_device(name: str) -> tuple[str, int] | None:
+    """Return the node and the device that a device lease of this name would be for."""
     head, _, text = name.rpartition("-")
     node, device = head.removeprefix(names.DEVICE_LEASE_PREFIX), device_id(text)
     if node == head or device is None or text != str(device):
         return None
-    return DeviceRef(node, device)
+    return node, device
 
 
 def device_id(text: str) -> int | None:
     """Return the number of a device; None if the text is not one that a device can have."""
-    if not 1 <= len(text) <= len(str(MOST_DEVICES)) or not text.isascii() or not text.isdecimal():
+    if not 1 <= len(text) <= LONGEST_ID or not text.isascii() or not text.isdecimal():
         return None
-    return int(text) if int(text) < MOST_DEVICES else None
+    return device if (device := int(text)) < MOST_DEVICES else None
 
 
 def holders(lease: Lease) -> tuple[Holder, ...]:

@@ -1,14 +1,15 @@
 """The messages between a worker and the cluster manager on the worker's one WebSocket.
 
 The worker opens `/workers/{name}/session` with its token and sends `Hello`; the server answers `Welcome` or
-`Goodbye`. A frame is a JSON array of messages, so that both sides can send many at once.
+`Goodbye`. A frame is a JSON array of messages, so that both sides can send many at once; `pieces` says how
+large ones are sent.
 
 The worker keeps a result until its `Ack` arrives and sends it again after a reconnect; the server may send an
 `Assign` again that the worker already has, and the worker must ignore it. `(task, attempt)` identifies one
 run for good.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +22,7 @@ Index = Annotated[int, Meta(ge=0, le=1023)]
 Mib = Annotated[int, Meta(ge=0, le=2**31)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
+OnDisconnect = Literal["stop", "keep"]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
@@ -97,7 +99,8 @@ class TaskError(Value, frozen=True):
 class Hello(Message, frozen=True):
     """First message of every connection. Each worker process makes up its own `instance`. After a lost
     connection the worker sends its epoch in `resume_epoch` and what it still has: `running`, and in `unacked`
-    the results it is about to send again."""
+    the results it is about to send again. `on_disconnect` is what the worker does with its running tasks when
+    it cannot renew its lease. `pieces`: it takes large messages in pieces, see `api/pieces.py`."""
 
     name: WorkerName
     instance: Word
@@ -111,6 +114,8 @@ class Hello(Message, frozen=True):
     resume_epoch: Count = 0
     running: tuple[Attempt, ...] = ()
     unacked: tuple[Attempt, ...] = ()
+    on_disconnect: OnDisconnect = "stop"
+    pieces: bool = False
 
 
 class Renew(Message, frozen=True):
@@ -203,7 +208,8 @@ class Leaving(Message, frozen=True):
 
 class Welcome(Message, frozen=True):
     """`resumed` false: what the worker ran under an older epoch is no longer its own and must be stopped.
-    `log_kb` is how much of a task's log the server keeps; 0: send no `Log`."""
+    `log_kb` is how much of a task's log the server keeps; 0: send no `Log`. `pieces`: the server takes large
+    messages in pieces."""
 
     worker_id: str
     epoch: int
@@ -212,6 +218,7 @@ class Welcome(Message, frozen=True):
     heartbeat_s: float
     resumed: bool = False
     log_kb: int = 0
+    pieces: bool = False
 
 
 class Renewed(Message, frozen=True):
@@ -272,12 +279,15 @@ class Drain(Message, frozen=True):
 class Goodbye(Message, frozen=True):
     """The server closes the connection. `fenced`: stop all runners and send a new `Hello` without
     resuming. `refused`: the worker cannot join as it is, because its name is taken or there are too many;
-    trying again helps only if that changes soon."""
+    trying again helps only if that changes soon. `hold_s`: the server ends as planned, and the lease lasts
+    that long, counted from when the worker sent its last renewal that was granted: time to join another
+    server, or the same one after its restart."""
 
     reason: str
     fenced: bool = False
     retry: bool = True
     refused: bool = False
+    hold_s: float = 0.0
 
 
 Outcome = Done | Failed | RunnerDied | Refused | Cancelled

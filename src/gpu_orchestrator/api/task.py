@@ -64,7 +64,7 @@ def decode(text: str | bytes) -> TaskSpec:
     return _decode_short(text) if len(text) <= SHORT else _decoder.decode(text)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=16384)
 def _decode_short(text: str | bytes) -> TaskSpec:
     """Cached, because thousands of tasks ask for the same."""
     return _decoder.decode(text)

@@ -6,21 +6,21 @@ devices, not amounts, so `nvidia.com/gpu` and the like never appear among the re
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, cast
 
-from gpu_orchestrator.api import deviceleases, names, nodedevices, quantity
+from gpu_orchestrator.api import deviceleases, names, nodedevices, pod_amounts, quantity
 from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.api.kubernetes import Pod, PodSpec
 from gpu_orchestrator.api.nodedevices import DeviceEntry
-from gpu_orchestrator.api.pod import Container, NodeSelectorTerm, Requirement, Requirements
+from gpu_orchestrator.api.pod import NodeSelectorTerm, Requirement
+from gpu_orchestrator.api.pod_amounts import Amounts, Taken, amounts, without_gpus
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import CoreError
-from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_DEVICES, MOST_MIB, within
+from gpu_orchestrator.core.limits import MOST_DEVICES, MOST_MIB
 from gpu_orchestrator.core.node import Node, Taint, node
-from gpu_orchestrator.core.request import EVERY_ADDRESS, Expression, HostPort, Shape, Term, Toleration, pairs
-
-Amounts = dict[str, int]
+from gpu_orchestrator.core.request import EVERY_ADDRESS, Expression, HostPort, Shape, Term, Toleration
 
 MODEL_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
 MEMORY_LABELS = ("nvidia.com/gpu.memory",)
@@ -59,7 +59,7 @@ def counted_node(seen: WireNode) -> Node:
     """Return the node for the core, with as many GPUs as its device plugin counts. A node with a number that
     cannot be counted is barred, with nothing to give."""
     try:
-        return _node(seen, **_devices(seen), resources=_without_gpus(amounts(seen.status.allocatable)))
+        return _node(seen, **_devices(seen), resources=without_gpus(amounts(seen.status.allocatable)))
     except (quantity.BadQuantity, CoreError) as error:
         return uncounted_node(seen, str(error))
 
@@ -100,10 +100,18 @@ def described(seen: WireNode, entry: DeviceEntry, ids: Iterable[int]) -> list[De
     vendor = names.VENDOR_OF.get(gpu_resource(seen), entry.vendor)
     model = entry.model or _first(labels, MODEL_LABELS)
     mib = entry.memory_mib or _mib(_first(labels, MEMORY_LABELS))
+    if not island_of:
+        return list(_alike(tuple(ids), vendor, model, mib))
     return [
         Device(each, vendor=vendor, model=model, memory_mib=mib, island=island_of.get(each, -1))
         for each in ids
     ]
+
+
+@lru_cache(64)
+def _alike(ids: tuple[int, ...], vendor: str, model: str, mib: int) -> tuple[Device, ...]:
+    """Return devices that differ by their number alone; the nodes of a pool share them."""
+    return tuple(Device(each, vendor=vendor, model=model, memory_mib=mib) for each in ids)
 
 
 def _count(seen: WireNode, resource: str) -> int:
@@ -133,13 +141,9 @@ def counted_placement(pod: Pod) -> Placement | None:
 
 def placement(key: str, node_name: str, spec: PodSpec) -> Placement:
     """What a pod with this spec takes from this node, under this key. Which GPUs it takes is not known."""
-    wanted = _all_asked(spec)
+    taken = pod_amounts.taken(spec)
     return Placement(
-        key,
-        node_name,
-        unnamed=_gpus(wanted),
-        resources=pairs({**_without_gpus(wanted), "pods": 1}),
-        host_ports=host_ports(spec),
+        key, node_name, unnamed=taken.gpus, resources=taken.resources, host_ports=host_ports(spec)
     )
 
 
@@ -166,7 +170,7 @@ def shape(
     return Shape(
         gpus=gpus,
         vendor=vendor,
-        resources=pairs(asked(spec)),
+        resources=pod_amounts.taken(spec).resources,
         labels=tuple(sorted(spec.node_selector.items())),
         affinity=_affinity(spec, tuple(sorted(avoid))),
         preferred=_preferred(spec),
@@ -212,9 +216,11 @@ def _expression(wire: Requirement) -> Expression:
 
 
 def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
+    if not spec.init_containers and not any(container.ports for container in spec.containers):
+        return ()
     return tuple(
         HostPort(port.host_port, port.protocol, port.host_ip or EVERY_ADDRESS)
-        for container in (*spec.containers, *_sidecars(spec))
+        for container in (*spec.containers, *filter(pod_amounts.is_sidecar, spec.init_containers))
         for port in container.ports
         if port.host_port
     )
@@ -222,74 +228,15 @@ def host_ports(spec: PodSpec) -> tuple[HostPort, ...]:
 
 def gpus_asked(spec: PodSpec) -> int:
     """Return how many whole GPUs of any vendor a pod's containers request."""
-    return _gpus(_all_asked(spec))
+    return pod_amounts.taken(spec).gpus
 
 
-def has_gpu_parts(pod: Pod, taken: Placement) -> bool:
+def has_gpu_parts(pod: Pod, taken: Taken) -> bool:
     """Return True if a pod may have a part of a GPU, or a GPU that no number names: a slice, a shared GPU, or
-    what Dynamic Resource Allocation gave it. `taken` is its placement. None of this counts as whole GPUs."""
-    return bool(pod.spec.resource_claims) or any(names.is_gpu_resource(name) for name, _ in taken.resources)
-
-
-def _gpus(wanted: Amounts) -> int:
-    return sum(wanted.get(name, 0) for name in names.GPU_RESOURCES)
+    what Dynamic Resource Allocation gave it. None of this counts as whole GPUs."""
+    return taken.has_parts or bool(pod.spec.resource_claims)
 
 
 def asked(spec: PodSpec) -> Amounts:
     """Return what a pod takes from its node besides GPUs, itself included (`pods`)."""
-    return {**_without_gpus(_all_asked(spec)), "pods": 1}
-
-
-def _without_gpus(all_of: Amounts) -> Amounts:
-    return {name: amount for name, amount in all_of.items() if name not in names.VENDOR_OF}
-
-
-def _all_asked(spec: PodSpec) -> Amounts:
-    """Count as the kubelet does: containers and sidecars together, or an init container beside the sidecars
-    that run before it, whichever is more. Pod-level requests go first; overhead is added."""
-    running, peak = _sum(map(_of_container, spec.containers)), Amounts()
-    started = Amounts()
-    for container in spec.init_containers:
-        own = _of_container(container)
-        if container.restart_policy == "Always":
-            started = _sum((started, own))
-            peak = _most(peak, started)
-        else:
-            peak = _most(peak, _sum((started, own)))
-    total = _most(_sum((running, started)), peak)
-    if spec.resources:
-        total |= amounts(_requests(spec.resources))
-    return _sum((total, amounts(spec.overhead)))
-
-
-def _sidecars(spec: PodSpec) -> list[Container]:
-    return [container for container in spec.init_containers if container.restart_policy == "Always"]
-
-
-def _of_container(container: Container) -> Amounts:
-    return amounts(_requests(container.resources))
-
-
-def _requests(resources: Requirements) -> dict[str, str]:
-    """A limit without a request is a request, too."""
-    return {**resources.limits, **resources.requests}
-
-
-def amounts(quantities: Mapping[str, str]) -> Amounts:
-    read = {
-        name: quantity.milli(text) if name == "cpu" else quantity.whole(text)
-        for name, text in quantities.items()
-    }
-    return {name: amount for name, amount in read.items() if amount}
-
-
-def _sum(parts: Iterable[Amounts]) -> Amounts:
-    total = Amounts()
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = within(total.get(name, 0) + amount, MOST_AMOUNT)
-    return total
-
-
-def _most(one: Amounts, other: Amounts) -> Amounts:
-    return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}
+    return dict(pod_amounts.taken(spec).resources)

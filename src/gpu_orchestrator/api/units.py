@@ -2,6 +2,7 @@
 them."""
 
 import re
+from functools import lru_cache
 
 from gpu_orchestrator.core.limits import MOST_NUMBER
 
@@ -38,8 +39,9 @@ def memory_mib(amount: str | int | float) -> int:
     return -int(-mib // 1)
 
 
+@lru_cache(maxsize=1024)
 def show_memory(mib: float) -> str:
-    """`24GB`, `1.5GB`, `512MB`."""
+    """`24GB`, `1.5GB`, `512MB`. Cached, because thousands of devices have the same sizes."""
     if mib >= 1024:
         return f"{round(mib / 1024, 1):g}GB"
     return f"{round(mib):g}MB"

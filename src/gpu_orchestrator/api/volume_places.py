@@ -155,28 +155,6 @@ def _matches(term: Term, node: Node) -> bool:
     labels, fields = node.metadata.labels, {NAME: node.metadata.name}
     return (
         term != NOWHERE
-        and all(_holds(each, labels.get(each.key)) for each in term.labels)
-        and all(_holds(each, fields.get(each.key)) for each in term.fields)
+        and all(each.holds(labels.get(each.key)) for each in term.labels)
+        and all(each.holds(fields.get(each.key)) for each in term.fields)
     )
-
-
-def _holds(condition: Expression, value: str | None) -> bool:
-    match condition.operator:
-        case "In":
-            return value in condition.values
-        case "NotIn":
-            return value not in condition.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case _:
-            return value is not None and _compares(condition, value)
-
-
-def _compares(condition: Expression, value: str) -> bool:
-    try:
-        bound, number = int(condition.values[0]), int(value)
-    except (IndexError, ValueError):
-        return False
-    return number > bound if condition.operator == "Gt" else number < bound

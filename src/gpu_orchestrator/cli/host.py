@@ -67,12 +67,26 @@ class Ending:
 
 async def serve(given: Mapping[str, Any], *, insecure: bool = False) -> int:
     async def work(ending: Ending) -> None:
-        async with hosting(settings.load(**given), insecure=insecure) as host:
+        chosen = settings.load(**given)
+        async with _opened(chosen, insecure=insecure) as url:
             ending.is_up()
-            print(f"listening on {host.server.url}; keys are in {host.settings.data_dir}", file=sys.stderr)
+            print(f"listening on {url}; keys are in {chosen.data_dir}", file=sys.stderr)
             await ending.asked.wait()
 
     return await reported(work)
+
+
+@contextlib.asynccontextmanager
+async def _opened(chosen: Settings, *, insecure: bool) -> AsyncIterator[str]:
+    """Run a server, in one process or in several; yield its URL."""
+    if chosen.worker_processes > 1:
+        from gpu_orchestrator.cli import process_group
+
+        async with process_group.hosting(chosen, insecure=insecure) as url:
+            yield url
+    else:
+        async with hosting(chosen, insecure=insecure) as host:
+            yield host.server.url
 
 
 async def reported(work: Callable[[Ending], Awaitable[None]]) -> int:
@@ -102,25 +116,46 @@ async def hosting(
     chosen: Settings, *, insecure: bool = False, log_to_file: bool = False
 ) -> AsyncIterator[Host]:
     """Run a server with its keys. `log_to_file`: the terminal is used for something else."""
+    with prepared(chosen, log_to_file=log_to_file) as ready:
+        async with server.running(
+            ready.settings, keys.Keys(ready.begun.known), insecure=insecure, listening=ready.listening
+        ) as running:
+            ready.keep(running.url)
+            settle_down()
+            yield Host(running, ready.begun.secrets, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A server that may start: its settings with the callback secret, its keys, its socket, and the lock on
+    its folder, in which `note` writes where it listens."""
+
+    chosen: Settings
+    settings: Settings
+    begun: own_keys.Begun
+    listening: socket.socket
+    note: Callable[[str], None]
+
+    def keep(self, url: str) -> None:
+        """Write down the keys and the address, now that the server runs."""
+        folder = Path(self.chosen.data_dir)
+        with _writing(folder):
+            if not self.chosen.callback_secret and not (folder / CALLBACK_SECRET).exists():
+                private_files.write(folder / CALLBACK_SECRET, self.settings.callback_secret)
+            own_keys.keep(self.begun, self.chosen, url)
+            self.note(url)
+
+
+@contextlib.contextmanager
+def prepared(chosen: Settings, *, log_to_file: bool = False) -> Iterator[Prepared]:
+    """Check everything, and take the port and the data directory."""
     _check(chosen)
     folder = Path(chosen.data_dir)
     with _listening(chosen, folder) as listening, locked(folder) as note, contextlib.ExitStack() as stack:
-        stack.callback(_configure_logs(chosen, folder, only_file=log_to_file))
+        stack.callback(configure_logs(chosen, folder, only_file=log_to_file))
         begun = own_keys.begin(chosen, folder)
-        callback_secret = _callback_secret(chosen, folder)
-        async with server.running(
-            replace(chosen, callback_secret=callback_secret),
-            keys.Keys(begun.known),
-            insecure=insecure,
-            listening=listening,
-        ) as running:
-            with _writing(folder):
-                if not chosen.callback_secret and not (folder / CALLBACK_SECRET).exists():
-                    private_files.write(folder / CALLBACK_SECRET, callback_secret)
-                own_keys.keep(begun, chosen, running.url)
-                note(running.url)
-            _settle_down()
-            yield Host(running, begun.secrets, chosen)
+        complete = replace(chosen, callback_secret=_callback_secret(chosen, folder))
+        yield Prepared(chosen, complete, begun, listening, note)
 
 
 def _check(chosen: Settings) -> None:
@@ -147,7 +182,7 @@ def _listening(chosen: Settings, folder: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def _configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callable[[], None]:
+def configure_logs(chosen: Settings, folder: Path, *, only_file: bool) -> Callable[[], None]:
     """Return the function that closes the log file."""
     path = chosen.log_file or (str(folder / LOG) if only_file else "")
     try:
@@ -166,7 +201,7 @@ def _callback_secret(chosen: Settings, folder: Path) -> str:
     return chosen.callback_secret or private_files.read(folder / CALLBACK_SECRET) or signing.new_secret()
 
 
-def _settle_down() -> None:
+def settle_down() -> None:
     """Exclude everything loaded at start from garbage collection. Otherwise one task in a hundred waits ten
     milliseconds or more for it."""
     gc.collect()

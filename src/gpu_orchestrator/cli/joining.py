@@ -6,7 +6,7 @@ of this machine. That token is for that server only: no other server receives it
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
@@ -23,48 +23,53 @@ LONGEST_NAME = 63
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    server: str
+    servers: tuple[str, ...]
     token: str
     ca: str = ""
 
 
-def access(server: str = "", token: str = "", token_file: Path | None = None, ca: str = "") -> Access:
-    """Complete what was given with what this machine knows."""
+def access(
+    given: Sequence[str] = (), token: str = "", token_file: Path | None = None, ca: str = ""
+) -> Access:
+    """Complete what was given with what this machine knows. Addresses in one text are separated by commas or
+    blanks, as in the environment."""
     chosen = settings.load(only=("data_dir", "worker_token", "worker_token_file"))
     folder = Path(chosen.data_dir)
     here = _of_this_machine(folder)
-    server = server or str(here.get("url", "")) or DEFAULT_SERVER
-    is_here = bool(here) and _same(server, str(here.get("url", "")))
+    named = tuple(each for text in given for each in text.replace(",", " ").split())
+    servers = named or (str(here.get("url", "")) or DEFAULT_SERVER,)
+    is_here = bool(here) and all(_same(each, str(here.get("url", ""))) for each in servers)
     if token_file is not None:
         token = _read(token_file, folder)
     if is_here and not token:
         with contextlib.suppress(OSError):  # it belongs to another user, who must give it
             token = chosen.worker_token or private_files.read(folder / private_files.TOKEN)
-    return Access(server, token, ca or (str(here.get("ca", "")) if is_here else ""))
+    return Access(servers, token, ca or (str(here.get("ca", "")) if is_here else ""))
 
 
 @contextlib.contextmanager
-def name(server: str, given: str = "") -> Iterator[str]:
+def name(servers: Sequence[str], given: str = "") -> Iterator[str]:
     """Yield the worker's name, and hold it on this machine: a second worker without a name of its own is
     called after the machine with a number, `gpu-box-2`. A given name is never changed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
         if given:
-            _hold(holder, server, given)
+            _hold(holder, servers, given)
             yield given
             return
         host = name_of(socket.gethostname())
         for number in count(1):
             ending = "" if number == 1 else f"-{number}"
             chosen = f"{host[: LONGEST_NAME - len(ending)]}{ending}"
-            if _hold(holder, server, chosen):
+            if _hold(holder, servers, chosen):
                 break
         yield chosen
 
 
-def _hold(holder: socket.socket, server: str, name: str) -> bool:
-    """Return whether no other worker of this machine has the name at this server. The kernel lets go of an
+def _hold(holder: socket.socket, servers: Sequence[str], name: str) -> bool:
+    """Return whether no other worker of this machine has the name at these servers. The kernel lets go of an
     abstract socket when its process ends, however it ends, so a worker that crashed gets its name back."""
-    mark = sha256(f"{getuid()} {_plain(server)} {name}".encode()).hexdigest()[:32]
+    where = " ".join(sorted(_plain(each) for each in servers))
+    mark = sha256(f"{getuid()} {where} {name}".encode()).hexdigest()[:32]
     try:
         holder.bind(f"\0gpu-orchestrator-worker-{mark}")
     except OSError:

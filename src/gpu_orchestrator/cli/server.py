@@ -14,6 +14,7 @@ def server(
     host: str | None = None,
     port: Annotated[int | None, Parameter(converter=whole)] = None,
     data: Path | None = None,
+    processes: Annotated[int | None, Parameter(converter=whole)] = None,
     insecure_dev: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run the cluster manager: REST API, dispatcher and, unless REDIS_URL is set, its own store.
@@ -26,6 +27,8 @@ def server(
         The port to listen on; 8000 by default.
     data
         The folder for the store and the keys; ~/.local/share/gpu-orchestrator by default.
+    processes
+        How many processes serve the API, beside the one that starts them; 1 by default: this one.
     insecure_dev
         Accept a remote store without a password.
     """
@@ -33,5 +36,10 @@ def server(
 
     from gpu_orchestrator.cli import host as hosting
 
-    given = {"api_host": host, "api_port": port, "data_dir": str(data) if data else None}
+    given = {
+        "api_host": host,
+        "api_port": port,
+        "data_dir": str(data) if data else None,
+        "worker_processes": processes,
+    }
     sys.exit(uvloop.run(hosting.serve(given, insecure=insecure_dev)))

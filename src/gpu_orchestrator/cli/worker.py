@@ -20,7 +20,7 @@ app = App(name="worker", help="Run tasks of a cluster manager on this machine's 
 @app.default
 def run(
     *,
-    server: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_SERVER")] = "",
+    server: Annotated[tuple[str, ...], Parameter(env_var="GPU_ORCHESTRATOR_SERVER")] = (),
     token: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_TOKEN", show_default=False)] = "",
     token_file: Path | None = None,
     ca: Annotated[Path | None, Parameter(env_var="GPU_ORCHESTRATOR_CA")] = None,
@@ -37,6 +37,7 @@ def run(
     simulate: str = "",
     simulation: Path | None = None,
     drain_s: float = 60.0,
+    on_disconnect: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_ON_DISCONNECT")] = "stop",
     v: int = 0,
 ) -> None:
     """Join a cluster manager and run its tasks until stopped.
@@ -45,6 +46,7 @@ def run(
     ----------
     server
         The address of the cluster manager; by default the one that `up` or `server` started on this machine.
+        Repeat it for several servers on one store: they are tried in turn.
     token
         A worker token; better in a file or in the environment, where other users cannot read it.
     token_file
@@ -75,6 +77,10 @@ def run(
         The folder in which simulated GPUs are kept.
     drain_s
         How long running tasks may take to finish when the worker is stopped.
+    on_disconnect
+        What happens to running tasks when no server can be reached and the lease expires: `stop` ends them,
+        so that none ever runs twice; `keep` lets them run, and a result counts if the task was not given to
+        another worker meanwhile.
     v
         1 and more: log also why things happen.
     """
@@ -96,16 +102,17 @@ def run(
             refuse_slips()
             access = joining.access(server, token, token_file, str(ca) if ca else "")
             settings = Settings(
-                server=access.server,
+                servers=access.servers,
                 token=access.token,
                 ca=access.ca,
-                name=held.enter_context(joining.name(access.server, name)),
+                name=held.enter_context(joining.name(access.servers, name)),
                 max_concurrent=1 if max_concurrent is None else max_concurrent,
                 processes=processes or 1,
                 labels=_pairs("label", label),
                 pool=pool,
                 options=Options(_pairs("function", function), _pairs("upstream", upstream), allow_command),
                 drain_s=drain_s,
+                on_disconnect=on_disconnect,
             )
             importable.check(settings.options.functions)
             kept = Path.home() / ".cache" / "gpu-orchestrator" / "simulated" / settings.name

@@ -10,6 +10,10 @@ from gpu_orchestrator.cli.tables import Column, state_colour
 GIB = 2**30
 WORKER = Column("WORKER")
 STATUS = Column("STATUS", paint=state_colour)
+_ON_DISCONNECT = {
+    "stop": "ends its tasks when the lease expires",
+    "keep": "keeps its tasks when the lease expires; they may run twice",
+}
 ENDED = ("completed", "failed", "cancelled", "dead")
 
 
@@ -25,7 +29,11 @@ def table(workers: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[Col
         Column("IN USE", 5),
         Column("SEEN", 6),
     ]
-    return columns, [_row(each, now) for each in workers]
+    rows = [_row(each, now) for each in workers]
+    if any(each.get("on_disconnect") == "keep" for each in workers):
+        columns.append(Column("ON DISCONNECT", 7))
+        rows = [[*row, each.get("on_disconnect")] for row, each in zip(rows, workers, strict=True)]
+    return columns, rows
 
 
 def _row(worker: Mapping[str, Any], now: datetime) -> list[object]:
@@ -122,6 +130,7 @@ def card(worker: Mapping[str, Any], now: datetime, zone: tzinfo | None = None) -
             "memory",
             f"{system.get('ram_used')} of {system['ram_total']} used" if system.get("ram_total") else "",
         ),
+        ("on disconnect", _ON_DISCONNECT.get(str(worker.get("on_disconnect")), "")),
         ("joined", times.clock(joined, now, zone)),
         ("seen", times.ago(times.parse(worker.get("last_heartbeat")), now)),
         ("gpus", gpus(worker["gpu_info"])),

@@ -20,7 +20,7 @@ MOST_NUMBER = 2**31 - 1
 
 def within(number: int, most: int) -> int:
     """Return the nearest number that can be counted, for observed values that cannot be refused."""
-    return min(max(number, 0), most)
+    return number if 0 <= number <= most else min(max(number, 0), most)
 
 
 def check(who: str, numbers: Iterable[tuple[str, int, int]]) -> None:

@@ -31,27 +31,13 @@ class PodSelector:
     def matches(self, pod: Neighbour) -> bool:
         if self.namespaces is not None and pod.namespace not in self.namespaces:
             return False
-        return all(_holds(each, pod.labels.get(each.key)) for each in self.labels)
+        return all(each.holds(pod.labels.get(each.key)) for each in self.labels)
 
     def __str__(self) -> str:
         return " and ".join(map(_words, self.labels)) or "any pod"
 
 
 NO_PODS = PodSelector(namespaces=frozenset())
-
-
-def _holds(expression: Expression, value: str | None) -> bool:
-    match expression.operator:
-        case "In":
-            return value in expression.values
-        case "NotIn":
-            return value not in expression.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case _:
-            return False
 
 
 def _words(expression: Expression) -> str:

@@ -15,6 +15,8 @@ from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_NUMBER
 if TYPE_CHECKING:
     from gpu_orchestrator.core.pod_rules import Neighbour, PodRules
 
+MOST_COMPARED = 2**63 - 1
+"""Of a label's value that a condition compares as a number."""
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
 Mode = Literal["Required", "Preferred", "Ignore"]
 
@@ -26,6 +28,32 @@ class Expression:
     key: str
     operator: Operator
     values: tuple[str, ...] = ()
+
+    def holds(self, value: str | None) -> bool:
+        """Return True if a label with this value meets the condition; None if there is no such label. For
+        many nodes at once, `filters/nodes.py` does the same with columns."""
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case _:
+                return value is not None and self._compares(value)
+
+    def _compares(self, value: str) -> bool:
+        """Compare 64-bit integers only, as Kubernetes does; any other value does not match, and nothing
+        meets an operator that only a newer server knows."""
+        try:
+            bound, number = int(self.values[0]), int(value)
+        except (IndexError, ValueError):
+            return False
+        if max(abs(bound), abs(number)) > MOST_COMPARED:
+            return False
+        return number > bound if self.operator == "Gt" else self.operator == "Lt" and number < bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,22 @@ def first_obstacle(filters: tuple[Filter, ...], cluster: "Cluster", row: int) ->
     return None
 
 
+def passing(filters: tuple[Filter, ...], cluster: "Cluster", rows: Ints) -> tuple[Ints, Ints]:
+    """Return which of these rows pass all filters, and which cannot pass until their node changes. Rules
+    about other pods count as judged rows, as in `first_obstacle`."""
+    excluded: list[Ints] = []
+    for each in filters:
+        if not len(rows):
+            break
+        if each.fact is None:
+            cluster.standings.rows_judged += cluster.inventory.size // RULES_PER_ROW
+        passed = each.passes(cluster, rows)
+        if each.fact and not passed.all():
+            excluded.append(rows[~passed])
+        rows = rows[passed]
+    return rows, np.concatenate(excluded) if excluded else NOBODY
+
+
 def _scores(offers: Offers, policy: Policy) -> Floats:
     total = np.zeros(len(offers))
     for weight, opinion in policy.strategy.opinions:

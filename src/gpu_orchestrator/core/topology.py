@@ -14,6 +14,9 @@ SEARCH_STEPS = 50_000
 bandwidth is tried instead, so on larger, irregular nodes the chosen set may be linked worse than the best
 one."""
 
+MOST_SHARED = 64
+"""Devices of a node whose topology is kept for other nodes: those of very large ones would fill memory."""
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -55,12 +58,33 @@ def from_links(
     bandwidth = _bandwidth(order, links)
     told = islands or {}
     found = _components(bandwidth) if links else range(len(order))
-    return Topology(
-        ids=order,
-        bandwidth=bandwidth,
-        islands=tuple(told.get(a, found[i]) for i, a in enumerate(order)),
-        numa=tuple((numa or {}).get(a, -1) for a in order),
+    return _topology(
+        order,
+        bandwidth,
+        tuple([told.get(a, found[i]) for i, a in enumerate(order)]),
+        tuple([(numa or {}).get(a, -1) for a in order]),
     )
+
+
+def _topology(
+    ids: tuple[int, ...],
+    bandwidth: tuple[tuple[int, ...], ...],
+    islands: tuple[int, ...],
+    numa: tuple[int, ...],
+) -> Topology:
+    make = _shared if len(ids) <= MOST_SHARED else Topology
+    return make(ids, bandwidth, islands, numa)
+
+
+@lru_cache(maxsize=1 << 8)
+def _shared(
+    ids: tuple[int, ...],
+    bandwidth: tuple[tuple[int, ...], ...],
+    islands: tuple[int, ...],
+    numa: tuple[int, ...],
+) -> Topology:
+    """Return one value for all equal nodes: thousands of them would fill memory, and each would be hashed."""
+    return Topology(ids, bandwidth, islands, numa)
 
 
 def _bandwidth(order: tuple[int, ...], links: Mapping[tuple[int, int], int]) -> tuple[tuple[int, ...], ...]:

@@ -36,11 +36,13 @@ class Usage(Table):
     def __init__(self) -> None:
         super().__init__()
         self.held: list[dict[str, Placement]] = []
+        self._with_unnamed = set[int]()
+        """Rows on which somebody holds GPUs whose ids are not known."""
 
     def copy(self) -> "Usage":
         twin = Usage.__new__(Usage)
         twin.copy_columns_of(self)
-        twin.held = self.held.copy()
+        twin.held, twin._with_unnamed = self.held.copy(), self._with_unnamed.copy()
         return twin
 
     def state(self, row: int) -> bytes:
@@ -62,11 +64,14 @@ class Usage(Table):
 
     def drop(self, row: int) -> None:
         self.held[row] = {}
+        self._with_unnamed.discard(row)
 
     def add(self, inventory: Inventory, row: int, placement: Placement) -> None:
         held = self._without_stand_ins(inventory, row)
         held[placement.key] = placement
-        if not placement.unnamed:
+        if placement.unnamed:
+            self._with_unnamed.add(row)
+        else:
             self._take(inventory, row, placement, 1)
         self._stand_in(inventory, row, held)
 
@@ -111,9 +116,10 @@ class Usage(Table):
         """Return a copy of what is held, and reset the columns as if only placements with named devices held
         any."""
         held = self.held[row].copy()
-        for placement in held.values():
-            if placement.unnamed:
-                self._take(inventory, row, placement, -1)
+        if row in self._with_unnamed:
+            for placement in held.values():
+                if placement.unnamed:
+                    self._take(inventory, row, placement, -1)
         return held
 
     def _has_room(self, row: int, position: int, placement: Placement) -> bool:
@@ -142,7 +148,8 @@ class Usage(Table):
             # What no node offers has no column, or pods with invented resources would fill the memory.
             if 0 < (kind := inventory.kind(name)) < self.kinds:
                 self.free[row, kind] -= sign * within(amount, MOST_AMOUNT)
-        self._set_sums(inventory, row, self.whole.item(row) + whole, self.spare_milli.item(row) + spare)
+        if placement.devices:
+            self._set_sums(inventory, row, self.whole.item(row) + whole, self.spare_milli.item(row) + spare)
 
     def _sum(self, inventory: Inventory, row: int) -> None:
         """Count what is free of a row from its devices."""
@@ -158,10 +165,15 @@ class Usage(Table):
     def _stand_in(self, inventory: Inventory, row: int, held: dict[str, Placement]) -> None:
         """Record what is held, with stand-ins among the remaining devices for placements without named
         ones."""
-        for key in sorted(key for key, placement in held.items() if placement.unnamed):
+        self.held[row] = held
+        if row not in self._with_unnamed:
+            return
+        unnamed = sorted(key for key, placement in held.items() if placement.unnamed)
+        for key in unnamed:
             held[key] = self._with_stand_ins(inventory, row, held[key])
             self._take(inventory, row, held[key], 1)
-        self.held[row] = held
+        if not unnamed:
+            self._with_unnamed.discard(row)
 
     def _with_stand_ins(self, inventory: Inventory, row: int, placement: Placement) -> Placement:
         """Pick free devices first, healthy ones before all: a device plugin gives out no others. Then, if the

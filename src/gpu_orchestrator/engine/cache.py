@@ -61,7 +61,7 @@ class Cache:
         self.assumed.discard(placement.key)
         if before == placement:
             return None
-        freed = self.release(placement.key)
+        freed = self.release(placement.key) if before is not None else None
         self._remember(placement)
         if placement.node in self.cluster:
             self.cluster.account(placement)

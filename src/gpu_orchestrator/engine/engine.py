@@ -1,7 +1,7 @@
 """Turn events into actions: keep the cluster's state and the queue, decide what can be decided.
 
-                              ┌────────────── woken ◀── parked ◀──┐ refused
-    RequestAdded ──▶ active ──┴─▶ decide ─────────────────────────┤
+                              ┌──────── its turn ◀──── parked ◀──┐ refused
+    RequestAdded ──▶ active ──┴─▶ decide ────────────────────────┤
                        ▲                                          ▼ Place
                        └── rested ◀── resting ◀── PlaceFailed ── in flight ── Placed ──▶ held ──▶ removed
 
@@ -92,6 +92,12 @@ class Engine:
         that became free, not once for each event. A request for which `policy_of` raises is refused and does
         not wait; the other events still count. Any other event that fails raises after all events were taken
         in, and before anything is decided."""
+        actions = self.take_in(batch, now)
+        return self._act(now, actions)
+
+    def take_in(self, batch: Iterable[Event], now: float) -> list[Action]:
+        """Take in several events as `handle_all` does, and decide nothing yet. For the start, which hands
+        over a long queue in parts: nothing is placed before all that may come first is known."""
         actions: list[Action] = []
         failed: Exception | None = None
         self._fair_share.pass_time(now)
@@ -106,7 +112,7 @@ class Engine:
                     failed = failed or error
         if failed is not None:
             raise failed
-        return self._act(now, actions)
+        return actions
 
     def _act(self, now: float, actions: list[Action]) -> list[Action]:
         self._queue.activate_rested(now)
@@ -188,7 +194,7 @@ class Engine:
         waiting = self._enter(request, known.since if known else now if event.since is None else event.since)
         if known is not None:
             self._queue.remove(known)
-        if (refusal := self._queue.add(waiting)) is not None:
+        if (refusal := self._queue.add(waiting, self.cluster)) is not None:
             actions.append(Refuse(request, refusal))
 
     def _add_in_flight(self, event: RequestAdded, flying: Waiting) -> None:
@@ -255,7 +261,7 @@ class Engine:
             self._add(added_again, now, actions)
 
     def _wake(self, node: str | None, *, observed: bool = False) -> None:
-        """Something became free on a node: wake the requests that fit there now."""
+        """Something became free on a node: offer it to the requests that fit there now."""
         if node is not None:
             self._queue.wake_for(self.cluster, node, observed=observed)
 
@@ -267,7 +273,7 @@ class Engine:
                 return
             if (waiting := queue.pop(cluster)) is None:
                 return
-            if refusal := queue.join_parked(waiting) or queue.park_again(waiting, cluster):
+            if refusal := queue.join_parked(waiting, cluster) or queue.park_again(waiting, cluster):
                 actions.append(Refuse(waiting.request, refusal))
             else:
                 actions.append(self._decide(waiting, now))
@@ -278,7 +284,7 @@ class Engine:
             answer, cost = self._judge(waiting)
         except Exception as error:  # policy and order may be plugins: the others go on, this one is retried
             queue.rest(waiting, now)
-            queue.activate_next(waiting)
+            queue.settle(waiting)
             return Refuse(request, not_judged(len(self.cluster), error))
         if isinstance(answer, Refusal):
             queue.park(waiting, answer, self.cluster)
@@ -287,7 +293,7 @@ class Engine:
         self._in_flight[request.key] = waiting
         self._fair_share.charge(waiting.flow, cost)
         self._queue.limits_changed(self._fair_share.take(request.key, waiting.flow, cost))
-        queue.activate_next(waiting)
+        queue.settle(waiting)
         return Place(request, answer)
 
     def _judge(self, waiting: Waiting) -> tuple[Placement | Refusal, float]:

@@ -1,194 +1,237 @@
 """Requests that do not fit now, grouped by shape and policy: equal requests get the same answer.
 
-A group sleeps until a node could take its shape. Then only its first request becomes active; each one that is
-placed activates the next, and the first that is refused puts the group back to sleep. So ten thousand equal
-requests cost one decision per event that could help them, and an event that cannot help costs one comparison.
+A group sleeps until a node could take its shape. Something that becomes free on a node makes an opening: it
+is offered to the groups that it may help in the order in which the queue would take their requests, one at a
+time, and only while the node has enough for any of them. So an event that helps one of ten thousand shapes
+costs one decision, and an event that cannot help costs one comparison.
 
-Ten thousand different ones are woken in waves: an event checks and wakes the first `WAVE` groups, in the
-order of their requests, and `helped_more` the next ones. A group that was woken in vain goes back to sleep
-after a look at the numbers, without a closer look at every node.
+A group whose flows are all at their limit cannot take what it is offered. It is open until one of its
+requests was decided: it may fit, but nobody knows where.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.columns import Bools
 from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
-from gpu_orchestrator.core.standing import current, first_obstacle
+from gpu_orchestrator.core.standing import current, passing
 from gpu_orchestrator.engine.eligible_rows import EligibleRows
 from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.neighbour_watch import NeighbourWatch
-from gpu_orchestrator.engine.queue import Queue, Waiting
+from gpu_orchestrator.engine.openings import Openings
+from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.turns import Line, Turns
 from gpu_orchestrator.engine.wakeup_index import WakeupIndex, is_met_anywhere
 
 WAVE = 512
-"""How many groups are checked closely at once."""
+"""How many groups are checked closely in one call."""
 WAVE_ROWS = 100_000
 """How many rows may be judged for that: a group with rules about other pods looks at all nodes."""
 
 Key = tuple[Shape, Policy]
-Order = tuple[float, ...]
-FIRST: Order = ()
 
 
 @dataclass(slots=True, eq=False)
 class Group:
     key: Key
-    queue: Queue
     refusal: Refusal
     slot: int
     filters: tuple[Filter, ...] = ()
-    asleep: bool = True
+    is_open: bool = False
+    lines: dict[tuple[int, str], Line] = field(default_factory=dict)
 
 
 class Unschedulable:
     def __init__(self, fair_share: FairShare) -> None:
-        self._fair_share = fair_share
         self._groups: dict[Key, Group] = {}
+        self._turns = Turns(fair_share)
         self._wakeup, self._neighbours = WakeupIndex(), NeighbourWatch()
+        self._eligible = EligibleRows()
+        self._openings = Openings(self._wakeup, self._eligible)
+        self._open: Bools = np.zeros(17, np.bool_)
         self._slots: list[Group | None] = []
         self._unused: list[int] = []
-        self._eligible = EligibleRows()
-        self._orders: list[Order] = []
-        self.waves: dict[str, Order] = {}
-        """By node: the last group in order that was checked, while others are left for `helped_more`."""
+        self._size = 0
+        self._is_settled = True
+        self.is_paused = False
+        """True if the last call of `next_in_turn` has more groups to check."""
 
     def __len__(self) -> int:
-        return sum(len(group.queue) for group in self._groups.values())
+        return self._size
 
-    def asleep(self, waiting: Waiting) -> Group | None:
-        """Return the group of this request if it is known not to fit now."""
+    @property
+    def is_settled(self) -> bool:
+        """True if `next_in_turn` has nothing to return until something becomes free or a limit changes."""
+        return self._is_settled or not self._size
+
+    # --- in and out --------------------------------------------------------------------------------------
+
+    def join_refused(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
+        """Park a request whose shape is known not to fit now, and return why; None if that is not known."""
         group = self._groups.get((waiting.request.shape, waiting.policy))
-        return group if group is not None and group.asleep else None
+        if group is None or group.is_open:
+            return None
+        self._openings.refresh(cluster)
+        if self._openings.may_help(group.slot):
+            return None
+        self._join(group, waiting)
+        return group.refusal
 
-    def sleep(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
+    def park(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
         """Park a request that was refused just now; it and all equal ones wait until a node could take
         them."""
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(key, Queue(self._fair_share), refusal, self._new_slot())
+            group = self._groups[key] = Group(key, refusal, self._new_slot())
             self._slots[group.slot] = group
-        group.refusal, group.asleep = refusal, True
-        self.join(group, waiting)
         standing = current(waiting.request.shape, cluster, waiting.policy)
-        group.filters = standing.filters
-        self._wakeup.set(group.slot, waiting.request.shape, cluster)
-        self._neighbours.set(key, cluster)
+        group.refusal, group.filters = refusal, standing.filters
         self._eligible.set(group.slot, standing.eligible(), cluster.inventory.size)
+        self._sleep(group, cluster)
+        self._join(group, waiting)
 
-    def sleep_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
-        """Park a woken request and return why, if by the numbers it fits nowhere and the closer look would
-        have to begin from the start; None if it must be judged."""
-        if not self._groups:
-            return None
+    def park_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
+        """Park a request of an open group and return why, if by the numbers it fits nowhere and the closer
+        look would have to begin from the start; None if it must be judged."""
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
-        if group is None or key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
+        if group is None or not group.is_open:
             return None
-        group.asleep = True
-        self.join(group, waiting)
-        self._wakeup.set(group.slot, waiting.request.shape, cluster)
-        self._neighbours.set(key, cluster)
+        if key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
+            return None
+        self._sleep(group, cluster)
+        self._join(group, waiting)
         return group.refusal
 
-    def join(self, group: Group, waiting: Waiting) -> None:
-        group.queue.push(waiting)
-        self._orders[group.slot] = group.queue.first() or FIRST
+    def take(self, waiting: Waiting) -> None:
+        """Take out a request that `next_in_turn` returned. Call `settle` once it is decided."""
+        self._leave(waiting)
 
-    def helped_by(self, cluster: Cluster, name: str, *, observed: bool) -> list[Group]:
-        """Return the sleeping groups that fit on this node now. `observed`: the node itself changed, not only
-        what is free on it."""
+    def settle(self, waiting: Waiting) -> None:
+        """Drop the request's group if it has none left."""
+        group = self._groups.get((waiting.request.shape, waiting.policy))
+        if group is not None and not group.lines:
+            self._drop(group)
+
+    def remove(self, waiting: Waiting) -> None:
+        """Take out a request that is no longer wanted."""
+        self._leave(waiting)
+        self.settle(waiting)
+
+    # --- what may help -----------------------------------------------------------------------------------
+
+    def offer(self, cluster: Cluster, name: str, *, observed: bool) -> None:
+        """Offer a node on which something became free. `observed`: the node itself changed, not only what is
+        free on it."""
         if not self._groups:
-            return []
+            return
         if observed:
             self._eligible.notice(cluster.row(name))
-        return self._next_wave(cluster, name, FIRST)
-
-    def checked_up_to(self) -> Order:
-        """Return the order up to which all groups were checked that a node could help."""
-        return min(self.waves.values())
-
-    def helped_more(self, cluster: Cluster) -> list[Group]:
-        """Return the next sleeping groups that fit on a node on which not all groups were checked yet."""
-        name = min(self.waves, key=self.waves.__getitem__)
-        after = self.waves.pop(name)
-        return self._next_wave(cluster, name, after) if name in cluster else []
-
-    def _next_wave(self, cluster: Cluster, name: str, after: Order) -> list[Group]:
-        if self.waves:
-            self.waves.pop(name, None)
-        row = cluster.row(name)
-        met = self._wakeup.met_by(cluster, row)
-        if not len(met):
-            return []
-        slots: list[int] = self._eligible.among(met, row).tolist()
-        if after != FIRST:
-            slots = [slot for slot in slots if self._orders[slot] > after]
-        if len(slots) > WAVE or self._neighbours:
-            slots = sorted(slots, key=self._orders.__getitem__)
-        return self._fitting(cluster, name, slots)
-
-    def _fitting(self, cluster: Cluster, name: str, slots: list[int]) -> list[Group]:
-        """Return the groups of these slots, up to a wave of them, that fit on the node."""
-        row, most, found = cluster.row(name), cluster.rows_judged + WAVE_ROWS, list[Group]()
-        for number, slot in enumerate(slots, 1):
-            if (group := self._slots[slot]) and self._fits(group, cluster, row):
-                found.append(group)
-            if number < len(slots) and (number >= WAVE or cluster.rows_judged >= most):
-                self.waves[name] = self._orders[slot]
-                break
-        return found
+        if self._openings.add(cluster, name):
+            self._is_settled = False
 
     @property
     def is_behind(self) -> bool:
         """True if groups are left that other pods may have helped."""
         return self._neighbours.is_behind
 
-    def helped_by_others(self, cluster: Cluster) -> list[Group]:
-        """Return sleeping groups that fit now because of pods on other nodes; a few at a time."""
-        if not self._neighbours:
-            return []
-        return [self._groups[key] for key in self._neighbours.helped(cluster)]
+    def open_for_others(self, cluster: Cluster) -> None:
+        """Open groups that fit now because of pods on other nodes; a few at a time."""
+        if self._neighbours:
+            for key in self._neighbours.helped(cluster):
+                self._set_open(self._groups[key])
 
-    def wake(self, group: Group) -> Waiting | None:
-        """Return the next request of a group that may fit; None if all of its flows are at their limit. A
-        group without requests is dropped, but not while its last one is being decided."""
-        if group.asleep:
-            group.asleep = False
-            self._wakeup.clear(group.slot)
-            self._neighbours.clear(group.key)
-        first = group.queue.pop()
-        if first is None and not group.queue:
-            self._drop(group)
-        return first
+    def limits_changed(self) -> None:
+        """A flow reached its limit or dropped below it: open groups may have a turn now."""
+        self._is_settled = False
 
-    def wake_all(self) -> list[Waiting]:
-        """Return the next request of every awake group, after a flow's at-limit state changed."""
-        awake = [group for group in self._groups.values() if not group.asleep]
-        return [first for group in awake if (first := self.wake(group)) is not None]
+    def next_in_turn(self, cluster: Cluster, first: Waiting | None) -> Waiting | None:
+        """Return the next request, in turn, that may fit now; None if there is none, if the turn of `first`
+        comes before, or if the checks of one call are used up (`is_paused`)."""
+        self.is_paused = False
+        self._openings.refresh(cluster)
+        offered = self._openings.offered() | self._open
+        before = None if first is None else self._turns.of(first)
+        checks, most_rows = 0, cluster.rows_judged + WAVE_ROWS
+        for line in self._turns.in_turn(offered):
+            group, waiting = self._slots[line.slot], line.heap.first()
+            if group is None or waiting is None or not offered[line.slot]:
+                continue
+            if before is not None and before < self._turns.of(waiting):
+                return None
+            if checks >= WAVE or cluster.rows_judged >= most_rows:
+                self.is_paused = True
+                self._openings.pause()
+                return None
+            if group.is_open or self._fits(group, cluster):
+                return waiting
+            offered[line.slot] = False
+            checks += 1
+        self._settle_openings(cluster)
+        return None
 
-    def next_like(self, waiting: Waiting) -> Waiting | None:
-        """Return the next request of the same group, if the group is awake."""
-        group = self._groups.get((waiting.request.shape, waiting.policy))
-        return self.wake(group) if group is not None and not group.asleep else None
+    def _settle_openings(self, cluster: Cluster) -> None:
+        for slot in self._openings.settle(cluster).tolist():
+            if (group := self._slots[slot]) is not None:
+                self._set_open(group)
+        self._is_settled = not self._openings
+        self.is_paused = bool(self._openings)
 
-    def leave(self, waiting: Waiting) -> None:
-        """Remove a parked request."""
-        group = self._groups[waiting.request.shape, waiting.policy]
-        group.queue.remove(waiting)
-        if not group.queue:
-            self._drop(group)
-
-    def _fits(self, group: Group, cluster: Cluster, row: int) -> bool:
-        obstacle = first_obstacle(group.filters, cluster, row)
-        if obstacle is not None and obstacle.fact:
+    def _fits(self, group: Group, cluster: Cluster) -> bool:
+        """Return True if the group fits on a node that it is offered, by a closer look."""
+        rows = self._openings.rows_for(group.slot)
+        fitting, excluded = passing(group.filters, cluster, rows)
+        for row in excluded.tolist():
             self._eligible.exclude(group.slot, row)
-        return obstacle is None
+        if not len(fitting):
+            self._openings.refuse(group.slot)
+        return len(fitting) > 0
+
+    # --- groups ------------------------------------------------------------------------------------------
+
+    def _join(self, group: Group, waiting: Waiting) -> None:
+        at = waiting.lane, waiting.flow
+        line = group.lines.get(at)
+        if line is None:
+            line = group.lines[at] = self._turns.new_line(group.slot, *at)
+        line.heap.push(waiting)
+        waiting.is_parked = True
+        if line.heap.first() is waiting:
+            self._turns.refresh(line)
+        self._size += 1
+
+    def _leave(self, waiting: Waiting) -> None:
+        group, at = self._groups[waiting.request.shape, waiting.policy], (waiting.lane, waiting.flow)
+        line = group.lines[at]
+        line.heap.remove(waiting)
+        waiting.is_parked = False
+        self._size -= 1
+        if not self._turns.refresh(line):
+            self._turns.drop(line)
+            del group.lines[at]
+
+    def _sleep(self, group: Group, cluster: Cluster) -> None:
+        group.is_open = self._open[group.slot] = False
+        self._openings.refuse(group.slot)
+        self._wakeup.set(group.slot, group.key[0], cluster)
+        self._neighbours.set(group.key, cluster)
+
+    def _set_open(self, group: Group) -> None:
+        group.is_open = self._open[group.slot] = True
+        self._openings.refuse(group.slot)
+        self._wakeup.clear(group.slot)
+        self._neighbours.clear(group.key)
+        self._is_settled = False
 
     def _drop(self, group: Group) -> None:
+        self._open[group.slot] = False
+        self._openings.refuse(group.slot)
         self._wakeup.clear(group.slot)
         self._neighbours.clear(group.key)
         del self._groups[group.key]
@@ -199,5 +242,8 @@ class Unschedulable:
         if self._unused:
             return self._unused.pop()
         self._slots.append(None)
-        self._orders.append(FIRST)
+        self._openings.make_room(len(self._slots))
+        more = len(self._openings.offered()) - len(self._open)
+        if more:
+            self._open = np.concatenate((self._open, np.zeros(more, np.bool_)))
         return len(self._slots) - 1

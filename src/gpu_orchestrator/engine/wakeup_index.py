@@ -1,27 +1,28 @@
 """What parked shapes need, as one table: one comparison finds all shapes that a node could help.
 
 It is a necessary condition only: the caller then checks each match closely. One column per parked shape, one
-row per kind of resource.
+row per kind of resource. Memory is that of the device which has the least of those that a shape gets at best.
 """
 
 import numpy as np
 
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import Ints, where
+from gpu_orchestrator.core.columns import Bools, Ints, count_in_row, some, where
 from gpu_orchestrator.core.request import Shape
 
 NOTHING = np.iinfo(np.int64).min
 IMPOSSIBLE = np.iinfo(np.int64).max
-WHOLE_DEVICES, MILLI, FIRST_RESOURCE = 0, 1, 2
+WHOLE_DEVICES, MILLI, MEMORY, DEVICES, FIRST_RESOURCE = 0, 1, 2, 3, 4
+MOST_CLEARED = 64
 NONE: Ints = np.zeros(0, np.int64)
 
 
 class WakeupIndex:
     def __init__(self) -> None:
         self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
-        self._least: tuple[int, int] | None = None
+        self._least: _Least | None = None
         self._unheard: dict[int, Shape] = {}
-        self._kinds = 0
+        self._kinds = self._cleared = 0
 
     def set(self, slot: int, shape: Shape, cluster: Cluster) -> None:
         self.clear(slot)
@@ -31,38 +32,56 @@ class WakeupIndex:
             return
         kinds = [(FIRST_RESOURCE + cluster.inventory.kind(name), amount) for name, amount in shape.resources]
         self._make_room(1 + max((kind for kind, _ in kinds), default=0), slot + 1)
+        self._least = None
         needs = self._table[:, slot]
         needs[:] = NOTHING
         if shape.exclusive:
             needs[WHOLE_DEVICES] = shape.gpus
         else:
             needs[MILLI] = shape.gpus * shape.milli
+        if shape.gpus and shape.memory_mib:
+            needs[MEMORY], needs[DEVICES] = shape.memory_mib, shape.gpus
         for kind, amount in kinds:
             needs[kind] = amount
 
     def clear(self, slot: int) -> None:
-        self._least = None
+        """Forget a slot. What the others need at least is counted again only now and then."""
+        self._cleared += 1
+        if self._cleared > MOST_CLEARED:
+            self._least = None
         self._unheard.pop(slot, None)
         if slot < self._table.shape[1]:
             self._table[:, slot] = IMPOSSIBLE
 
     def met_by(self, cluster: Cluster, row: int) -> Ints:
-        """Return the slots for which this node has enough by the numbers. Devices are compared first, because
-        they decide most often."""
+        """Return the slots for which this node has enough by the numbers. First compare with the least that
+        any of them needs: that decides most often."""
         self._hear_of_new(cluster)
         usage, table = cluster.usage, self._table
         whole, milli = usage.whole.item(row), usage.spare_milli.item(row)
+        has = np.zeros(table.shape[0] - FIRST_RESOURCE, np.int64)
+        known = min(len(has), usage.kinds)
+        has[:known] = usage.free[row, :known]
         if self._least is None:
-            self._least = _least(table[WHOLE_DEVICES]), _least(table[MILLI])
-        if whole < self._least[0] and milli < self._least[1]:
+            self._least, self._cleared = _Least(table), 0
+        if self._least.is_above(whole, milli, has):
             return NONE
         slots = where((table[WHOLE_DEVICES] <= whole) & (table[MILLI] <= milli))
-        kinds = table.shape[0] - FIRST_RESOURCE
-        has = np.zeros(kinds, np.int64)
-        known = min(kinds, usage.kinds)
-        has[:known] = usage.free[row, :known]
-        enough = np.logical_and.reduce(table[FIRST_RESOURCE:, slots] <= has[:, None], axis=0)
-        return slots[enough]
+        for kind in self._least.needed:
+            slots = slots[table[FIRST_RESOURCE + kind, slots] <= has[kind]]
+        return self._with_memory(cluster, row, slots) if len(slots) else NONE
+
+    def _with_memory(self, cluster: Cluster, row: int, slots: Ints) -> Ints:
+        """Of these slots return those for which devices have enough memory: for a shape with three devices,
+        the one with the third most."""
+        needs = self._table[MEMORY, slots]
+        if needs.max() == NOTHING:
+            return slots
+        free = cluster.usage.free_mib[row][cluster.inventory.usable[row]]
+        has = np.concatenate(([IMPOSSIBLE], np.sort(free)[::-1], [NOTHING]))
+        devices = np.clip(self._table[DEVICES, slots], 0, len(has) - 1)
+        enough: Ints = slots[needs <= has[devices]]
+        return enough
 
     def _hear_of_new(self, cluster: Cluster) -> None:
         """Add the shapes that need a resource which no node had, once a node offers a new resource."""
@@ -95,9 +114,28 @@ def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
         if not len(rows) or not 0 < kind < usage.kinds:
             return False
         rows = rows[usage.free[rows, kind] >= amount]
+    if len(rows) and shape.gpus and shape.memory_mib:
+        large: Bools = (some(usage.free_mib, rows) >= shape.memory_mib) & some(inventory.usable, rows)
+        rows = rows[count_in_row(large) >= shape.gpus]
     return len(rows) > 0
 
 
+class _Least:
+    """The least that any shape in the table needs; a node with less helps none. `needed` are the kinds of
+    resources that some shape needs. It may be less than the truth after shapes left."""
+
+    def __init__(self, table: Ints) -> None:
+        used = table[:, table[WHOLE_DEVICES] != IMPOSSIBLE]
+        self._whole, self._milli = _least(used[WHOLE_DEVICES]), _least(used[MILLI])
+        self._resources = used[FIRST_RESOURCE:].min(axis=1, initial=IMPOSSIBLE)
+        most = used[FIRST_RESOURCE:].max(axis=1, initial=NOTHING)
+        self.needed: list[int] = where(most != NOTHING).tolist()
+
+    def is_above(self, whole: int, milli: int, has: Ints) -> bool:
+        if whole < self._whole and milli < self._milli:
+            return True
+        return bool((self._resources > has).any())
+
+
 def _least(needs: Ints) -> int:
-    """Smallest requirement in the column; a node with less cannot help any parked shape."""
     return int(needs[needs != NOTHING].min(initial=IMPOSSIBLE))

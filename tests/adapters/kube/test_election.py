@@ -7,7 +7,9 @@ import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.election import Elector, Lost, Times
-from gpu_orchestrator.api.kubernetes import LEASES
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
+from gpu_orchestrator.api.kubernetes import LEASES, Lease, LeaseSpec
+from gpu_orchestrator.api.wire import ObjectMeta
 from tests.support.election_lease import LeaseServer, Line
 
 pytestmark = pytest.mark.looptime
@@ -64,6 +66,50 @@ async def test_released_lease_has_a_new_leader_within_three_seconds() -> None:
     assert not a.is_leader
     assert await until_leading(b) < 3
     await end(second)
+
+
+def shown(holder: str, name: str = "x") -> Lease:
+    return Lease(ObjectMeta(name=name, namespace="ns"), LeaseSpec(holder_identity=holder))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_woken"),
+    [
+        pytest.param(shown("a"), shown(""), True, id="released"),
+        pytest.param(shown("a"), None, True, id="deleted"),
+        pytest.param(shown("a"), shown("a"), False, id="renewed"),
+        pytest.param(shown("a", "y"), shown("", "y"), False, id="another lease"),
+    ],
+)
+async def test_watch_of_leases_wakes_who_waits(old: Lease, new: Lease | None, is_woken: bool) -> None:
+    server, watch = LeaseServer(), Watch(Client(Line(LeaseServer())), LEASES, namespace="ns")
+    a, b = elector(Line(server), "a"), elector(Line(server), "b", leases=watch, times=Times(50, 40, 30))
+    first, second = await start(a), await start(b)
+    await end(first)
+    watch.store.put(old)
+    report(watch, old, new)
+    await asyncio.sleep(1.0)
+    assert b.is_leader is is_woken
+    assert await until_leading(b) < 40
+    await end(second)
+
+
+async def test_lease_that_another_takes_first_is_not_fought_for() -> None:
+    """Of two that are woken at once, one leads, and the other goes on waiting as before."""
+    server, watch = LeaseServer(), Watch(Client(Line(LeaseServer())), LEASES, namespace="ns")
+    a = elector(Line(server), "a")
+    others = [elector(Line(server, slowest_s=0.2), name, leases=watch) for name in "bc"]
+    first, *tasks = [await start(each) for each in (a, *others)]
+    await end(first)
+    report(watch, shown("a"), shown(""))
+    await asyncio.sleep(1.5)
+    assert sum(each.is_leader for each in others) == 1
+    for task in tasks:
+        await end(task)
+
+
+def report(watch: Watch[Lease], old: Lease | None, new: Lease | None) -> None:
+    watch._handlers.notify([(old, new)])
 
 
 @pytest.mark.parametrize("after_s", [0.05 * step for step in range(1, 100)])

@@ -94,3 +94,14 @@ async def test_handler_added_during_a_list_sees_each_object_once() -> None:
     handlers.add(late)
     await reporting
     assert early.told == late.told == len(NAMES)
+
+
+async def test_handler_for_later_changes_hears_of_no_object_before() -> None:
+    store = Store[ConfigMap]()
+    handlers, told = Handlers(store, "configmaps"), list[Change[ConfigMap]]()
+    store.put(known := config_map("a", version=1))
+    handlers.add_for_changes(lambda old, new: told.append((old, new)))
+    assert told == []
+    handlers.notify(store.put(changed := config_map("a", version=2)))
+    handlers.notify(store.drop("default/a"))
+    assert told == [(known, changed), (changed, None)]

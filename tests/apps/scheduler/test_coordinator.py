@@ -279,10 +279,11 @@ def test_refusal_that_cannot_be_reported_loses_no_decision(monkeypatch: pytest.M
             raise RuntimeError("cannot be reported")
 
     monkeypatch.setattr(RecordingExecutor, "report_refused", fail)
-    world = World()
+    world = World(node("a", 3), opened=False)
     for name, gpus, priority in (("large", 2, 9), ("middle", 3, 5), ("small", 1, 0)):
         world.pod(pod(name, gpus=gpus, priority=priority))
     failing.add("middle")
     with pytest.raises(RuntimeError):
-        world.node(node("a", 3))
+        world.coordinator.open()
+    world.coordinator.tick()
     assert [job.pod.metadata.name for job in world.executor.jobs] == ["large", "small"]

@@ -13,8 +13,8 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import deviceleases
-from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
-from gpu_orchestrator.api.kubernetes import Node
+from gpu_orchestrator.api.deviceleases import DeviceRef, Hold, Holder
+from gpu_orchestrator.api.kubernetes import Lease, Node
 from gpu_orchestrator.apps.scheduler.informers import Watches
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.scheduler import Scheduler
@@ -112,3 +112,32 @@ async def test_other_tasks_run_while_the_initial_state_is_taken_in(monkeypatch: 
         scheduler.coordinator.pending.reason("uid-waits")
         == f"0/{NODES} nodes fit: {NODES} have no wholly free GPU"
     )
+
+
+async def test_new_leader_reads_each_lease_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full cluster has tens of thousands, and nothing is bound before all of them are known."""
+    read, original = list[str](), deviceleases.holds
+
+    def holds(lease: Lease) -> list[Hold]:
+        read.append(lease.metadata.name)
+        return original(lease)
+
+    monkeypatch.setattr(deviceleases, "holds", holds)
+    scheduler, watches = new_leader()
+    fill(watches)
+    scheduler.stop()
+    await scheduler.work()
+    assert sorted(read) == sorted(lease.metadata.name for lease in watches.leases.store)
+    holdings = scheduler.coordinator.holdings
+    assert all(len(holdings.devices_of(each.metadata.uid)) == 1 for each in watches.pods.store)
+
+
+async def test_pods_of_a_full_cluster_share_what_they_ask_for() -> None:
+    scheduler, watches = new_leader()
+    fill(watches)
+    scheduler.stop()
+    await scheduler.work()
+    cluster = scheduler.coordinator.engine.cluster
+    held = [each for number in range(NODES) for each in cluster.held_on(f"node-{number}").values()]
+    assert len({id(each.resources) for each in held if each.resources}) == 1
+    assert len({id(each.topology) for each in cluster}) == 1

@@ -14,7 +14,7 @@ HELLO = session.Hello("w", "instance")
 
 
 def connected(peer: Peer, received: list[session.ToWorker], token: str = TOKEN) -> Connection:
-    return Connection(f"{peer.url}/workers/w/session", token, received.append)
+    return Connection(token, received.append)
 
 
 async def test_server_without_answer_times_out(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,13 +22,13 @@ async def test_server_without_answer_times_out(peer: Peer, monkeypatch: pytest.M
     peer.welcomes = False
     async with aiohttp.ClientSession() as http:
         with pytest.raises(TimeoutError):
-            await connected(peer, []).run(http, lambda: HELLO)
+            await connected(peer, []).run(http, f"{peer.url}/workers/w/session", lambda: HELLO)
 
 
 async def test_unknown_token_is_not_retried(peer: Peer) -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(NotWanted, match="the token was refused by http://127"):
-            await connected(peer, [], token="wrong").run(http, lambda: HELLO)
+            await connected(peer, [], token="wrong").run(http, f"{peer.url}/workers/w/session", lambda: HELLO)
 
 
 async def until_received(received: list[session.ToWorker]) -> None:
@@ -42,7 +42,7 @@ async def test_messages_before_the_first_answer_are_dropped(peer: Peer) -> None:
     client = connected(peer, received)
     client.send(session.Leaving("too early"))
     async with aiohttp.ClientSession() as http:
-        running = asyncio.create_task(client.run(http, lambda: HELLO))
+        running = asyncio.create_task(client.run(http, f"{peer.url}/workers/w/session", lambda: HELLO))
         await peer.receive(session.Hello)
         await until_received(received)
         client.send(session.Leaving("in time"))
@@ -57,7 +57,7 @@ async def test_started_is_omitted_when_the_outcome_is_in_the_same_frame(peer: Pe
     received: list[session.ToWorker] = []
     client = connected(peer, received)
     async with aiohttp.ClientSession() as http:
-        running = asyncio.create_task(client.run(http, lambda: HELLO))
+        running = asyncio.create_task(client.run(http, f"{peer.url}/workers/w/session", lambda: HELLO))
         await peer.receive(session.Hello)
         await until_received(received)
         for message in (session.Started("a", 1), session.Done("a", 1), session.Started("b", 1)):

@@ -36,6 +36,23 @@ def test_grant_of_an_older_connection_is_ignored() -> None:
     assert ours.until == 112.5
 
 
+def test_planned_end_of_the_server_extends_the_lease_from_the_last_grant() -> None:
+    ours = lease()
+    ours.renewal_granted(ours.renewal_sent(103.0))
+    ours.renewal_sent(106.0)
+    ours.hold(60.0)
+    assert ours.until == 103.0 + 60.0 - ours.margin_s, "the manager counts from a later moment"
+
+
+def test_hold_never_shortens_the_lease_and_the_next_session_starts_a_usual_one() -> None:
+    ours = lease()
+    ours.hold(5.0)
+    assert ours.until == 108.5
+    ours.hold(60.0)
+    ours.begin(10.0, 120.0)
+    assert ours.until == 128.5
+
+
 def test_unanswered_renewal_is_measured() -> None:
     ours = lease()
     first, second = ours.renewal_sent(103.0), ours.renewal_sent(106.0)

@@ -8,17 +8,19 @@ from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.worker.frames import Options
 from gpu_orchestrator.apps.worker.settings import Settings
 
-GOOD: dict[str, Any] = {"server": "http://manager:8000", "token": "secret", "name": "w-1"}
+GOOD: dict[str, Any] = {"servers": ("http://manager:8000",), "token": "secret", "name": "w-1"}
 
 
 def test_session_url_is_built_from_server_and_name() -> None:
-    assert Settings(**GOOD).session_url == "http://manager:8000/workers/w-1/session"
+    assert Settings(**GOOD).session_url("http://manager:8000/") == "http://manager:8000/workers/w-1/session"
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        pytest.param({"server": "manager:8000"}, "write http://host:port", id="no scheme"),
+        pytest.param({"servers": ("http://a", "manager:8000")}, "write http://host:port", id="no scheme"),
+        pytest.param({"servers": ()}, "write http://host:port", id="no server"),
+        pytest.param({"on_disconnect": "hope"}, "give stop .* or keep", id="unknown way to disconnect"),
         pytest.param({"token": ""}, "give --token", id="no token"),
         pytest.param({"name": "a/../b"}, "is not a valid worker name", id="name that changes a path"),
         pytest.param({"max_concurrent": 0}, "1 or more tasks", id="no room"),

@@ -4,7 +4,8 @@
     await elector.lead(work)        # waits, leads, runs `work()`; raises Lost when leadership is lost
 
 A candidate takes the lease when it has no holder, or when its record has not changed for a whole lease
-duration *by the candidate's own clock*, so the clocks of different machines need not agree. The holder counts
+duration *by the candidate's own clock*, so the clocks of different machines need not agree. It looks every
+`retry_s`, and at once when a watch shows that the lease was released. The holder counts
 from the moment before it sent its last successful renewal, and stops the work when `renew_s` has passed,
 `lease_s - renew_s` before another candidate can take the lease. Election gives no fencing: a write that must
 not come late checks `is_leader` or carries its own guard.
@@ -31,6 +32,7 @@ import structlog
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Conflict, KubeError, NotFound
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import LEASES, Lease, LeaseSpec
 from gpu_orchestrator.api.wire import Json, ObjectMeta
@@ -62,6 +64,9 @@ class Times:
 
 
 class Elector:
+    """`leases` is a watch that shows the lease among others; without one, a candidate finds a released lease
+    at its next look."""
+
     def __init__(
         self,
         client: Client,
@@ -70,6 +75,7 @@ class Elector:
         *,
         identity: str,
         times: Times | None = None,
+        leases: Watch[Lease] | None = None,
         clock: Callable[[], float] = elapsed_s,
         abort: Callable[[], None] = lambda: os._exit(70),
     ) -> None:
@@ -77,7 +83,8 @@ class Elector:
             raise ValueError("an elector needs an identity that no other process has, e.g. the pod's name")
         self.identity, self._name, self._namespace = identity, name, namespace
         self._times = times or Times()
-        self._clock, self._abort = clock, abort
+        self._clock, self._abort, self._leases = clock, abort, leases
+        self._released = asyncio.Event()
         # One slow answer must leave time for another try before the deadline.
         self._client = client.with_limits(timeout_s=max(self._times.retry_s, self._times.renew_s / 2))
         self._observed = Lease(ObjectMeta())
@@ -104,6 +111,8 @@ class Elector:
 
         When cancelled, cancel the work first and release the lease after the work has ended.
         """
+        if self._leases is not None:
+            self._leases.on_later_change(self._on_lease)
         await self._acquire()
         log.info("leading", lease=self._name, identity=self.identity)
         task = asyncio.ensure_future(work())
@@ -122,17 +131,30 @@ class Elector:
 
     async def _acquire(self) -> None:
         while True:
+            self._released.clear()
             attempt = asyncio.ensure_future(self._try_once())
             try:
                 if await asyncio.shield(attempt):
                     return
-                await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))  # noqa: S311  # only spreads
+                await self._pause()
             except asyncio.CancelledError:
                 # Wait for the attempt: the server could grant it after we looked.
                 await asyncio.wait([attempt])
                 if self.is_leader or self._is_unanswered:
                     await self._release()
                 raise
+
+    async def _pause(self) -> None:
+        """Wait until the next try, or until the lease is released."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._times.retry_s * random.uniform(0.8, 1.2)):  # noqa: S311  # only spreads
+                await self._released.wait()
+
+    def _on_lease(self, old: Lease | None, new: Lease | None) -> None:
+        meta = (new or old or self._observed).metadata
+        is_held = new is not None and new.spec.holder_identity
+        if (meta.name, meta.namespace) == (self._name, self._namespace) and not is_held:
+            self._released.set()
 
     async def _keep_while(self, task: "asyncio.Future[None]") -> None:
         """Renew until the work ends or leadership does."""

@@ -154,6 +154,7 @@ class Registration(Item, frozen=True):
     api: str
     connection: str
     resume_epoch: int = 0
+    joined_with: str = ""
 
 
 class Renewal(Item, frozen=True):
@@ -163,11 +164,20 @@ class Renewal(Item, frozen=True):
 
 
 class Active(Item, frozen=True):
-    """An attempt that is assigned to a worker according to the store."""
+    """An attempt that is assigned to a worker according to the store. `cancel` is 1 if it is to be cancelled,
+    `began` if the worker has said that it began."""
 
     id: str
     attempt: int
     cancel: int
+    began: int = 0
+
+
+class Renewed(Item, frozen=True):
+    """What the store answers to a renewal: what an operator wishes of the worker, and its attempts."""
+
+    wish: Literal["", "drain", "leave"]
+    active: tuple[Active, ...]
 
 
 class Departure(Item, frozen=True):
@@ -259,6 +269,18 @@ class UnfinishedTask(Item, frozen=True):
 
 
 class Snapshot(Item, frozen=True):
+    """What a term begins with; `levels` alternates levels of priority and numbers of waiting tasks."""
+
     now_ms: int
     workers: tuple[str, ...]
+    levels: tuple[str, ...] = ()
+
+
+class SnapshotPage(Item, frozen=True):
+    """Some unfinished tasks in one state; `last` is the task after which the next page begins, empty if there
+    is none."""
+
     tasks: tuple[UnfinishedTask, ...]
+    levels: tuple[str, ...]
+    last_at: str
+    last: str

@@ -10,6 +10,7 @@ from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
+from gpu_orchestrator.adapters.store.snapshots import Snapshots
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.usage import UsageStore
 from gpu_orchestrator.adapters.store.valkey.database import Database
@@ -24,6 +25,7 @@ class StoreTimeouts:
 
     lease_ms: int = 10_000
     grace_ms: int = 3_000
+    hold_ms: int = 60_000
     leader_ms: int = 3_000
     keep_ms: int = 7 * DAY_MS
     worker_keep_ms: int = DAY_MS
@@ -39,10 +41,12 @@ class Store:
         self.database, self.owner, self.timeouts = database, owner, timeouts
         self.fenced = FencedDatabase(database)
         self.tasks = Tasks(self.fenced, keep_ms=timeouts.keep_ms)
+        self.snapshots = Snapshots(self.fenced)
         self.workers = Workers(
             self.fenced,
             lease_ms=timeouts.lease_ms,
             grace_ms=timeouts.grace_ms,
+            hold_ms=timeouts.hold_ms,
             keep_ms=timeouts.keep_ms,
             most=timeouts.most_workers,
         )

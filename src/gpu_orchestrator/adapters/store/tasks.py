@@ -20,7 +20,6 @@ from gpu_orchestrator.adapters.store.records import (
     NotAssigned,
     Note,
     Outcome,
-    Snapshot,
     Submitted,
     Unit,
 )
@@ -89,7 +88,6 @@ _NOTE = Script[bool]("note", bool)
 _FINISH = Script[tuple[FinishResult, ...]]("finish", tuple[FinishResult, ...])
 _CANCEL = Script[tuple[CancelResult, ...]]("cancel", tuple[CancelResult, ...])
 _RETRY = Script[tuple[_Retried, ...]]("retry", tuple[_Retried, ...])
-_SNAPSHOT = Script[Snapshot | bool]("snapshot", Snapshot | bool)
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
 )
@@ -152,11 +150,6 @@ class Tasks(TaskLists):
     ) -> list[Retried | NoRoom]:
         """Queue ended tasks again, as far as the limits in `may` allow."""
         return [_retried(*each) for each in await self._fenced.write(_RETRY, owner, ids, may)]
-
-    async def snapshot(self, lease_ms: int) -> Snapshot | None:
-        """Return everything that a new leader must know, or None if this process does not lead."""
-        found = await self._fenced.write(_SNAPSHOT, lease_ms)
-        return None if isinstance(found, bool) else found
 
     async def fetch(self, ids: Sequence[str], *, parameters: bool = False) -> list[Row | None]:
         """Return the stored rows, with `params` only if `parameters` is set; None for a missing task."""

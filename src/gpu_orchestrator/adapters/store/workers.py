@@ -1,9 +1,9 @@
 """Workers in the store: registration, epoch, lease, and the flags that an operator set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Literal
 
-from gpu_orchestrator.adapters.store.records import Active, Departure, Item, Registration, Renewal
+from gpu_orchestrator.adapters.store.records import Departure, Item, Registration, Renewal, Renewed
 from gpu_orchestrator.adapters.store.tasks import _FETCH, Row, row_of
 from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
 from gpu_orchestrator.adapters.store.valkey.scripts import Script
@@ -26,39 +26,94 @@ class WorkerLocation(Item, frozen=True):
     api: str
 
 
+class HeldRow(Item, frozen=True):
+    """A worker's row, alternating fields and values, and what it holds: ids and placements as JSON in turn.
+    Both are empty for an unknown worker."""
+
+    row: tuple[str | int, ...]
+    held: tuple[str, ...]
+
+    def placements(self) -> Iterator[tuple[str, str]]:
+        """Yield the id of each attempt with its placement."""
+        return zip(self.held[::2], self.held[1::2], strict=True)
+
+
+class Stamp(Item, frozen=True):
+    """`row` differs after a change of the worker's row, `held` after one of what it holds. Both are empty for
+    an unknown worker. `done` and `failed` count its tasks."""
+
+    row: str
+    held: str
+    done: int
+    failed: int
+
+
 _REGISTER = Script[RegisterResult]("register", RegisterResult)
-_RENEW = Script[tuple[tuple[Active, ...] | bool, ...]]("renew", tuple[tuple[Active, ...] | bool, ...])
+
+
+class Removed:
+    """An operator removed the worker."""
+
+
+_RENEW = Script[tuple[Renewed | bool, ...]]("renew", tuple[Renewed | bool, ...])
 _REPORT = Script[bool]("report", bool)
 _DISCONNECT = Script[bool]("disconnect", bool)
+_HAND_OVER = Script[tuple[bool, ...]]("hand_over", tuple[bool, ...])
 _REMOVE_WORKERS = Script[tuple[bool, ...]]("remove_workers", tuple[bool, ...])
 _WORKER_CHORES = Script[tuple[str, ...]]("worker_chores", tuple[str, ...])
 _WORKER_FLAGS = Script[WorkerLocation]("worker_flags", WorkerLocation)
+_WORKERS = Script[tuple[HeldRow, ...]]("workers", tuple[HeldRow, ...])
+_STAMPS = Script[tuple[Stamp, ...]]("worker_stamps", tuple[Stamp, ...])
+ROWS, STAMPS = 100, 500
+"""How many workers one call of a script reads: the store serves nobody else meanwhile, and the caller's event
+loop nobody else while it decodes the answer."""
+
+
+HANDED_AT_ONCE = 100
+"""Workers that one script hands over, so that other clients of the store do not wait long."""
 
 
 class Workers:
     def __init__(
-        self, fenced: FencedDatabase, *, lease_ms: int, grace_ms: int, keep_ms: int, most: int
+        self,
+        fenced: FencedDatabase,
+        *,
+        lease_ms: int,
+        grace_ms: int,
+        hold_ms: int,
+        keep_ms: int,
+        most: int,
     ) -> None:
         self._fenced, self.most = fenced, most
-        self.lease_ms, self.grace_ms, self.keep_ms = lease_ms, grace_ms, keep_ms
+        self.lease_ms, self.grace_ms, self.hold_ms, self.keep_ms = lease_ms, grace_ms, hold_ms, keep_ms
 
     async def register(self, registration: Registration) -> RegisterResult:
         return await self._fenced.write(_REGISTER, self.lease_ms, self.keep_ms, self.most, registration)
 
-    async def renew(self, renewals: Sequence[Renewal]) -> list[tuple[Active, ...] | None]:
-        """Extend leases. Return the active attempts of each worker, or None if its epoch or connection
-        changed."""
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Renewed | Removed | None]:
+        """Extend leases. Return for each worker what it should do and have, `Removed`, or None if its epoch
+        or connection changed."""
         renewed = await self._fenced.read(_RENEW, self.lease_ms, renewals)
-        return [None if isinstance(each, bool) else each for each in renewed]
+        return [each if isinstance(each, Renewed) else Removed() if each else None for each in renewed]
 
     async def report(self, reports: Sequence[tuple[str, int, str, Sequence[Item]]]) -> None:
         """Store reports of devices: `(name, epoch, report as JSON, alerts)` each."""
         await self._fenced.write(_REPORT, reports)
 
-    async def disconnect(self, connection: Renewal, *, leaving: bool = False) -> bool:
+    async def disconnect(
+        self, connection: Renewal, *, leaving: bool = False, server_is_gone: bool = False
+    ) -> bool:
         """Mark a worker suspect, with a short grace, because its connection is lost; `leaving` if it had said
-        that it leaves. Return False if it has a newer connection."""
-        return await self._fenced.write(_DISCONNECT, self.grace_ms, connection, int(leaving))
+        that it leaves. If the server is gone, the worker itself may be well and keeps its lease. Return False
+        if it has a newer connection."""
+        grace_ms = self.lease_ms if server_is_gone else self.grace_ms
+        return await self._fenced.write(_DISCONNECT, grace_ms, connection, int(leaving))
+
+    async def hand_over(self, connections: Sequence[Renewal]) -> None:
+        """Give workers the term of a planned restart, because this server ends."""
+        for first in range(0, len(connections), HANDED_AT_ONCE):
+            some = connections[first : first + HANDED_AT_ONCE]
+            await self._fenced.write(_HAND_OVER, self.hold_ms, some)
 
     async def expire(self, departures: Sequence[Departure]) -> tuple[bool, ...]:
         """Remove workers whose lease has expired; the script checks again. Only the leader may."""
@@ -86,3 +141,26 @@ class Workers:
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
         _, _, rows = await self._fenced.read(_FETCH, (), names)
         return [row_of(row) for row in rows]
+
+    async def rows(self, names: Sequence[str]) -> AsyncIterator[list[Row]]:
+        """Yield the rows of these workers, some at a time; unknown ones are left out."""
+        for part in _parts(names, ROWS):
+            yield [row for row in await self.fetch(part) if row]
+
+    async def holding(self, names: Sequence[str]) -> AsyncIterator[list[tuple[Row, HeldRow]]]:
+        """Yield the rows of these workers, with what each holds, some at a time, without unknown ones."""
+        for part in _parts(names, ROWS):
+            found = await self._fenced.read(_WORKERS, part)
+            yield [(row, each) for each in found if (row := row_of(each.row))]
+
+    async def stamps(self, names: Sequence[str]) -> dict[str, Stamp]:
+        """Return the stamps of the workers among these that the store knows."""
+        found: dict[str, Stamp] = {}
+        for part in _parts(names, STAMPS):
+            stamps = await self._fenced.read(_STAMPS, part)
+            found.update((name, each) for name, each in zip(part, stamps, strict=True) if each.row)
+        return found
+
+
+def _parts(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (names[at : at + size] for at in range(0, len(names), size))

@@ -5,6 +5,7 @@ session → outcomes → completion → response. Read the modules in this order
 
   server                    the process: listening socket, store, manager and uvicorn
   manager                   builds all parts of one process and runs the background loops
+  siblings                  what several API processes of one server show together
 
   http/app                  builds the ASGI application from the routes
   http/uvicorn_tuning       wraps uvicorn's transport to save system calls
@@ -22,6 +23,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
   http/routes/events        events by page, as server-sent events, over a WebSocket
   http/event_streams        sends events to one watcher
+  http/socket_frames        writes frames to a WebSocket that are encoded already
   http/routes/cluster       health, state of the cluster, metrics
   http/routes/keys          create, list and revoke keys; show limits
   http/routes/audit         shows the audit log
@@ -54,6 +56,8 @@ session → outcomes → completion → response. Read the modules in this order
   fleet/nodes               a worker as a node of the core, a task as a request
   fleet/past_attempts       what earlier attempts teach about the next: where it goes, how much it reserves
   fleet/rows                reads rows of the store into workers and a cluster
+  fleet/fleet_view          a copy of the fleet, its sums and its cluster, updated worker by worker
+  fleet/device_gauges       the metrics of all devices as text
   fleet/strategies          the placement policies for tasks
   fleet/words               refusals in the manager's words
   fleet/alerts              when the readings of a device raise an alert
@@ -71,6 +75,7 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/waiting             why queued tasks wait and their place in the queue, for lists
 
   events/event_feed         events for all watchers of this process
+  events/encoding           events as they are sent, joined once for all watchers
   events/callbacks          sends callbacks when tasks end
   events/signing            the secrets that sign callbacks
   events/history            the history of the cluster
@@ -82,5 +87,5 @@ session → outcomes → completion → response. Read the modules in this order
   errors                    the errors of the HTTP API
 
 Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events › views ›
-fleet, access › errors, metrics, task_schema › schema.
+fleet, access › errors, metrics, siblings, task_schema › schema.
 """

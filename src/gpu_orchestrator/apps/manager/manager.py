@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from time import monotonic
 
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from gpu_orchestrator.adapters.outbound.addresses import Allowed
@@ -38,12 +39,14 @@ from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, Callb
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
 from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
+from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
+from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
-from gpu_orchestrator.apps.manager.tasks.overview import Overview
+from gpu_orchestrator.apps.manager.tasks.overview import FRESH_S, Overview
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
 from gpu_orchestrator.apps.manager.workers.listener import Listener
@@ -62,14 +65,16 @@ _START = re.compile(r"[0-9A-Za-z_-]+")
 
 @dataclass(frozen=True, slots=True)
 class ManagerDeps:
-    """Everything that a manager is built from. `embedded` is the store's process, if this process runs it."""
+    """Everything that a manager is built from. `embedded` is the store's process, if this process or its
+    parent runs it. `place`: this is one of several processes."""
 
     settings: Settings
     store: Store
     facts: Facts
     keys: Keys
     seal: Seal
-    embedded: Embedded | None = None
+    embedded: Embedded | ParentsStore | None = None
+    place: Place | None = None
 
 
 class Manager:
@@ -89,7 +94,7 @@ class Manager:
         self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs)
         self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)
-        self.polls = Polls(self.sessions.serve, settings.worker_lease)
+        self.polls = Polls(self.sessions, settings.worker_lease)
         self.feed = Feed(store.events, settings.max_watchers)
         self.key_sync = KeySync(store, self.keys, self._keys_changed)
         self.allowed = Allowed.of(settings.callback_hosts, settings.callback_networks)
@@ -102,7 +107,9 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
-        self.waiting = Waiting(store.tasks, self.registry, self._cluster, self.held_back, self._hints_of)
+        self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back, self._hints_of)
+        self._device_gauges = DeviceGauges(self.memory)
+        self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
         self._background: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -231,11 +238,11 @@ class Manager:
         store."""
         return str(self.embedded.disk.left()) if self.embedded else ""
 
-    async def _cluster(self) -> Cluster:
-        """Return the cluster: the leader's own, or else one read from the store."""
+    async def cluster(self) -> Cluster:
+        """Return the cluster: the leader's own, or else one read from the store, at most a second old."""
         if self.leader.dispatcher is not None:
             return self.leader.dispatcher.engine.cluster
-        return (await self.overview.cluster())[1]
+        return (await self.overview.cluster(at_most_old_s=FRESH_S))[1]
 
     def _hints_of(self, spec: task.TaskSpec, deaths: str) -> Hints:
         workers = self.leader.dispatcher.workers if self.leader.dispatcher else self.overview.workers
@@ -252,6 +259,19 @@ class Manager:
             self.quotas,
             self.waiters.ended,
         )
+
+    async def scraped(self) -> bytes:
+        """Return all metrics as text: those of this process, or the sums of all its siblings."""
+        if self.siblings is not None:
+            return await self.siblings.metrics()
+        return generate_latest(self.metrics.registry) + b"".join(await self._own_gauges())
+
+    async def _own_gauges(self) -> tuple[bytes, bytes]:
+        """Return the gauges of this process, and of all devices if it leads, as text."""
+        dispatcher, devices = self.leader.dispatcher, ""
+        if dispatcher is not None:
+            devices = await self._device_gauges.text(dispatcher.workers, dispatcher.engine.cluster)
+        return generate_latest(self.metrics.gauges), devices.encode()
 
     def _gauges(self) -> Iterable[Metric]:
         yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
@@ -273,4 +293,3 @@ class Manager:
             ),
         ):
             yield gauge(name, text, ["owner"], [([owner], float(n)) for owner, n in counted.items()])
-        yield from self.overview.device_gauges(dispatcher.workers, dispatcher.engine.cluster)

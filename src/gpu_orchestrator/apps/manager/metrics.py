@@ -13,7 +13,7 @@ Gauges = Callable[[], Iterable[Metric]]
 
 class Metrics:
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry, self.gauges = CollectorRegistry(), CollectorRegistry()
         self.tasks = Counter(
             "tasks", "Ended attempts by the task's status afterwards", ["status"], registry=self.registry
         )
@@ -88,7 +88,7 @@ class Metrics:
             def collect(self) -> Iterable[Metric]:
                 return gauges()
 
-        self.registry.register(OnScrape())
+        self.gauges.register(OnScrape())
 
     def dispatched(self, waited_s: float) -> None:
         self.dispatch.observe(max(waited_s, 0.0))

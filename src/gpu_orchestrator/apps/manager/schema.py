@@ -66,6 +66,9 @@ class TaskHistory(Answer, frozen=True):
 
 
 class WorkerInfo(Answer, frozen=True):
+    """`on_disconnect` is what happens to running tasks if the worker cannot renew its lease: it ends them
+    (`stop`), or lets them run (`keep`), perhaps beside a second run on another worker."""
+
     worker_id: str
     status: str
     gpu_info: list[GpuInfo]
@@ -76,6 +79,7 @@ class WorkerInfo(Answer, frozen=True):
     labels: dict[str, str]
     task_types: list[str]
     pool: str
+    on_disconnect: str
 
 
 class WorkerDetail(WorkerInfo, frozen=True):

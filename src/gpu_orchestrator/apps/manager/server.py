@@ -26,8 +26,10 @@ from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.http import app
+from gpu_orchestrator.apps.manager.http.socket_frames import FramesProtocol
 from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol
 from gpu_orchestrator.apps.manager.manager import Manager, ManagerDeps
+from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place
 from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
 
 log = structlog.get_logger()
@@ -51,16 +53,22 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: Settings, keys: Keys, *, insecure: bool = False, listening: socket.socket | None = None
+    settings: Settings,
+    keys: Keys,
+    *,
+    insecure: bool = False,
+    listening: socket.socket | None = None,
+    place: Place | None = None,
 ) -> AsyncIterator[Running]:
-    """Run a server, on the socket `listening` if the caller has opened it already."""
+    """Run a server, on the socket `listening` if the caller has opened it already. `place`: it is one of
+    several processes, whose parent has the store."""
     async with contextlib.AsyncExitStack() as stack:
         context = (
             tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
         )
         listening = listening or stack.enter_context(listen(settings.api_host, settings.api_port))
-        embedded = await _embedded(settings, stack)
-        url = embedded.url if embedded else settings.external_store
+        embedded = None if place else await _embedded(settings, stack)
+        url = place.store if place else embedded.url if embedded else settings.external_store
         database = Database(url, strict=settings.durability == "strict")
         stack.push_async_callback(database.close)
         await wait_until_up(database, STORE_WAIT_S)
@@ -69,29 +77,70 @@ async def running(
         store = Store(
             database, owner=f"{socket.gethostname()}-{uuid4().hex[:8]}", timeouts=_timeouts(settings)
         )
-        manager = Manager(ManagerDeps(settings, store, facts, keys, Seal.of(settings), embedded))
+        manager = Manager(
+            ManagerDeps(settings, store, facts, keys, Seal.of(settings), embedded or _parents(place), place)
+        )
+        if manager.siblings is not None:
+            await stack.enter_async_context(manager.siblings.answering())
         await stack.enter_async_context(_serving(manager, listening, context))
         in_clear = context is None and not _is_loopback(listening)
         if in_clear:
             log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
-        yield Running(_url(settings, listening), manager, embedded, in_clear)
+        yield Running(url_of(settings, listening), manager, embedded, in_clear)
+
+
+def _parents(place: Place | None) -> ParentsStore | None:
+    return ParentsStore(Path(place.store_folder)) if place and place.store_folder else None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where the store is; `folder` is empty if it is not an embedded one."""
+
+    url: str
+    folder: str = ""
+
+
+async def store_of(settings: Settings, stack: contextlib.AsyncExitStack) -> StoreAddress:
+    """Return the store of these settings; start the embedded one if none is configured."""
+    embedded = await _embedded(settings, stack)
+    if embedded is None:
+        return StoreAddress(settings.external_store)
+    return StoreAddress(embedded.url, str(embedded.folder))
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Open the listening socket. The server does this before it starts anything else."""
+    listening = bind(host, port, shared=False)
+    try:
+        listening.listen(1024)
+    except OSError as error:  # another socket bound the port before, without listening
+        listening.close()
+        raise _cannot(host, port, error) from error
+    return listening
+
+
+def bind(host: str, port: int, *, shared: bool = True) -> socket.socket:
+    """Open a socket that does not listen yet. `shared`: several sockets of this user may have the port, and
+    the kernel spreads connections over those that listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Name the protocol: event loops disable Nagle's algorithm only on sockets that they know to be TCP.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(1024)
+        opened.bind((host, port))
     except (OSError, UnicodeError) as error:
-        listening.close()
-        why = getattr(error, "strerror", None) or error
-        raise CannotListen(f"cannot listen on {host}:{port}: {why}; {_advice(error)}") from error
-    listening.setblocking(False)
-    return listening
+        opened.close()
+        raise _cannot(host, port, error) from error
+    opened.setblocking(False)
+    return opened
+
+
+def _cannot(host: str, port: int, error: Exception) -> CannotListen:
+    why = getattr(error, "strerror", None) or error
+    return CannotListen(f"cannot listen on {host}:{port}: {why}; {_advice(error)}")
 
 
 def _advice(error: Exception) -> str:
@@ -124,7 +173,7 @@ async def _serving(
     config = uvicorn.Config(
         app.build(manager),
         http=CoalescingHttpProtocol,
-        ws="websockets-sansio",
+        ws=FramesProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -175,6 +224,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
     return StoreTimeouts(
         lease_ms=lease_ms,
         grace_ms=int(lease_ms * GRACE_PER_LEASE),
+        hold_ms=int(max(settings.restart_grace, settings.worker_lease) * 1000),
         leader_ms=3000,
         keep_ms=int(settings.task_retention * 1000),
         worker_keep_ms=int(settings.worker_retention * 1000),
@@ -189,6 +239,6 @@ def local_name(settings: Settings) -> str:
     return "127.0.0.1" if settings.api_host in ("0.0.0.0", "::") else settings.api_host  # noqa: S104
 
 
-def _url(settings: Settings, listening: socket.socket) -> str:
+def url_of(settings: Settings, listening: socket.socket) -> str:
     scheme, host = "https" if settings.ssl_cert_path else "http", local_name(settings)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

@@ -114,13 +114,11 @@ def _seconds(row: Row) -> float | None:
     return (ended - began) / 1000 if began and ended and row["state"] != "cancelled" else None
 
 
-def worker_info(row: Row, reserved: dict[int, int]) -> schema.WorkerInfo:
-    worker = rows.worker_state_of(row)
+def worker_info(row: Row, worker: WorkerState, reserved: dict[int, int]) -> schema.WorkerInfo:
     return schema.WorkerInfo(**_worker_fields(row, worker, reserved))
 
 
-def worker_detail(row: Row, reserved: dict[int, int]) -> schema.WorkerDetail:
-    worker = rows.worker_state_of(row)
+def worker_detail(row: Row, worker: WorkerState, reserved: dict[int, int]) -> schema.WorkerDetail:
     return schema.WorkerDetail(
         **_worker_fields(row, worker, reserved),
         system_info=_system(worker.hello.system_info, rows.ram_used_mib(row)),
@@ -142,10 +140,14 @@ def status_of(row: Row, worker: WorkerState) -> str:
 
 
 def _worker_fields(row: Row, worker: WorkerState, reserved: dict[int, int]) -> dict[str, Any]:
+    readings = {each.index: each for each in worker.readings}
     return {
         "worker_id": worker.hello.name,
         "status": status_of(row, worker),
-        "gpu_info": [_gpu(each, worker, reserved.get(each.index, 0)) for each in worker.hello.devices],
+        "gpu_info": [
+            _gpu(each, worker, readings.get(each.index), reserved.get(each.index, 0))
+            for each in worker.hello.devices
+        ],
         "current_tasks": int(row.get("active", 0)),
         "max_concurrent": worker.hello.max_concurrent,
         "last_heartbeat": when(row.get("seen")),
@@ -153,11 +155,13 @@ def _worker_fields(row: Row, worker: WorkerState, reserved: dict[int, int]) -> d
         "labels": worker.hello.labels,
         "pool": worker.hello.pool,
         "task_types": list(worker.hello.task_types),
+        "on_disconnect": worker.hello.on_disconnect,
     }
 
 
-def _gpu(device: session.Device, worker: WorkerState, reserved_mib: int) -> schema.GpuInfo:
-    reading = next((each for each in worker.readings if each.index == device.index), None)
+def _gpu(
+    device: session.Device, worker: WorkerState, reading: session.Reading | None, reserved_mib: int
+) -> schema.GpuInfo:
     used = reading.used_mib if reading else 0
     return schema.GpuInfo(
         index=device.index,

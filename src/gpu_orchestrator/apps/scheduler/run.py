@@ -44,11 +44,12 @@ async def run(settings: Settings) -> None:
 def make(client: Client, settings: Settings) -> Process:
     metrics, pacer = Metrics(), Pacer(asyncio.get_running_loop().time)
     recorder = Recorder(client, settings.scheduler_name, capacity=EVENTS, writers=WRITERS, pace=pacer.wait)
-    elector = _elector(client, settings) if settings.leader_elect else None
+    watches = Watches(client, settings.device_lease_namespace)
+    elector = _elector(client, settings, watches) if settings.leader_elect else None
     scheduler = Scheduler(
         client,
         settings,
-        Watches(client, settings.device_lease_namespace),
+        watches,
         recorder,
         metrics,
         pacer=pacer,
@@ -59,13 +60,15 @@ def make(client: Client, settings: Settings) -> Process:
     return Process(scheduler, recorder, metrics.registry, elector)
 
 
-def _elector(client: Client, settings: Settings) -> Elector:
+def _elector(client: Client, settings: Settings, watches: Watches) -> Elector:
+    shows_ours = settings.device_lease_namespace == settings.namespace
     return Elector(
         client,
         names.scheduler_lease(settings.scheduler_name),
         settings.namespace,
         identity=unique_identity(),
         times=Times(settings.lease_seconds, settings.renew_seconds, settings.retry_seconds),
+        leases=watches.leases if shows_ours else None,
     )
 
 

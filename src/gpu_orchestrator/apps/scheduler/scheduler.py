@@ -185,17 +185,18 @@ class Scheduler:
 
     async def _register_handlers(self, breath: Breath) -> None:
         """Register in this order: everything held must be known before a pod's request is queued. In a large
-        cluster this takes seconds, in which the leader must renew its lease."""
+        cluster this takes seconds, in which the leader must renew its lease. Handlers that forget our own
+        writes, or wake a job that waits, get later changes alone: there are no writes and no jobs yet."""
         watches = self._watches
         await watches.nodes.on_change_in_slices(self.coordinator.nodes.on_node, breath)
         await watches.node_statuses.on_change_in_slices(self.coordinator.nodes.on_node_status, breath)
         await watches.csi_nodes.on_change_in_slices(self.coordinator.nodes.on_csi_node, breath)
         await watches.node_statuses.on_change_in_slices(self._releaser.on_node_status, breath)
         await watches.claims.on_change_in_slices(self.coordinator.on_claim, breath)
-        await watches.leases.on_change_in_slices(self._written_leases.observe, breath)
+        watches.leases.on_later_change(self._written_leases.observe)
         await watches.leases.on_change_in_slices(self._agent_liveness.on_lease, breath)
         await watches.leases.on_change_in_slices(self.coordinator.lease_index.on_lease, breath)
-        await watches.pods.on_change_in_slices(self._pod_status.on_pod, breath)
+        watches.pods.on_later_change(self._pod_status.on_pod)
         await watches.pods.on_change_in_slices(self.coordinator.on_pod, breath)
         await watches.pods.on_change_in_slices(self.coordinator.nominations.on_pod, breath)
         await watches.volumes.on_change_in_slices(self.coordinator.on_volume, breath)
@@ -203,13 +204,13 @@ class Scheduler:
         await watches.storage_classes.on_change_in_slices(
             self.coordinator.volume_plans.on_storage_class, breath
         )
-        await watches.volumes.on_change_in_slices(self._volume_binder.on_volume, breath)
-        await watches.volume_claims.on_change_in_slices(self._volume_binder.on_volume_claim, breath)
-        await watches.pods.on_change_in_slices(self._volume_binder.on_pod, breath)
-        await watches.nodes.on_change_in_slices(self._volume_binder.on_node, breath)
+        watches.volumes.on_later_change(self._volume_binder.on_volume)
+        watches.volume_claims.on_later_change(self._volume_binder.on_volume_claim)
+        watches.pods.on_later_change(self._volume_binder.on_pod)
+        watches.nodes.on_later_change(self._volume_binder.on_node)
         await watches.namespaces.on_change_in_slices(self.coordinator.on_namespace, breath)
         await watches.pods.on_change_in_slices(self._claim_controller.on_pod, breath)
-        await watches.leases.on_change_in_slices(self._claim_controller.on_lease, breath)
+        watches.leases.on_later_change(self._claim_controller.on_lease)
         await watches.claims.on_change_in_slices(self._claim_controller.on_claim, breath)
 
     def _freed(self, uid: str) -> None:

@@ -6,6 +6,7 @@ back the same way until the manager acknowledges it. Read the modules in this or
 
   agent                     the process that an operator starts: session, lease, drain; never imports CUDA
   session/connection        the WebSocket to the manager
+  session/servers           the servers it knows: which one to try next, and when
   session/lease             until when this worker may run its attempts
   session/report            memory, temperature and faults of the devices now
   session/system            CPU, memory and operating system of this machine

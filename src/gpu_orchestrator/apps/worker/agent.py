@@ -4,7 +4,6 @@ Started by `main`. It never imports CUDA: only its runners use the devices.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,14 +24,22 @@ from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attem
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
 from gpu_orchestrator.apps.worker.session import system
-from gpu_orchestrator.apps.worker.session.connection import Connection, NotWanted, TokenRefused
+from gpu_orchestrator.apps.worker.session.connection import (
+    CONNECT_S,
+    SHORT_CONNECT_S,
+    Connection,
+    NotWanted,
+    TokenRefused,
+    words,
+)
 from gpu_orchestrator.apps.worker.session.lease import Lease
 from gpu_orchestrator.apps.worker.session.report import Reporter
+from gpu_orchestrator.apps.worker.session.servers import Servers
 from gpu_orchestrator.apps.worker.settings import Settings
 from gpu_orchestrator.engine import backoff
 
 TICK_S = 0.25
-SHORTEST_WAIT_S, LONGEST_WAIT_S, WAIT_JITTER = 0.1, 2.0, 0.5
+WAIT_JITTER = 0.5
 LAST_OUTCOMES_S = 5.0
 SAY_EVERY_S = 30.0
 REFUSED_S = 15.0
@@ -46,14 +53,16 @@ class Agent:
     """Keep one session with the manager, and run what it assigns.
 
     joining --Welcome--> joined --connection lost--> joining (runners continue while the lease lasts)
-                           |--lease expired--> all runners killed, joining
+                           |--server ends as planned--> joining (the lease lasts longer)
+                           |--lease expired--> all runners killed (or kept: `--on-disconnect keep`), joining
                            '--leave--> draining --last outcome acknowledged--> ended
     """
 
     def __init__(self, settings: Settings, gpus: Gpus) -> None:
         self._settings, self._gpus = settings, gpus
         self._instance = uuid4().hex
-        self._connection = Connection(settings.session_url, settings.token, self._receive)
+        self._servers = Servers(settings.servers)
+        self._connection = Connection(settings.token, self._receive)
         self._lease = Lease()
         self._pool = RunnerPool(gpus, settings.options, processes=settings.processes, idle_s=settings.idle_s)
         self._reporter = Reporter(gpus, self._pool)
@@ -66,15 +75,14 @@ class Agent:
         self._hello_at = self._renew_at = 0.0
         self._leaving = asyncio.Event()
         self._rejection = self._refusal = self._goodbye = ""
-        self._said, self._said_at = "", 0.0
+        self._said: dict[str, tuple[str, float]] = {}
         self._refused_at: float | None = None
 
     async def run(self) -> None:
         """Run until asked to leave. Raise `NotWanted` if the manager rejects this worker."""
         devices = self._gpus.devices()
-        log.info(
-            "worker starts", name=self._settings.name, devices=len(devices), server=self._settings.server
-        )
+        servers = ", ".join(self._settings.servers)
+        log.info("worker starts", name=self._settings.name, devices=len(devices), server=servers)
         if not devices:
             log.warning("no GPU found; only tasks that need none run here (--simulate 4 describes some)")
         async with aiohttp.ClientSession(connector=self._connector()) as http:
@@ -88,7 +96,7 @@ class Agent:
         log.info("worker ends", name=self._settings.name)
 
     def _connector(self) -> aiohttp.TCPConnector:
-        is_tls = self._settings.server.startswith("https:")
+        is_tls = any(each.startswith("https:") for each in self._settings.servers)
         return aiohttp.TCPConnector(ssl=tls.client(self._settings.ca) if is_tls else True)
 
     def leave(self) -> None:
@@ -102,40 +110,40 @@ class Agent:
     # --- the session ---------------------------------------------------------------------------------------
 
     async def _stay_joined(self, http: aiohttp.ClientSession) -> None:
-        failed = 0
+        connect_s = CONNECT_S if len(self._servers.urls) == 1 else SHORT_CONNECT_S
         while True:
             self._refusal = self._goodbye = ""
+            url = self._settings.session_url(self._servers.current)
             try:
-                await self._connection.run(http, self._hello)
+                await self._connection.run(http, url, self._hello, connect_s)
                 why = self._goodbye or "the server closed the connection"
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
-                why = _words(error)
+                why = words(error)
             except NotWanted as error:
-                if self._welcome is None:
+                if self._servers.refused(str(error)) and self._welcome is None:
                     raise
                 why = str(error)
                 self._refusal = why if isinstance(error, TokenRefused) else ""
             if self._rejection:
                 raise NotWanted(self._rejection)
             self._give_up_if_refused()
-            if self._is_joined:
-                failed = 0
-            wait_s = backoff.delay_s(failed, base_s=SHORTEST_WAIT_S, cap_s=LONGEST_WAIT_S)
             self._say_disconnected(why)
-            self._is_joined = False
+            if self._is_joined:
+                self._servers.joined()
+            wait_s, self._is_joined = self._servers.next(), False
             await asyncio.sleep(backoff.jittered(wait_s, WAIT_JITTER, random))
-            failed += 1
 
     def _say_disconnected(self, why: str) -> None:
         """Log why there is no session: at once, and then every `SAY_EVERY_S` while it stays the same."""
-        time = elapsed_s()
+        time, server = elapsed_s(), self._servers.current
+        said, said_at = self._said.get(server, ("", 0.0))
         if self._is_joined:
-            log.info("connection lost, connecting again", why=why)
-        elif why != self._said or time - self._said_at > SAY_EVERY_S:
-            log.info("not connected, trying again", why=why)
+            log.info("connection lost, connecting again", why=why, server=server)
+        elif why != said or time - said_at > SAY_EVERY_S:
+            log.info("not connected, trying again", why=why, server=server)
         else:
             return
-        self._said, self._said_at = why, time
+        self._said[server] = why, time
 
     def _give_up_if_refused(self) -> None:
         """Raise once the manager has refused this worker for `REFUSED_S` without a break."""
@@ -163,6 +171,8 @@ class Agent:
             resume_epoch=self._welcome.epoch if self._welcome else 0,
             running=self._attempts.attempts(),
             unacked=tuple(session.Attempt(each.task, each.attempt) for each in self._attempts.unacked()),
+            on_disconnect="keep" if self._keeps else "stop",
+            pieces=True,
         )
 
     def _receive(self, message: session.ToWorker) -> None:
@@ -173,7 +183,7 @@ class Agent:
                 self._attempts.ack(message)
             case session.Renewed(number):
                 if self._lease.renewal_granted(number):
-                    self._pool.prolong(self._lease.until)
+                    self._prolong()
             case session.Cancel():
                 self._attempts.cancel(message)
             case session.Welcome():
@@ -190,7 +200,7 @@ class Agent:
             self._attempts.stop()
             self._attempts.forget_outcomes()
         self._lease.begin(welcome.lease_s, self._hello_at)
-        self._pool.prolong(self._lease.until)
+        self._prolong()
         self._reporter.heartbeat_s = welcome.heartbeat_s
         self._welcome, self._is_joined = welcome, True
         self._renew_at = self._hello_at + welcome.renew_every_s
@@ -208,6 +218,9 @@ class Agent:
         self._goodbye = goodbye.reason
         if goodbye.refused:
             self._refusal = goodbye.reason
+        if goodbye.hold_s:
+            self._lease.hold(goodbye.hold_s)
+            self._prolong()
         if goodbye.fenced:
             log.warning("the server took this worker's tasks back", reason=goodbye.reason)
             self._attempts.stop()
@@ -235,9 +248,18 @@ class Agent:
             if (report := self._reporter.due(time)) is not None:
                 self._connection.send(report)
 
+    @property
+    def _keeps(self) -> bool:
+        return self._settings.on_disconnect == "keep"
+
+    def _prolong(self) -> None:
+        """Tell the keepers how long their runners may run. A worker that keeps its tasks sets no limit: the
+        store decides later whether their outcomes count."""
+        self._pool.prolong(float("inf") if self._keeps else self._lease.until)
+
     def _check_lease(self) -> None:
         """Kill all runners if the lease has expired: the manager may run their attempts elsewhere by now."""
-        if self._lease.is_over(elapsed_s()) and self._attempts.attempts():
+        if not self._keeps and self._lease.is_over(elapsed_s()) and self._attempts.attempts():
             log.warning("lease over, all runners are killed", running=len(self._attempts.attempts()))
             self._attempts.stop()
             self._connection.close()
@@ -245,11 +267,18 @@ class Agent:
     def _renew(self, time: float, every_s: float) -> None:
         if time >= self._renew_at:
             self._renew_at = time + every_s
-            if self._lease.unanswered_s(time) >= every_s * 0.9:
+            if self._is_silent(time, every_s):
                 log.warning("a renewal was not answered, connecting again")
                 self._connection.close()
             else:
                 self._connection.send(session.Renew(self._lease.renewal_sent(time)))
+
+    def _is_silent(self, time: float, every_s: float) -> bool:
+        """Return whether a renewal has no answer and the server should be given up. On a slow link the answer
+        may be late while pieces of a large message still arrive: then it has a second chance."""
+        unanswered_s = self._lease.unanswered_s(time)
+        is_heard = time - self._connection.heard_at < every_s * 0.5
+        return unanswered_s >= every_s * (1.9 if is_heard else 0.9)
 
     def _no_room_reason(self, attempt: Attempt) -> str:
         """Return why the devices have no room for an attempt, or "". First report the readings behind it."""
@@ -288,12 +317,3 @@ class Agent:
         self._gpus.close()
         if first is not None:
             first.result()
-
-
-def _words(error: Exception) -> str:
-    """Return an error of the connection as one would say it."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0
-        why = os.strerror(number) if number > 0 else error.os_error.strerror or error.os_error
-        return f"no answer from {error.host}:{error.port} ({why})"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import get_args
 from urllib.parse import urlsplit
 
 from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.api.session import OnDisconnect
 from gpu_orchestrator.apps.worker.frames import Options
 
 MOST_CONCURRENT = 10_000
@@ -19,11 +21,12 @@ def name_of(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an operator can set. `ca` is a file with the certificates to trust; if empty, the worker trusts
-    those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
+    """What an operator can set. `servers` are tried in turn. `on_disconnect` is what happens to running tasks
+    when the lease cannot be renewed. `ca` is a file with the certificates to trust; if empty, the worker
+    trusts those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
     `processes` runners."""
 
-    server: str
+    servers: tuple[str, ...]
     token: str = field(repr=False)
     name: str
     ca: str = ""
@@ -34,15 +37,22 @@ class Settings:
     options: Options = field(default_factory=Options)
     drain_s: float = 60.0
     idle_s: float = 30.0
+    on_disconnect: str = "stop"
 
     def __post_init__(self) -> None:
-        if urlsplit(self.server).scheme not in ("http", "https") or not urlsplit(self.server).hostname:
+        for server in self.servers or ("",):
+            if urlsplit(server).scheme not in ("http", "https") or not urlsplit(server).hostname:
+                raise BadSettings(
+                    f"server '{server}' is not an address; write http://host:port or https://host"
+                )
+        if self.on_disconnect not in get_args(OnDisconnect):
             raise BadSettings(
-                f"server '{self.server}' is not an address; write http://host:port or https://host"
+                f"--on-disconnect {self.on_disconnect} is not known; give stop (end running tasks when the "
+                "lease cannot be renewed) or keep (let them run on)"
             )
         if not self.token:
             raise BadSettings(
-                f"no token for {self.server}; give --token-file FILE or GPU_ORCHESTRATOR_TOKEN. "
+                f"no token for {', '.join(self.servers)}; give --token-file FILE or GPU_ORCHESTRATOR_TOKEN. "
                 "`up` and `server` keep theirs in the file worker-token of their data directory"
             )
         if not _NAME.fullmatch(self.name):
@@ -68,6 +78,5 @@ class Settings:
             if urlsplit(url).scheme not in ("http", "https"):
                 raise BadSettings(f"upstream {name}={url} is not an address; write NAME=http://host:port")
 
-    @property
-    def session_url(self) -> str:
-        return f"{self.server.rstrip('/')}/workers/{self.name}/session"
+    def session_url(self, server: str) -> str:
+        return f"{server.rstrip('/')}/workers/{self.name}/session"

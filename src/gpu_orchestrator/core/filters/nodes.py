@@ -11,7 +11,7 @@ from gpu_orchestrator.core.columns import Bools, Ints
 from gpu_orchestrator.core.filters.base import Filter
 from gpu_orchestrator.core.inventory import Inventory
 from gpu_orchestrator.core.node import SOFT_EFFECT, Taint
-from gpu_orchestrator.core.request import Expression, Fabric, Shape, Term, Toleration
+from gpu_orchestrator.core.request import MOST_COMPARED, Expression, Fabric, Shape, Term, Toleration
 
 if TYPE_CHECKING:
     from gpu_orchestrator.core.cluster import Cluster
@@ -210,16 +210,13 @@ def _label_holds(expression: Expression, inventory: Inventory, rows: Ints) -> Bo
     return held
 
 
-_MOST_BOUND = 2**63 - 1
-
-
 def _compared(expression: Expression, inventory: Inventory, rows: Ints) -> Bools:
     """Compare 64-bit integers only, as Kubernetes does; any other value does not match."""
     try:
         bound = int(expression.values[0])
     except (IndexError, ValueError):
         return np.zeros(len(rows), np.bool_)
-    if abs(bound) > _MOST_BOUND:
+    if abs(bound) > MOST_COMPARED:
         return np.zeros(len(rows), np.bool_)
     numbers = inventory.number_at(expression.key, rows)
     compared = numbers > bound if expression.operator == "Gt" else numbers < bound

@@ -1,7 +1,7 @@
 """The dispatcher alone, on a real store: every decision is carried out, whatever event led to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from gpu_orchestrator.adapters.store.records import (
     NewTask,
     Queued,
     Registration,
-    Snapshot,
+    UnfinishedTask,
     Worker,
 )
 from gpu_orchestrator.adapters.store.store import Store
@@ -39,6 +39,11 @@ class Allowing(Quotas):
         return self.most_running
 
 
+async def in_turn(*pages: Sequence[UnfinishedTask]) -> AsyncIterator[Sequence[UnfinishedTask]]:
+    for page in pages:
+        yield page
+
+
 class Stage:
     """A dispatcher with one worker, and the tasks assigned to it."""
 
@@ -56,7 +61,11 @@ class Stage:
             self.quotas,
         )
         self.dispatcher = Dispatcher(deps, invalidate=self._invalidate)
-        self.dispatcher.load(Snapshot(1_000_000, ("w",), ()), {"w": worker})
+        self.worker = worker
+
+    async def load(self, *pages: Sequence[UnfinishedTask]) -> None:
+        await self.dispatcher.load(in_turn(*pages), {"w": self.worker})
+        self.dispatcher.start()
 
     def _invalidate(self) -> None:
         self.invalidations += 1
@@ -80,7 +89,9 @@ async def new_stage(tmp_path: Path) -> AsyncIterator[NewStage]:
         async def new(slots: int) -> Stage:
             hello = session.Hello("w", "i", task_types=("echo",), max_concurrent=slots)
             greeting = await store.workers.register(Registration("w", "i", rows.encode(hello), "here", "c"))
-            return Stage(store, WorkerState(hello, epoch=greeting.epoch))
+            stage = Stage(store, WorkerState(hello, epoch=greeting.epoch))
+            await stage.load()
+            return stage
 
         yield new
 

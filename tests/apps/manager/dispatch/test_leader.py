@@ -2,14 +2,23 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from gpu_orchestrator.adapters.settings import Settings
-from gpu_orchestrator.adapters.store.errors import Unreachable
-from gpu_orchestrator.adapters.store.records import ElectionResult, Gone, NewsItem, Registration
+from gpu_orchestrator.adapters.store.errors import Rejected, Unreachable
+from gpu_orchestrator.adapters.store.records import (
+    ElectionResult,
+    Gone,
+    NewsItem,
+    NewTask,
+    Registration,
+    Snapshot,
+    UnfinishedTask,
+)
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
@@ -35,6 +44,16 @@ def leader_of(store: Store) -> Leader:
         Quotas(Settings()),
     )
     return Leader(deps, clock, Reaper(1000))
+
+
+@contextlib.asynccontextmanager
+async def running(leader: Leader) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(leader.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.looptime
@@ -118,3 +137,63 @@ async def test_lease_extended_by_new_term_does_not_expire(tmp_path: Path) -> Non
         assert row["state"] == "online"
         assert "worker taken off" not in {each["event"] for each in logs}
         assert not leader.reaper.removed_ms
+
+
+async def test_leader_keeps_its_lease_while_it_loads_a_long_queue(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The load lasts four leases: the other process never leads, and what came meanwhile is not lost."""
+    timeouts, number = StoreTimeouts(leader_ms=300), 0
+    async with (
+        embedded(tmp_path) as server,
+        Store(Database(server.url), owner="one", timeouts=timeouts) as store,
+        Store(Database(server.url), owner="two", timeouts=timeouts) as other,
+    ):
+        await other.tasks.submit([NewTask(f"t{each}", '{"task_type":"echo"}', "{}") for each in range(40)])
+        pages = store.snapshots.pages
+
+        async def slow_pages(snapshot: Snapshot) -> AsyncGenerator[tuple[UnfinishedTask, ...], None]:
+            nonlocal number
+            async for page in pages(snapshot, 10):
+                number += 1
+                await asyncio.sleep(0.2)
+                if number == 4:
+                    await store.tasks.submit([NewTask("mine", '{"task_type":"echo"}', "{}")])
+                    await other.tasks.submit([NewTask("theirs", '{"task_type":"echo"}', "{}")])
+                    await other.tasks.cancel(["t0"])
+                yield page
+
+        monkeypatch.setattr(store.snapshots, "pages", slow_pages)
+        leader = leader_of(store)
+        async with running(leader):
+            async with asyncio.timeout(30):
+                while not leader.leads:
+                    leads = (await other.leadership.campaign()).fence if store.fenced.fence else 0
+                    assert leads == 0
+                    await asyncio.sleep(0.05)
+            assert leader.dispatcher is not None
+            wanted = {*(f"t{each}" for each in range(1, 40)), "mine", "theirs"}
+            async with asyncio.timeout(10):
+                while set(leader.dispatcher.tasks) != wanted:  # noqa: ASYNC110 - it sets no event
+                    await asyncio.sleep(0.01)
+            assert number >= 6
+
+
+async def test_failing_job_does_not_end_the_term(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the leader knows is right, whatever becomes of old list entries."""
+    async with embedded(tmp_path) as server, Store(Database(server.url), owner="one") as store:
+        leader, tried = leader_of(store), asyncio.Event()
+
+        async def refused(*_: object) -> int:
+            tried.set()
+            raise Rejected("ERR user_script: too many results to unpack")
+
+        monkeypatch.setattr(store.tasks, "trim", refused)
+        async with running(leader), asyncio.timeout(10):
+            await tried.wait()
+            leader.wake()
+            fence, dispatcher = store.fenced.fence, leader.dispatcher
+            while leader._wake.is_set():  # noqa: ASYNC110 - it sets no event
+                await asyncio.sleep(0.01)
+            assert dispatcher is not None
+            assert (store.fenced.fence, leader.dispatcher) == (fence, dispatcher)

@@ -254,6 +254,9 @@ async def test_drain_and_restart_reach_the_worker(site: Site) -> None:
     assert not (await worker.receive(session.Drain)).leave
     await site.call("POST", "/workers/w/restart")
     assert (await worker.receive(session.Drain)).leave
+    assert (await site.call("GET", "/workers/w"))[1]["status"] == "draining"
+    await site.call("POST", "/workers/w/uncordon")
+    assert (await site.call("GET", "/workers/w"))[1]["status"] == "online"
 
 
 @pytest.mark.parametrize(("key", "status"), [("", 401), ("x" * 64, 401), (TOKEN, 403)])

@@ -1,6 +1,6 @@
 """The cached view of the cluster is refreshed when necessary, and not more often."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ class Empty:
         self.tasks = SimpleNamespace(counts=self.counts)
         self.database = SimpleNamespace(room=self.room)
         self.logs = SimpleNamespace(size=self.size)
-        self.workers = SimpleNamespace(fetch=self.fetch)
+        self.workers = SimpleNamespace(stamps=self.stamps, rows=self.rows)
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def counts(self) -> Counts:
@@ -32,8 +32,12 @@ class Empty:
     async def size(self) -> int:
         return 0
 
-    async def fetch(self, names: tuple[str, ...]) -> list[Any]:
-        return []
+    async def stamps(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {}
+
+    async def rows(self, names: tuple[str, ...]) -> AsyncIterator[Any]:
+        for _ in names:
+            yield []
 
 
 async def test_fresh_view_is_not_read_again() -> None:

@@ -10,19 +10,23 @@ import pytest
 
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import Unreachable
-from gpu_orchestrator.adapters.store.records import Registration
+from gpu_orchestrator.adapters.store.records import Departure, Registration
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.adapters.store.workers import RegisterResult
 from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.manager import errors
+from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
+from gpu_orchestrator.apps.manager.workers.transports import Polls
 from tests.support import scripted_worker
+from tests.support.store_calls import give, task
 
 
 class ScriptedTransport:
@@ -30,15 +34,22 @@ class ScriptedTransport:
 
     def __init__(self, name: str = "w", **rest: object) -> None:
         self.name = name
-        self._frames: list[bytes] = [session.frame(scripted_worker.hello(name, **rest))]
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._frames.put_nowait(session.frame(scripted_worker.hello(name, **rest)))
+        self._changed = asyncio.Condition()
         self.received: list[session.ToWorker] = []
         self.reads, self.welcomed, self.assigned = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.reads.set()
 
     async def receive(self) -> bytes | str:
-        if not self._frames:
-            await asyncio.Event().wait()
-        return self._frames.pop()
+        return await self._frames.get()
+
+    async def says(self, *messages: session.Message) -> None:
+        self._frames.put_nowait(session.frame(*messages))
+
+    async def gets(self, expected: session.Message) -> None:
+        async with asyncio.timeout(20), self._changed:
+            await self._changed.wait_for(lambda: expected in self.received)
 
     async def send(self, frame: bytes) -> None:
         await self.reads.wait()
@@ -47,6 +58,8 @@ class ScriptedTransport:
             self.welcomed.set()
         if any(isinstance(each, session.Assign) for each in self.received):
             self.assigned.set()
+        async with self._changed:
+            self._changed.notify_all()
 
     async def close(self) -> None:
         await self.reads.wait()
@@ -165,3 +178,141 @@ async def test_message_for_newer_epoch_goes_to_the_other_process(
     async with asyncio.timeout(20):
         assert await published.get() == "api:there"
     await end(serving)
+
+
+async def test_close_hands_workers_over_and_accepts_no_more(sessions: Sessions, store: Store) -> None:
+    """A worker that is told that the server ends connects again at once, while the socket still listens."""
+    transport = ScriptedTransport()
+    serving = await join(sessions, transport)
+    await sessions.close()
+    await serving
+    assert transport.received[-1] == session.Goodbye("the server ends", hold_s=60.0)
+    (row,) = await store.workers.fetch(["w"])
+    assert row is not None
+    assert (row["state"], row["connection"]) == ("suspect", "")
+    again = ScriptedTransport(resume_epoch=1)
+    await sessions.serve(again, "w")
+    assert again.received == [session.Goodbye("the server ends")], "and the term of the restart still holds"
+
+
+async def test_goodbye_promises_no_term_that_the_store_does_not_have(
+    sessions: Sessions, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreachable(_: object) -> None:
+        raise Unreachable("gone")
+
+    transport = ScriptedTransport()
+    serving = await join(sessions, transport)
+    monkeypatch.setattr(store.workers, "hand_over", unreachable)
+    await sessions.close()
+    await serving
+    assert transport.received[-1] == session.Goodbye("the server ends")
+
+
+async def test_wish_of_an_operator_is_repeated_until_the_worker_leaves(
+    sessions: Sessions, store: Store
+) -> None:
+    """The message that another process published was lost."""
+    transport = ScriptedTransport()
+    serving = await join(sessions, transport)
+    await store.workers.control("w", {"leaving": "1"})
+    for number in (1, 2):
+        await transport.says(session.Renew(number))
+        await transport.gets(session.Renewed(number))
+    drains = [each for each in transport.received if isinstance(each, session.Drain)]
+    assert drains == [session.Drain(leave=True)] * len(drains)
+    assert len(drains) >= 1
+    await end(serving)
+
+
+async def test_uncordon_does_not_call_back_a_worker_that_leaves(sessions: Sessions, store: Store) -> None:
+    transport = ScriptedTransport()
+    serving = await join(sessions, transport)
+    await transport.says(session.Leaving(), session.Renew(1))
+    await transport.gets(session.Renewed(1))
+    await store.workers.control("w", {"leaving": "0"})
+    await transport.says(session.Renew(2))
+    await transport.gets(session.Renewed(2))
+    await transport.says(session.Renew(3))
+    await transport.gets(session.Renewed(3))
+    (row,) = await store.workers.fetch(["w"])
+    assert row is not None
+    assert row["leaving"] == "1"
+    await end(serving)
+
+
+async def test_removed_worker_is_told_at_its_next_renewal(sessions: Sessions, store: Store) -> None:
+    transport = ScriptedTransport()
+    serving = await join(sessions, transport)
+    await store.workers.leave([Departure("w", 1, "removed")])
+    await store.workers.control("w", {}, forget=True)
+    await transport.says(session.Renew(1))
+    await serving
+    assert transport.received[-1] == session.Goodbye("removed", fenced=True, retry=False)
+
+
+async def test_run_that_is_no_longer_the_workers_own_is_stopped(sessions: Sessions) -> None:
+    """The store lost the assignment in a failover, or the worker kept running past its lease."""
+    before = await join(sessions, ScriptedTransport())
+    await end(before)
+    back = ScriptedTransport(resume_epoch=1, running=(session.Attempt("lost", 1),))
+    serving = await join(sessions, back)
+    await back.gets(session.Cancel("lost", 1))
+    await end(serving)
+
+
+async def test_large_message_for_another_process_is_not_published(
+    sessions: Sessions, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store would drop the listener's connection. The other process reads the task from the store."""
+    published: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def publish(channel: str, message: bytes) -> None:
+        published.put_nowait(message)
+
+    monkeypatch.setattr(store.database, "publish", publish)
+    large = session.Assign("t", 1, "echo", msgspec.Raw(b'"' + b"x" * (1 << 20) + b'"'))
+    sessions.send("w", "there", large, epoch=1)
+    async with asyncio.timeout(20):
+        message = await published.get()
+    assert len(message) < 100
+    transport = ScriptedTransport()
+    serving = await join(sessions, transport)
+    await store.leadership.campaign()
+    await store.tasks.submit([task("t")])
+    await give(store, "t", "w", 1)
+    sessions.deliver(message)
+    async with asyncio.timeout(20):
+        await transport.assigned.wait()
+    await end(serving)
+
+
+async def test_polling_worker_may_come_to_any_process(store: Store, tmp_path: Path) -> None:
+    """A load balancer brings each heartbeat to another of two processes: none is refused, nothing is lost."""
+    key = Key("k", b"", "worker", "owner", frozenset())
+    polls = []
+    for number in (1, 2):
+        own = Store(store.database, owner=f"process-{number}")
+        outcomes = Outcomes(own, Metrics(), CompletionWaiters(), TaskLogs(own, 1))
+        polls.append(Polls(Sessions(own, outcomes, SessionConfig(), lambda: None), 60.0))
+    epoch = (await polls[0].register(scripted_worker.hello("w"), key)).epoch
+    await store.leadership.campaign()
+    await store.tasks.submit([task("t")])
+    await give(store, "t", "w", epoch)
+    received: list[session.ToWorker] = []
+    for number in range(1, 7):
+        frames = await polls[number % 2].heartbeat(
+            "w", key, epoch, session.frame(session.Renew(number), session.Started("t", 1)), 5.0
+        )
+        received += [message for frame in frames for message in session.read_by_worker(frame)]
+    kinds = [type(each) for each in received]
+    assert kinds.count(session.Renewed) >= 4
+    assert session.Assign in kinds
+    assert session.Goodbye not in kinds
+    stranger = Key("other", b"", "worker", "owner", frozenset())
+    for each, its_epoch in ((key, epoch + 1), (stranger, epoch)):
+        third = Polls(Sessions(store, outcomes, SessionConfig(), lambda: None), 60.0)
+        with pytest.raises(errors.Conflict, match="register again"):
+            await third.heartbeat("w", each, its_epoch, b"[]", 5.0)
+    for process in polls:
+        await end(*(poll.serving for poll in process._open.values()))

@@ -7,7 +7,7 @@ changes in order.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 import structlog
@@ -38,14 +38,20 @@ class Handlers(Generic[T]):
         for obj in list(self._store):
             self._call(handler, None, obj)
 
+    def add_for_changes(self, handler: Handler[T]) -> None:
+        """Call the handler for each change from now on, but not for the objects in the store: it needs to
+        know none of them."""
+        self._handlers.append(handler)
+
     async def add_in_slices(self, handler: Handler[T], breath: Breath) -> None:
         """Like `add`, and let other tasks run in between."""
         replay = _Replay(handler, self._store)
         self._handlers.append(replay.on_change)
         at = len(self._handlers) - 1
-        while (obj := replay.pop()) is not None:
+        for obj in replay:
             self._call(handler, None, obj)
-            await breath()
+            if breath.is_due():
+                await breath()
         self._handlers[at] = handler
 
     def notify(self, changes: list[Change[T]]) -> None:
@@ -90,18 +96,17 @@ class _Replay(Generic[T]):
 
     def __init__(self, handler: Handler[T], store: Store[T]) -> None:
         self._handler, self._store = handler, store
-        self._names = deque(key(obj) for obj in store)
+        self._names = store.names()
         self._left = set(self._names)
 
-    def pop(self) -> T | None:
-        """Return the next object as it is now; None if all were received."""
-        while self._names:
-            name = self._names.popleft()
-            if name in self._left:
-                self._left.discard(name)
+    def __iter__(self) -> Iterator[T]:
+        """Yield each object that is left, as it is then."""
+        left = self._left
+        for name in self._names:
+            if name in left:
+                left.discard(name)
                 if (obj := self._store.get(name)) is not None:
-                    return obj
-        return None
+                    yield obj
 
     def on_change(self, old: T | None, new: T | None) -> None:
         shown = new or old

@@ -33,6 +33,10 @@ class Store(Generic[T]):
         """Return the objects for which the named index gives this value, in the order they arrived."""
         return [self._objects[name] for name in self._found[index].get(value, ())]
 
+    def names(self) -> list[str]:
+        """Return the keys of all objects, in the order they arrived."""
+        return list(self._objects)
+
     def __len__(self) -> int:
         return len(self._objects)
 

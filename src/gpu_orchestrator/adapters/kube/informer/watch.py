@@ -98,6 +98,10 @@ class Watch(Generic[T]):
         """Like `on_change`, and let other tasks run while the handler receives the objects in the store."""
         await self._handlers.add_in_slices(handler, breath)
 
+    def on_later_change(self, handler: Handler[T]) -> None:
+        """Call `handler(old, new)` for each change from now on, but not for the objects in the store."""
+        self._handlers.add_for_changes(handler)
+
     def on_failure(self, failed: Callable[[], None]) -> None:
         """Call `failed` whenever a handler has raised."""
         self._handlers.failed = failed

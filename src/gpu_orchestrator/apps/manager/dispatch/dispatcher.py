@@ -1,18 +1,20 @@
 """The leader's dispatcher: receives news, lets the engine decide, and assigns tasks to workers in batches.
 
-The leader creates a new dispatcher for every term from one snapshot of the store, and discards it when its
+The leader creates a new dispatcher for every term from a snapshot of the store, and discards it when its
 state may be wrong. The store has the last word on every assignment, so a dispatcher with a wrong state does
 no harm.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
+from time import monotonic
 
 import structlog
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.records import (
     Accepted,
@@ -22,7 +24,6 @@ from gpu_orchestrator.adapters.store.records import (
     NewTask,
     Queued,
     Resync,
-    Snapshot,
     Submitted,
     UnfinishedTask,
     Unit,
@@ -37,7 +38,6 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import (
     QueueDepth,
     TaskTable,
     TrackedTask,
-    depth_of,
 )
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState, node_of, request_of
@@ -53,8 +53,12 @@ from gpu_orchestrator.policies.registry import Registry
 log = structlog.get_logger()
 
 BATCH = 500
+PART = 100
+"""A long load asks after this many tasks whether others need the process."""
 DECISIONS = 200
 """At most this many decisions in one pass; then other work of the process gets a turn."""
+ROWS = 20_000
+"""At most this many workers judged for new shapes in one pass, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class DispatcherDeps:
 class Dispatcher:
     deps: DispatcherDeps
     workers: dict[str, WorkerState] = field(default_factory=dict)
-    tasks: TaskTable = field(default_factory=dict)
+    tasks: TaskTable = field(default_factory=TaskTable)
     invalidate: Callable[[], None] = lambda: None
     _limits: dict[str, int | None] = field(default_factory=dict)
     _events: list[events.Event] = field(default_factory=list)
@@ -98,6 +102,7 @@ class Dispatcher:
             order=FairBands(weight_of=self.deps.quotas.weight),
             backoff=Backoff(first_s=0.1, most_s=2.0),
             max_decisions=DECISIONS,
+            max_rows=ROWS,
         )
 
     def close(self) -> None:
@@ -109,20 +114,42 @@ class Dispatcher:
 
     # --- what it receives --------------------------------------------------------------------------------
 
-    def load(self, snapshot: Snapshot, workers: dict[str, WorkerState]) -> None:
-        """Load the snapshot, before any news."""
+    async def load(
+        self, pages: AsyncIterable[Sequence[UnfinishedTask]], workers: dict[str, WorkerState]
+    ) -> None:
+        """Load all unfinished tasks, before any news; those with workers come first. Nothing is placed before
+        the last page: the task whose turn is first may be on it."""
         self.workers = workers
-        for each in snapshot.tasks:
-            if each.state != "queued":
-                self._load_active(each)
-        self._decide()
-        for name in workers:
-            self._observe(name)
-        for each in snapshot.tasks:
-            if each.state == "queued":
-                item = Queued(each.id, each.spec, each.attempt, each.after_ms, each.created_ms, each.deaths)
-                self._queued(item)
+        breath, has_nodes = Breath(monotonic), False
+        async for page in pages:
+            for number, each in enumerate(page):
+                if each.state != "queued":
+                    self._load_active(each)
+                    continue
+                if not has_nodes:
+                    self._observe_all()
+                    has_nodes = True
+                self._queued(each)
+                if number % PART == 0:
+                    self._take_in()
+                    await breath()
+        if not has_nodes:
+            self._observe_all()
+        self._take_in()
+
+    def start(self) -> None:
+        """Begin to place what was loaded."""
+        self._handle(events.Tick())
         self._run_pass()
+
+    def _observe_all(self) -> None:
+        self._take_in()  # free memory depends on what is reserved, so active tasks come first
+        for name in self.workers:
+            self._observe(name)
+
+    def _take_in(self) -> None:
+        pending, self._events = self._events, []
+        self.engine.take_in(pending, self.deps.now())
 
     def handle_news(self, news: Iterable[NewsItem]) -> None:
         if self._closed:
@@ -199,9 +226,9 @@ class Dispatcher:
         return self.engine.why(name)
 
     def depth(self) -> QueueDepth:
-        return depth_of(self.tasks, self.engine.state_of)
+        return self.tasks.depth
 
-    def _queued(self, item: Queued) -> None:
+    def _queued(self, item: Queued | UnfinishedTask) -> None:
         known = self.tasks.get(item.id)
         if known is not None and known.attempt > item.attempt:
             return
@@ -238,14 +265,16 @@ class Dispatcher:
         self._handle(events.RequestAdded(request_of(name, known.spec, learnt), since=known.created_s))
 
     def _forget(self, name: str) -> None:
-        self.tasks.pop(name, None)
+        self.tasks.discard(name)
         self._handle(events.RequestRemoved(name))
 
     def _load_active(self, each: UnfinishedTask) -> None:
         """Load an attempt that was running when this term began."""
         spec = task.decode(each.spec)
         self._update_limit(spec.tenant)
-        self.tasks[each.id] = TrackedTask(spec, each.attempt, each.created_ms / 1000, deaths_of(each.deaths))
+        self.tasks[each.id] = TrackedTask(
+            spec, each.attempt, each.created_ms / 1000, deaths_of(each.deaths), waits=False
+        )
         placement = rows.placement_of(each.id, each.worker, rows.read_grant(each.place))
         self._handle(events.PlacementObserved(placement, request_of(each.id, spec)))
 
@@ -272,8 +301,12 @@ class Dispatcher:
 
     def _decide(self) -> None:
         pending, self._events = self._events, []
+        for event in pending:
+            if isinstance(event, events.PlaceFailed):
+                self.tasks.set_waits(event.key, True)
         for action in self.engine.handle_all(pending, self.deps.now()):
             if isinstance(action, events.Place):
+                self.tasks.set_waits(action.request.key, False)
                 self._places.append(action)
 
     # --- what it does ------------------------------------------------------------------------------------
@@ -286,11 +319,12 @@ class Dispatcher:
             self._decide()
         if self._places and self._assigning is None:
             self._assigning = asyncio.get_running_loop().create_task(self._assign_then_run_pass())
+        delay_s, loop = self._next_delay_s(), asyncio.get_running_loop()
+        if self._timer and delay_s is not None and self._timer.when() <= loop.time() + delay_s:
+            return  # keep it: steady news would put it off forever
         if self._timer:
             self._timer.cancel()
-            self._timer = None
-        if (delay_s := self._next_delay_s()) is not None:
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+        self._timer = None if delay_s is None else loop.call_later(delay_s, self._on_timer)
 
     def _schedule_pass(self) -> None:
         """Run a pass now if requests wait; otherwise after pending responses are delivered."""

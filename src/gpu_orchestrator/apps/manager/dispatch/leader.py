@@ -1,8 +1,8 @@
 """The election loop of a manager process. While it leads, it runs the dispatcher and removes dead workers.
 
-following ──elected──▶ leading, no dispatcher ──snapshot──▶ leading
-    ▲                          ▲                              │ an answer was lost, news was missed
-    └──── another leads ───────┴─────── invalidated ◀─────────┘
+following ──elected──▶ leading, no dispatcher ──loaded──▶ leading
+    ▲                          ▲                            │ an answer was lost, news was missed
+    └──── another leads ───────┴────── invalidated ◀────────┘
 """
 
 import asyncio
@@ -18,12 +18,14 @@ from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.records import (
     ElectionResult,
+    Fence,
     NewsItem,
     NewTask,
     Renewal,
     Submitted,
     Unit,
 )
+from gpu_orchestrator.adapters.store.snapshots import NotLeading
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher, DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.maintenance import Maintenance
@@ -155,22 +157,55 @@ class Leader:
             self._wake.set()
 
     async def _begin_term(self, leading: ElectionResult) -> None:
+        """Load a new dispatcher. A long queue takes longer than the leader's lease, so that is renewed
+        meanwhile."""
         self._drop_dispatcher()
-        snapshot = await self.store.tasks.snapshot(self.store.timeouts.lease_ms)
-        if snapshot is None:
+        renewal = asyncio.get_running_loop().create_task(self._keep_lease(leading.fence))
+        try:
+            dispatcher = await self._loaded(leading)
+        except NotLeading:
+            dispatcher = None
+        finally:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+        if dispatcher is None or self.store.fenced.fence != leading.fence:
             return
+        self.reaper = replace(self.reaper, paused_until_ms=0, removed_ms=())
+        self.dispatcher = dispatcher
+        self.deps.metrics.terms.inc()
+        early, self._early_news = self._early_news, []
+        dispatcher.handle_news(early)
+        await self._read_news()
+        if self.dispatcher is dispatcher:
+            dispatcher.start()
+        return
+
+    async def _loaded(self, leading: ElectionResult) -> Dispatcher | None:
+        began = time()
+        if (snapshot := await self.store.snapshots.begin(self.store.timeouts.lease_ms)) is None:
+            return None
         workers = await rows.load(self.store, snapshot.workers)
         if await self._disconnect_orphans(leading, workers):
             workers = await rows.load(self.store, snapshot.workers)
         dispatcher = Dispatcher(self.deps, invalidate=self._invalidate)
-        dispatcher.load(snapshot, workers)
-        self.reaper = replace(self.reaper, paused_until_ms=0, removed_ms=())
-        self.dispatcher = dispatcher
-        self.deps.metrics.terms.inc()
-        log.info("leading", fence=leading.fence, tasks=len(snapshot.tasks), workers=len(snapshot.workers))
-        early, self._early_news = self._early_news, []
-        dispatcher.handle_news(early)
-        await self._read_news()
+        async with contextlib.aclosing(self.store.snapshots.pages(snapshot)) as pages:
+            await dispatcher.load(pages, workers)
+        took_s, tasks = round(time() - began, 3), len(dispatcher.tasks)
+        log.info("leading", fence=leading.fence, tasks=tasks, workers=len(workers), load_s=took_s)
+        return dispatcher
+
+    async def _keep_lease(self, fence: Fence) -> None:
+        """Renew leadership until cancelled. If that fails, drop the fence, which ends the loading."""
+        while self.store.fenced.fence == fence:
+            await asyncio.sleep(self.store.timeouts.leader_ms / 1000 / TERMS_PER_LEASE)
+            try:
+                leading = await self.store.leadership.campaign()
+            except StoreError:
+                return self._invalidate()
+            self.clock.set(leading.now_ms)
+            if leading.fence != fence:
+                return self._invalidate()
+        return None
 
     async def _read_news(self) -> None:
         """Pass news from the store to the dispatcher. Stop if it is dropped meanwhile: the next one starts
@@ -186,7 +221,8 @@ class Leader:
         orphans = [each for each in workers.values() if each.online and each.api not in leading.apis]
         for each in orphans:
             log.warning("a worker's server is gone", worker_id=each.hello.name, server=each.api)
-            await self.store.workers.disconnect(Renewal(each.hello.name, each.epoch, each.connection))
+            lost = Renewal(each.hello.name, each.epoch, each.connection)
+            await self.store.workers.disconnect(lost, server_is_gone=True)
         return len(orphans)
 
     async def _reap(self, leading: ElectionResult) -> None:

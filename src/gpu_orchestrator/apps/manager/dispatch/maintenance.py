@@ -1,12 +1,13 @@
 """Periodic work of the leader: delete list entries of old tasks, forget workers that left, record samples
 for the history; and, at every round, queue or end the tasks whose time has come."""
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 from time import monotonic
 
 import structlog
 
+from gpu_orchestrator.adapters.store.errors import Rejected, Unreachable
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.manager.events import history
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
@@ -29,16 +30,19 @@ class Maintenance:
     _tidy_at: float = 0.0
 
     async def do(self, workers: Collection[WorkerState]) -> None:
-        """Run the jobs that are due."""
+        """Run the jobs that are due. One that fails is tried again at its next time: what the leader knows
+        stays right, so it need not begin a new term."""
         now = monotonic()
         if now >= self._trim_at:
-            self._trim_at = now + (TRIM_EVERY_S if await self._trim() else 0.0)
+            self._trim_at = now + TRIM_EVERY_S
+            if await self._done("trim", self._trim()) is False:
+                self._trim_at = now
         if now >= self._record_at:
             self._record_at = now + RECORD_EVERY_S
-            await self.store.history.record(history.measure(workers))
+            await self._done("record", self._record(workers))
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_EVERY_S
-            await self._tidy([each.hello.name for each in workers])
+            await self._done("tidy", self._tidy([each.hello.name for each in workers]))
 
     async def due(self) -> tuple[list[str], bool]:
         """Queue scheduled tasks whose time has come and end those that expired. Return the ids of the ended,
@@ -51,12 +55,29 @@ class Maintenance:
                 return ended, False
         return ended, True
 
-    async def _tidy(self, names: list[str]) -> None:
+    async def _tidy(self, names: list[str]) -> bool:
         """Forget workers that have been offline for long, and drop old counters of the others."""
         for start in range(0, len(names), TIDIED_AT_ONCE):
             part = names[start : start + TIDIED_AT_ONCE]
             for name in await self.store.workers.tidy(part, self.store.timeouts.worker_keep_ms):
                 log.info("worker forgotten", worker_id=name, why="offline for longer than WORKER_RETENTION")
+        return True
+
+    async def _done(self, job: str, work: Awaitable[bool]) -> bool | None:
+        """Return what the job returns, None if it failed."""
+        try:
+            return await work
+        except Unreachable as error:
+            if not isinstance(error, Rejected):
+                raise  # the next round would not reach the store either
+            log.warning("a job of the leader failed", job=job, error=str(error))
+        except Exception:
+            log.exception("a job of the leader failed", job=job)
+        return None
+
+    async def _record(self, workers: Collection[WorkerState]) -> bool:
+        await self.store.history.record(history.measure(workers))
+        return True
 
     async def _trim(self) -> bool:
         """Trim in rounds; return True if nothing is left. One round trims only part of a busy minute's tasks,

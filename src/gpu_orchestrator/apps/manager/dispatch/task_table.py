@@ -1,25 +1,22 @@
-"""The leader's table of tasks that are not final."""
+"""The leader's table of tasks that are not final, with counters of those that wait and those that run."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet.past_attempts import Death
-from gpu_orchestrator.engine.scheduling_queue import State
 
 
 @dataclass(slots=True)
 class TrackedTask:
-    """A task that is not final. `attempt` counts the runs so far."""
+    """A task that is not final. `attempt` counts the runs so far. `waits`: no worker has it, nor is about to
+    get it; only the table changes that."""
 
     spec: TaskSpec
     attempt: int
     created_s: float
     deaths: tuple[Death, ...] = ()
-
-
-TaskTable = dict[str, TrackedTask]
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +27,43 @@ class QueueDepth:
     waiting_of: Counter[str] = field(default_factory=Counter)
     running_of: Counter[str] = field(default_factory=Counter)
 
+    def add(self, known: TrackedTask, by: int) -> None:
+        owner = known.spec.tenant
+        if known.waits:
+            _add(self.waiting, known.spec.priority, by)
+            _add(self.waiting_of, owner, by)
+        else:
+            _add(self.running_of, owner, by)
 
-def depth_of(tasks: Mapping[str, TrackedTask], state_of: Callable[[str], State | None]) -> QueueDepth:
-    found = QueueDepth()
-    for name, known in tasks.items():
-        spec = known.spec
-        waits = state_of(name) not in ("held", "in flight")
-        found.waiting_of[spec.tenant] += waits
-        found.running_of[spec.tenant] += not waits
-        if waits:
-            found.waiting[spec.priority] += 1
-    return found
+
+def _add(counts: "Counter[int] | Counter[str]", name: int | str, by: int) -> None:
+    """Forget a count that is 0, or owners who have left would stay forever."""
+    counts[name] += by  # type: ignore[index]
+    if not counts[name]:  # type: ignore[index]
+        del counts[name]
+
+
+class TaskTable(dict[str, TrackedTask]):
+    """Counts as tasks come, start and go: a scrape must not walk all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = QueueDepth()
+
+    def __setitem__(self, name: str, known: TrackedTask) -> None:
+        self.discard(name)
+        super().__setitem__(name, known)
+        self.depth.add(known, 1)
+
+    def discard(self, name: str) -> None:
+        """Forget a task, if it is here."""
+        if (known := self.pop(name, None)) is not None:
+            self.depth.add(known, -1)
+
+    def set_waits(self, name: str, waits: bool) -> None:
+        """Note that a task was placed, or that it waits again."""
+        known = self.get(name)
+        if known is not None and known.waits != waits:
+            self.depth.add(known, -1)
+            known.waits = waits
+            self.depth.add(known, 1)

@@ -3,6 +3,9 @@ window of the latest events in memory, and each watcher reads from it at its own
 
 Nothing is queued per watcher. One that lags behind the window reads from the store; one that lags behind the
 store gets a `reset`, because it missed events. So a slow watcher costs no more than a fast one.
+
+Watchers share the process with all else, perhaps with the leader. So they are woken some at a time, and a
+pause follows that grows with their number: what they cost has a bound, whatever happens in the cluster.
 """
 
 import asyncio
@@ -11,43 +14,31 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.events import START, Entry, Events, Id, Page, id_of
-from gpu_orchestrator.apps.manager import schema, views
+from gpu_orchestrator.adapters.store.events import READ_MOST, START, Events, Id, Page, id_of
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.errors import Unavailable
+from gpu_orchestrator.apps.manager.events.encoding import Batch, EncodedEvent, encoded, reset
 
 log = structlog.get_logger()
 
 WINDOW = 4096
-GATHER_S = 0.02
-"""The reader waits this long between reads, so that it gets several events at once."""
+GATHER_S, PER_WATCHER_S = 0.02, 0.00025
+"""The reader waits between reads, so that it gets several events at once: this long, or this long for each
+watcher if that is more. To wake a watcher and write to it takes about a tenth of that."""
+WOKEN_AT_ONCE = 50
+BATCH_EVENTS, BATCH_BYTES = 500, 256 << 10
+"""The most that is written to a watcher at once; what a slow one has not read is kept in memory."""
+CATCHING_UP, PAGE_S, PAGES_KEPT = 2, 0.005, 8
+"""How many watchers read old events from the store at a time, how long a page takes each of them at least,
+and how many pages are kept for others that start at the same event."""
 PAUSE_S = 0.2
-RESET = "reset"
-_encode = msgspec.json.Encoder().encode
 
 
 class WatchEnded(Exception):
     """The watcher gets no more events; the message is the reason for the client."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedEvent:
-    """An event as it is sent, encoded once for all watchers."""
-
-    id: Id
-    owner: str
-    event: schema.Event
-    json: bytes
-
-    @property
-    def frame(self) -> bytes:
-        """Return the event as a server-sent event."""
-        head = f"id: {self.event.id}\nevent: {self.event.event}\ndata: "
-        return b"%b%b\n\n" % (head.encode(), self.json)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,18 +50,21 @@ class Watcher:
     reads: bool = True
     end_reason: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: "asyncio.Future[None] | None" = None
 
-    def sees(self, event: EncodedEvent) -> bool:
-        """Return True for events of the owner's tasks and of the whole cluster."""
-        return not event.owner or self.key.sees in ("", event.owner)
+    @property
+    def waits(self) -> bool:
+        return self._news is not None and not self._news.done()
 
+    def expect(self) -> "asyncio.Future[None]":
+        """Return a future that ends when there is news from now on."""
+        if self._news is None or self._news.done():
+            self._news = asyncio.get_running_loop().create_future()
+        return self._news
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The next events of a watcher; `last` is its position after them."""
-
-    events: Sequence[EncodedEvent]
-    last: Id
+    def wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 class Feed:
@@ -79,8 +73,10 @@ class Feed:
         self._window: list[EncodedEvent] = []
         self._floor = self._last = START
         """The window holds all events after `_floor`, up to and including `_last`."""
+        self._batches: dict[Id, Batch] = {}
+        self._pages: dict[Id, Batch] = {}
+        self._catching_up = asyncio.Semaphore(CATCHING_UP)
         self._reading: asyncio.Task[None] | None = None
-        self._news: asyncio.Future[None] | None = None
         self._watchers: set[Watcher] = set()
 
     def __len__(self) -> int:
@@ -114,12 +110,13 @@ class Feed:
         while True:
             if watcher.end_reason:
                 raise WatchEnded(watcher.end_reason)
-            news = self._expect()
-            batch = self._from_window(at) if self._covers(at) else _batch(at, await self._events.page(at))
-            left_s = deadline - asyncio.get_running_loop().time()
-            if batch.events or left_s <= 0:
+            news = watcher.expect()
+            batch = self._from_window(at) if self._covers(at) else await self._from_store(at)
+            if batch.events or asyncio.get_running_loop().time() >= deadline:
                 return batch
-            await asyncio.wait([news], timeout=left_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await news
 
     async def latest(self) -> Id:
         """Return the id of the latest event; a watcher that starts there sees all later events."""
@@ -131,7 +128,7 @@ class Feed:
             if unwanted(watcher.key):
                 watcher.end_reason = reason
                 watcher.ended.set()
-                self._wake()
+                watcher.wake()
 
     def _count_of(self, owner: str) -> int:
         return sum(watcher.key.owner == owner for watcher in self._watchers)
@@ -142,15 +139,22 @@ class Feed:
             with contextlib.suppress(StoreError):
                 self._floor = self._last = await self.latest()
                 self._window.clear()
-                self._wake()
+                self._batches.clear()
+                await self._wake()
                 await self._follow()
             await asyncio.sleep(PAUSE_S)
 
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._events.follow(self._last)) as following:
+            unseen = 0
             async for entries in following:
                 self._append([encoded(entry) for entry in entries])
-                await asyncio.sleep(GATHER_S)
+                unseen += len(entries)
+                if len(entries) == READ_MOST and unseen < WINDOW:
+                    continue  # there are more: first read them all
+                unseen = 0
+                await self._wake()
+                await asyncio.sleep(max(GATHER_S, PER_WATCHER_S * len(self)))
 
     def _append(self, events: Sequence[EncodedEvent]) -> None:
         for each in events:
@@ -163,7 +167,7 @@ class Feed:
         if len(self._window) > 2 * WINDOW:
             self._floor = self._window[-WINDOW - 1].id
             self._window = self._window[-WINDOW:]
-        self._wake()
+        self._batches.clear()
 
     def _covers(self, at: Id) -> bool:
         return self._reading is not None and self._floor <= at <= self._last and at != START
@@ -171,41 +175,51 @@ class Feed:
     def _from_window(self, at: Id) -> Batch:
         if at == self._last:
             return Batch((), at)
-        first = bisect_right(self._window, at, key=lambda each: each.id)
-        return Batch(self._window[first:], self._last)
+        batch = self._batches.get(at)
+        if batch is None:
+            first = bisect_right(self._window, at, key=lambda each: each.id)
+            events = _bounded(self._window[first : first + BATCH_EVENTS])
+            batch = self._batches[at] = Batch(events, events[-1].id)
+        return batch
 
-    def _expect(self) -> "asyncio.Future[None]":
-        if self._news is None or self._news.done():
-            self._news = asyncio.get_running_loop().create_future()
-        return self._news
+    async def _from_store(self, at: Id) -> Batch:
+        """Read a page of old events. Many watchers that do so at once must not slow down the rest."""
+        async with self._catching_up:
+            batch = self._pages.get(at)
+            if batch is None:
+                batch = _batch(at, await self._events.page(at, BATCH_EVENTS))
+                if len(batch.events) >= BATCH_EVENTS:  # a page that is not full gets more events
+                    self._keep_page(at, batch)
+            await asyncio.sleep(PAGE_S)
+            return batch
 
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _keep_page(self, at: Id, batch: Batch) -> None:
+        self._pages[at] = batch
+        if len(self._pages) > PAGES_KEPT:
+            del self._pages[next(iter(self._pages))]
+        asyncio.get_running_loop().call_later(PAUSE_S, self._pages.pop, at, None)
+
+    async def _wake(self) -> None:
+        """Wake the watchers, some at a time: what else this process has to do goes on in between."""
+        waiting = [each for each in self._watchers if each.waits]
+        for at in range(0, len(waiting), WOKEN_AT_ONCE):
+            for watcher in waiting[at : at + WOKEN_AT_ONCE]:
+                watcher.wake()
+            await asyncio.sleep(0)
 
 
-def encoded(entry: Entry) -> EncodedEvent:
-    event = schema.Event(
-        id=entry.id,
-        event=entry.name,
-        timestamp=views.when(entry.at_ms) or "",
-        data=msgspec.Raw(entry.data),
-    )
-    return EncodedEvent(id_of(entry.id), entry.owner, event, _encode(event))
+def _bounded(events: Sequence[EncodedEvent]) -> Sequence[EncodedEvent]:
+    """Return the first of these events, at least one, that are not too large together."""
+    size = 0
+    for number, each in enumerate(events):
+        size += len(each.json)
+        if size > BATCH_BYTES and number:
+            return events[:number]
+    return events
 
 
 def _batch(at: Id, page: Page) -> Batch:
     events, last = [encoded(entry) for entry in page.entries], id_of(page.last)
     # A watcher that disconnects right after the reset resumes from the reset's id. If events come with the
     # reset, that id is the watcher's old position, so that it does not miss them.
-    return Batch([*([_reset(at, at if events else last)] if page.lost else []), *events], last)
-
-
-def _reset(missed: Id, at: Id) -> EncodedEvent:
-    """Return the event for: events after `missed` are gone, reload the full state, resume from `at`."""
-    why = {
-        "after": str(missed),
-        "reason": "events after this one are no longer kept; reload the full state",
-    }
-    event = schema.Event(id=str(at), event=RESET, timestamp="", data=msgspec.Raw(_encode(why)))
-    return EncodedEvent(at, "", event, _encode(event))
+    return Batch([*([reset(at, at if events else last)] if page.lost else []), *events], last)

@@ -89,14 +89,19 @@ class WorkerState:
     connection: str = ""
 
 
+def shown_score(score: float | None) -> str:
+    """Return the score as placement sees it; empty if there is none yet."""
+    return "" if score is None else f"{score:.2f}"
+
+
 def node_of(worker: WorkerState, memory: MemoryPolicy, reserved: dict[int, Reserved]) -> Node:
     """Return the worker as a node; `reserved` has the reserved memory of each device, by index."""
     hello = worker.hello
     readings = {reading.index: reading for reading in worker.readings}
     labels = {**hello.labels, **{HANDLER_LABEL + name: "true" for name in hello.task_types}}
     labels[POOL_LABEL] = hello.pool or NO_POOL
-    if worker.score is not None:
-        labels[SCORE_LABEL] = f"{worker.score:.2f}"
+    if score := shown_score(worker.score):
+        labels[SCORE_LABEL] = score
     return node(
         hello.name,
         [
@@ -158,7 +163,7 @@ def request_of(task: str, spec: TaskSpec, hints: Hints = NO_HINTS) -> Request:
     return Request(task, shape, spec.priority, spec.tenant, allocator=allocator)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _shape(
     task_type: str,
     gpus: int,

@@ -1,6 +1,7 @@
 """Decodes rows of the store into values, and builds a cluster of them for queries outside the dispatcher."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -31,6 +32,8 @@ _alerts = msgspec.json.Decoder(tuple[ActiveAlert, ...])
 _devices = msgspec.json.Decoder(list[int])
 _encode = msgspec.json.Encoder().encode
 
+HELLOS = 2048
+"""A worker sends its hello once, and every process decodes it often: keep this many decoded."""
 ENOUGH_TASKS = 10
 """At least this many tasks must have ended on a worker before its success rate counts."""
 
@@ -39,11 +42,21 @@ def encode(value: msgspec.Struct) -> str:
     return _encode(value).decode()
 
 
+@lru_cache(maxsize=HELLOS)
+def _hello_of(text: str) -> session.Hello:
+    return _hello.decode(text)
+
+
+def score_of(done: int, failed: int) -> float | None:
+    """Return the part of a worker's tasks that succeeded; None while too few have ended."""
+    return done / (done + failed) if done + failed >= ENOUGH_TASKS else None
+
+
 def worker_state_of(row: Row) -> WorkerState:
     report = _report.decode(row["report"]) if row.get("report") else None
     done, failed = int(row.get("done", 0)), int(row.get("failed", 0))
     return WorkerState(
-        hello=_hello.decode(row["spec"]),
+        hello=_hello_of(row["spec"]),
         epoch=int(row["epoch"]),
         online=row["state"] == "online",
         left=row["state"] == "offline" and row.get("leaving") == "1",
@@ -52,7 +65,7 @@ def worker_state_of(row: Row) -> WorkerState:
         cordoned_devices=frozenset(_devices.decode(row.get("cordoned_devices") or "[]")),
         readings=report.readings if report else (),
         alerts=_alerts.decode(row.get("alerts") or "[]"),
-        score=done / (done + failed) if done + failed >= ENOUGH_TASKS else None,
+        score=score_of(done, failed),
         api=row.get("api", ""),
         connection=row.get("connection", ""),
     )
@@ -72,6 +85,11 @@ def placement_of(task: str, worker: str, grant: DeviceGrant) -> Placement:
         memory_mib=grant.memory_mib,
         resources=((SLOTS, 1),),
     )
+
+
+def placements_on(worker: str, held: Iterable[tuple[str, str]]) -> list[Placement]:
+    """Return the placements of attempts, given as ids and grants as JSON."""
+    return [placement_of(task, worker, read_grant(place)) for task, place in held if place]
 
 
 def grant_of(place: Place, worker: WorkerState) -> DeviceGrant:

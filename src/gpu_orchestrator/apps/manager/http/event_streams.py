@@ -6,7 +6,7 @@ The event routes call this; the events come from `events/event_feed.py`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 from starlette.responses import Response
@@ -16,7 +16,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.events import Id
 from gpu_orchestrator.apps.manager.access.keys import Key
-from gpu_orchestrator.apps.manager.events.event_feed import EncodedEvent, Feed, WatchEnded, Watcher
+from gpu_orchestrator.apps.manager.events.encoding import Batch
+from gpu_orchestrator.apps.manager.events.event_feed import Feed, WatchEnded, Watcher
 from gpu_orchestrator.apps.manager.http.responses import done_before, until_disconnected
 
 log = structlog.get_logger()
@@ -27,12 +28,12 @@ SEND_TIMEOUT_S = 30.0
 TRY_AGAIN = 1013
 
 
-async def watch(feed: Feed, at: Id, watcher: Watcher) -> AsyncIterator[Sequence[EncodedEvent]]:
-    """Yield the events that this watcher may see; an empty batch after KEEPALIVE_S without any."""
+async def watch(feed: Feed, at: Id, watcher: Watcher) -> AsyncIterator[Batch]:
+    """Yield the next events; an empty batch after KEEPALIVE_S without any."""
     while True:
         batch = await feed.after(at, watcher, KEEPALIVE_S)
         at = batch.last
-        yield [each for each in batch.events if watcher.sees(each)]
+        yield batch
 
 
 class EventStream(Response):
@@ -61,19 +62,19 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
 
     async def _send_all(self, watcher: Watcher, write: Callable[[bytes], Awaitable[None]]) -> None:
-        async for events in watch(self._feed, self._at, watcher):
+        async for batch in watch(self._feed, self._at, watcher):
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await write(b"".join(each.frame for each in events) or b": nothing new\n\n")
+                await write(batch.server_sent(self._key.sees) or b": nothing new\n\n")
 
 
 async def serve_socket(feed: Feed, websocket: WebSocket, at: Id) -> None:
     """Send the same events over a WebSocket, one per message; the server's pings keep the connection open."""
 
     async def send_all(watcher: Watcher) -> None:
-        async for events in watch(feed, at, watcher):
-            for each in events:
-                async with asyncio.timeout(SEND_TIMEOUT_S):
-                    await websocket.send_text(each.json.decode())
+        async for batch in watch(feed, at, watcher):
+            if frames := batch.socket_frames(watcher.key.sees):
+                async with asyncio.timeout(SEND_TIMEOUT_S):  # see `socket_frames.py` for this message
+                    await websocket.send({"type": "websocket.send", "frames": frames})
 
     async def disconnected() -> None:
         while (await websocket.receive())["type"] != "websocket.disconnect":

@@ -2,6 +2,9 @@
 would go. Uses the filters and the policy that place tasks.
 """
 
+import asyncio
+from collections.abc import Mapping
+
 import numpy as np
 
 from gpu_orchestrator.api import session
@@ -16,6 +19,21 @@ from gpu_orchestrator.core.filters.devices import Kind
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
+
+AT_ONCE = 50
+
+
+async def verdicts(
+    shape: Shape, cluster: Cluster, workers: Mapping[str, WorkerState], *, named: bool
+) -> list[task_schema.WorkerVerdict]:
+    """Return the verdict of each worker that has not left, some at a time: other requests are served in
+    between. Nobody else may change the cluster meanwhile."""
+    found: list[task_schema.WorkerVerdict] = []
+    for worker in [each for each in workers.values() if not each.left]:
+        found.append(worker_verdict(shape, cluster, worker, named=named))
+        if len(found) % AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 def worker_verdict(

@@ -1,23 +1,21 @@
 """A view of the whole cluster: the workers, their devices, and whether a task could ever fit.
 
 Read from the store, so every process gives the same answer; cached for a second, so that many calls are
-cheap.
+cheap. A refresh reads the stamps of all workers, and the rows of those that changed, some at a time: other
+requests are served in between.
 """
 
-from collections.abc import Iterable
+import asyncio
 from time import monotonic
 
-import numpy as np
-from prometheus_client.metrics_core import Metric
-
-from gpu_orchestrator.adapters.store.records import UnfinishedTask
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.tasks import Counts, Row
+from gpu_orchestrator.adapters.store.tasks import Counts
 from gpu_orchestrator.adapters.store.valkey.database import Room
+from gpu_orchestrator.adapters.store.workers import Stamp
 from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.fleet_view import FleetView, HeldCluster, Totals
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
-from gpu_orchestrator.apps.manager.metrics import gauge
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import why_not
@@ -26,36 +24,60 @@ from gpu_orchestrator.core.request import Shape
 
 FRESH_S = 1.0
 NEVER = float("-inf")
-MOST_ACTIVE = 100_000
 
 
 class Overview:
     def __init__(self, store: Store, memory: MemoryPolicy, most_store_mb: float = 0.0) -> None:
-        self._store, self._memory = store, memory
+        self._store = store
         self._most_bytes, self._room = int(most_store_mb * MIB), Room(0, 0)
         self._reserved_bytes = self._accepted_bytes = 0
         self._refreshed_at = self._expired_at = NEVER
+        self._refreshing, self._filling = asyncio.Lock(), asyncio.Lock()
         self.counts: Counts | None = None
-        self.workers: dict[str, WorkerState] = {}
-        self._slots = 0
-        self._empty = Cluster()
+        self._stamps: dict[str, Stamp] = {}
+        self._fleet, self._held = FleetView(memory), HeldCluster(memory)
         self._misfits: dict[Shape, Refusal | None] = {}
 
+    @property
+    def workers(self) -> dict[str, WorkerState]:
+        return self._fleet.workers
+
+    @property
+    def totals(self) -> Totals:
+        return self._fleet.totals
+
     async def refresh(self, *, at_most_old_s: float = FRESH_S) -> None:
-        if monotonic() - self._refreshed_at < at_most_old_s:
+        """Read the store if the view is older than this. Concurrent callers share one refresh."""
+        called_at = monotonic()
+        if called_at - self._refreshed_at < at_most_old_s:
             return
+        async with self._refreshing:
+            if self._refreshed_at < called_at:
+                await self._refresh()
+
+    async def _refresh(self) -> None:
         started_at = monotonic()
         self.counts = await self._store.tasks.counts()
         room, logs = await self._store.database.room(self._most_bytes), await self._store.logs.size()
         # Logs give way to tasks, see `task_logs`.
         self._room, self._accepted_bytes = Room(max(room.used - logs, 0), room.most), 0
-        workers = await rows.load(self._store, self.counts.workers)
-        if workers != self.workers:
-            self.workers, self._misfits = workers, {}
-            self._slots = sum(each.hello.max_concurrent for each in workers.values() if each.online)
-            self._empty = rows.cluster_of(workers, self._memory, ())
+        self._stamps = await self._store.workers.stamps(self.counts.workers)
+        if await self._read_workers(self._stamps):
+            self._misfits = {}
         if started_at > self._expired_at:
             self._refreshed_at = started_at
+
+    async def _read_workers(self, stamps: dict[str, Stamp]) -> bool:
+        """Read the workers that changed; return whether any is another node than before."""
+        changed = self._fleet.keep_only(stamps)
+        async for part in self._store.workers.rows(self._fleet.outdated(stamps)):
+            for row in part:
+                if "spec" in row:
+                    changed |= self._fleet.put(rows.worker_state_of(row), stamps[row["name"]].row)
+        for name, stamp in stamps.items():
+            if name in self.workers:
+                changed |= self._fleet.rescore(name, stamp.done, stamp.failed)
+        return changed
 
     def expire(self) -> None:
         """Drop the cached view because a worker joined. A refresh that is running may have missed the worker,
@@ -95,43 +117,25 @@ class Overview:
 
     def drain_s(self, tasks: int, average_s: float) -> float:
         """Estimate how long the workers need for this many tasks."""
-        return tasks * average_s / self._slots if self._slots else 0.0
+        return tasks * average_s / self.totals.slots if self.totals.slots else 0.0
 
-    async def cluster(self) -> tuple[dict[str, WorkerState], Cluster]:
-        """Return the workers, and the cluster of those that have not left, with all that runs on it; read
-        now."""
-        await self.refresh(at_most_old_s=0.0)
-        page = await self._store.tasks.page(states=("assigned", "running"), offset=0, limit=MOST_ACTIVE)
-        stored = await self._store.tasks.fetch(page.ids)
-        active = [_unfinished_task(name, row) for name, row in zip(page.ids, stored, strict=True) if row]
-        present = {name: worker for name, worker in self.workers.items() if not worker.left}
-        return self.workers, rows.cluster_of(present, self._memory, active)
+    async def cluster(self, *, at_most_old_s: float = 0.0) -> tuple[dict[str, WorkerState], Cluster]:
+        """Return the workers, and the cluster of those that have not left, with all that runs on it."""
+        await self.refresh(at_most_old_s=at_most_old_s)
+        async with self._filling:
+            workers, stamps = self.workers, self._stamps
+            outdated = self._held.outdated(workers, stamps)
+            async for part in self._store.workers.holding(outdated):
+                for row, each in part:
+                    if (worker := workers.get(name := row["name"])) is not None and name in stamps:
+                        held = rows.placements_on(name, each.placements())
+                        self._held.put(worker, stamps[name].held, held)
+        here = {name: each for name, each in workers.items() if each.left or name in self._held.cluster}
+        return here, self._held.cluster
 
-    def device_gauges(self, workers: dict[str, WorkerState], cluster: Cluster) -> Iterable[Metric]:
-        labels = ["worker", "device"]
-        alerts = [
-            ([name, str(each.device), each.kind], 1.0)
-            for name, worker in workers.items()
-            for each in worker.alerts
-        ]
-        yield gauge("gpu_alert", "1 while an alert is active", [*labels, "kind"], alerts)
-        used, free, reserved = [], [], []
-        for name, worker in workers.items():
-            if name not in cluster:
-                continue
-            readings = {each.index: each for each in worker.readings}
-            reservations = rows.reserved_on(worker, self._memory, cluster.held_on(name).values())
-            left = cluster.usage.free_mib[cluster.row(name)]
-            for at, device in enumerate(worker.hello.devices):
-                named = [name, str(device.index)]
-                reading = readings.get(device.index)
-                used.append((named, float(reading.used_mib * MIB if reading else 0)))
-                free.append((named, float(np.maximum(left[at], 0)) * MIB))
-                mib = reservations[device.index].mib if device.index in reservations else 0
-                reserved.append((named, float(mib * MIB)))
-        yield gauge("gpu_memory_used_bytes", "Used memory as the driver reports it", labels, used)
-        yield gauge("gpu_memory_free_bytes", "Memory that can still be reserved", labels, free)
-        yield gauge("gpu_memory_reserved_bytes", "Memory reserved for tasks", labels, reserved)
+    def free_mib(self, cluster: Cluster) -> int:
+        """Return the memory of this cluster that can still be reserved."""
+        return self._fleet.free_mib(cluster)
 
     def _lookup(self, shape: Shape, policy: Policy) -> Refusal | None:
         if not self.workers:
@@ -139,20 +143,6 @@ class Overview:
         if shape not in self._misfits:
             if len(self._misfits) > 10_000:
                 self._misfits.clear()
-            refusal = why_not(shape, self._empty, policy)
+            refusal = why_not(shape, self._fleet.empty, policy)
             self._misfits[shape] = refusal if refusal and refusal.never else None
         return self._misfits[shape]
-
-
-def _unfinished_task(name: str, row: Row) -> UnfinishedTask:
-    return UnfinishedTask(
-        name,
-        row["spec"],
-        int(row["attempt"]),
-        0,
-        int(row["created"]),
-        row.get("deaths", ""),
-        row["state"],
-        row.get("worker", ""),
-        row.get("place", ""),
-    )

@@ -1,6 +1,6 @@
 """One worker's connection: handles the worker's messages in order, and sends messages to it in batches.
 
-Hello ──▶ register ──▶ Welcome ──▶ messages both ways ──▶ connection lost ──▶ suspect
+Hello ──▶ register ──▶ Welcome ──▶ messages both ways ──▶ connection lost, or this server ends ──▶ suspect
 """
 
 import asyncio
@@ -14,11 +14,11 @@ import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.records import Active, Registration, Renewal
+from gpu_orchestrator.adapters.store.records import Registration, Renewal, Renewed
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.tasks import FinishResult
-from gpu_orchestrator.adapters.store.workers import RegisterResult
-from gpu_orchestrator.api import session
+from gpu_orchestrator.adapters.store.tasks import FinishResult, Row
+from gpu_orchestrator.adapters.store.workers import RegisterResult, Removed
+from gpu_orchestrator.api import pieces, session
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import alerts, rows
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
@@ -29,10 +29,16 @@ log = structlog.get_logger()
 Attempt = tuple[str, int]
 ACK_DELAY_S = 0.005
 """No worker waits for an `Ack`, so it goes with the next urgent message, or after this delay."""
+READ_AT_ONCE = 4
+"""Assignments to read from the store in one answer: each may have parameters of `MAX_REQUEST_MB`."""
 
 
 class Fenced(Exception):
     """This session is no longer valid: another worker has the name, or the lease expired."""
+
+
+class WorkerRemoved(Exception):
+    """An operator removed the worker."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,9 +58,11 @@ class Session:
     """Set when the session is closed."""
     connection: str = field(default_factory=lambda: uuid4().hex)
     assigned_at: dict[Attempt, float] = field(default_factory=dict)
-    _out: list[session.Message] = field(default_factory=list)
+    _link: pieces.FrameLink = field(default_factory=pieces.FrameLink)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _cancelled: set[Attempt] = field(default_factory=set)
+    _claimed: frozenset[Attempt] = frozenset()
+    _wish: str = ""
     _ack_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -64,39 +72,57 @@ class Session:
     def send(self, message: session.Message) -> None:
         if isinstance(message, session.Assign):
             self.assigned_at[message.task, message.attempt] = monotonic()
-        self._out.append(message)
+            if pieces.weight(message) > pieces.LARGEST:
+                return self._fail_too_large(message)
+        self._link.put(message)
         if not isinstance(message, session.Ack):
             self._wake.set()
         elif self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._ack_due)
+        return None
 
     def _ack_due(self) -> None:
         self._ack_timer = None
-        if self._out:
-            self._wake.set()
+        self._wake.set()
+
+    def _fail_too_large(self, assign: session.Assign) -> None:
+        """End an attempt that no worker can receive, such as one of a version that took larger requests."""
+        message = f"its parameters have {len(assign.parameters)} bytes; at most {pieces.LARGEST} can be sent"
+        failed = session.Failed(assign.task, assign.attempt, session.TaskError("ParametersTooLarge", message))
+        self.outcomes.record(self.identity, failed, 0.0, lambda _: None)
 
     async def register(self) -> RegisterResult:
         """Receive Hello, register the worker and send Welcome; sets the epoch."""
         hello = await self._hello()
-        registration = Registration(
-            self.name,
-            hello.instance,
-            rows.encode(_without_connection(hello)),
-            self.store.owner,
-            self.connection,
-            hello.resume_epoch,
-        )
         self.may_be_registered = True
-        registered = await self.store.workers.register(registration)
+        registered = await self.store.workers.register(
+            self._registration(hello.instance, rows.encode(_without_connection(hello)), hello.resume_epoch)
+        )
         self.epoch = registered.epoch
+        self._link.pieces = hello.pieces
         if registered.kind in ("new", "resumed"):
             resumed = registered.kind == "resumed"
             if resumed:
                 self.assigned_at = {
                     (each.task, each.attempt): monotonic() for each in (*hello.running, *hello.unacked)
                 }
+                self._claimed = frozenset((each.task, each.attempt) for each in hello.running)
             self.send(self.config.welcome(self.name, self.epoch, resumed=resumed))
         return registered
+
+    def _registration(self, instance: str, spec: str, epoch: int) -> Registration:
+        key = self.key.id if self.key else ""
+        return Registration(self.name, instance, spec, self.store.owner, self.connection, epoch, key)
+
+    async def reclaim(self, row: Row) -> bool:
+        """Make this the worker's connection again; return False if the worker has another epoch now."""
+        registration = self._registration(row["instance"], row["spec"], self.epoch)
+        if row["epoch"] != str(self.epoch) or row["state"] == "offline":
+            return False
+        if (await self.store.workers.register(registration)).kind != "resumed":
+            return False
+        await self.resume()
+        return True
 
     async def run(self) -> None:
         """Serve until the connection is lost or the worker is fenced."""
@@ -114,15 +140,34 @@ class Session:
         the web framework that opened the connection."""
         await self.resume()
         while True:
-            for message in session.read_by_server(await self.transport.receive()):
+            frame = self._link.receive(await self.transport.receive(), monotonic())
+            if frame is None:
+                self._wake.set()
+                continue
+            for message in session.read_by_server(frame):
                 self._handle(message, group)
 
     async def resume(self) -> None:
-        """Send again what the worker should have and may have missed."""
-        (active,) = await self.store.workers.renew([self.identity])
-        if active is None:
+        """Send again what the worker should have and may have missed. Stop runs that are no longer its own,
+        as far as the store knows: it may have lost them in a failover."""
+        renewed = await self._renewed()
+        for task, attempt in self._claimed - {(each.id, each.attempt) for each in renewed.active}:
+            self.cancel(task, attempt)
+        self._claimed = frozenset()
+        await self._catch_up(renewed)
+
+    async def catch_up(self) -> None:
+        """Send what the store has for this worker, as at a renewal."""
+        with contextlib.suppress(StoreError):
+            await self._catch_up(await self._renewed())
+
+    async def _renewed(self) -> Renewed:
+        (renewed,) = await self.store.workers.renew([self.identity])
+        if isinstance(renewed, Removed):
+            raise WorkerRemoved(self.name)
+        if renewed is None:
             raise Fenced(self.name)
-        await self._catch_up(active)
+        return renewed
 
     async def _hello(self) -> session.Hello:
         async with asyncio.timeout(self.config.registration_s):
@@ -164,21 +209,32 @@ class Session:
 
     async def _renew(self, number: int) -> None:
         try:
-            (active,) = await self.store.workers.renew([self.identity])
+            renewed = await self._renewed()
         except StoreError:
             return  # without an answer the worker stops by itself before its lease expires
-        if active is None:
-            raise Fenced(self.name)
         self.send(session.Renewed(number))
-        await self._catch_up(active)
+        await self._catch_up(renewed)
 
-    async def _catch_up(self, active: tuple[Active, ...]) -> None:
-        missing = [each for each in active if (each.id, each.attempt) not in self.assigned_at]
-        for assign in await self.outcomes.assigns(missing):
-            self.send(assign)
-        for each in active:
+    async def _catch_up(self, renewed: Renewed) -> None:
+        await self._repeat(renewed.wish)
+        for each in renewed.active:
             if each.cancel:
                 self.cancel(each.id, each.attempt)
+        missing = [each for each in renewed.active if (each.id, each.attempt) not in self.assigned_at]
+        for first in range(0, len(missing), READ_AT_ONCE):
+            for assign in await self.outcomes.assigns(missing[first : first + READ_AT_ONCE]):
+                if (assign.task, assign.attempt) not in self.assigned_at:
+                    self.send(assign)
+
+    async def _repeat(self, wish: str) -> None:
+        """Tell the worker what an operator wishes of it. The message sent at the time may have been lost."""
+        if self.is_leaving and wish != "leave":
+            await self._leaving()  # an operator cannot call back a worker that already leaves
+        elif wish == "leave" and not self.is_leaving:
+            self.send(session.Drain(leave=True))
+        elif wish == "drain" and self._wish != wish:
+            self.send(session.Drain())
+        self._wish = wish
 
     def cancel(self, task: str, attempt: int) -> None:
         if (task, attempt) not in self._cancelled:
@@ -201,11 +257,10 @@ class Session:
             await self._flush()
 
     async def _flush(self) -> None:
-        if self._out:
-            messages, self._out = self._out, []
-            await self.transport.send(session.frame(*messages))
+        while (frame := self._link.next(monotonic())) is not None:
+            await self.transport.send(frame)
 
 
 def _without_connection(hello: session.Hello) -> session.Hello:
     """Return the hello without the parts that concern only this connection."""
-    return msgspec.structs.replace(hello, running=(), unacked=(), resume_epoch=0)
+    return msgspec.structs.replace(hello, running=(), unacked=(), resume_epoch=0, pieces=False)

@@ -1,5 +1,5 @@
-"""What a session tells its worker: how long a lease lasts, how often to renew it and to report, how much of a
-log is kept."""
+"""What a session tells its worker: how long a lease lasts, also when this server ends (`hold_s`), how often
+to renew it and to report, how much of a log is kept."""
 
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ GRACE_PER_LEASE = 0.3
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     lease_s: float = 10.0
+    hold_s: float = 60.0
     heartbeat_s: float = 30.0
     registration_s: float = 60.0
     cancel_grace_s: float = 5.0
@@ -24,6 +25,7 @@ class SessionConfig:
     def of(cls, settings: Settings) -> "SessionConfig":
         return cls(
             lease_s=settings.worker_lease,
+            hold_s=max(settings.restart_grace, settings.worker_lease),
             heartbeat_s=settings.heartbeat_interval,
             registration_s=settings.worker_registration_timeout,
             log_kb=settings.task_log_kb if settings.task_logs_mb else 0,
@@ -33,5 +35,12 @@ class SessionConfig:
     def welcome(self, worker: str, epoch: int, *, resumed: bool) -> session.Welcome:
         renew_every_s = self.lease_s / RENEWALS_PER_LEASE
         return session.Welcome(
-            worker, epoch, self.lease_s, renew_every_s, self.heartbeat_s, resumed, self.log_kb
+            worker,
+            epoch,
+            self.lease_s,
+            renew_every_s,
+            self.heartbeat_s,
+            resumed,
+            self.log_kb,
+            pieces=True,
         )

@@ -10,11 +10,13 @@ import structlog
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.store.errors import StoreError
+from gpu_orchestrator.adapters.store.records import Renewal
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.api import session
+from gpu_orchestrator.api import pieces, session
 from gpu_orchestrator.apps.manager.access.keys import Key
+from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
-from gpu_orchestrator.apps.manager.workers.session import Fenced, Session
+from gpu_orchestrator.apps.manager.workers.session import Fenced, Session, WorkerRemoved
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.transports import Disconnected, Transport
 
@@ -22,7 +24,11 @@ log = structlog.get_logger()
 
 KEY_INVALID = "the key of this worker was revoked or has expired"
 GOODBYE_S = 1.0
+HAND_OVER_S = 2.0
+MOST_RUNNING = 10_000
 FENCED = "this worker's lease expired, or another worker has its name"
+SERVER_ENDS = "the server ends"
+REMOVED = session.Goodbye("removed", fenced=True, retry=False)
 REFUSALS = {
     "taken": "a worker of this name is connected; start this one with another --name",
     "full": "MAX_WORKERS workers are registered; raise it or remove one",
@@ -30,7 +36,8 @@ REFUSALS = {
 
 
 class ForwardedFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A frame for a worker that is connected to another process; `epoch` as in `Sessions.send`."""
+    """A frame for a worker that is connected to another process; `epoch` as in `Sessions.send`. An empty
+    frame stands for a message that is too large to be published: the store has it."""
 
     worker: str
     frame: bytes
@@ -51,6 +58,7 @@ class Sessions:
         self._on_registered = on_registered
         self._open: dict[str, Session] = {}
         self._background = BackgroundTasks()
+        self._is_ending = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -58,6 +66,8 @@ class Sessions:
     async def serve(self, transport: Transport, name: str, key: Key | None = None) -> None:
         """Serve one worker's connection from Hello to its end."""
         connected = Session(transport, self._store, self._outcomes, self._config, name, key)
+        if self._is_ending:
+            return await self._close(connected, session.Goodbye(SERVER_ENDS))
         try:
             await self._serve(connected)
         except* (Disconnected, TimeoutError):
@@ -70,6 +80,8 @@ class Sessions:
             await self._close(connected, session.Goodbye("the store does not answer"))
         except* Fenced:
             await self._close(connected, session.Goodbye(FENCED, fenced=True))
+        except* WorkerRemoved:
+            await self._close(connected, REMOVED)
         except* Exception:
             log.exception("a worker's session failed", worker_id=name)
             await self._close(connected, session.Goodbye("something went wrong here; the log has it"))
@@ -84,7 +96,8 @@ class Sessions:
         if here is not None and epoch in (0, here.epoch):
             here.send(message)
         elif api and api != self._store.owner:
-            self._background.start(self._publish(api, ForwardedFrame(worker, session.frame(message), epoch)))
+            frame = session.frame(message) if pieces.weight(message) <= pieces.WHOLE else b""
+            self._background.start(self._publish(api, ForwardedFrame(worker, frame, epoch)))
 
     def cancel(self, worker: str, api: str, task: str, attempt: int) -> None:
         if (here := self._open.get(worker)) is not None:
@@ -96,9 +109,35 @@ class Sessions:
         """Pass on a frame from another process to a worker that is connected here."""
         read = _forwarded.decode(forwarded)
         here = self._open.get(read.worker)
-        if here is not None and read.epoch in (0, here.epoch):
-            for message in session.read_by_worker(read.frame):
-                here.send(message)
+        if here is None or read.epoch not in (0, here.epoch):
+            return
+        if not read.frame:
+            self._background.start(self._caught_up(here))
+            return
+        for message in session.read_by_worker(read.frame):
+            here.send(message)
+
+    async def adopted(self, name: str, epoch: int, key: Key) -> session.Hello | None:
+        """Return a Hello that resumes the session of a polling worker that another process has had: a load
+        balancer may bring each of its heartbeats to another one. None if the store has no such session."""
+        (row,) = await self._store.workers.fetch([name])
+        if row is None or row["epoch"] != str(epoch) or row["state"] == "offline":
+            return None
+        if row.get("joined_with") != key.id:
+            return None
+        known = rows.worker_state_of(row).hello
+        began = await self._store.tasks.page(states=("running",), worker=name, offset=0, limit=MOST_RUNNING)
+        attempts = zip(began.ids, await self._store.tasks.fetch(began.ids), strict=True)
+        running = tuple(session.Attempt(task, int(each["attempt"])) for task, each in attempts if each)
+        return msgspec.structs.replace(known, resume_epoch=epoch, running=running)
+
+    async def reclaim(self, name: str) -> bool:
+        """Take the session of a polling worker back from the process that adopted it meanwhile. Return False
+        if the worker must register again."""
+        here, (row,) = self._open.get(name), await self._store.workers.fetch([name])
+        if here is None or row is None:
+            return False
+        return row["connection"] == here.connection or await here.reclaim(row)
 
     def disconnect_keys(self, is_invalid: Callable[[Key], bool]) -> None:
         """Disconnect workers whose key is no longer valid."""
@@ -109,7 +148,13 @@ class Sessions:
                 )
 
     async def close(self) -> None:
-        goodbye = session.Goodbye("the server ends")
+        """End all sessions because this server ends, and accept no more. The workers keep what they run: they
+        get the term of a planned restart to join another server, or this one again."""
+        self._is_ending = True
+        is_held = await self._hand_over([each.identity for each in self._open.values()])
+        for each in self._open.values():
+            each.may_be_registered = not is_held
+        goodbye = session.Goodbye(SERVER_ENDS, hold_s=self._config.hold_s if is_held else 0.0)
         await asyncio.gather(*(self._close(each, goodbye) for each in self._open.values()))
 
     async def _serve(self, connected: Session) -> None:
@@ -132,9 +177,24 @@ class Sessions:
             del self._open[connected.name]
         if connected.epoch:
             log.info("worker disconnected", worker_id=connected.name, epoch=connected.epoch)
-        if connected.may_be_registered:
+        if connected.may_be_registered and self._is_ending:
+            await self._hand_over([connected.identity])
+        elif connected.may_be_registered:
             with contextlib.suppress(StoreError):  # then its lease expires
                 await self._store.workers.disconnect(connected.identity, leaving=connected.is_leaving)
+
+    async def _hand_over(self, connections: list[Renewal]) -> bool:
+        """Give these workers the term of a planned restart; return False if the store does not answer."""
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._store.workers.hand_over(connections)
+        except (StoreError, TimeoutError):
+            return False
+        return True
+
+    async def _caught_up(self, connected: Session) -> None:
+        with contextlib.suppress(Fenced, WorkerRemoved):  # the next renewal tells the worker
+            await connected.catch_up()
 
     async def _close(self, connected: Session, goodbye: session.Goodbye) -> None:
         """Send Goodbye and close; give up after `GOODBYE_S`."""

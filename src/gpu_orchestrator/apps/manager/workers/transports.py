@@ -5,10 +5,10 @@ A session reads and writes frames; it does not know which transport carries them
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpu_orchestrator.adapters.background import wait_until_set
@@ -17,6 +17,8 @@ from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access.keys import Key
 
 WELCOME_S = 10.0
+ANSWER_BYTES = 4 << 20
+"""The largest answer to a poll, unless a single message is larger."""
 
 
 class Disconnected(Exception):
@@ -33,8 +35,14 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-Serve = Callable[[Transport, str, Key], Coroutine[Any, Any, None]]
-"""Runs the session of the worker with this name, which joined with this key."""
+class Sessions(Protocol):
+    """What runs the sessions: `workers/sessions.py`, which documents these."""
+
+    async def serve(self, transport: Transport, name: str, key: Key | None = None) -> None: ...
+
+    async def adopted(self, name: str, epoch: int, key: Key) -> session.Hello | None: ...
+
+    async def reclaim(self, name: str) -> bool: ...
 
 
 class WebSocketTransport:
@@ -98,8 +106,16 @@ class LongPollTransport:
             await wait_until_set(self._more, timeout_s)
         if poll_number != self._last_poll:
             return []
-        frames, self._out = self._out, []
-        return frames
+        return self._taken()
+
+    def _taken(self) -> list[bytes]:
+        """Take frames for one answer; the next poll gets the rest."""
+        count, size = 1, len(self._out[0]) if self._out else 0
+        while count < len(self._out) and size + len(self._out[count]) <= ANSWER_BYTES:
+            size += len(self._out[count])
+            count += 1
+        taken, self._out = self._out[:count], self._out[count:]
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +127,18 @@ class Poll:
 
 
 class Polls:
-    """Sessions of workers that poll; each runs over its own `LongPollTransport`."""
+    """Sessions of workers that poll; each runs over its own `LongPollTransport`. The processes behind a load
+    balancer take a session over from each other: the store says who had it last."""
 
-    def __init__(self, serve: Serve, silence_s: float) -> None:
-        self._serve, self._silence_s = serve, silence_s
+    def __init__(self, sessions: Sessions, silence_s: float) -> None:
+        self._sessions, self._silence_s = sessions, silence_s
         self._open: dict[str, Poll] = {}
 
     async def register(self, hello: session.Hello, key: Key) -> session.Welcome:
         """Start a session; raises `Conflict` with the reason if the worker is refused."""
+        hello = msgspec.structs.replace(hello, pieces=False)  # they are for WebSockets
         long_poll = LongPollTransport(self._silence_s)
-        serving = asyncio.get_running_loop().create_task(self._serve(long_poll, hello.name, key))
+        serving = asyncio.get_running_loop().create_task(self._sessions.serve(long_poll, hello.name, key))
         frames = await long_poll.exchange(session.frame(hello), WELCOME_S)
         messages = [message for frame in frames for message in session.read_by_worker(frame)]
         welcome = next((each for each in messages if isinstance(each, session.Welcome)), None)
@@ -137,9 +155,18 @@ class Polls:
         poll = self._open.get(name)
         if poll is not None and poll.key.id != key.id:
             raise errors.Forbidden(f"worker {name} joined with another key; use that one")
-        if poll is None or poll.epoch != epoch:
-            raise errors.Conflict(f"worker {name} has no session of epoch {epoch} here; register again")
+        if poll is None or poll.epoch != epoch or not await self._sessions.reclaim(name):
+            poll = await self._adopt(name, key, epoch)
         return await poll.long_poll.exchange(frame, timeout_s)
+
+    async def _adopt(self, name: str, key: Key, epoch: int) -> Poll:
+        hello = await self._sessions.adopted(name, epoch, key)
+        if hello is None or (await self.register(hello, key)).epoch != epoch:
+            raise errors.Conflict(
+                f"there is no session of worker {name} with epoch {epoch} and this key; register again with "
+                "POST /workers, with resume_epoch and the attempts that run"
+            )
+        return self._open[name]
 
     def _forget(self, name: str, poll: Poll) -> None:
         if self._open.get(name) is poll:

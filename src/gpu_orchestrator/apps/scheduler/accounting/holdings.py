@@ -9,19 +9,22 @@ never becomes less while it lives. Devices of an ended pod that no lease counts 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import structlog
 
-from gpu_orchestrator.api import claims, deviceleases, neighbours, translate, volumes
+from gpu_orchestrator.api import claims, deviceleases, neighbours, pod_amounts, translate, volumes
 from gpu_orchestrator.api.deviceleases import DeviceRef, Hold
 from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.pod_amounts import Taken
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.node_view import NodeView
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, PlacementObserved, RequestRemoved
+
+NOTHING = Placement("", "")
+ONE_POD = Taken(0, (("pods", 1),), has_parts=False)
 
 log = structlog.get_logger()
 
@@ -92,15 +95,15 @@ class Holdings:
         but its annotation says which devices it was bound to."""
         uid, known = pod.metadata.uid, self._placements.get(pod.metadata.uid)
         taken = _taken(pod)
-        if taken.unnamed:
-            self.nodes.add_plugin_pod(uid, taken.node, taken.unnamed)
+        if unnamed := taken.gpus + translate.has_gpu_parts(pod, taken):  # a part is of some device, at least
+            self.nodes.add_plugin_pod(uid, pod.spec.node_name, unnamed)
         devices = known
         if known is None and (named := claims.given(pod)):
             self._named[uid] = named
             devices = claims.bound(pod, self._stores.claim_spec(pod)) if by_annotation else None
         if known is None and not by_annotation:
             devices = self._without_lease(pod)
-        placement = self._with_surroundings(_with_devices(replace(taken, unnamed=0), devices), pod)
+        placement = self._placement(pod, taken, devices)
         self._placements[uid] = placement
         self._feed(PlacementObserved(placement))
         self.nodes.recount(uid, placement.node)
@@ -115,10 +118,23 @@ class Holdings:
         leased = self._leased(pod.metadata.uid, pod.spec.node_name)
         return claims.bound(pod, claim.spec, devices=devices) if leased < set(devices) else None
 
-    def _with_surroundings(self, placement: Placement, pod: Pod) -> Placement:
-        """Add what other pods' rules see of the pod, and the volumes that it has attached."""
-        attached = volumes.attached(pod, self._stores) if pod.spec.volumes else ()
-        return replace(placement, volumes=attached, neighbour=neighbours.neighbour(pod, self._stores))
+    def _placement(self, pod: Pod, taken: Taken, given: Placement | None) -> Placement:
+        """Return all that the pod holds: its resources, `given` devices if they are of its node, the volumes
+        that it has attached, and what other pods' rules see of it."""
+        has = given if given is not None and given.node == pod.spec.node_name and given.devices else NOTHING
+        return Placement(
+            pod.metadata.uid,
+            pod.spec.node_name,
+            devices=has.devices,
+            exclusive=has.exclusive,
+            milli=has.milli,
+            memory_mib=has.memory_mib,
+            resources=taken.resources,
+            host_ports=translate.host_ports(pod.spec),
+            bandwidth_gbps=has.bandwidth_gbps,
+            volumes=volumes.attached(pod, self._stores) if pod.spec.volumes else (),
+            neighbour=neighbours.neighbour(pod, self._stores),
+        )
 
     def remove(self, uid: str) -> Placement | None:
         """Remove an ended pod; return what it held."""
@@ -144,29 +160,14 @@ class Holdings:
         self._feed(RequestRemoved(_ended_key(uid)))
 
 
-def _taken(pod: Pod) -> Placement:
+def _taken(pod: Pod) -> Taken:
     """Return what the pod takes apart from given devices. A pod whose quantities cannot be read counts as one
     pod: it is there, and whatever devices it holds count."""
     try:
-        taken = claims.taken(pod)
-        has_parts = translate.has_gpu_parts(pod, taken)
-        return replace(taken, unnamed=taken.unnamed + 1) if has_parts else taken  # of some device, at least
+        return pod_amounts.taken(pod.spec)
     except BadQuantity as error:
         log.error("resources of a pod cannot be counted", pod=key(pod), error=str(error))
-        return Placement(pod.metadata.uid, pod.spec.node_name, resources=(("pods", 1),))
-
-
-def _with_devices(taken: Placement, known: Placement | None) -> Placement:
-    if known is None or not known.devices or known.node != taken.node:
-        return taken
-    return replace(
-        taken,
-        devices=known.devices,
-        exclusive=known.exclusive,
-        milli=known.milli,
-        memory_mib=known.memory_mib,
-        bandwidth_gbps=known.bandwidth_gbps,
-    )
+        return ONE_POD
 
 
 def _ended_key(uid: str) -> str:

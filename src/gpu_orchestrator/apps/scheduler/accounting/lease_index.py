@@ -7,11 +7,11 @@ the lease of a live bound pod disappears, it stays counted as lost until it is r
 are free. An unrelated Lease with a device lease's name also takes the device: it could not be leased.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api import deviceleases
-from gpu_orchestrator.api.deviceleases import DeviceRef, Hold, Holder
+from gpu_orchestrator.api.deviceleases import Hold, Holder
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.core.answer import Placement
@@ -74,9 +74,10 @@ class LeaseIndex:
                 self._drop(hold, at)
         for uid in after:
             self._by_pod.setdefault(uid, {})[at] = lease
-            self._found_again(uid, at)
-        self._update(at, new)
-        for uid, hold in (before | after).items():
+            if self._lost:
+                self._found_again(uid, at)
+        self._count(at, self._placements(new, after.values()))
+        for uid, hold in (before | after if before else after).items():
             self._changed(uid, hold.ref.node)
 
     def add_found(self, lease: Lease) -> None:
@@ -100,7 +101,14 @@ class LeaseIndex:
     def recount(self, uid: str) -> None:
         """Update the pod's leases after the devices that it counts itself have changed."""
         for at, lease in list(self._by_pod.get(uid, {}).items()):
-            self._update(at, lease)
+            if not self._is_counted(uid, at):
+                self._update(at, lease)
+
+    def _is_counted(self, uid: str, at: str) -> bool:
+        """Return True if a lease counts for the pod, and rightly so. To know that, the lease need not be read
+        again: a new leader asks for every pod of the cluster."""
+        counted = self._counted.get(at, {}).get(uid)
+        return counted is not None and not self._counts_itself(uid, counted.node, counted.devices)
 
     def _drop(self, hold: Hold, at: str) -> None:
         uid = hold.holder.uid
@@ -119,7 +127,10 @@ class LeaseIndex:
                 del lost[first]
 
     def _update(self, at: str, lease: Lease | None) -> None:
-        wanted = self._placements(lease) if lease else {}
+        self._count(at, self._placements(lease, deviceleases.holds(lease) if lease is not None else ()))
+
+    def _count(self, at: str, wanted: dict[str, Placement]) -> None:
+        """Count a lease as these placements, by holder, and as what was lost of it."""
         for uid, hold in self._lost.get(at, {}).items():
             wanted.setdefault(uid, hold.placement)
         counted = self._counted.pop(at, {})
@@ -132,18 +143,22 @@ class LeaseIndex:
             if uid not in wanted:
                 self._feed(RequestRemoved(placement.key))
 
-    def _placements(self, lease: Lease) -> dict[str, Placement]:
-        if ref := deviceleases.obstructed(lease):
+    def _placements(self, lease: Lease | None, held: Iterable[Hold]) -> dict[str, Placement]:
+        """Return what counts of a lease by itself, by holder."""
+        if lease is not None and (ref := deviceleases.obstructed(lease)):
             return {"": Holder("").placement(ref, exclusive=True)}
         return {
             hold.holder.uid: hold.placement
-            for hold in deviceleases.holds(lease)
-            if not self._counts_itself(hold.holder.uid, hold.ref)
+            for hold in held
+            if not self._counts_itself(hold.holder.uid, hold.ref.node, (hold.ref.device,))
         }
 
-    def _counts_itself(self, uid: str, ref: DeviceRef) -> bool:
+    def _counts_itself(self, uid: str, node: str, devices: tuple[int, ...]) -> bool:
+        """Return True if the pod counts one of these devices apart from its leases."""
         placement = self._placement_of(uid)
-        return placement is not None and placement.node == ref.node and ref.device in placement.devices
+        if placement is None or not placement.devices or placement.node != node:
+            return False
+        return any(each in placement.devices for each in devices)
 
 
 def _by_holder(lease: Lease | None) -> dict[str, Hold]:

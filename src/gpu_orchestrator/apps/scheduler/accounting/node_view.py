@@ -107,8 +107,9 @@ class NodeView:
         self._feed(NodeUpdated(replace(node, volume_limits=limits) if limits else node))
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
+        if not (plugin := self._plugin_gpus.get(name)):
+            return ""
         used = inventory.used_by(report)
-        plugin = self._plugin_gpus.get(name, {})
         unreported = any(len(used.get(uid, ())) < gpus for uid, gpus in plugin.items())
         return inventory.PLUGIN_UNREPORTED if unreported else ""
 
@@ -122,9 +123,9 @@ class NodeView:
                 ids.update(devices)
             elif is_live:
                 ids.update(set(devices) - self._held(uid, name))
-        placement = Placement(f"untracked/{name}", name, devices=tuple(sorted(ids)))
         before = self._untracked.pop(name, None)
         if ids:
+            placement = Placement(f"untracked/{name}", name, devices=tuple(sorted(ids)))
             self._untracked[name] = placement
             if before != placement:
                 self._feed(PlacementObserved(placement))

@@ -247,7 +247,7 @@ class Coordinator:
     def _feed(self, *all_of: Event) -> None:
         """Send events to the engine, all before it decides, and perform the actions that it returns."""
         if (initial := self._initial) is not None:
-            all_of = tuple(each for each in all_of if not initial.keep(each))
+            all_of = tuple([each for each in all_of if not initial.keep(each)])
         if self._closed or not all_of:
             return
         now = self._clock()

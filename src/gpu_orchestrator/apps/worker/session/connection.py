@@ -1,15 +1,18 @@
 """The worker's one WebSocket: sends the agent's messages in few frames, and passes on the manager's."""
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import aiohttp
 
+from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.api import session
+from gpu_orchestrator.api.pieces import LARGEST, FrameLink
 
-LARGEST_FRAME = 64 << 20
-GOOD_FRAME = 4 << 20
 CONNECT_S = ANSWER_S = 5.0
+SHORT_CONNECT_S = 2.0
+"""How long to try one server of several: the lease must outlast one that does not answer."""
 STARTED_DELAY_S = 0.02
 """A `Started` waits this long for the outcome, so that both share a frame: most short tasks cost one."""
 DATA_TYPES = (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT)
@@ -24,10 +27,13 @@ class TokenRefused(NotWanted):
 
 
 class Connection:
-    def __init__(self, url: str, token: str, receive: Callable[[session.ToWorker], None]) -> None:
-        self._url, self._receive = url, receive
+    def __init__(self, token: str, receive: Callable[[session.ToWorker], None]) -> None:
+        self._receive = receive
         self._headers = {"Authorization": f"Bearer {token}"}
         self._outbox: list[session.Message] = []
+        self._link = FrameLink()
+        self.heard_at = 0.0
+        """When the last frame arrived, by `clock.elapsed_s()`."""
         self._wake = asyncio.Event()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._is_answered = False
@@ -46,9 +52,16 @@ class Connection:
                     STARTED_DELAY_S, self._send_started
                 )
 
-    async def run(self, http: aiohttp.ClientSession, hello: Callable[[], session.Hello]) -> None:
-        """Run one connection, from `Hello` until it is closed or lost."""
-        async with await self._connect(http) as self._socket:
+    async def run(
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        hello: Callable[[], session.Hello],
+        connect_s: float = CONNECT_S,
+    ) -> None:
+        """Run one connection to this address, from `Hello` until it is closed or lost."""
+        async with await self._connect(http, url, connect_s) as self._socket:
+            self._link = FrameLink()
             writer = asyncio.create_task(self._write(self._socket))
             try:
                 await self._socket.send_bytes(session.frame(hello()))
@@ -68,19 +81,20 @@ class Connection:
         self._started_timer = None
         self._wake.set()
 
-    async def _connect(self, http: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(
+        self, http: aiohttp.ClientSession, url: str, connect_s: float
+    ) -> aiohttp.ClientWebSocketResponse:
         closing = aiohttp.ClientWSTimeout(ws_close=1.0)
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(connect_s):
                 return await http.ws_connect(
-                    self._url, headers=self._headers, max_msg_size=LARGEST_FRAME, timeout=closing
+                    url, headers=self._headers, max_msg_size=LARGEST, timeout=closing
                 )
         except aiohttp.WSServerHandshakeError as error:
-            raise _meaning(error, self._url) from error
+            raise _meaning(error, url) from error
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise NotWanted(
-                f"the certificate of {_server(self._url)} is not trusted ({error}); "
-                "name its CA with --ca FILE"
+                f"the certificate of {_server(url)} is not trusted ({error}); name its CA with --ca FILE"
             ) from error
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -89,17 +103,34 @@ class Connection:
                 if message.type in DATA_TYPES:
                     timeout.reschedule(None)
                     self._is_answered = not socket.closed
-                    for each in session.read_by_worker(message.data):
-                        self._receive(each)
+                    self._received(message.data)
+
+    def _received(self, data: bytes | str) -> None:
+        self.heard_at = elapsed_s()
+        frame = self._link.receive(data, self.heard_at)
+        if frame is None:
+            self._wake.set()
+            return
+        for each in session.read_by_worker(frame):
+            if isinstance(each, session.Welcome):
+                self._link.pieces = each.pieces
+            self._receive(each)
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox.clear()
         while True:
             await self._wake.wait()
             self._wake.clear()
+            await self._flush(socket)
+
+    async def _flush(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
             messages, self._outbox = _without_superseded(self._outbox), []
-            for frame in _frames(messages):
-                await socket.send_bytes(frame)
+            for each in messages:
+                self._link.put(each)
+            if (frame := self._link.next(elapsed_s())) is None:
+                return
+            await socket.send_bytes(frame)
 
 
 def _meaning(error: aiohttp.WSServerHandshakeError, url: str) -> Exception:
@@ -120,6 +151,15 @@ def _meaning(error: aiohttp.WSServerHandshakeError, url: str) -> Exception:
     return error
 
 
+def words(error: Exception) -> str:
+    """Return an error of the connection as one would say it."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        why = os.strerror(number) if number > 0 else error.os_error.strerror or error.os_error
+        return f"no answer from {error.host}:{error.port} ({why})"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def _server(url: str) -> str:
     return url.partition("/workers/")[0]
 
@@ -130,14 +170,3 @@ def _without_superseded(messages: list[session.Message]) -> list[session.Message
     if not ended:
         return messages
     return [m for m in messages if not (isinstance(m, session.Started) and (m.task, m.attempt) in ended)]
-
-
-def _frames(messages: list[session.Message]) -> list[bytes]:
-    """Encode all in one frame, or in several where one would be larger than the manager accepts."""
-    if not messages:
-        return []
-    frame = session.frame(*messages)
-    if len(frame) <= GOOD_FRAME or len(messages) == 1:
-        return [frame]
-    half = len(messages) // 2
-    return _frames(messages[:half]) + _frames(messages[half:])

@@ -16,12 +16,13 @@ class Lease:
 
     length_s: float = 0.0
     until: float = float("-inf")
+    _granted_at: float = float("-inf")
     _sent: dict[int, float] = field(default_factory=dict)
     _number: int = 0
 
     def begin(self, length_s: float, sent_at: float) -> None:
         """Start the lease of a new connection, whose `Hello` was sent at `sent_at`."""
-        self.length_s = length_s
+        self.length_s, self._granted_at = length_s, sent_at
         self._sent.clear()
         self.until = sent_at + length_s - self.margin_s
 
@@ -41,8 +42,14 @@ class Lease:
         if sent_at is None:
             return False
         self._sent = {later: at for later, at in self._sent.items() if later > number}
+        self._granted_at = max(self._granted_at, sent_at)
         self.until = max(self.until, sent_at + self.length_s - self.margin_s)
         return True
+
+    def hold(self, length_s: float) -> None:
+        """Extend the lease because the server ends as planned: it lasts `length_s` from the last renewal that
+        was granted. However late that message comes, the manager counts from a later moment."""
+        self.until = max(self.until, self._granted_at + length_s - self.margin_s)
 
     def unanswered_s(self, now: float) -> float:
         """Return how long the oldest renewal has waited for its grant."""

@@ -236,9 +236,24 @@ local function tell_queued(id, spec, attempt, after, created, deaths)
   tell({'Queued', id, spec, attempt, after, created, deaths})
 end
 
--- Queue news with a worker's current row and its counts of done and failed tasks; empty if the worker was removed.
-local function tell_worker(name)
+-- Read a worker's row, and with it: when its lease ends, how many attempts it holds, the time, its counters. Empty for
+-- an unknown worker.
+local function worker_row(name)
   local row = redis.call('HGETALL', P .. 'w:' .. name)
+  if #row == 0 then return row end
+  local more = {'lease', redis.call('ZSCORE', P .. 'leases', name) or '0',
+    'active', text(redis.call('SCARD', P .. 'on:' .. name)), 'now', text(NOW)}
+  for _, item in ipairs(more) do row[#row + 1] = item end
+  for _, item in ipairs(redis.call('HGETALL', P .. 'd:' .. name)) do row[#row + 1] = item end
+  return row
+end
+
+-- Queue news with a worker's current row and its counts of done and failed tasks; empty if the worker was removed.
+-- `changes` in the row counts these news: readers that keep a copy read only rows whose count differs.
+local function tell_worker(name)
+  local key = P .. 'w:' .. name
+  if redis.call('EXISTS', key) == 1 then redis.call('HINCRBY', key, 'changes', 1) end
+  local row = redis.call('HGETALL', key)
   local went = redis.call('HMGET', P .. 'd:' .. name, 'done', 'failed')
   if #row > 0 then
     for number, field in ipairs({'done', 'failed'}) do

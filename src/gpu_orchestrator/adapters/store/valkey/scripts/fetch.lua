@@ -18,18 +18,5 @@ for number, id in ipairs(ARG[1]) do
   local key = P .. 't:' .. id
   tasks[number] = ARG[3] == 1 and redis.call('HGETALL', key) or without_params(key)
 end
-for number, name in ipairs(ARG[2]) do
-  local row = redis.call('HGETALL', P .. 'w:' .. name)
-  if #row > 0 then
-    row[#row + 1] = 'lease'
-    row[#row + 1] = redis.call('ZSCORE', P .. 'leases', name) or '0'
-    row[#row + 1] = 'active'
-    row[#row + 1] = text(redis.call('SCARD', P .. 'on:' .. name))
-    row[#row + 1] = 'now'
-    row[#row + 1] = text(NOW)
-    local counters = redis.call('HGETALL', P .. 'd:' .. name)
-    for _, item in ipairs(counters) do row[#row + 1] = item end
-  end
-  workers[number] = row
-end
+for number, name in ipairs(ARG[2]) do workers[number] = worker_row(name) end
 return cmsgpack.pack({{}, {NOW, tasks, workers}})

@@ -1,5 +1,6 @@
 -- Register a worker: it resumes its epoch, or gets a new one and loses the attempts that it had before.
--- Arguments: fence, lease_ms, keep_ms, most workers, {name, instance, spec JSON, api, connection, resume epoch}
+-- Arguments: fence, lease_ms, keep_ms, most workers, {name, instance, spec JSON, api, connection, resume epoch,
+--   id of the key that it joined with}
 -- Answers {'resumed' | 'new' | 'taken' | 'full', epoch}
 local fence, lease_ms, keep_ms, most, hello = ARG[1], ARG[2], ARG[3], ARG[4], ARG[5]
 local name, instance = hello[1], hello[2]
@@ -9,7 +10,7 @@ local lease = tonumber(redis.call('ZSCORE', P .. 'leases', name) or 0)
 
 local function greet(kind, epoch)
   redis.call('HSET', key, 'name', name, 'epoch', text(epoch), 'instance', instance, 'state', 'online', 'spec', hello[3],
-    'api', hello[4], 'connection', hello[5], 'seen', text(NOW))
+    'api', hello[4], 'connection', hello[5], 'joined_with', hello[7] or '', 'seen', text(NOW))
   redis.call('HSETNX', key, 'registered', text(NOW))
   redis.call('ZADD', P .. 'leases', NOW + lease_ms, name)
   redis.call('SADD', P .. 'workers', name)

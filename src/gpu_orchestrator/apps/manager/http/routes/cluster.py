@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Literal
 
-import prometheus_client
 from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from gpu_orchestrator import __version__
@@ -44,25 +44,21 @@ async def ready(request: Request) -> Response:
 @router.get("/cluster/status", **described(schema.ClusterStatus, needs="read"))
 async def status(request: Request) -> Response:
     manager = manager_of(request)
-    workers, cluster = await manager.overview.cluster()
-    counts = manager.overview.counts
-    online = [worker for worker in workers.values() if worker.online]
-    readings = [reading for worker in online for reading in worker.readings]
-    total = sum(device.memory_mib for worker in online for device in worker.hello.devices)
-    free = sum(int(max(mib, 0)) for w in online for mib in cluster.usage.free_mib[cluster.row(w.hello.name)])
+    overview = manager.overview
+    await overview.refresh(at_most_old_s=0.0)
+    totals, counts, total = overview.totals, overview.counts, overview.totals.memory_mib
+    free = overview.free_mib(await manager.cluster())
     uptime = monotonic() - manager.started
     states = counts.states if counts else {}
     return json_response(
         schema.ClusterStatus(
             cluster_id=manager.store.database.prefix.strip("{}:"),
-            status="healthy" if online else "no workers",
-            total_workers=len(workers),
-            active_workers=len(online),
+            status="healthy" if totals.online else "no workers",
+            total_workers=len(overview.workers),
+            active_workers=totals.online,
             queued_tasks=states.get("queued", 0),
             running_tasks=states.get("assigned", 0) + states.get("running", 0),
-            gpu_utilization=round(sum(r.utilization for r in readings) / len(readings), 3)
-            if readings
-            else 0.0,
+            gpu_utilization=round(totals.utilization, 3),
             total_memory=show_memory(total),
             total_memory_bytes=total * MIB,
             available_memory=show_memory(free),
@@ -86,8 +82,8 @@ async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Resp
 
 @router.get("/metrics", include_in_schema=False, dependencies=needs("metrics"))
 async def metrics(request: Request) -> Response:
-    body = prometheus_client.generate_latest(manager_of(request).metrics.registry)
-    return Response(body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+    body = await manager_of(request).scraped()
+    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _health(manager: Manager) -> schema.Health:
@@ -97,7 +93,8 @@ async def _health(manager: Manager) -> schema.Health:
     disk = manager.disk_shortage()
     status = "unhealthy" if missing else "degraded" if weak or disk else "healthy"
     parts = {"store": store, "leader": manager.leader.leader or "none"}
-    return _body(status, parts | ({"disk": disk or "ok"} if manager.embedded else {}))
+    parts |= {"disk": disk or "ok"} if manager.embedded else {}
+    return _body(status, parts | ({"process": str(manager.siblings)} if manager.siblings else {}))
 
 
 def _body(status: str, dependencies: dict[str, str]) -> schema.Health:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.events import Id, id_of
 from gpu_orchestrator.apps.manager import errors, schema
-from gpu_orchestrator.apps.manager.events import event_feed
+from gpu_orchestrator.apps.manager.events import encoding
 from gpu_orchestrator.apps.manager.http.event_streams import EventStream, serve_socket
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response
@@ -27,8 +27,8 @@ async def page(
     `next`."""
     manager = manager_of(request)
     found = await manager.store.events.page(_id(after) if after else None, limit)
-    watcher = event_feed.Watcher(request.state.key)
-    seen = [each for each in map(event_feed.encoded, found.entries) if watcher.sees(each)]
+    sees = request.state.key.sees
+    seen = [each for each in map(encoding.encoded, found.entries) if each.is_seen_by(sees)]
     body = schema.EventPage(events=[each.event for each in seen], next=found.last, reset=bool(found.lost))
     return json_response(body)
 

@@ -164,11 +164,9 @@ async def explain_task(request: Request, task_id: str) -> Response:
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
-        workers=[
-            explain.worker_verdict(wanted.shape, cluster, worker, named=not owner)
-            for worker in workers.values()
-            if not worker.left and row["state"] not in task.FINAL
-        ],
+        workers=[]
+        if row["state"] in task.FINAL
+        else await explain.verdicts(wanted.shape, cluster.copy(), workers, named=not owner),
         last_worker=row.get("worker") or None,
         last_devices=views.devices(row),
     )

@@ -7,13 +7,16 @@ from fastapi import APIRouter, Query, Request, WebSocket
 from starlette.responses import Response
 
 from gpu_orchestrator.adapters.store.records import Departure
+from gpu_orchestrator.adapters.store.workers import HeldRow
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager import errors, schema, views
 from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import body_of, json_response, read, unless_disconnected
 from gpu_orchestrator.apps.manager.http.route_auth import manager_of, needs
 from gpu_orchestrator.apps.manager.manager import Manager
+from gpu_orchestrator.apps.manager.workers.sessions import REMOVED
 from gpu_orchestrator.apps.manager.workers.transports import WebSocketTransport
 
 router = APIRouter(tags=["workers"])
@@ -79,7 +82,13 @@ async def page(
 ) -> Response:
     """List all workers. `gpu_type` matches any part of a device's model name."""
     manager = manager_of(request)
-    found = [views.worker_info(row, await _reserved(manager, row)) for row in await _rows(manager)]
+    names = sorted((await manager.store.tasks.counts()).workers)
+    found = [
+        views.worker_info(row, worker := rows.worker_state_of(row), _reserved(manager, worker, each))
+        async for part in manager.store.workers.holding(names)
+        for row, each in part
+        if "spec" in row
+    ]
     online = sum(each.status not in ("offline", "suspect") for each in found)
     chosen = [each for each in found if _matches(each, status, gpu_type)]
     return json_response(
@@ -90,10 +99,11 @@ async def page(
 @router.get("/workers/{worker_id}", **described(schema.WorkerDetail, needs="read"))
 async def detail(request: Request, worker_id: str) -> Response:
     manager = manager_of(request)
-    (row,) = await manager.store.workers.fetch([worker_id])
-    if row is None:
-        raise _no_worker(worker_id)
-    return json_response(views.worker_detail(row, await _reserved(manager, row)))
+    async for part in manager.store.workers.holding([worker_id]):
+        for row, each in part:
+            worker = rows.worker_state_of(row)
+            return json_response(views.worker_detail(row, worker, _reserved(manager, worker, each)))
+    raise _no_worker(worker_id)
 
 
 @router.post("/workers/{worker_id}/cordon", **described(schema.WorkerChanged, needs="admin"))
@@ -104,7 +114,9 @@ async def cordon(request: Request, worker_id: str) -> Response:
 
 @router.post("/workers/{worker_id}/uncordon", **described(schema.WorkerChanged, needs="admin"))
 async def uncordon(request: Request, worker_id: str) -> Response:
-    return await _control(request, worker_id, {"cordoned": "0", "draining": "0"}, "online")
+    """Assign tasks to this worker again, after cordon, drain, or a restart or removal that the worker has not
+    begun. A worker that already leaves cannot be called back."""
+    return await _control(request, worker_id, {"cordoned": "0", "draining": "0", "leaving": "0"}, "online")
 
 
 @router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged, needs="admin"))
@@ -141,9 +153,9 @@ async def remove(request: Request, worker_id: str, drain: bool = True) -> Respon
         raise _no_worker(worker_id)
     if row["state"] != "offline" and drain:
         return await _control(request, worker_id, {"leaving": "1"}, "draining", session.Drain(leave=True))
-    epoch, goodbye = int(row["epoch"]), session.Goodbye("removed", fenced=True, retry=False)
+    epoch = int(row["epoch"])
     await manager.store.workers.leave([Departure(worker_id, epoch, f"worker {worker_id} was removed")])
-    manager.sessions.send(worker_id, row.get("api", ""), goodbye, epoch)
+    manager.sessions.send(worker_id, row.get("api", ""), REMOVED, epoch)
     known = await manager.store.workers.control(worker_id, {}, forget=True, status="removed")
     if known.state not in ("", "offline"):
         raise errors.Conflict(f"worker {worker_id} has joined again; repeat the request to remove it")
@@ -183,28 +195,13 @@ async def _control_device(request: Request, worker_id: str, index: int, *, cordo
     return _changed(worker_id, control.state, status)
 
 
-async def _rows(manager: Manager) -> list[dict[str, str]]:
-    names = (await manager.store.tasks.counts()).workers
-    return [row for row in await manager.store.workers.fetch(sorted(names)) if row and "spec" in row]
-
-
-async def _reserved(manager: Manager, row: dict[str, str]) -> dict[int, int]:
+def _reserved(manager: Manager, worker: WorkerState, holding: HeldRow) -> dict[int, int]:
     """Return the MiB reserved on each device."""
-    if not int(row.get("active", 0)):
+    if not holding.held:
         return {}
-    page = await manager.store.tasks.page(
-        states=("assigned", "running"), worker=row["name"], offset=0, limit=1000
-    )
-    found: dict[int, int] = {}
-    worker = rows.worker_state_of(row)
-    placements = [
-        rows.placement_of(name, row["name"], rows.read_grant(each["place"]))
-        for name, each in zip(page.ids, await manager.store.tasks.fetch(page.ids), strict=True)
-        if each
-    ]
-    for index, reserved in rows.reserved_on(worker, manager.memory, placements).items():
-        found[index] = reserved.mib
-    return found
+    placements = rows.placements_on(worker.hello.name, holding.placements())
+    reserved = rows.reserved_on(worker, manager.memory, placements)
+    return {index: each.mib for index, each in reserved.items()}
 
 
 def _matches(worker: schema.WorkerInfo, status: str, gpu_type: str) -> bool:
