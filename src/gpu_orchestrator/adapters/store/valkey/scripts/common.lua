@@ -314,6 +314,14 @@ local function matcher(task_type, labels)
   end
 end
 
+-- Let go of the devices that a worker had when it registered last.
+local function release_devices(name)
+  local known = redis.call('HGET', P .. 'w:' .. name, 'uuids')
+  for _, uuid in ipairs((known and known ~= '') and cjson.decode(known) or {}) do
+    if redis.call('HGET', P .. 'devices:worker', uuid) == name then redis.call('HDEL', P .. 'devices:worker', uuid) end
+  end
+end
+
 local function active(state) return state == 'assigned' or state == 'running' end
 
 -- The first columns of a task's row, as read by scripts that check which worker holds the attempt.

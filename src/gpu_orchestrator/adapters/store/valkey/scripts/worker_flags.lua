@@ -22,10 +22,7 @@ if row[1] and (forget == 0 or row[1] == 'offline') then
   if #device > 0 then cordon(device[1], device[2], device[3]) end
   if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
   if forget == 1 then
-    local known = redis.call('HGET', key, 'uuids') or ''
-    for _, uuid in ipairs(cjson.decode(known ~= '' and known or '[]')) do
-      if redis.call('HGET', P .. 'devices:worker', uuid) == name then redis.call('HDEL', P .. 'devices:worker', uuid) end
-    end
+    release_devices(name)
     redis.call('DEL', key, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
     redis.call('SREM', P .. 'workers', name)
   end
