@@ -10,11 +10,20 @@ CHUNK = 4096
 @asynccontextmanager
 async def slow_link(port: int, bytes_per_s: float) -> AsyncIterator[int]:
     """Run the proxy in front of a port of this machine; yield its own port."""
-    server = await asyncio.start_server(
-        lambda reader, writer: _joined(reader, writer, port, bytes_per_s), "127.0.0.1", 0, limit=CHUNK
-    )
-    async with server:
+    links: set[asyncio.Task[None]] = set()
+
+    async def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        links.add(asyncio.current_task())  # type: ignore[arg-type]  # it runs in one
+        await _joined(reader, writer, port, bytes_per_s)
+
+    server = await asyncio.start_server(link, "127.0.0.1", 0, limit=CHUNK)
+    try:
         yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for each in links:  # Python 3.12 would wait until the other ends close their connections
+            each.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
 
 
 async def _joined(
@@ -25,11 +34,13 @@ async def _joined(
         asyncio.create_task(_passed_on(reader, far_writer, bytes_per_s)),
         asyncio.create_task(_passed_on(far_reader, writer, bytes_per_s)),
     }
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    for each in both:
-        each.cancel()
-    for end in (writer, far_writer):
-        end.close()
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in both:
+            each.cancel()
+        for end in (writer, far_writer):
+            end.close()
 
 
 async def _passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_s: float) -> None:

@@ -41,6 +41,8 @@ class FairShare:
         self._held: dict[str, tuple[str, float]] = {}
         self._full: set[str] = set()
         self._waits: dict[str, int] = {}
+        self.version = 0
+        """Changes whenever the turn of a flow may have."""
 
     def start(self, flow: str) -> float:
         return max(self._next.get(flow, 0.0), self._now)
@@ -65,6 +67,7 @@ class FairShare:
         self._clock = now
         if not passed_s or not self._waits:
             return
+        self.version += 1
         eager, most = self._waits.keys() - self._full, self._now + MOST_AHEAD_S
         for name, flow in self._flows.items():
             if flow.rate and len(eager) > (name in eager):
@@ -72,6 +75,7 @@ class FairShare:
 
     def charge(self, flow: str, cost: float) -> None:
         """Charge the flow for a request that starts."""
+        self.version += 1
         self._now = self.start(flow)
         self._next[flow] = self._now + cost * BEGINNING_S
         if len(self._next) > FORGET_ABOVE:

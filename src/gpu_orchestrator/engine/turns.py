@@ -18,6 +18,10 @@ NOWHERE = -1
 """The slot of an unused row. `in_turn` looks it up too, as the last flag, which is never set."""
 
 
+Turn = tuple[int, float, str, tuple[float, ...], int]
+"""Lane, start of the flow, the flow, rank and number: the smaller, the earlier."""
+
+
 class Line:
     """The parked requests of one shape, lane and flow. `at` is its row, `slot` that of its shape."""
 
@@ -70,7 +74,7 @@ class Turns:
             column[at] = value
         return True
 
-    def of(self, waiting: Waiting) -> tuple[float | str | tuple[float, ...], ...]:
+    def of(self, waiting: Waiting) -> Turn:
         """Return a value that is smaller the earlier the request's turn is."""
         start = self._fair_share.start(waiting.flow)
         return -waiting.lane, start, waiting.flow, waiting.rank, waiting.number

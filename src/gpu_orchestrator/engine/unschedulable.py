@@ -25,7 +25,7 @@ from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.neighbour_watch import NeighbourWatch
 from gpu_orchestrator.engine.openings import Openings
 from gpu_orchestrator.engine.queue import Waiting
-from gpu_orchestrator.engine.turns import Line, Turns
+from gpu_orchestrator.engine.turns import Line, Turn, Turns
 from gpu_orchestrator.engine.wakeup_index import WakeupIndex, is_met_anywhere
 
 WAVE = 512
@@ -48,6 +48,7 @@ class Group:
 
 class Unschedulable:
     def __init__(self, fair_share: FairShare) -> None:
+        self._fair_share = fair_share
         self._groups: dict[Key, Group] = {}
         self._turns = Turns(fair_share)
         self._wakeup, self._neighbours = WakeupIndex(), NeighbourWatch()
@@ -58,6 +59,9 @@ class Unschedulable:
         self._unused: list[int] = []
         self._size = 0
         self._is_settled = True
+        self._offers = 0
+        self._best: tuple[Turn, tuple[int, int]] | None = None
+        """The turn of the next request that may fit, and the state in which that was found."""
         self.is_paused = False
         """True if the last call of `next_in_turn` has more groups to check."""
 
@@ -134,7 +138,7 @@ class Unschedulable:
         if observed:
             self._eligible.notice(cluster.row(name))
         if self._openings.add(cluster, name):
-            self._is_settled = False
+            self._offer_more()
 
     @property
     def is_behind(self) -> bool:
@@ -149,21 +153,24 @@ class Unschedulable:
 
     def limits_changed(self) -> None:
         """A flow reached its limit or dropped below it: open groups may have a turn now."""
-        self._is_settled = False
+        self._offer_more()
 
     def next_in_turn(self, cluster: Cluster, first: Waiting | None) -> Waiting | None:
         """Return the next request, in turn, that may fit now; None if there is none, if the turn of `first`
         comes before, or if the checks of one call are used up (`is_paused`)."""
         self.is_paused = False
+        before = None if first is None else self._turns.of(first)
+        if before is not None and self._comes_first(before):
+            return None
         self._openings.refresh(cluster)
         offered = self._openings.offered() | self._open
-        before = None if first is None else self._turns.of(first)
         checks, most_rows = 0, cluster.rows_judged + WAVE_ROWS
         for line in self._turns.in_turn(offered):
             group, waiting = self._slots[line.slot], line.heap.first()
             if group is None or waiting is None or not offered[line.slot]:
                 continue
-            if before is not None and before < self._turns.of(waiting):
+            if before is not None and before < (turn := self._turns.of(waiting)):
+                self._best = turn, (self._offers, self._fair_share.version)
                 return None
             if checks >= WAVE or cluster.rows_judged >= most_rows:
                 self.is_paused = True
@@ -175,6 +182,17 @@ class Unschedulable:
             checks += 1
         self._settle_openings(cluster)
         return None
+
+    def _comes_first(self, turn: Turn) -> bool:
+        """Return True if this turn is known to come before that of every request that may fit. Only more
+        offers and other turns of flows can change that: what leaves or no longer fits leaves later ones."""
+        if self._best is None or self._best[1] != (self._offers, self._fair_share.version):
+            return False
+        return turn < self._best[0]
+
+    def _offer_more(self) -> None:
+        self._is_settled = False
+        self._offers += 1
 
     def _settle_openings(self, cluster: Cluster) -> None:
         for slot in self._openings.settle(cluster).tolist():
@@ -227,7 +245,7 @@ class Unschedulable:
         self._openings.refuse(group.slot)
         self._wakeup.clear(group.slot)
         self._neighbours.clear(group.key)
-        self._is_settled = False
+        self._offer_more()
 
     def _drop(self, group: Group) -> None:
         self._open[group.slot] = False

@@ -40,6 +40,12 @@ class Site:
             while (await self.call("GET", "/health/ready"))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.01)
 
+    async def missed(self, worker: str) -> None:
+        """Wait until the worker is suspect, or already offline because its short lease expired first."""
+        async with asyncio.timeout(30):
+            while (await self.call("GET", f"/workers/{worker}"))[1]["status"] not in ("suspect", "offline"):
+                pass
+
     async def submit(self, task_type: str = "echo", **rest: Any) -> str:
         status, answer = await self.call("POST", "/tasks", {"task_type": task_type, **rest})
         assert status == 202, answer

@@ -75,7 +75,7 @@ async def test_restarted_worker_gets_the_task_as_a_new_attempt(site: Site) -> No
     name = await site.submit()
     await worker.take()
     await worker.vanish()
-    await _until_missed(site, "w")
+    await site.missed("w")
     again = await site.join(instance="w-2")
     assign = await again.take()
     assert (assign.task, assign.attempt) == (name, 2)
@@ -83,13 +83,14 @@ async def test_restarted_worker_gets_the_task_as_a_new_attempt(site: Site) -> No
 
 async def test_leaving_workers_do_not_end_the_leader_term(site: Site) -> None:
     """The worker disconnects while its message is being stored."""
-    await _reaches(site, "leader_terms_total", 1)  # a process leads before its term has begun
-    terms = await _metric(site, "leader_terms_total")
+    async with asyncio.timeout(30):
+        while not (terms := await _metric(site, "leader_terms_total")):
+            pass
     for number in range(5):
         worker = await site.join(f"w{number}")
         await worker.send(session.Leaving())
         await worker.socket.close()
-        await _until_missed(site, f"w{number}")
+        await site.missed(f"w{number}")
     assert await _metric(site, "leader_terms_total") == terms
 
 
@@ -99,7 +100,7 @@ async def test_stale_result_is_dropped_and_counted(site: Site) -> None:
     name = await site.submit()
     first = await worker.take()
     await worker.vanish()
-    await _until_missed(site, "w")
+    await site.missed("w")
     again = await site.join(instance="w-2")
     second = await again.take()
     assert not await again.finish(first, "from before")
@@ -302,7 +303,7 @@ async def test_worker_can_poll_without_a_websocket(new_site: NewSite) -> None:
             assert answer.status == 409
         async with http.get("/workers") as answer:
             assert answer.status == 403
-    await _until_missed(site, "w")
+    await site.missed("w")
 
 
 async def test_worker_with_a_wrong_token_cannot_join(site: Site) -> None:
@@ -347,14 +348,7 @@ async def test_worker_that_sends_an_unknown_message_is_disconnected(site: Site) 
     worker = await site.join()
     await worker.socket.send_bytes(b'[{"type": "Sing"}]')
     assert "not understood" in (await worker.receive(session.Goodbye)).reason
-    await _until_missed(site, "w")
-
-
-async def _until_missed(site: Site, worker: str) -> None:
-    """Wait until the worker is suspect, or already offline because its short lease expired first."""
-    async with asyncio.timeout(30):
-        while (await site.call("GET", f"/workers/{worker}"))[1]["status"] not in ("suspect", "offline"):
-            pass
+    await site.missed("w")
 
 
 async def _worker_of(site: Site, name: str) -> str:

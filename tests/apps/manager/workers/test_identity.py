@@ -105,6 +105,7 @@ async def test_cordon_follows_the_device_when_indexes_change(site: Site) -> None
     before = await site.join("w", devices=(first, second))
     assert (await site.call("POST", "/workers/w/devices/1/cordon"))[0] == 200
     await before.close()
+    await site.missed("w")
     after = scripted_worker.hello("w", devices=(third,), instance="w-2")
     async with scripted_worker.joined(site.running.url, TOKEN, after) as worker:
         await worker.receive(session.Welcome)
