@@ -65,7 +65,7 @@ class Node:
                 await asyncio.sleep(0.02)
 
     async def is_replica_in_step(self) -> None:
-        await self.until("ROLE", lambda role: role[0] == b"slave" and role[3] == b"connected")
+        await self.until("ROLE", _is_in_step)
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -136,12 +136,16 @@ class Replicated:
                 await asyncio.sleep(0.02)
 
     async def whole(self) -> Node:
-        """Wait until one is the primary and all others follow it; return the primary."""
-        primary = await self.primary()
-        for node in self.nodes:
-            if node is not primary:
-                await node.is_replica_in_step()
-        return primary
+        """Wait until one is the primary and all others follow it; return the primary. The Sentinels may change
+        their choice once more meanwhile, on a busy machine."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                primary = await self.primary()
+                others = [node for node in self.nodes if node is not primary]
+                with contextlib.suppress(Lost, Refused):
+                    if all([_is_in_step(await node.command("ROLE")) for node in others]):
+                        return primary
+                await asyncio.sleep(0.02)
 
     async def fail_over(self) -> Node:
         """Kill the primary, wait for another, and start the killed one again; return the new primary."""
@@ -168,6 +172,10 @@ async def replicated(
         yield made
     finally:
         made.close()
+
+
+def _is_in_step(role: list[Any]) -> bool:
+    return bool(role[0] == b"slave" and role[3] == b"connected")
 
 
 class MovableAddress:
