@@ -136,8 +136,8 @@ class Replicated:
                 await asyncio.sleep(0.02)
 
     async def whole(self) -> Node:
-        """Wait until one is the primary and all others follow it; return the primary. The Sentinels may change
-        their choice once more meanwhile, on a busy machine."""
+        """Wait until one is the primary and all others follow it; return the primary. On a busy machine the
+        Sentinels may change their choice once more meanwhile."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 primary = await self.primary()
