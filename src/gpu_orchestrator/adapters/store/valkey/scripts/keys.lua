@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Read all keys if they changed since the caller read them; store when some were last used.
 -- Arguments: version the caller knows, used {{id, ms}, ...}
 -- Answers {version, false if the caller knows it, else rows as in `key_save`, oldest first, {id, ms, ...} of keys that
