@@ -270,6 +270,17 @@ local function worker_row(name)
   return row
 end
 
+-- Delete what is stored of a worker, with its claim to its devices.
+local function delete_worker(name)
+  local known = redis.call('HGET', P .. 'w:' .. name, 'uuids') or ''
+  for _, uuid in ipairs(cjson.decode(known ~= '' and known or '[]')) do
+    if redis.call('HGET', P .. 'devices:worker', uuid) == name then redis.call('HDEL', P .. 'devices:worker', uuid) end
+  end
+  redis.call('DEL', P .. 'w:' .. name, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
+  redis.call('SREM', P .. 'workers', name)
+  redis.call('ZREM', P .. 'leases', name)
+end
+
 -- Queue news with a worker's current row and its counts of done and failed tasks; empty if the worker was removed.
 -- `changes` in the row counts these news: readers that keep a copy read only rows whose count differs.
 local function tell_worker(name)
@@ -370,6 +381,13 @@ local function kept_for(to, spec, keep_ms)
   return to == 'dead' and keep_ms * DEAD_KEPT or keep_ms
 end
 
+-- Return where a task's callback goes, or nil. The search spares most tasks the decoding, and cannot decide: labels have
+-- any text.
+local function callback_of(spec)
+  local url = string.find(spec, '"callback_url"', 1, true) and cjson.decode(spec).callback_url
+  return type(url) == 'string' and url ~= '' and url or nil
+end
+
 -- Events are many, so they carry only the beginning of a long error.
 local LONGEST_ERROR = 1000
 local function short_error(failure)
@@ -412,7 +430,7 @@ local function finish(id, from, to, fields, keep_ms, known)
   if from == 'queued' then waits(level, -1) end
   if from == 'scheduled' then redis.call('ZREM', P .. 'due:not-before', id) end
   if string.find(spec, '"expires"', 1, true) then redis.call('ZREM', P .. 'due:expires', id) end
-  if string.find(spec, '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
+  if callback_of(spec) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, created, tenant)
   count(to)
   emit_end(id, to, tenant, worker, attempt, started, failure)

@@ -28,9 +28,7 @@ end
 
 for _, name in ipairs(ARG[4]) do
   if is_over(name) then
-    redis.call('DEL', P .. 'w:' .. name, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
-    redis.call('SREM', P .. 'workers', name)
-    redis.call('ZREM', P .. 'leases', name)
+    delete_worker(name)
     emit_worker('worker_status_changed', name, 'removed', 'it was offline for longer than WORKER_RETENTION')
     tell_worker(name)
     forgotten[#forgotten + 1] = name
