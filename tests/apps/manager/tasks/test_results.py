@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.manager.tasks import retention
+from gpu_orchestrator.apps.manager.tasks import retention, task_logs
 from tests.apps.manager.conftest import NewSite, Site
 from tests.support import s3_server, stores
 from tests.support.fleet import eventually
@@ -146,8 +146,8 @@ async def test_file_is_deleted_with_its_task_and_orphans_are_swept(with_worker: 
         return sum(each.is_file() for each in manager.results.folder.rglob("*.*"))
 
     async def one_is_left() -> bool:
-        await manager.store.tasks.trim()
         await manager.retention.enforce()
+        await manager.store.tasks.trim()  # after it: what was due there has expired here
         return files() == 1
 
     await eventually(one_is_left, 20)
@@ -209,10 +209,41 @@ async def test_task_whose_callback_is_due_is_not_forgotten(with_worker: Any) -> 
     assert [row is None for row in await store.tasks.fetch([first, second])] == [False, True]
 
 
+async def test_tasks_that_must_stay_do_not_keep_others(
+    with_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    site = await with_worker(task_retention_count=4, results_mb=1000)
+    manager = site.running.manager
+    names = [await completed(site) for _ in range(6)]
+    for name in names[:4]:  # their receiver does not answer
+        callbacks = f"{manager.store.database.prefix}callbacks"
+        await manager.store.database._execute("ZADD", callbacks, 1 << 52, name)
+
+    async def forgotten() -> list[int]:
+        await manager.retention.enforce(recent_ms=0)
+        return [at for at, name in enumerate(names) if (await site.call("GET", f"/tasks/{name}"))[0] == 404]
+
+    assert [await forgotten() for _ in range(4)][-1] == [4, 5]
+    manager.retention._bounds = retention.Bounds(0, 0, 1)
+    names.append(await completed(site))
+    assert [await forgotten() for _ in range(6)][-1] == [4, 5, 6]
+
+
+async def test_server_starts_and_shows_keys_while_the_store_is_full(
+    new_site: NewSite, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    async with stores.external(folder, appendonly="yes", appendfsync="always", maxmemory="1mb") as url:
+        site = await new_site("one", redis_url=url)
+        assert (await site.call("GET", "/keys"))[0] == 200
+
+
 @pytest.mark.parametrize("kind", ["embedded", "external"])
 async def test_store_at_its_limit_refuses_new_tasks_and_ends_the_others(
-    with_worker: Any, kind: str, tmp_path_factory: pytest.TempPathFactory
+    with_worker: Any, kind: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(task_logs, "STORE_PAUSE_S", 60.0)  # an outcome does not wait for text to be stored
     folder = tmp_path_factory.mktemp("store")
     async with stores.external(folder, appendonly="yes", appendfsync="always", maxmemory="64mb") as url:
         site = await with_worker(redis_url=url) if kind == "external" else await with_worker(max_store_mb=64)
@@ -227,6 +258,7 @@ async def test_store_at_its_limit_refuses_new_tasks_and_ends_the_others(
         await store.database._execute("CONFIG", "SET", "maxmemory", "1mb")
         status, answer = await site.call("POST", "/tasks", ECHO)
         assert (status, answer["error"]["code"]) == (503, "store_full")
+        await worker.send(session.Log(names[0], 1, 0, "text\n"))
         assert await worker.finish(assigns[0], "small")
         assert (await site.call("DELETE", f"/tasks/{names[1]}"))[0] == 200
         await worker.receive(session.Cancel)
