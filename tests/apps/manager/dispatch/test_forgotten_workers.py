@@ -51,6 +51,18 @@ async def test_forgotten_worker_leaves_its_devices_to_others(store: Store) -> No
     assert await store.database._execute("HGETALL", devices) == [b"GPU-here", b"here"]
 
 
+async def test_worker_that_resumes_takes_no_device_from_another(store: Store) -> None:
+    def hello(name: str, *uuids: str, epoch: int = 0, instance: str = "i") -> Registration:
+        return Registration(name, instance, "{}", "one", "c", resume_epoch=epoch, uuids=uuids)
+
+    honest = await store.workers.register(hello("honest", "GPU-1"))
+    other = await store.workers.register(hello("other", "GPU-2"))
+    again = await store.workers.register(hello("other", "GPU-1", "GPU-2", epoch=other.epoch))
+    assert again.kind == "resumed"
+    await lose(store, "honest", honest.epoch)
+    assert (await store.workers.register(hello("honest", "GPU-1", instance="j"))).kind == "new"
+
+
 async def test_worker_that_others_lead_is_not_forgotten(store: Store) -> None:
     epoch = await join(store, "gone")
     await lose(store, "gone", epoch)

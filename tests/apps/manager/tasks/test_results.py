@@ -1,11 +1,13 @@
 """Large results are kept outside the store, and ended tasks within their bounds."""
 
 import asyncio
+from time import monotonic
 from typing import Any
 
 import msgspec
 import pytest
 
+from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.tasks import retention, task_logs
 from tests.apps.manager.conftest import NewSite, Site
@@ -228,6 +230,24 @@ async def test_tasks_that_must_stay_do_not_keep_others(
     manager.retention._bounds = retention.Bounds(0, 0, 1)
     names.append(await completed(site))
     assert [await forgotten() for _ in range(6)][-1] == [4, 5, 6]
+
+
+async def test_results_are_not_swept_just_after_an_outage(
+    with_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those written meanwhile belong to no task yet, however old they are."""
+    site = await with_worker()
+    kept = site.running.manager.retention
+    kept._sweep_at = 0.0
+    was_asked = asyncio.Event()
+
+    async def unreachable() -> bool:
+        was_asked.set()
+        raise Unreachable("it is away")
+
+    monkeypatch.setattr(kept, "enforce", unreachable)
+    await asyncio.wait_for(was_asked.wait(), 20)
+    assert kept._sweep_at > monotonic()
 
 
 async def test_server_starts_and_shows_keys_while_the_store_is_full(

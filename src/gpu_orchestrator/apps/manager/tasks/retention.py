@@ -76,8 +76,9 @@ class Retention:
             pause_s = EVERY_S
             try:
                 pause_s = HURRY_S if await self.enforce() else EVERY_S
-            except StoreError:
-                pass  # the leader says so
+            except StoreError:  # the leader says so
+                # Results wait to be committed, and may be older than ORPHAN_AGE_S by then: they go first.
+                self._sweep_at = monotonic() + SWEEP_EVERY_S
             except Exception:
                 log.exception("keeping the bounds of ended tasks failed")
             await asyncio.sleep(pause_s)
