@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpu_orchestrator.adapters.disk import Left
 from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.tasks import retention, task_logs
@@ -230,6 +231,27 @@ async def test_tasks_that_must_stay_do_not_keep_others(
     manager.retention._bounds = retention.Bounds(0, 0, 1)
     names.append(await completed(site))
     assert [await forgotten() for _ in range(6)][-1] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+async def test_full_disk_concerns_only_results_on_it(
+    with_worker: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    async with s3_server.s3_server() as server:
+        bucket = {
+            "results_s3_endpoint": server.url,
+            "results_s3_bucket": s3_server.BUCKET,
+            "results_s3_access_key": s3_server.ACCESS,
+            "results_s3_secret_key": s3_server.SECRET,
+        }
+        site = await with_worker(**(bucket if kind == "s3" else {}))
+        manager = site.running.manager
+        name = await completed(site)
+        full = Left(manager.results.folder, 0, 1 << 40)
+        monkeypatch.setattr(manager.results.disk, "left", lambda: full)
+        await manager.retention.enforce(recent_ms=0)
+        found = (await site.call("GET", f"/tasks/{name}"))[0], (await site.call("POST", "/tasks", ECHO))[0]
+        assert found == ((200, 202) if kind == "s3" else (404, 503))
 
 
 async def test_results_are_not_swept_just_after_an_outage(

@@ -175,8 +175,8 @@ class Retention:
     def _too_large(self, result_bytes: int) -> int:
         """Return how many bytes of results are too many: beyond their bound, or on a disk that is nearly
         full."""
-        left = self._results.disk.left()
-        short = left.low - left.free if left.is_low and result_bytes else 0
+        left = self._results.disk_left()
+        short = left.low - left.free if left and left.is_low and result_bytes else 0
         beyond = result_bytes - self._bounds.result_bytes if self._bounds.result_bytes else 0
         return max(short, beyond, 0)
 
