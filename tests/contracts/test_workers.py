@@ -247,5 +247,8 @@ async def test_worker_that_changes_its_devices_lets_go_of_the_old_ones(store: St
 
 async def test_removed_worker_leaves_no_devices(store: Store) -> None:
     await gone(store, "a", (await store.workers.register(registration("a", "", "GPU-1"))).epoch)
+    await gone(store, "b", (await store.workers.register(registration("b", "", "GPU-2"))).epoch)
+    await store.leadership.campaign()
     await store.workers.control("a", {}, forget=True)
+    assert await store.workers.tidy(["b"], -1) == ("b",)
     assert await store.database._execute("HLEN", f"{store.database.prefix}devices:worker") == 0

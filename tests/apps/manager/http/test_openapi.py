@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.apps.manager.http.openapi import TYPES
+from gpu_orchestrator.apps.manager.task_schema import TaskResult
 from tests.apps.manager.conftest import Site
 
 pytestmark = pytest.mark.real
@@ -45,6 +46,9 @@ async def test_every_response_has_the_declared_shape(site: Site) -> None:
             status, answer = await site.call(method.upper(), address, body)
             declared = operation["responses"].get(str(status)) or operation["responses"]["default"]
             kind = TYPES[name_of(declared)]
+            if kind is TaskResult:  # any JSON value
+                assert answer == {"a": 1}
+                continue
             read: Any = msgspec.json.decode(msgspec.json.encode(answer), type=kind)
             assert msgspec.json.decode(msgspec.json.encode(read)) == answer, "exactly the declared fields"
             seen += 1

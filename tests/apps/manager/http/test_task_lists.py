@@ -34,9 +34,9 @@ async def events_of(site: Site, name: str) -> list[Any]:
 async def test_task_names_its_devices_even_after_its_worker_has_gone(site: Site) -> None:
     worker = await site.join()
     name = await site.submit(resources={"gpu_memory": "4GB", "gpus": 2})
-    devices = [{"index": index, "uuid": f"GPU-{index}", "model": "L4"} for index in (0, 1)]
+    devices = [{"index": index, "uuid": f"GPU-{index}-w", "model": "L4"} for index in (0, 1)]
     assign = await worker.take()
-    assert assign.devices == tuple(session.Given(index, f"GPU-{index}", "L4") for index in (0, 1))
+    assert assign.devices == tuple(session.Given(index, f"GPU-{index}-w", "L4") for index in (0, 1))
     await worker.finish(assign)
     ended = await site.wait(name)
     await worker.close()

@@ -29,7 +29,7 @@ async def test_task_runs_and_returns_its_result(site: Site) -> None:
     assert (assign.task, assign.attempt, assign.task_type) == (accepted["task_id"], 1, "echo")
     assert (bytes(assign.parameters), assign.memory_mib, assign.exclusive) == (b'{"n": 1.5}', 10_240, False)
     assert assign.correlation_id == "c-1"
-    assert assign.devices[0].uuid == f"GPU-{assign.devices[0].index}"
+    assert assign.devices[0].uuid == f"GPU-{assign.devices[0].index}-w"
     await worker.send(session.Progress(assign.task, 1, "half way"))
     waiting = asyncio.create_task(site.wait(assign.task))
     assert await worker.finish(assign, {"good": True})

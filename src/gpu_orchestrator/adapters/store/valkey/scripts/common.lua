@@ -270,17 +270,6 @@ local function worker_row(name)
   return row
 end
 
--- Delete what is stored of a worker, with its claim to its devices.
-local function delete_worker(name)
-  local known = redis.call('HGET', P .. 'w:' .. name, 'uuids') or ''
-  for _, uuid in ipairs(cjson.decode(known ~= '' and known or '[]')) do
-    if redis.call('HGET', P .. 'devices:worker', uuid) == name then redis.call('HDEL', P .. 'devices:worker', uuid) end
-  end
-  redis.call('DEL', P .. 'w:' .. name, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
-  redis.call('SREM', P .. 'workers', name)
-  redis.call('ZREM', P .. 'leases', name)
-end
-
 -- Queue news with a worker's current row and its counts of done and failed tasks; empty if the worker was removed.
 -- `changes` in the row counts these news: readers that keep a copy read only rows whose count differs.
 local function tell_worker(name)
@@ -322,6 +311,14 @@ local function matcher(task_type, labels)
       if value == nil or (label[2] and value ~= label[2]) then return false end
     end
     return true
+  end
+end
+
+-- Let go of the devices that a worker had when it registered last.
+local function release_devices(name)
+  local known = redis.call('HGET', P .. 'w:' .. name, 'uuids')
+  for _, uuid in ipairs((known and known ~= '') and cjson.decode(known) or {}) do
+    if redis.call('HGET', P .. 'devices:worker', uuid) == name then redis.call('HDEL', P .. 'devices:worker', uuid) end
   end
 end
 

@@ -8,7 +8,7 @@ local fence, lease_ms, keep_ms, most, hello = ARG[1], ARG[2], ARG[3], ARG[4], AR
 local name, instance = hello[1], hello[2]
 local key = P .. 'w:' .. name
 local by, takes_any, uuids = hello[7], hello[8] == 1, hello[9]
-local row = redis.call('HMGET', key, 'epoch', 'instance', 'state', 'connection', 'joined_with', 'uuids')
+local row = redis.call('HMGET', key, 'epoch', 'instance', 'state', 'connection', 'joined_with')
 local lease = tonumber(redis.call('ZSCORE', P .. 'leases', name) or 0)
 
 local function refuse(kind, detail, other) return answer(fence, {kind, 0, detail or '', other or ''}) end
@@ -40,10 +40,7 @@ end
 
 -- A worker that resumes may name other devices than before, but takes none from another.
 local function note_devices()
-  local before = (row[6] and row[6] ~= '') and cjson.decode(row[6]) or {}
-  for _, uuid in ipairs(before) do
-    if redis.call('HGET', P .. 'devices:worker', uuid) == name then redis.call('HDEL', P .. 'devices:worker', uuid) end
-  end
+  release_devices(name)
   for _, uuid in ipairs(uuids) do
     if not has_device(uuid) then redis.call('HSET', P .. 'devices:worker', uuid, name) end
   end

@@ -28,7 +28,10 @@ end
 
 for _, name in ipairs(ARG[4]) do
   if is_over(name) then
-    delete_worker(name)
+    release_devices(name)
+    redis.call('DEL', P .. 'w:' .. name, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
+    redis.call('SREM', P .. 'workers', name)
+    redis.call('ZREM', P .. 'leases', name)
     emit_worker('worker_status_changed', name, 'removed', 'it was offline for longer than WORKER_RETENTION')
     tell_worker(name)
     forgotten[#forgotten + 1] = name

@@ -21,7 +21,11 @@ end
 if row[1] and (forget == 0 or row[1] == 'offline') then
   if #device > 0 then cordon(device[1], device[2], device[3]) end
   if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
-  if forget == 1 then delete_worker(name) end
+  if forget == 1 then
+    release_devices(name)
+    redis.call('DEL', key, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
+    redis.call('SREM', P .. 'workers', name)
+  end
   tell_worker(name)
   if status ~= '' then emit_worker('worker_status_changed', name, status, 'an operator said so') end
 end
