@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.json import encode
 
 from gpu_orchestrator.adapters.store.callbacks import Take
 from gpu_orchestrator.adapters.store.records import Limit, NewsItem, NewTask, NoRoom, Queued, Unit
@@ -98,6 +99,17 @@ async def test_waiting_task_expires_with_error_event_and_callback(store: Store) 
     counts = await store.tasks.counts()
     assert counts.stats["tasks_expired"] == 2
     assert counts.states == {**dict.fromkeys(counts.states, 0), "failed": 2, "queued": 1}
+
+
+async def test_label_is_not_taken_for_a_callback(store: Store) -> None:
+    labelled = {"labels": {"callback_url": "https://other.example/"}, "worker_labels": {"a": "callback_url"}}
+    called = {"callback_url": "https://slow.example/"}
+    specs = {"a": labelled, "b": {**labelled, **called}, "c": called}
+    await store.tasks.submit([NewTask(name, encode(spec).decode(), "1") for name, spec in specs.items()])
+    await store.tasks.cancel(list(specs))
+    due, _ = await store.callbacks.take(Take(10, 1000, {"slow.example": 1}, 10, 0))
+    assert [each.task for each in due] == ["b"]  # it counts for the host that gets it, and `a` has none
+    assert await store.database._execute("ZCARD", f"{store.database.prefix}callbacks") == 2
 
 
 async def test_running_task_does_not_expire_but_its_retry_does(store: Store, news: list[NewsItem]) -> None:

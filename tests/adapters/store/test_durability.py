@@ -54,6 +54,19 @@ async def test_reads_and_elections_do_not_wait_for_the_disk(tmp_path: Path) -> N
         assert await waits(store) == 0
 
 
+async def test_write_to_a_full_store_is_acknowledged(tmp_path: Path) -> None:
+    """Ends of tasks are written also then, and only an acknowledged end makes room."""
+    async with (
+        stores.external(tmp_path, appendonly="yes", appendfsync="always") as url,
+        Store(Database(url, strict=True), owner="a") as store,
+    ):
+        await store.database._execute("CONFIG", "SET", "maxmemory", "1mb")
+        history = await store.database.begin()
+        await store.leadership.campaign()
+        await store.database.durable(history)
+        assert not store.database.trouble
+
+
 async def test_write_without_its_replica_is_not_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

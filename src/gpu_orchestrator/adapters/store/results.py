@@ -23,12 +23,14 @@ class Held(Item, frozen=True):
 
 
 class Forgotten(Item, frozen=True):
-    """`begins` is 1 if no task was forgotten early in the last seconds."""
+    """`begins` is 1 if no task was forgotten early in the last seconds. `left` are tasks that had to stay,
+    such as those whose callback is due."""
 
     tasks: int
     store_bytes: int
     result_bytes: int
     begins: int
+    left: int = 0
 
 
 _DUE = Script[tuple[str, ...]]("results_due", tuple[str, ...])
@@ -59,7 +61,15 @@ class ResultIndex:
         return await self._fenced.read(_KNOWN, places)
 
     async def forget(
-        self, why: str, *, most: int, store_bytes: int = 0, result_bytes: int = 0, older_than_ms: int = 0
+        self,
+        why: str,
+        *,
+        most: int,
+        store_bytes: int = 0,
+        result_bytes: int = 0,
+        older_than_ms: int = 0,
+        skip: int = 0,
     ) -> Forgotten:
-        """Forget ended tasks early, oldest first: `most` tasks, or fewer if these bytes are free then."""
-        return await self._fenced.read(_FORGET, why, most, store_bytes, result_bytes, older_than_ms)
+        """Forget ended tasks early, oldest first: `most` tasks, or fewer if these bytes are free then. `skip`
+        those that earlier calls left."""
+        return await self._fenced.read(_FORGET, why, most, store_bytes, result_bytes, older_than_ms, skip)

@@ -278,7 +278,7 @@ class Manager:
         """Return what is wrong with the disk of the embedded store, or of the results; empty if there is
         room."""
         store = str(self.embedded.disk.left()) if self.embedded else ""
-        return store or str(self.results.disk.left())
+        return store or str(self.results.disk_left() or "")
 
     async def cluster(self) -> Cluster:
         """Return the cluster: the leader's own, or else one read from the store, at most a second old."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_orchestrator.adapters.store.records import Registration
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
@@ -36,6 +37,30 @@ async def test_offline_worker_is_forgotten_with_its_counters(store: Store) -> No
     assert set((await store.tasks.counts()).workers) == {"cordoned", "here"}
     left = [name async for part in store.database.scan(100) for name in part]
     assert not [name for name in left if name.endswith(":gone")]
+
+
+async def test_forgotten_worker_leaves_its_devices_to_others(store: Store) -> None:
+    devices = f"{store.database.prefix}devices:worker"
+    for name in ("gone", "here"):
+        await store.workers.register(Registration(name, "i", "{}", "one", "c", uuids=(f"GPU-{name}",)))
+    (row,) = await store.workers.fetch(["gone"])
+    assert row is not None
+    await lose(store, "gone", int(row["epoch"]))
+    await asyncio.sleep(0.01)  # more than its retention must pass
+    assert await store.workers.tidy(["gone", "here"], 5) == ("gone",)
+    assert await store.database._execute("HGETALL", devices) == [b"GPU-here", b"here"]
+
+
+async def test_worker_that_resumes_takes_no_device_from_another(store: Store) -> None:
+    def hello(name: str, *uuids: str, epoch: int = 0, instance: str = "i") -> Registration:
+        return Registration(name, instance, "{}", "one", "c", resume_epoch=epoch, uuids=uuids)
+
+    honest = await store.workers.register(hello("honest", "GPU-1"))
+    other = await store.workers.register(hello("other", "GPU-2"))
+    again = await store.workers.register(hello("other", "GPU-1", "GPU-2", epoch=other.epoch))
+    assert again.kind == "resumed"
+    await lose(store, "honest", honest.epoch)
+    assert (await store.workers.register(hello("honest", "GPU-1", instance="j"))).kind == "new"
 
 
 async def test_worker_that_others_lead_is_not_forgotten(store: Store) -> None:

@@ -91,6 +91,26 @@ async def test_pools_and_labels_through_the_api(site: Site) -> None:
     assert {each["worker_id"]: each["pool"] for each in workers["workers"]} == {"plain": "", "pooled": "a100"}
 
 
+@pytest.mark.real
+async def test_key_retries_tasks_of_its_pools_only(site: Site) -> None:
+    await site.join("pooled", pool="a100", task_types=("other",))
+    tokens = {}
+    for pool in ("a100", "cheap"):
+        made = {"name": pool, "owner": "ann", "scopes": ["submit", "read"], "limits": {"pools": [pool]}}
+        status, answer = await site.call("POST", "/keys", made)
+        assert status == 201
+        tokens[pool] = {"Authorization": f"Bearer {answer['key']}"}
+    body = {**_body(), "task_type": "other", "not_before": "1h"}
+    _, accepted = await site.call("POST", "/tasks", body, headers=tokens["a100"])
+    name = accepted["task_id"]
+    assert (await site.call("DELETE", f"/tasks/{name}", headers=tokens["a100"]))[0] == 200
+    status, refused = await site.call("POST", f"/tasks/{name}/retry", headers=tokens["cheap"])
+    assert (status, "may use the pool cheap alone" in refused["error"]["message"]) == (403, True)
+    _, many = await site.call("POST", "/tasks/retry", {"task_ids": [name]}, headers=tokens["cheap"])
+    assert "may use the pool cheap alone" in many["tasks"][0]["error"]
+    assert (await site.call("POST", f"/tasks/{name}/retry", headers=tokens["a100"]))[0] == 202
+
+
 def _body(**resources: Any) -> dict[str, Any]:
     return {"task_type": "echo", "resources": {"gpus": 0, **resources}}
 

@@ -1,13 +1,16 @@
 """Large results are kept outside the store, and ended tasks within their bounds."""
 
 import asyncio
+from time import monotonic
 from typing import Any
 
 import msgspec
 import pytest
 
+from gpu_orchestrator.adapters.disk import Left
+from gpu_orchestrator.adapters.store.errors import Unreachable
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.manager.tasks import retention
+from gpu_orchestrator.apps.manager.tasks import retention, task_logs
 from tests.apps.manager.conftest import NewSite, Site
 from tests.support import s3_server, stores
 from tests.support.fleet import eventually
@@ -146,8 +149,8 @@ async def test_file_is_deleted_with_its_task_and_orphans_are_swept(with_worker: 
         return sum(each.is_file() for each in manager.results.folder.rglob("*.*"))
 
     async def one_is_left() -> bool:
-        await manager.store.tasks.trim()
         await manager.retention.enforce()
+        await manager.store.tasks.trim()  # after it: what was due there has expired here
         return files() == 1
 
     await eventually(one_is_left, 20)
@@ -209,10 +212,80 @@ async def test_task_whose_callback_is_due_is_not_forgotten(with_worker: Any) -> 
     assert [row is None for row in await store.tasks.fetch([first, second])] == [False, True]
 
 
+async def test_tasks_that_must_stay_do_not_keep_others(
+    with_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    site = await with_worker(task_retention_count=4, results_mb=1000)
+    manager = site.running.manager
+    names = [await completed(site) for _ in range(6)]
+    for name in names[:4]:  # their receiver does not answer
+        callbacks = f"{manager.store.database.prefix}callbacks"
+        await manager.store.database._execute("ZADD", callbacks, 1 << 52, name)
+
+    async def forgotten() -> list[int]:
+        await manager.retention.enforce(recent_ms=0)
+        return [at for at, name in enumerate(names) if (await site.call("GET", f"/tasks/{name}"))[0] == 404]
+
+    assert [await forgotten() for _ in range(4)][-1] == [4, 5]
+    manager.retention._bounds = retention.Bounds(0, 0, 1)
+    names.append(await completed(site))
+    assert [await forgotten() for _ in range(6)][-1] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+async def test_full_disk_concerns_only_results_on_it(
+    with_worker: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    async with s3_server.s3_server() as server:
+        bucket = {
+            "results_s3_endpoint": server.url,
+            "results_s3_bucket": s3_server.BUCKET,
+            "results_s3_access_key": s3_server.ACCESS,
+            "results_s3_secret_key": s3_server.SECRET,
+        }
+        site = await with_worker(**(bucket if kind == "s3" else {}))
+        manager = site.running.manager
+        name = await completed(site)
+        full = Left(manager.results.folder, 0, 1 << 40)
+        monkeypatch.setattr(manager.results.disk, "left", lambda: full)
+        await manager.retention.enforce(recent_ms=0)
+        found = (await site.call("GET", f"/tasks/{name}"))[0], (await site.call("POST", "/tasks", ECHO))[0]
+        assert found == ((200, 202) if kind == "s3" else (404, 503))
+
+
+async def test_results_are_not_swept_just_after_an_outage(
+    with_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those written meanwhile belong to no task yet, however old they are."""
+    site = await with_worker()
+    kept = site.running.manager.retention
+    kept._sweep_at = 0.0
+    was_asked = asyncio.Event()
+
+    async def unreachable() -> bool:
+        was_asked.set()
+        raise Unreachable("it is away")
+
+    monkeypatch.setattr(kept, "enforce", unreachable)
+    await asyncio.wait_for(was_asked.wait(), 20)
+    assert kept._sweep_at > monotonic()
+
+
+async def test_server_starts_and_shows_keys_while_the_store_is_full(
+    new_site: NewSite, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    async with stores.external(folder, appendonly="yes", appendfsync="always", maxmemory="1mb") as url:
+        site = await new_site("one", redis_url=url)
+        assert (await site.call("GET", "/keys"))[0] == 200
+
+
 @pytest.mark.parametrize("kind", ["embedded", "external"])
 async def test_store_at_its_limit_refuses_new_tasks_and_ends_the_others(
-    with_worker: Any, kind: str, tmp_path_factory: pytest.TempPathFactory
+    with_worker: Any, kind: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(task_logs, "STORE_PAUSE_S", 60.0)  # an outcome does not wait for text to be stored
     folder = tmp_path_factory.mktemp("store")
     async with stores.external(folder, appendonly="yes", appendfsync="always", maxmemory="64mb") as url:
         site = await with_worker(redis_url=url) if kind == "external" else await with_worker(max_store_mb=64)
@@ -227,6 +300,7 @@ async def test_store_at_its_limit_refuses_new_tasks_and_ends_the_others(
         await store.database._execute("CONFIG", "SET", "maxmemory", "1mb")
         status, answer = await site.call("POST", "/tasks", ECHO)
         assert (status, answer["error"]["code"]) == (503, "store_full")
+        await worker.send(session.Log(names[0], 1, 0, "text\n"))
         assert await worker.finish(assigns[0], "small")
         assert (await site.call("DELETE", f"/tasks/{names[1]}"))[0] == 200
         await worker.receive(session.Cancel)

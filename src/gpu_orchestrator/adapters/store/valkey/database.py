@@ -25,7 +25,7 @@ from gpu_orchestrator.adapters.store.valkey.resp import (
     command_head,
     encoded_part,
 )
-from gpu_orchestrator.adapters.store.valkey.scripts import Script
+from gpu_orchestrator.adapters.store.valkey.scripts import Script, small_write
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class Database:
         return cast(bytes | None, await self._execute("GET", self.prefix + name))
 
     async def set(self, name: str, value: bytes) -> None:
-        await self._execute("SET", self.prefix + name, value)
+        await self._write("SET", name, value)
 
     async def delete(self, name: str) -> bool:
         """Return True if there was such a key."""
@@ -110,11 +110,11 @@ class Database:
 
     async def set_once(self, name: str, value: bytes) -> bytes:
         """Store the value unless there is one; return the one that is there now."""
-        await self._execute("SET", self.prefix + name, value, "NX")
+        await self._write("SET", name, value, "NX")
         return await self.get(name) or value
 
     async def set_field(self, name: str, field: str, value: str) -> None:
-        await self._execute("HSET", self.prefix + name, field, value)
+        await self._write("HSET", name, field, value)
 
     async def get_field(self, name: str, field: str) -> bytes | None:
         return cast(bytes | None, await self._execute("HGET", self.prefix + name, field))
@@ -211,6 +211,11 @@ class Database:
         if (call := self._calls.get(script.name)) is None:
             call = self._calls[script.name] = command_head(5, "EVALSHA", script.digest, 1, self.prefix)
         return call
+
+    async def _write(self, command: str, name: str, *parts: bytes | str) -> None:
+        """Write a small key, also if the server has reached its maxmemory: a server must start on such a
+        store to free it."""
+        await self._execute(*small_write(command, self.prefix + name, *parts))
 
     async def _execute(self, *parts: bytes | str | int) -> Any:
         try:

@@ -18,6 +18,7 @@ from gpu_orchestrator.adapters.store.errors import NotDurable
 from gpu_orchestrator.adapters.store.valkey.client import Client
 from gpu_orchestrator.adapters.store.valkey.dial import history_in
 from gpu_orchestrator.adapters.store.valkey.resp import Lost, Refused
+from gpu_orchestrator.adapters.store.valkey.scripts import small_write
 
 log = structlog.get_logger()
 
@@ -142,7 +143,7 @@ class Durability:
         """Wait until all that ran before is durable; return the history of the server that it ran on."""
         (seconds, micros), _, (local, replicas), info = await link.execute_all(
             ("TIME",),
-            ("SET", self._key, ""),
+            small_write("SET", self._key, ""),
             ("WAITAOF", 1, self._replicas, int(WAIT_S * 1000)),
             ("INFO", "server", "replication"),
         )

@@ -17,6 +17,7 @@ T = TypeVar("T")
 _DEFINED = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
 _WORD, _COMMENT = re.compile(r"\w+"), re.compile(r"--.*")
 FOLDER = files(__package__) / "scripts"
+_SMALL_WRITE = "#!lua flags=allow-oom\nreturn redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
 
 
 class Script(Generic[T]):
@@ -28,6 +29,11 @@ class Script(Generic[T]):
 
     def decode(self, answer: bytes) -> tuple[tuple[NewsItem, ...], T]:
         return self._decoder.decode(answer)
+
+
+def small_write(command: str, key: str, *parts: bytes | str) -> tuple[bytes | str | int, ...]:
+    """Return a command that writes a key also when the server has reached its maxmemory."""
+    return ("EVAL", _SMALL_WRITE, 1, key, command, *parts)
 
 
 def _source(name: str) -> bytes:

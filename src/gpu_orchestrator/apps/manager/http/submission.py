@@ -33,7 +33,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
-from gpu_orchestrator.apps.manager.http.task_wishes import pool_of, times_of
+from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.core.answer import Refusal
 
@@ -86,14 +86,39 @@ def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[task_schema.Ta
     ]
 
 
-async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[Retried | NoRoom]:
+async def retry(
+    manager: Manager, names: Sequence[str], key: Key
+) -> list[Retried | NoRoom | errors.Forbidden]:
     """Queue ended tasks again; the state before shows whether one could be queued.
 
     A retry needs room like any other task. An admin, who may retry the tasks of every owner, is not held to
     the limits of the admin's own key.
     """
     room = _unit(key, manager.quotas.of_key(key) if key.sees else UNLIMITED, manager.settings)
-    return await manager.store.tasks.retry(names, owner=key.sees, may=room)
+    refused = await _outside_pools(manager, names, key)
+    allowed = [name for name in names if name not in refused]
+    answers = await manager.store.tasks.retry(allowed, owner=key.sees, may=room)
+    found: dict[str, Retried | NoRoom | errors.Forbidden] = {
+        **refused,
+        **dict(zip(allowed, answers, strict=True)),
+    }
+    return [found[name] for name in names]
+
+
+async def _outside_pools(manager: Manager, names: Sequence[str], key: Key) -> dict[str, errors.Forbidden]:
+    """Return a refusal for each task of a pool that this key may not use: another key of its owner may have
+    submitted it."""
+    refused: dict[str, errors.Forbidden] = {}
+    if not key.limits.pools:
+        return refused
+    for name, row in zip(names, await manager.store.tasks.fetch(names), strict=True):
+        if row is None or key.sees not in ("", row.get("tenant", "")):
+            continue  # the store says that there is no such task
+        try:
+            pool_allowed(task.decode(row["spec"]).pool, key)
+        except errors.Forbidden as error:
+            refused[name] = error
+    return refused
 
 
 async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allowance) -> Sequence[Submitted]:

@@ -69,7 +69,9 @@ async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[task_s
     full: dict[Limit, str] = {}
     for part in _parts(names):
         for name, answer in zip(part, await submission.retry(manager, part, key), strict=True):
-            if isinstance(answer, NoRoom):
+            if isinstance(answer, errors.Forbidden):
+                done.append(_outcome(name, "", answer.message))
+            elif isinstance(answer, NoRoom):
                 if answer.limit not in full:
                     full[answer.limit] = submission.no_room(manager, answer, 1, key).message
                 done.append(_outcome(name, "", full[answer.limit]))

@@ -49,10 +49,16 @@ def times_of(request: task_schema.TaskRequest, now_s: float) -> Times:
 def pool_of(wanted: str, key: Key) -> str:
     """Return the pool of a task: the one that it names, or else the only one that its key may use."""
     allowed = key.limits.pools
-    if not allowed or wanted in allowed:
-        return wanted
     if not wanted and len(allowed) == 1:
         return allowed[0]
+    return pool_allowed(wanted, key)
+
+
+def pool_allowed(wanted: str, key: Key) -> str:
+    """Return the pool; raise `Forbidden` if a task of this key may not be in it."""
+    allowed = key.limits.pools
+    if not allowed or wanted in allowed:
+        return wanted
     found = f"resources.pool is {wanted!r}" if wanted else "no pool is given"
     raise errors.Forbidden(
         f"this key ({key.id}) may use the pool{'s' if len(allowed) > 1 else ''} {', '.join(allowed)} alone; "

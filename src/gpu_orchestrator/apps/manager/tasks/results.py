@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from gpu_orchestrator.adapters.disk import Disk
+from gpu_orchestrator.adapters.disk import Disk, Left
 from gpu_orchestrator.adapters.results.files import ResultFiles
 from gpu_orchestrator.adapters.results.place import (
     ResultAt,
@@ -57,6 +57,10 @@ class Results:
             self._s3 = S3Results(
                 Bucket(chosen.results_s3_endpoint, chosen.results_s3_bucket, prefix, credentials)
             )
+
+    def disk_left(self) -> Left | None:
+        """Return how much room is left for results on this machine's disk; None if they go to a bucket."""
+        return None if self._settings.results_s3_bucket else self.disk.left()
 
     @property
     def places(self) -> list[ResultPlace]:

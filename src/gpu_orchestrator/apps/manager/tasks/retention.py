@@ -67,14 +67,18 @@ class Retention:
         self.forgetting = ""
         self._sweep_at = monotonic() + EVERY_S
         self._told = 0
+        self._left: dict[str, int] = {}
+        """By bound, the oldest tasks that had to stay, such as those whose callback is due: the next call
+        skips them, or a receiver that does not answer would keep all others from being forgotten."""
 
     async def run(self) -> None:
         while True:
             pause_s = EVERY_S
             try:
                 pause_s = HURRY_S if await self.enforce() else EVERY_S
-            except StoreError:
-                pass  # the leader says so
+            except StoreError:  # the leader says so
+                # Results wait to be committed, and may be older than ORPHAN_AGE_S by then: they go first.
+                self._sweep_at = monotonic() + SWEEP_EVERY_S
             except Exception:
                 log.exception("keeping the bounds of ended tasks failed")
             await asyncio.sleep(pause_s)
@@ -114,39 +118,65 @@ class Retention:
         return gone
 
     async def _forget(self, room: Room, ended: int, result_bytes: int, recent_ms: int) -> bool:
-        bounds, forget = self._bounds, self._store.results.forget
-        more = False
+        bounds, more = self._bounds, False
         if room.most and room.used > FORGET_FROM * room.most:
             wanted = int(room.used - FORGET_TO * room.most)
             why = f"the store uses {room.used // MIB} of at most {room.most // MIB} MiB (MAX_STORE_MB)"
             for _ in range(ROUNDS):
-                found = await forget(why, most=AT_ONCE, store_bytes=wanted, older_than_ms=recent_ms)
-                self._count("store", why, found)
+                found = await self._forget_some("store", why, recent_ms, store_bytes=wanted)
                 wanted -= found.store_bytes
-                if wanted <= 0 or not found.tasks:
+                if wanted <= 0 or not (found.tasks or found.left):
                     break
             more = wanted <= 0 or bool(found.tasks)
+        else:
+            self._left.pop("store", None)
         if bounds.tasks and ended > bounds.tasks:
             why = f"{ended} ended tasks are more than {bounds.tasks} (TASK_RETENTION_COUNT)"
             many = min(ended - bounds.tasks, AT_ONCE)
-            found = await forget(why, most=many, older_than_ms=recent_ms)
-            self._count("count", why, found)
+            found = await self._forget_some("count", why, recent_ms, most=many)
             more = more or found.tasks == AT_ONCE
+        else:
+            self._left.pop("count", None)
         if wanted := self._too_large(result_bytes):
             limit = (
                 f"{bounds.result_bytes // MIB} MiB (RESULTS_MB)" if bounds.result_bytes else "the disk allows"
             )
             why = f"results have {result_bytes // MIB} MiB, more than {limit}"
-            found = await forget(why, most=AT_ONCE, result_bytes=wanted, older_than_ms=recent_ms)
-            self._count("results", why, found)
+            found = await self._forget_some("results", why, recent_ms, result_bytes=wanted)
             more = more or bool(found.tasks)
+        else:
+            self._left.pop("results", None)
         return more
+
+    async def _forget_some(
+        self,
+        bound: str,
+        why: str,
+        recent_ms: int,
+        *,
+        most: int = AT_ONCE,
+        store_bytes: int = 0,
+        result_bytes: int = 0,
+    ) -> Forgotten:
+        """Forget some tasks, after those that had to stay; begin with the oldest again at the end."""
+        left = self._left.get(bound, 0)
+        found = await self._store.results.forget(
+            why,
+            most=most,
+            store_bytes=store_bytes,
+            result_bytes=result_bytes,
+            older_than_ms=recent_ms,
+            skip=left,
+        )
+        self._left[bound] = left + found.left if found.tasks or found.left else 0
+        self._count(bound, why, found)
+        return found
 
     def _too_large(self, result_bytes: int) -> int:
         """Return how many bytes of results are too many: beyond their bound, or on a disk that is nearly
         full."""
-        left = self._results.disk.left()
-        short = left.low - left.free if left.is_low and result_bytes else 0
+        left = self._results.disk_left()
+        short = left.low - left.free if left and left.is_low and result_bytes else 0
         beyond = result_bytes - self._bounds.result_bytes if self._bounds.result_bytes else 0
         return max(short, beyond, 0)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
-from gpu_orchestrator.adapters.store.errors import Rejected, StoreError, Unreachable
+from gpu_orchestrator.adapters.store.errors import Full, Rejected, StoreError, Unreachable
 from gpu_orchestrator.adapters.store.logs import LogPiece
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.api.units import MIB
@@ -134,7 +134,8 @@ class TaskLogs:
 
     async def _store_batch(self, batch: list[LogPiece]) -> None:
         """Store pieces; retry until the store answers. That is safe: the script counts each byte once. Give
-        up if the store goes on rejecting them, or if its disk is nearly full: outcomes wait behind this."""
+        up if the store goes on rejecting them, or if it or its disk is full: outcomes wait behind this, and
+        they are what makes room."""
         rejected = 0
         while not self._disk_shortage():
             try:
@@ -142,7 +143,7 @@ class TaskLogs:
                 return
             except Unreachable as error:
                 rejected += isinstance(error, Rejected)
-                if rejected == MOST_REJECTIONS:
+                if rejected == MOST_REJECTIONS or isinstance(error, Full):
                     log.error("output of tasks could not be stored", pieces=len(batch), error=str(error))
                     return
                 await asyncio.sleep(STORE_PAUSE_S)

@@ -15,7 +15,8 @@ for _, id in ipairs(due) do
   read = read + 1
   local key = P .. 't:' .. id
   local spec = redis.call('HGET', key, 'spec')
-  local host = string.lower(string.match(spec or '', '"callback_url":"%w+://([^/"?#]*)') or '')
+  local url = spec and callback_of(spec) or ''
+  local host = string.lower(string.match(url, '^%w+://([^/"?#]*)') or '')
   left[host] = left[host] or of_others
   if not spec then
     redis.call('ZREM', P .. 'callbacks', id)

@@ -378,6 +378,13 @@ local function kept_for(to, spec, keep_ms)
   return to == 'dead' and keep_ms * DEAD_KEPT or keep_ms
 end
 
+-- Return where a task's callback goes, or nil. The search spares most tasks the decoding, and cannot decide: labels have
+-- any text.
+local function callback_of(spec)
+  local url = string.find(spec, '"callback_url"', 1, true) and cjson.decode(spec).callback_url
+  return type(url) == 'string' and url ~= '' and url or nil
+end
+
 -- Events are many, so they carry only the beginning of a long error.
 local LONGEST_ERROR = 1000
 local function short_error(failure)
@@ -420,7 +427,7 @@ local function finish(id, from, to, fields, keep_ms, known)
   if from == 'queued' then waits(level, -1) end
   if from == 'scheduled' then redis.call('ZREM', P .. 'due:not-before', id) end
   if string.find(spec, '"expires"', 1, true) then redis.call('ZREM', P .. 'due:expires', id) end
-  if string.find(spec, '"callback_url"', 1, true) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
+  if callback_of(spec) then redis.call('ZADD', P .. 'callbacks', NOW, id) end
   move(id, from, to, created, tenant)
   count(to)
   emit_end(id, to, tenant, worker, attempt, started, failure)

@@ -31,18 +31,27 @@ local function bind_key()
   end
 end
 
+-- Return the worker that has this device, if it is another one and is there.
+local function has_device(uuid)
+  local other = redis.call('HGET', P .. 'devices:worker', uuid)
+  local state = other and other ~= name and redis.call('HGET', P .. 'w:' .. other, 'state')
+  return (state == 'online' or state == 'suspect') and other or nil
+end
+
+-- A worker that resumes may name other devices than before, but takes none from another.
 local function note_devices()
   release_devices(name)
-  for _, uuid in ipairs(uuids) do redis.call('HSET', P .. 'devices:worker', uuid, name) end
+  for _, uuid in ipairs(uuids) do
+    if not has_device(uuid) then redis.call('HSET', P .. 'devices:worker', uuid, name) end
+  end
   redis.call('HSET', key, 'uuids', #uuids > 0 and cjson.encode(uuids) or '')
 end
 
 -- Return the UUID of a device that another worker has, and that worker.
 local function device_elsewhere()
   for _, uuid in ipairs(uuids) do
-    local other = redis.call('HGET', P .. 'devices:worker', uuid)
-    local state = other and other ~= name and redis.call('HGET', P .. 'w:' .. other, 'state')
-    if state == 'online' or state == 'suspect' then return uuid, other end
+    local other = has_device(uuid)
+    if other then return uuid, other end
   end
 end
 

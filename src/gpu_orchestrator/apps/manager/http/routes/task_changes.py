@@ -40,6 +40,8 @@ async def retry(request: Request, task_id: str) -> Response:
     manager, key = manager_of(request), request.state.key
     name = request.state.object = await manager.full_id(task_id, key.sees)
     (before,) = await submission.retry(manager, [name], key)
+    if isinstance(before, errors.Forbidden):
+        raise before
     if isinstance(before, NoRoom):
         raise submission.no_room(manager, before, 1, key)
     if not before.state:
