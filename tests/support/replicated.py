@@ -64,6 +64,13 @@ class Node:
                         return reply
                 await asyncio.sleep(0.02)
 
+    async def follows(self) -> bool:
+        """Return True if this is a replica that has its primary's data."""
+        with contextlib.suppress(Lost, Refused):
+            role = await self.command("ROLE")
+            return bool(role[0] == b"slave" and role[3] == b"connected")
+        return False
+
     async def is_replica_in_step(self) -> None:
         await self.until("ROLE", lambda role: role[0] == b"slave" and role[3] == b"connected")
 
@@ -136,12 +143,14 @@ class Replicated:
                 await asyncio.sleep(0.02)
 
     async def whole(self) -> Node:
-        """Wait until one is the primary and all others follow it; return the primary."""
-        primary = await self.primary()
-        for node in self.nodes:
-            if node is not primary:
-                await node.is_replica_in_step()
-        return primary
+        """Wait until one is the primary and all others follow it; return the primary. On a busy machine the
+        Sentinels may take it for dead meanwhile, so look for it again each time."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                primary = await self.primary()
+                if all([each is primary or await each.follows() for each in self.nodes]):
+                    return primary
+                await asyncio.sleep(0.02)
 
     async def fail_over(self) -> Node:
         """Kill the primary, wait for another, and start the killed one again; return the new primary."""
