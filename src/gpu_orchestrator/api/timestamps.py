@@ -3,7 +3,11 @@
 Pure: callers pass the moment in. Kubernetes writes `Time` in seconds and `MicroTime` in microseconds.
 """
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+from gpu_orchestrator.api.units import BadAmount, span_s
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def seconds(moment: datetime) -> str:
@@ -29,6 +33,19 @@ def parse(text: str) -> datetime:
 def parse_optional(text: str | None) -> datetime | None:
     """Read a field that may be unset; raise ValueError if it is set and malformed."""
     return parse(text) if text else None
+
+
+def span_or_moment_ms(text: str, most_span_s: float) -> int:
+    """Read a span such as `10m` as a negative number of ms, for callers whose store has the clock, and a time
+    as ms since 1970; 0 if empty. Raise ValueError or OverflowError if it is neither."""
+    if not text:
+        return 0
+    try:
+        return -max(int(min(span_s(text), most_span_s) * 1000), 1)  # 0 would mean none
+    except BadAmount:
+        moment = parse(text)
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max((aware - EPOCH) // timedelta(milliseconds=1), 1)
 
 
 def _text(moment: datetime, precision: str) -> str:

@@ -4,16 +4,13 @@ A key that sees only its owner's tasks can filter only those; the store gets its
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 
 from gpu_orchestrator.adapters.store.task_lists import Filter
 from gpu_orchestrator.api import task, timestamps
-from gpu_orchestrator.api.units import BadAmount, span_s
 from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 
 MOST_SPAN_S = 10 * 365 * 86_400.0
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def of_query(
@@ -50,16 +47,8 @@ def seen_owner(key: Key, asked: str) -> str:
 def since_ms(text: str) -> int:
     """Return a moment in ms, or a span before now as a negative number: the store subtracts it from its own
     clock."""
-    if not text:
-        return 0
     try:
-        return -max(int(min(span_s(text), MOST_SPAN_S) * 1000), 1)  # 0 would mean ever
-    except BadAmount:
-        pass
-    try:
-        moment = timestamps.parse(text)
-        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return max((aware - EPOCH) // timedelta(milliseconds=1), 1)
+        return timestamps.span_or_moment_ms(text, MOST_SPAN_S)
     except (ValueError, OverflowError) as error:
         raise errors.Unprocessable(
             f"since={text!r} is not a time; write how long ago, such as 10m, 2h or 7d, "

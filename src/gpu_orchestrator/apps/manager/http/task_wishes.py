@@ -3,16 +3,14 @@
 Pure but for errors of the API; `submission.py` calls it for each task of a request.
 """
 
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from gpu_orchestrator.api import timestamps
-from gpu_orchestrator.api.units import DAY_S, BadAmount, span_s
+from gpu_orchestrator.api.units import DAY_S
 from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 
 LONGEST_S = 366 * DAY_S
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Times(NamedTuple):
@@ -67,16 +65,8 @@ def pool_allowed(wanted: str, key: Key) -> str:
 
 
 def _moment_ms(field: str, text: str) -> int:
-    if not text:
-        return 0
     try:
-        return -max(int(min(span_s(text), 2 * LONGEST_S) * 1000), 1)  # 0 would mean none
-    except BadAmount:
-        pass
-    try:
-        moment = timestamps.parse(text)
-        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return max((aware - EPOCH) // timedelta(milliseconds=1), 1)
+        return timestamps.span_or_moment_ms(text, 2 * LONGEST_S)
     except (ValueError, OverflowError) as error:
         raise errors.Unprocessable(
             f"{field}: {text!r} is not a time; write how long from now, such as 10m, 2h or 7d, "
