@@ -37,6 +37,9 @@ class EligibleRows:
 
     def among(self, slots: Ints, row: int) -> Ints:
         """Return those of these slots whose shape the node could take."""
+        if len(slots) == 1:
+            slot: int = slots.item(0)
+            return slots if self._bits.item(row, slot >> 3) >> (slot & 7) & 1 else slots[:0]
         could: Bools = (self._bits[row, slots >> 3] >> (slots & 7).astype(np.uint8)) & 1 == 1
         return slots[could]
 

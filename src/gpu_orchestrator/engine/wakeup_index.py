@@ -14,6 +14,8 @@ NOTHING = np.iinfo(np.int64).min
 IMPOSSIBLE = np.iinfo(np.int64).max
 WHOLE_DEVICES, MILLI, MEMORY, DEVICES, FIRST_RESOURCE = 0, 1, 2, 3, 4
 MOST_CLEARED = 64
+FEW = 4
+"""Up to so many slots are compared one by one: numpy costs more than it saves there."""
 NONE: Ints = np.zeros(0, np.int64)
 
 
@@ -22,6 +24,7 @@ class WakeupIndex:
         self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
         self._least: _Least | None = None
         self._unheard: dict[int, Shape] = {}
+        self._used: set[int] = set()
         self._kinds = self._cleared = 0
 
     def set(self, slot: int, shape: Shape, cluster: Cluster) -> None:
@@ -33,6 +36,7 @@ class WakeupIndex:
         kinds = [(FIRST_RESOURCE + cluster.inventory.kind(name), amount) for name, amount in shape.resources]
         self._make_room(1 + max((kind for kind, _ in kinds), default=0), slot + 1)
         self._least = None
+        self._used.add(slot)
         needs = self._table[:, slot]
         needs[:] = NOTHING
         if shape.exclusive:
@@ -50,6 +54,7 @@ class WakeupIndex:
         if self._cleared > MOST_CLEARED:
             self._least = None
         self._unheard.pop(slot, None)
+        self._used.discard(slot)
         if slot < self._table.shape[1]:
             self._table[:, slot] = IMPOSSIBLE
 
@@ -57,6 +62,9 @@ class WakeupIndex:
         """Return the slots for which this node has enough by the numbers. First compare with the least that
         any of them needs: that decides most often."""
         self._hear_of_new(cluster)
+        if len(self._used) <= FEW:
+            few = [slot for slot in self._used if self._is_met(cluster, row, slot)]
+            return self._with_memory(cluster, row, np.array(few, np.int64)) if few else NONE
         usage, table = cluster.usage, self._table
         whole, milli = usage.whole.item(row), usage.spare_milli.item(row)
         has = np.zeros(table.shape[0] - FIRST_RESOURCE, np.int64)
@@ -70,6 +78,16 @@ class WakeupIndex:
         for kind in self._least.needed:
             slots = slots[table[FIRST_RESOURCE + kind, slots] <= has[kind]]
         return self._with_memory(cluster, row, slots) if len(slots) else NONE
+
+    def _is_met(self, cluster: Cluster, row: int, slot: int) -> bool:
+        """Compare one slot with what the node has, but for memory."""
+        usage, needs = cluster.usage, self._table[:, slot].tolist()
+        if needs[WHOLE_DEVICES] > usage.whole.item(row) or needs[MILLI] > usage.spare_milli.item(row):
+            return False
+        return all(
+            amount == NOTHING or amount <= (usage.free.item(row, kind) if kind < usage.kinds else 0)
+            for kind, amount in enumerate(needs[FIRST_RESOURCE:])
+        )
 
     def _with_memory(self, cluster: Cluster, row: int, slots: Ints) -> Ints:
         """Of these slots return those for which devices have enough memory: for a shape with three devices,
