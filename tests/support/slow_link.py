@@ -1,4 +1,4 @@
-"""A TCP proxy that passes on so many bytes a second, in each direction: a slow link to a manager."""
+"""A TCP proxy that passes on a number of bytes a second, in each direction: a slow link to a manager."""
 
 import asyncio
 from collections.abc import AsyncIterator

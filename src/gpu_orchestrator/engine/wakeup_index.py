@@ -15,7 +15,7 @@ IMPOSSIBLE = np.iinfo(np.int64).max
 WHOLE_DEVICES, MILLI, MEMORY, DEVICES, FIRST_RESOURCE = 0, 1, 2, 3, 4
 MOST_CLEARED = 64
 FEW = 4
-"""Up to so many slots are compared one by one: numpy costs more than it saves there."""
+"""Up to this number, slots are compared one by one: numpy costs more than it saves there."""
 NONE: Ints = np.zeros(0, np.int64)
 
 
