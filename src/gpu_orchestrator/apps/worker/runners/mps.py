@@ -63,7 +63,14 @@ class MpsDaemon:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        """Ask the kernel: the event loop hears of an end only later, and until then a runner would be sent to
+        a daemon that is gone, where it has no limit."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
 
     @property
     def keeper_pid(self) -> int:
