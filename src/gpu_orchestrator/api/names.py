@@ -79,6 +79,19 @@ VENDOR_OF = {
 }
 GPU_RESOURCES = tuple(VENDOR_OF)
 
+# What Kubernetes counts of a claimed pod: 1000 for each whole device, on nodes and in the first container.
+MILLIGPU = "gpu.scheduling/milligpu"
+
+# Label of a node: who gives its GPUs away, the gpu-scheduler (claims) or a device plugin.
+NODE_MODE = "gpu.scheduling/mode"
+CLAIMS_MODE = "claims"
+PLUGIN_MODE = "plugin"
+
+# Labels of a namespace, set to "true" by an administrator: pods without a claim see no GPU, and pods may use
+# the PriorityClass gpu-high.
+HIDE_GPUS = "gpu.scheduling/hide-gpus"
+ALLOW_HIGH_PRIORITY = "gpu.scheduling/allow-high-priority"
+
 # Domains whose extended resources are GPUs, or parts of them such as `nvidia.com/mig-1g.10gb`, and words in
 # the names of those that are not: network adapters, and Intel's access for monitoring.
 GPU_DOMAINS = ("nvidia.com/", "amd.com/", "gpu.intel.com/")
@@ -92,6 +105,8 @@ NAMESPACE = "gpu-orchestrator-system"
 SCHEDULER = "gpu-scheduler"
 KUBE_SCHEDULER = ("", "default-scheduler")
 OPERATOR = "gpu-orchestrator-controller-manager"
+WEBHOOK = "gpu-scheduler-webhook"
+AGENT = "gpu-scheduler-agent"
 
 # Leases: leader election, devices, and the agents' heartbeats.
 OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"

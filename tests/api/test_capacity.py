@@ -1,0 +1,45 @@
+"""How many thousandths of a GPU a claim counts for."""
+
+import pytest
+
+from gpu_orchestrator.api import capacity
+from gpu_orchestrator.api.devices import DeviceWish
+
+
+@pytest.mark.parametrize(
+    ("wish", "count", "largest_mib", "expected"),
+    [
+        pytest.param(DeviceWish(), 1, 0, 1000, id="a whole device"),
+        pytest.param(DeviceWish(), 8, 80_000, 8000, id="eight whole devices"),
+        pytest.param(DeviceWish(exclusivity="Shared", share=250), 2, 0, 500, id="shares add up"),
+        pytest.param(
+            DeviceWish(exclusivity="Shared", share=250, memory_mib=70_000),
+            1,
+            80_000,
+            250,
+            id="a share wins over memory",
+        ),
+        pytest.param(DeviceWish(exclusivity="Shared", memory_mib=8_000), 1, 80_000, 100, id="memory alone"),
+        pytest.param(DeviceWish(exclusivity="Shared", memory_mib=8_001), 1, 80_000, 101, id="is rounded up"),
+        pytest.param(
+            DeviceWish(exclusivity="Shared", memory_mib=90_000), 1, 80_000, 1000, id="at most a whole device"
+        ),
+        pytest.param(
+            DeviceWish(exclusivity="Shared", memory_mib=1), 1, 0, 1000, id="unknown memory counts whole"
+        ),
+        pytest.param(DeviceWish(exclusivity="MIG", mig_profile="1g.10gb"), 1, 0, 143, id="a seventh"),
+        pytest.param(
+            DeviceWish(exclusivity="MIG", mig_profile="3g.40gb"), 2, 0, 858, id="two of three parts"
+        ),
+        pytest.param(DeviceWish(exclusivity="MIG", mig_profile="7g.80gb"), 1, 0, 1000, id="all seven parts"),
+        pytest.param(DeviceWish(exclusivity="MIG", mig_profile="1c.3g.40gb"), 1, 0, 429, id="compute slice"),
+    ],
+)
+def test_milligpu_of_a_claim(wish: DeviceWish, count: int, largest_mib: int, expected: int) -> None:
+    assert capacity.milligpu(wish, count, largest_mib=largest_mib) == expected
+
+
+def test_only_memory_without_a_share_needs_the_largest_device() -> None:
+    assert capacity.needs_memory(DeviceWish(exclusivity="Shared", memory_mib=1))
+    assert not capacity.needs_memory(DeviceWish(exclusivity="Shared", memory_mib=1, share=1))
+    assert not capacity.needs_memory(DeviceWish())
