@@ -152,7 +152,7 @@ def listed(cluster: Cluster, resource: Resource[Any], namespace: str) -> list[An
     return [msgspec.convert(item, resource.type) for item in items]
 
 
-def wait_for(found: Callable[[], list[Any]], timeout_s: float = 20) -> list[Any]:
+def wait_for(found: Callable[[], list[Any]], timeout_s: float = 60) -> list[Any]:
     deadline = time.monotonic() + timeout_s
     while not (result := found()):
         assert time.monotonic() < deadline, "nothing came"

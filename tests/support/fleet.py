@@ -14,10 +14,10 @@ from typing import Any, Self
 import aiohttp
 
 from controlplane.cluster import free_port
+from tests.support.patience import PATIENCE_S
 from tests.support.workers import Worker, compiled, gone_within
 
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
-START_S = 60.0
 
 
 class Fleet:
@@ -60,7 +60,7 @@ class Fleet:
                 stdout=log,
                 stderr=log,
             )
-        await eventually(self._is_ready, START_S)
+        await eventually(self._is_ready, PATIENCE_S)
         if self._http is None:
             self.key = json.loads(_read(data / "client.json"))["key"]
             self._http = self._client()
@@ -92,7 +92,7 @@ class Fleet:
 
     async def back(self, name: str) -> None:
         """Wait until a worker is online."""
-        await eventually(lambda: self._is_online(name), START_S)
+        await eventually(lambda: self._is_online(name), PATIENCE_S)
 
     async def _is_online(self, name: str) -> bool:
         _, shown = await self.call("GET", f"/workers/{name}")
@@ -110,11 +110,11 @@ class Fleet:
         assert status == 202, answer
         return str(answer["task_id"])
 
-    async def wait(self, task: str, within_s: float = 30.0) -> Any:
+    async def wait(self, task: str, within_s: float = PATIENCE_S) -> Any:
         _, answer = await self.call("GET", f"/tasks/{task}/wait?timeout={within_s:g}")
         return answer
 
-    async def until(self, task: str, within_s: float = 30.0, **expected: Any) -> Any:
+    async def until(self, task: str, within_s: float = PATIENCE_S, **expected: Any) -> Any:
         """Wait until the task shows these values, and return it."""
         shown: Any = None
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from controlplane.cluster import Cluster
+from tests.support.patience import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -27,8 +28,6 @@ PATHS = {
     "leases": "/apis/coordination.k8s.io/v1/leases",
     "pods": "/api/v1/pods",
 }
-
-CATCH_UP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class History:
     def _wait_for_all(self, kind: str, listed: Json) -> None:
         """Wait until the watch has delivered everything that the list shows."""
         seen = {each["metadata"]["uid"]: Change(0, 0.0, kind, False, each) for each in self.start[kind]}
-        deadline, read, lines = time.monotonic() + CATCH_UP_S, 0, self._lines[kind]
+        deadline, read, lines = time.monotonic() + PATIENCE_S, 0, self._lines[kind]
         while True:
             new, read = lines[read:], len(lines)
             for line in new:
@@ -124,7 +123,7 @@ class History:
                 # drops its keys first, and the reader would take the remaining bytes as plain text.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(CATCH_UP_S)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a watch could not be ended"
 
     def _read(self, kind: str, path: str, version: str) -> None:

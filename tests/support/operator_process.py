@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
+from tests.support.patience import PATIENCE_S
 from tests.support.tracebacks import tracebacks
 from tests.support.workers import compiled
 
@@ -26,10 +27,6 @@ ZONE = "topology.kubernetes.io/zone"
 
 T = TypeVar("T")
 Json = dict[str, Any]
-
-
-PATIENCE_S = 60.0
-"""How long to wait for an expected state. Far more than it takes, so that a busy machine fails no test."""
 
 
 def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:

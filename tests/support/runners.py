@@ -10,6 +10,7 @@ import msgspec
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle, RunnerPlan
+from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T", bound=frames.Frame)
 
@@ -37,7 +38,7 @@ class RunnerClient:
         raw = msgspec.Raw(msgspec.json.encode(parameters))
         self.runner.send(frames.Run(task, 1, task_type, raw, memory_mib=memory_mib))
 
-    async def receive(self, kind: type[T], task: str = "t", *, within_s: float = 30.0) -> T:
+    async def receive(self, kind: type[T], task: str = "t", *, within_s: float = PATIENCE_S) -> T:
         async with asyncio.timeout(within_s), self._changed:
             while True:
                 for frame in self.received:
@@ -53,7 +54,7 @@ class RunnerClient:
         self.run(task_type, parameters, **more)
         return await self.receive(frames.Erred, more.get("task", "t"))
 
-    async def wait_gone(self, within_s: float = 30.0) -> str:
+    async def wait_gone(self, within_s: float = PATIENCE_S) -> str:
         async with asyncio.timeout(within_s), self._changed:
             while not self.evidence:
                 await self._changed.wait()

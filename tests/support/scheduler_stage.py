@@ -18,6 +18,7 @@ from controlplane.cluster import Cluster, free_port
 from controlplane.process import Process
 from gpu_orchestrator.api import crds, names
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.tracebacks import tracebacks
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def _is_served(cluster: Cluster) -> bool:
         return False
 
 
-def until(condition: Callable[[], T | None], description: str, within_s: float = 30.0) -> T:
+def until(condition: Callable[[], T | None], description: str, within_s: float = PATIENCE_S) -> T:
     """Wait until the condition returns something true; return that."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
@@ -201,7 +202,7 @@ class Stage:
             if each["spec"].get("nodeName") and (wanted is None or name in wanted)
         }
 
-    def wait_bound(self, *names: str, within_s: float = 30.0) -> dict[str, str]:
+    def wait_bound(self, *names: str, within_s: float = PATIENCE_S) -> dict[str, str]:
         """Wait until these pods are bound; all pods of the namespace if none is named."""
 
         def all_bound() -> dict[str, str] | None:
@@ -222,7 +223,7 @@ class Stage:
         found = self.cluster.api.request("GET", f"{path}?fieldSelector=regarding.name={about}")["items"]
         return [f"{each['reason']}: {each.get('note', '')}" for each in found]
 
-    def wait_event(self, about: str, text: str, within_s: float = 30.0) -> str:
+    def wait_event(self, about: str, text: str, within_s: float = PATIENCE_S) -> str:
         def found() -> str | None:
             return next((note for note in self.events(about) if text in note), None)
 

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from gpu_orchestrator.api import session
+from tests.support.patience import PATIENCE_S
 
 TOKEN = "token-of-the-test"
 SHORT_LEASE_S = 6.0
@@ -45,7 +46,9 @@ class Peer:
         message = {"attempt": 1, "task_type": task_type, "parameters": raw, **more}
         await self.send(session.Assign(task=task, **message))
 
-    async def receive(self, kind: type[T], task: str = "", *, within_s: float = 30.0, after: int = 0) -> T:
+    async def receive(
+        self, kind: type[T], task: str = "", *, within_s: float = PATIENCE_S, after: int = 0
+    ) -> T:
         """Wait for a message of this kind (about this task), past or future. Skip the first `after` of
         them."""
 
@@ -56,7 +59,7 @@ class Peer:
 
         return await self.until(found, within_s)
 
-    async def until(self, found: Callable[[], T | None], within_s: float = 30.0) -> T:
+    async def until(self, found: Callable[[], T | None], within_s: float = PATIENCE_S) -> T:
         async with asyncio.timeout(within_s), self._changed:
             while (message := found()) is None:
                 await self._changed.wait()

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from gpu_orchestrator.api import session
+from tests.support.patience import PATIENCE_S
 
 M = TypeVar("M", bound=session.Message)
 
@@ -34,7 +35,7 @@ class ScriptedWorker:
     async def send(self, *messages: session.Message) -> None:
         await self.socket.send_bytes(session.frame(*messages))
 
-    async def receive(self, kind: type[M], within_s: float = 30.0) -> M:
+    async def receive(self, kind: type[M], within_s: float = PATIENCE_S) -> M:
         """Take the next message of this kind."""
         async with asyncio.timeout(within_s):
             while True:

@@ -11,6 +11,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.api.wire import key
 from tests.support.kube_objects import CONFIG_MAPS, ConfigMap
+from tests.support.patience import PATIENCE_S
 
 # A controller creates this one in every namespace, at any time.
 OURS = "metadata.name!=kube-root-ca.crt"
@@ -43,13 +44,13 @@ class Follower:
     def versions(self) -> dict[str, str]:
         return {name: obj.metadata.resource_version for name, obj in self.known.items()}
 
-    async def knows(self, name: str, within_s: float = 30) -> None:
+    async def knows(self, name: str, within_s: float = PATIENCE_S) -> None:
         async with asyncio.timeout(within_s):
             while name not in self.known:
                 self._wakeup.clear()
                 await self._wakeup.wait()
 
-    async def agrees_with(self, client: Client, namespace: str, within_s: float = 30) -> None:
+    async def agrees_with(self, client: Client, namespace: str, within_s: float = PATIENCE_S) -> None:
         """Wait until this copy and the watch's store equal a list from the server."""
         listing = await client.list(CONFIG_MAPS, namespace, fields=OURS)
         truth = {key(obj): obj.metadata.resource_version for obj in listing.items}

@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import TOKEN
 
 MARK = "GPU_ORCHESTRATOR_TEST_MARK"
@@ -102,7 +103,7 @@ def is_alive(pid: int) -> bool:
 
 def grown_to(worker: Worker, count: int) -> None:
     """Wait until this worker has `count` processes: one that has just started does not show its mark yet."""
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + PATIENCE_S
     while len(below := worker.below()) < count:
         assert time.monotonic() < end, f"never {count} processes: {below}"
         time.sleep(0.01)

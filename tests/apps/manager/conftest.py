@@ -15,6 +15,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager import server
 from gpu_orchestrator.apps.manager.access.keys import Keys, key_of
 from tests.support import scripted_worker
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_worker import ScriptedWorker
 
 KEY, TOKEN = "k" * 64, "t" * 64
@@ -54,7 +55,7 @@ class Site:
     async def task(self, name: str) -> Any:
         return (await self.call("GET", f"/tasks/{name}"))[1]
 
-    async def wait(self, name: str, timeout_s: float = 30.0) -> Any:
+    async def wait(self, name: str, timeout_s: float = PATIENCE_S) -> Any:
         return (await self.call("GET", f"/tasks/{name}/wait?timeout={timeout_s}"))[1]
 
     async def join(self, name: str = "w", **rest: Any) -> ScriptedWorker:
