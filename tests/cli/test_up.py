@@ -160,4 +160,4 @@ def test_interrupt_says_what_it_waits_for_and_twice_ends_at_once(tmp_path: Path,
         ended = lines_until(running, "stopped")
         assert running.wait(30) == 0
         assert ended[-1] == "stopped\n"
-        assert not again or time.monotonic() - began < 15, "a task of a minute was waited for"
+        assert not again or time.monotonic() - began < 45, "a task of a minute was waited for"

@@ -20,6 +20,7 @@ from tests.conftest import NewCluster
 from tests.support import scheduler_stage as stages
 from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site
 from tests.support.paths import ROOT
+from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage
 
 NewOperator = Callable[..., Operator]
@@ -70,10 +71,14 @@ def site(operator_cluster: Cluster) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def operator(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """Run one operator for all tests of a module that do not disturb it."""
+def operator(
+    request: pytest.FixtureRequest, account: Path, tmp_path_factory: pytest.TempPathFactory, scale: Scale
+) -> Iterator[Operator]:
+    """Run one operator for all tests of a module that do not disturb it. In `make test` a module may shorten
+    what it waits for: `WAITS = {"podless_s": 12}`."""
     log = tmp_path_factory.mktemp("operator") / "operator.log"
-    with Operator(account, "--no-leader-elect", log=log) as running:
+    waits = scale(test=getattr(request.module, "WAITS", None), accept=None)
+    with Operator(account, "--no-leader-elect", log=log, waits=waits) as running:
         yield running
 
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
+from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.tracebacks import tracebacks
 from tests.support.workers import compiled
@@ -43,13 +44,13 @@ def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIE
 
 class Operator:
     """`gpu-orchestrator operator` as a subprocess. When the block ends it must stop cleanly, and its log must
-    contain no traceback."""
+    contain no traceback. `waits` replaces some of the times that it ships with, see hurried_operator.py."""
 
-    def __init__(self, kubeconfig: Path, *flags: str, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, *flags: str, log: Path, waits: Json | None = None) -> None:
         self.metrics_port, self.probe_port = free_port(), free_port()
         self.log = log
         self._command = [
-            str(Path(sys.executable).parent / "gpu-orchestrator"),
+            *(_hurried(waits) if waits else (str(Path(sys.executable).parent / "gpu-orchestrator"),)),
             "operator",
             f"--kubeconfig={kubeconfig}",
             f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
@@ -61,7 +62,9 @@ class Operator:
 
     def start(self) -> Self:
         with self.log.open("ab") as stderr:
-            self.process = subprocess.Popen(self._command, stderr=stderr, stdout=stderr, env=compiled())
+            self.process = subprocess.Popen(
+                self._command, stderr=stderr, stdout=stderr, env=compiled(), cwd=ROOT
+            )
         return self
 
     def ready(self) -> Self:
@@ -123,6 +126,10 @@ class Operator:
         if kind is None:
             assert code == 0, f"the operator ended with {code}: {text[-2000:]}"
             assert tracebacks(text) == []
+
+
+def _hurried(waits: Json) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tests.support.hurried_operator", json.dumps(waits))
 
 
 class Site:

@@ -93,6 +93,12 @@ def pid_after(seconds: float) -> int:
     return os.getpid()
 
 
+def waits_for(path: str) -> None:
+    """Wait until the test has made this file."""
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
 def floods(megabytes: int, how: str) -> None:
     """Print numbered lines of a hundred bytes until there are enough of them, then fail."""
     count = megabytes * 10_000

@@ -106,7 +106,7 @@ async def test_running_task_after_the_lease(
 ) -> None:
     """No renewal is answered for longer than a lease. Then the server is back, and has the attempt still."""
     monkeypatch.setattr(connection, "ANSWER_S", 0.3)
-    peer.lease_s, peer.renew_every_s = 1.0, 0.3
+    peer.lease_s, peer.renew_every_s = 2.0, 0.3
     running = asyncio.create_task(
         Agent(settings(peer.url, on_disconnect=on_disconnect), Simulated(tmp_path / "gpus", "1")).run()
     )
@@ -115,7 +115,7 @@ async def test_running_task_after_the_lease(
     await peer.assign("t", "sleep", {"seconds": 60})
     await peer.receive(session.Started)
     peer.renews = peer.welcomes = False
-    await asyncio.sleep(2.0)  # longer than the lease; nothing tells when it is over
+    await asyncio.sleep(3.0)  # longer than the lease; nothing tells when it is over
     hellos = sum(isinstance(each, session.Hello) for each in peer.received)
     peer.renews = peer.welcomes = True
     hello = await peer.receive(session.Hello, after=hellos)

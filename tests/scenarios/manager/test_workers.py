@@ -13,10 +13,13 @@ from gpu_orchestrator.adapters.gpus import simulated
 from gpu_orchestrator.adapters.gpus.simulated import Simulated
 from tests.support import nemesis
 from tests.support.fleet import Fleet, fleet
+from tests.support.patience import PATIENCE_S
 from tests.support.scale import Scale
 
 pytestmark = pytest.mark.real
 Figure = Callable[[str], None]
+GATED = ("--function", "gate=tests.support.worker_functions:waits_for")
+LEASE_S = 60
 RUNS_S = 5.0
 """Longer than stopping a host takes on a busy machine, shorter than a lease: the result must be waiting when
 the agent continues."""
@@ -28,26 +31,42 @@ async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
         yield running
 
 
+@pytest.fixture
+async def patient(tmp_path: Path, scale: Scale) -> AsyncIterator[Fleet]:
+    """Run a manager with leases so long that nothing here can be due to the end of one."""
+    settings: dict[str, str] = scale(test={"WORKER_LEASE": str(LEASE_S)}, accept={})
+    async with fleet(tmp_path, **settings) as running:
+        yield running
+
+
+async def submit_gated(manager: Fleet, gate: Path) -> str:
+    """Submit a task that ends when the gate exists."""
+    return await manager.submit("python", {"function": "gate", "arguments": {"path": str(gate)}})
+
+
 async def test_task_of_a_killed_runner_restarts_within_a_second(
-    manager: Fleet, scale: Scale, figure: Figure
+    patient: Fleet, tmp_path: Path, scale: Scale, figure: Figure
 ) -> None:
-    worker = await manager.worker("a")
-    task = await manager.submit("sleep", {"seconds": 8})
+    manager, gate = patient, tmp_path / "gate"
+    worker = await manager.worker("a", *GATED)
+    task = await submit_gated(manager, gate)
     await manager.running(task)
     kill(worker.runner(), signal.SIGKILL)
     killed = time.monotonic()
     await manager.until(task, attempt=2, status="running")
     figure(f"runner killed, run again after {time.monotonic() - killed:.2f} s")
-    assert time.monotonic() - killed < scale(test=8.0, accept=1.0), "long before a lease would expire"
+    assert time.monotonic() - killed < scale(test=LEASE_S / 2, accept=1.0), "long before a lease would expire"
+    gate.touch()
     assert (await manager.wait(task))["status"] == "completed"
 
 
 async def test_task_of_a_killed_worker_restarts_within_five_seconds(
-    manager: Fleet, scale: Scale, figure: Figure
+    manager: Fleet, tmp_path: Path, scale: Scale, figure: Figure
 ) -> None:
-    await manager.worker("a")
-    await manager.worker("b")
-    task = await manager.submit("sleep", {"seconds": 8})
+    gate = tmp_path / "gate"
+    await manager.worker("a", *GATED)
+    await manager.worker("b", *GATED)
+    task = await submit_gated(manager, gate)
     worker = await manager.running(task)
     worker.signal(signal.SIGKILL)
     killed = time.monotonic()
@@ -55,6 +74,7 @@ async def test_task_of_a_killed_worker_restarts_within_five_seconds(
     figure(f"worker killed, run again after {time.monotonic() - killed:.2f} s")
     assert time.monotonic() - killed < scale(test=nemesis.BUSY, accept=1) * 5.0
     assert again["assigned_worker"] != worker.name
+    gate.touch()
     assert (await manager.wait(task))["status"] == "completed"
 
 
@@ -90,18 +110,18 @@ async def test_task_of_a_silent_host_restarts_within_15_s_and_its_late_result_is
     await manager.back("b")
 
 
-async def test_leaving_worker_finishes_running_and_refuses_waiting_tasks(manager: Fleet) -> None:
+async def test_leaving_worker_finishes_running_and_refuses_waiting_tasks(
+    patient: Fleet, tmp_path: Path
+) -> None:
+    manager, gate = patient, tmp_path / "gate"
     await manager.worker("b")
     await manager.call("POST", "/workers/b/cordon")
-    leaving = await manager.worker("a")
-    running = await manager.submit("sleep", {"seconds": 4})
+    leaving = await manager.worker("a", *GATED)
+    running = await submit_gated(manager, gate)
     await manager.running(running)
     await manager.call("POST", "/workers/b/uncordon")
     leaving.signal(signal.SIGTERM)
     later = [await manager.submit("echo", {"number": number}) for number in range(10)]
-    assert await asyncio.to_thread(leaving.process.wait, 30) == 0
-    first = await manager.wait(running)
-    assert (first["status"], first["attempt"], first["assigned_worker"]) == ("completed", 1, "a")
     for number, task in enumerate(later):
         shown = await manager.wait(task)
         assert (shown["status"], shown["result"], shown["assigned_worker"]) == (
@@ -109,6 +129,10 @@ async def test_leaving_worker_finishes_running_and_refuses_waiting_tasks(manager
             {"number": number},
             "b",
         )
+    gate.touch()
+    assert await asyncio.to_thread(leaving.process.wait, PATIENCE_S) == 0
+    first = await manager.wait(running)
+    assert (first["status"], first["attempt"], first["assigned_worker"]) == ("completed", 1, "a")
 
 
 async def test_memory_of_foreign_processes_is_never_assigned(manager: Fleet) -> None:

@@ -10,13 +10,18 @@ from tests.faults.proxy import Answer, Call, HoldWatch, Proxy
 from tests.scenarios.conftest import NewOperator
 from tests.support.hostile_text import nested
 from tests.support.operator_process import Operator, Site, eventually
+from tests.support.patience import PATIENCE_S
+from tests.support.scale import Scale
+
+SHORT_LEASE = {"times": [8, 6, 1]}
+"""Shorter than what ships, and longer than a busy machine may stall."""
 
 
 def test_restart_between_retries_changes_nothing(site: Site, new_operator: NewOperator) -> None:
     site.nodes(1, gpus=4)
     operator = new_operator("--no-leader-elect")
     with operator:
-        site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 15})
+        site.create("big", gpus=8, retryPolicy={"maxRetries": 2, "backoffSeconds": 8})
         before = site.until("big", "Pending")
     operator.start().ready()
     operator.kill()
@@ -77,10 +82,11 @@ def test_job_removed_by_its_ttl_without_operator_is_not_run_again(
 
 
 def test_other_replica_takes_over_after_a_kill(
-    site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
+    site: Site, account: Path, tmp_path: Path, scale: Scale, figure: Callable[[str], None]
 ) -> None:
     site.nodes(1)
-    replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
+    waits = scale(test=SHORT_LEASE, accept=None)
+    replicas = [Operator(account, log=tmp_path / f"{number}.log", waits=waits) for number in range(2)]
     leader = replicas[0].start().ready()
     eventually(lambda: any(line["message"] == "leading" for line in leader.lines()), "the first leads")
     with replicas[1]:  # ready as a standby: its watches are synced
@@ -95,22 +101,25 @@ def test_other_replica_takes_over_after_a_kill(
     assert len(site.jobs()) == 2
 
 
-def test_late_writes_of_a_frozen_leader_are_refused(site: Site, account: Path, tmp_path: Path) -> None:
+def test_late_writes_of_a_frozen_leader_are_refused(
+    site: Site, account: Path, tmp_path: Path, scale: Scale
+) -> None:
     """Freeze the leader while it writes a status and a Job; another replica leads and does the work. The late
     writes of the first leader change nothing, and neither does its work after it wakes up."""
     site.nodes(1)
+    waits = scale(test=SHORT_LEASE, accept=None)
     with Proxy(account) as proxy:
         status, create = Hold(), Hold()
         proxy.on("patch", "gpuworkloads/status", do=Call(status))
         proxy.on("create", "jobs", nth=2, do=Call(create))
-        old = Operator(proxy.kubeconfig, log=tmp_path / "old.log").start().ready()
+        old = Operator(proxy.kubeconfig, log=tmp_path / "old.log", waits=waits).start().ready()
         try:
             site.create("one", run_for="1h")
-            assert status.came.wait(30)
+            assert status.came.wait(PATIENCE_S)
             site.create("two", run_for="1h")
-            assert create.came.wait(30)
+            assert create.came.wait(PATIENCE_S)
             old.pause()
-            with Operator(account, log=tmp_path / "new.log"):
+            with Operator(account, log=tmp_path / "new.log", waits=waits):
                 found = {name: site.until(name, "Running") for name in ("one", "two")}
                 uids = {job["metadata"]["uid"] for job in site.jobs()}
                 before = len(proxy.requests)
@@ -147,19 +156,19 @@ def late_writes(proxy: Proxy, since: int) -> list[int | None]:
 
 
 def test_terminated_leader_is_replaced_at_once(
-    site: Site, account: Path, tmp_path: Path, figure: Callable[[str], None]
+    site: Site, account: Path, tmp_path: Path, scale: Scale, figure: Callable[[str], None]
 ) -> None:
     site.nodes(1)
-    replicas = [Operator(account, log=tmp_path / f"{number}.log") for number in range(2)]
+    waits = scale(test={"times": [60, 50, 2]}, accept=None)
+    replicas = [Operator(account, log=tmp_path / f"{number}.log", waits=waits) for number in range(2)]
     replicas[0].start().ready()
-    eventually(
-        lambda: any(line["message"] == "leading" for line in replicas[0].lines()), "the first leads", 30
-    )
+    eventually(lambda: any(line["message"] == "leading" for line in replicas[0].lines()), "the first leads")
     with replicas[1]:
         assert replicas[0].stop() == 0
         left = time.monotonic()
         site.create("after", run_for="1h")
-        site.until("after", "Scheduled", "Running", timeout_s=12)  # less than the Lease would have lasted
+        # The limit is less than the Lease would have lasted.
+        site.until("after", "Scheduled", "Running", timeout_s=scale(test=45, accept=12))
         figure(f"first new placement {time.monotonic() - left:.1f} s after the leader had left (3 s)")
 
 

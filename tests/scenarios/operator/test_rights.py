@@ -9,11 +9,14 @@ import yaml
 from tests.faults.proxy import Answer, DropAnswer, Proxy
 from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site, eventually
 from tests.support.paths import ROOT
+from tests.support.scale import Scale
 
 USER = f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
 
 Right = tuple[str, str]
 """Verb and resource."""
+
+Waits = dict[str, float] | None
 
 
 def granted() -> set[Right]:
@@ -37,14 +40,14 @@ def used(site: Site) -> tuple[set[Right], list[str]]:
     return {(entry.verb, entry.resource) for entry in entries if entry.code != 403}, refused
 
 
-def use_every_right(site: Site, account: Path, log: Path) -> None:
+def use_every_right(site: Site, account: Path, log: Path, waits: Waits) -> None:
     """Make the operator send every request it can, including those after lost answers and on old servers."""
     with Proxy(account) as proxy:
         for resource in ("nodes", "pods", "jobs", "gpuworkloads"):  # a server that cannot stream lists
             proxy.on("watch", resource, do=Answer(422, reason="Invalid"))
         proxy.on("create", "jobs", do=DropAnswer())
         proxy.on("create", "gpuclaims", do=DropAnswer())
-        with Operator(proxy.kubeconfig, log=log):
+        with Operator(proxy.kubeconfig, log=log, waits=waits):
             (node,) = site.nodes(1, gpus=4)
             site.create("fits", run_for="100ms", ttlSecondsAfterFinished=600)
             site.create("big", gpus=8, retryPolicy={"maxRetries": 10, "backoffSeconds": 1})
@@ -59,7 +62,7 @@ def use_every_right(site: Site, account: Path, log: Path) -> None:
             site.delete("fits")
             site.gone("fits")
             # The same refusal again: counted in one event, not written as a new one.
-            eventually(lambda: ("patch", "events") in {(r[0], r[1]) for r in proxy.requests}, "a series", 30)
+            eventually(lambda: ("patch", "events") in {(r[0], r[1]) for r in proxy.requests}, "a series")
 
 
 def mount_volumes(site: Site) -> None:
@@ -75,11 +78,12 @@ def has_no_pod(site: Site) -> None:
     site.create("podless", template={"spec": spec}, retryPolicy={"maxRetries": 10, "backoffSeconds": 300})
 
 
-def test_role_grants_exactly_the_used_rights(site: Site, account: Path, tmp_path: Path) -> None:
-    use_every_right(site, account, tmp_path / "operator.log")
+def test_role_grants_exactly_the_used_rights(site: Site, account: Path, tmp_path: Path, scale: Scale) -> None:
+    waits: Waits = scale(test={"podless_s": 5.0}, accept=None)
+    use_every_right(site, account, tmp_path / "operator.log", waits)
     # The audit log gets a watch only when it ends.
     with suppress(AssertionError):
-        eventually(lambda: granted() <= used(site)[0], "every right was used", 10)
+        eventually(lambda: granted() <= used(site)[0], "every right was used")
     rights, refused = used(site)
     assert rights == granted()
     assert refused == []

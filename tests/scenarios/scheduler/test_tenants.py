@@ -2,7 +2,6 @@
 leases say, and nobody's text stops the scheduler."""
 
 import json
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from controlplane.api import Json
 from controlplane.process import Process
+from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import LIVE_S
 from tests.faults.proxy import Answer, Proxy
 from tests.support import invariants
 from tests.support.object_history import History
@@ -167,7 +167,7 @@ def test_swapped_claim_does_not_change_what_a_bound_pod_holds(stage: Stage) -> N
     stage.cluster.api.request("DELETE", path)
     process.start()
     stage.create(pod("joins", claim_template="tenth", strategy="binPack"))
-    assert stage.wait_bound("joins", within_s=10) == {"joins": f"{second}:0"}
+    assert stage.wait_bound("joins") == {"joins": f"{second}:0"}
 
 
 def children(stage: Stage) -> list[str]:
@@ -208,10 +208,8 @@ def test_reported_use_by_holders_blocks_nobody_and_a_dead_agents_report_ends(sta
     found[0]["inUseBy"] = [stage.pod("p")["metadata"]["uid"]]
     stage.report(node, found)
     restart(process)
-    began = time.monotonic()
     stage.create(pod("q", claim_template="tenth"))
-    stage.wait_bound("q", within_s=10)
-    assert time.monotonic() - began < 5
+    stage.wait_bound("q", within_s=LIVE_S / 2)  # the report still counts
     stage.delete("q", force=True)
     process.kill()  # from here on the agent gives no sign of life
     stage.cluster.api.request("DELETE", f"{stage.leases_path}/gpu-agent-{node}")

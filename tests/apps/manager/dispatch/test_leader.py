@@ -30,6 +30,7 @@ from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
 from gpu_orchestrator.apps.manager.fleet import rows, strategies
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy
 from gpu_orchestrator.apps.manager.metrics import Metrics
+from tests.support.patience import PATIENCE_S
 
 
 def leader_of(store: Store) -> Leader:
@@ -54,6 +55,13 @@ async def running(leader: Leader) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def next_round(leader: Leader) -> None:
+    """Wait until the leader begins its next round."""
+    leader.wake()
+    while leader._wake.is_set():  # noqa: ASYNC110 - it sets no event
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.looptime
@@ -103,21 +111,21 @@ async def test_invalidation_while_reading_news_is_not_an_error(
 ) -> None:
     """A caller gives up its write at that moment: the next round loads a new snapshot."""
     async with embedded(tmp_path) as server, Store(Database(server.url), owner="one") as store:
-        leader, rounds = leader_of(store), 0
+        leader, rounds, again = leader_of(store), 0, asyncio.Event()
 
         async def read(most: int = 1000) -> list[NewsItem]:
             nonlocal rounds
             rounds += 1
             if rounds > 1:
+                again.set()
                 return []
             leader._invalidate()
             return [Gone("t")]
 
         monkeypatch.setattr(store.leadership, "news", read)
-        with capture_logs() as logs, contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await leader.run()
-        assert rounds > 1
+        with capture_logs() as logs:
+            async with running(leader), asyncio.timeout(PATIENCE_S):
+                await again.wait()
         assert [each["event"] for each in logs if each["log_level"] == "error"] == []
 
 
@@ -129,9 +137,11 @@ async def test_lease_extended_by_new_term_does_not_expire(tmp_path: Path) -> Non
             await before.workers.register(Registration("w", "i", hello, "two", "c"))
         await asyncio.sleep(0.01)
         leader = leader_of(store)
-        with capture_logs() as logs, contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await leader.run()
+        with capture_logs() as logs:
+            async with running(leader), asyncio.timeout(PATIENCE_S):
+                for _ in range(3):  # the first begins the term, the others look for expired leases
+                    await next_round(leader)
+                assert leader.leads
         (row,) = await store.workers.fetch(["w"])
         assert row is not None
         assert row["state"] == "online"
@@ -142,8 +152,8 @@ async def test_lease_extended_by_new_term_does_not_expire(tmp_path: Path) -> Non
 async def test_leader_keeps_its_lease_while_it_loads_a_long_queue(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The load lasts four leases: the other process never leads, and what came meanwhile is not lost."""
-    timeouts, number = StoreTimeouts(leader_ms=300), 0
+    """The load lasts two leases: the other process never leads, and what came meanwhile is not lost."""
+    timeouts, number = StoreTimeouts(leader_ms=1000), 0
     async with (
         embedded(tmp_path) as server,
         Store(Database(server.url), owner="one", timeouts=timeouts) as store,
@@ -156,7 +166,7 @@ async def test_leader_keeps_its_lease_while_it_loads_a_long_queue(
             nonlocal number
             async for page in pages(snapshot, 10):
                 number += 1
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.4)
                 if number == 4:
                     await store.tasks.submit([NewTask("mine", '{"task_type":"echo"}', "{}")])
                     await other.tasks.submit([NewTask("theirs", '{"task_type":"echo"}', "{}")])
@@ -166,14 +176,14 @@ async def test_leader_keeps_its_lease_while_it_loads_a_long_queue(
         monkeypatch.setattr(store.snapshots, "pages", slow_pages)
         leader = leader_of(store)
         async with running(leader):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while not leader.leads:
                     leads = (await other.leadership.campaign()).fence if store.fenced.fence else 0
                     assert leads == 0
                     await asyncio.sleep(0.05)
             assert leader.dispatcher is not None
             wanted = {*(f"t{each}" for each in range(1, 40)), "mine", "theirs"}
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while set(leader.dispatcher.tasks) != wanted:  # noqa: ASYNC110 - it sets no event
                     await asyncio.sleep(0.01)
             assert number >= 6
@@ -189,11 +199,9 @@ async def test_failing_job_does_not_end_the_term(monkeypatch: pytest.MonkeyPatch
             raise Rejected("ERR user_script: too many results to unpack")
 
         monkeypatch.setattr(store.tasks, "trim", refused)
-        async with running(leader), asyncio.timeout(10):
+        async with running(leader), asyncio.timeout(PATIENCE_S):
             await tried.wait()
-            leader.wake()
             fence, dispatcher = store.fenced.fence, leader.dispatcher
-            while leader._wake.is_set():  # noqa: ASYNC110 - it sets no event
-                await asyncio.sleep(0.01)
+            await next_round(leader)
             assert dispatcher is not None
             assert (store.fenced.fence, leader.dispatcher) == (fence, dispatcher)

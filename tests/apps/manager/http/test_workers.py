@@ -376,7 +376,7 @@ async def test_abandoned_heartbeat_loses_no_message(site: Site) -> None:
             async with asyncio.timeout(0.5):
                 await http.post(path, data=b"[]")
         name = await site.submit()
-        async with asyncio.timeout(5), http.post(path, data=b"[]") as answer:
+        async with asyncio.timeout(25), http.post(path, data=b"[]") as answer:  # less than it may wait
             received = session.read_by_worker(await answer.read())
         assigned = [each for each in received if isinstance(each, session.Assign)]
         assert [(each.task, each.attempt) for each in assigned] == [(name, 1)]
