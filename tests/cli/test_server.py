@@ -147,7 +147,7 @@ def test_up_shows_running_tasks_ends_cleanly_and_keeps_them(tmp_path: Path) -> N
         first.send_signal(signal.SIGINT)
         assert lines_until(first, "stopped")[-1] == "stopped\n"
         assert first.wait(30) == 0
-    until(lambda: not [pid for pid in below if os.path.exists(f"/proc/{pid}")], "all of it has ended", 10)
+    until(lambda: not [pid for pid in below if os.path.exists(f"/proc/{pid}")], "all of it has ended", 60)
     with up(tmp_path, "--port", port) as again:
         later = "".join(lines_until(again, "sample-7 completed"))
         assert key not in later

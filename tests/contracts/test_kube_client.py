@@ -167,7 +167,7 @@ async def test_events_are_shown_on_the_object_and_repeats_are_counted(
     for _ in range(41):
         recorder.warning(what, "TooSmall", "it does not fit")
     path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (found := await counted(cluster, path, 42)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     task.cancel()

@@ -90,7 +90,7 @@ def test_pod_runs_for_the_time_in_its_annotation(cluster: Cluster, namespace: st
     assert run_job(cluster, namespace, gpu_job("timed", gpus=1, **{nodes.RUN_FOR: "3s"})) == "Complete"
     pod = cluster.api.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"][0]
     ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
-    assert 2 <= _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"]) <= 20
+    assert 2 <= _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"]) <= 60
 
 
 def test_service_account_has_only_the_rights_of_its_role(cluster: Cluster, namespace: str) -> None:
@@ -180,7 +180,7 @@ def test_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster) -> 
         cluster.kubectl("get", "configmaps", kubeconfig=bob)
     cluster.kubectl("create", "configmap", "one", kubeconfig=bob)
     # A response may arrive before the server writes its audit line.
-    assert eventually(lambda: bool(cluster.audit.requests()["bob", "create", "configmaps"]), within_s=10)
+    assert eventually(lambda: bool(cluster.audit.requests()["bob", "create", "configmaps"]), within_s=60)
     requests = cluster.audit.requests()
     assert requests["bob", "list", "configmaps"] == 3
     assert requests["bob", "create", "configmaps"] == 1
@@ -203,7 +203,7 @@ def test_killed_owner_leaves_no_process(toolbox: object) -> None:
     assert owner.stdout is not None
     mark = owner.stdout.readline().strip()
     folder = Path(owner.stdout.readline().strip())
-    assert eventually(lambda: len(watchdog.marked(mark)) == 5, within_s=10)  # the last part has just started
+    assert eventually(lambda: len(watchdog.marked(mark)) == 5, within_s=60)  # the last part has just started
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
     assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=30)

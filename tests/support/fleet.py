@@ -163,5 +163,5 @@ async def fleet(folder: Path, **settings: str) -> AsyncIterator[Fleet]:
     async with Fleet(folder, settings) as running:
         yield running
     for worker in running.workers:
-        gone_within(worker, 8.0)
+        gone_within(worker, PATIENCE_S)
         assert "Traceback" not in worker.log.read_text(), worker.log.read_text()

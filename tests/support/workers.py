@@ -50,11 +50,11 @@ class Worker:
 
     def below(self) -> list[int]:
         """Return the live processes of this worker, without the agent itself."""
-        return [pid for pid in marked(self.mark) if pid != self.process.pid]
+        return sorted(pid for pid in marked(self.mark) if pid != self.process.pid)
 
     def runner(self) -> int:
         """Return the newest process that runs handlers."""
-        return max(self.below())
+        return max(self.below(), key=_started)
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
@@ -99,6 +99,14 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def _started(pid: int) -> tuple[int, int]:
+    """Sort processes by age. Their ids do not: they begin again at the lowest when the highest was given."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
+    except OSError:
+        return 0, pid
 
 
 def grown_to(worker: Worker, count: int) -> None:

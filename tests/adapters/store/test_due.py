@@ -38,7 +38,7 @@ def news(store: Store) -> list[NewsItem]:
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await check():  # noqa: ASYNC110 - the store's clock must pass
             await asyncio.sleep(0.01)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import Peer, serving
 from tests.support.workers import Worker, gone_within
 
@@ -31,5 +32,5 @@ def new_worker(peer: Peer, tmp_path: Path) -> Iterator[NewWorker]:
     yield start
     for worker in started:
         worker.close()
-        gone_within(worker, 20.0)
+        gone_within(worker, PATIENCE_S)
         assert "Traceback" not in worker.log.read_text()

@@ -32,7 +32,7 @@ async def test_unknown_token_is_not_retried(peer: Peer) -> None:
 
 
 async def until_received(received: list[session.ToWorker]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not received:  # noqa: ASYNC110 - the connection passes messages to a callback
             await asyncio.sleep(0)
 

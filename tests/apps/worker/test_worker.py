@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real
 DEAF = ("--function", "deaf=tests.support.worker_functions:deaf")
 FAMILY = ("--function", "family=tests.support.worker_functions:family")
 QUICK = {"function": "family", "arguments": {"seconds": 300}}
-LATE_S = 10.0
+LATE_S = 30.0
 """Extra time in `make test`: on a busy machine the process that kills a runner may stall too."""
 
 
@@ -105,7 +105,7 @@ async def test_runner_death_is_reported_at_once_with_evidence(peer: Peer, new_wo
     await peer.receive(session.Hello)
     await peer.assign("t", "sleep", {"seconds": 60})
     await peer.receive(session.Started, "t")
-    os.kill(max(worker.below()), signal.SIGKILL)
+    os.kill(worker.runner(), signal.SIGKILL)
     died = await peer.receive(session.RunnerDied, "t")
     assert "killed by SIGKILL" in died.evidence
     await peer.assign("next")
@@ -120,7 +120,7 @@ async def test_killed_worker_leaves_no_process(peer: Peer, new_worker: NewWorker
     await asyncio.to_thread(grown_to, worker, 5)
     worker.signal(signal.SIGKILL)
     worker.process.wait()
-    gone_within(worker, scale(test=20.0, accept=2.0))
+    gone_within(worker, scale(test=60.0, accept=2.0))
 
 
 async def test_stopped_worker_has_no_runner_after_its_lease(

@@ -145,7 +145,7 @@ async def test_no_text_crosses_into_the_next_task_on_a_runner(peer: Peer, new_wo
         text = worker.log.read_text()
         return all(f"B-{what}" in text for what in ("thread", "thread-raw", "process"))
 
-    await eventually(has_strays, 20)
+    await eventually(has_strays, 60)
 
 
 async def test_orphan_of_an_earlier_task_prints_into_no_log(peer: Peer, new_worker: NewWorker) -> None:

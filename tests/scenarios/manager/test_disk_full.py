@@ -92,7 +92,7 @@ async def test_full_disk_is_told_and_nothing_is_lost(small_disk: Path, tmp_path:
         accepted = [await running.submit("sleep", {"seconds": 1 + number / 4}) for number in range(8)]
 
         filler = fill(small_disk, LEFT)
-        await eventually(lambda: says(running, "degraded", "is nearly full: "), 20.0)
+        await eventually(lambda: says(running, "degraded", "is nearly full: "), 60.0)
         status, refused = await running.call(
             "POST", "/tasks", {"task_type": "echo", "resources": {"gpus": 0}}
         )
@@ -101,7 +101,7 @@ async def test_full_disk_is_told_and_nothing_is_lost(small_disk: Path, tmp_path:
 
         fill(small_disk, 0)
         await eventually(lambda: says(running, "unhealthy", "is full: "), 60.0)
-        await eventually(lambda: shows(running, f"! the disk of {small_disk}"), 20.0)
+        await eventually(lambda: shows(running, f"! the disk of {small_disk}"), 60.0)
 
         filler.unlink()
         await eventually(lambda: says(running, "healthy", "ok"), 60.0)
@@ -110,7 +110,7 @@ async def test_full_disk_is_told_and_nothing_is_lost(small_disk: Path, tmp_path:
             assert (await running.wait(task))["status"] == "completed"
         after = await running.submit("echo", {"all": "well"})
         assert (await running.wait(after))["result"] == {"all": "well"}
-        await eventually(lambda: shows(running, "all is well again"), 20.0)
+        await eventually(lambda: shows(running, "all is well again"), 60.0)
         fill(small_disk, 0)
         assert running.server is not None
         running.server.send_signal(signal.SIGINT)

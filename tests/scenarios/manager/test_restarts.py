@@ -36,7 +36,7 @@ async def stop(manager: Fleet) -> None:
 
 async def test_planned_restart_starts_no_task_over(tmp_path: Path, scale: Scale, figure: Figure) -> None:
     """The server stays away for longer than a lease, and longer than the grace after a lost connection."""
-    lease: dict[str, str] = scale(test={"WORKER_LEASE": "3"}, accept={})
+    lease: dict[str, str] = scale(test={"WORKER_LEASE": "6"}, accept={})
     workers: int = scale(test=2, accept=6)
     async with fleet(tmp_path, **lease) as manager:
         for number in range(workers):
@@ -46,7 +46,7 @@ async def test_planned_restart_starts_no_task_over(tmp_path: Path, scale: Scale,
         for task in tasks:
             await manager.running(task)
         pids = [worker.below() for worker in manager.workers]
-        for away_s in scale(test=(3.2,), accept=(5.0, 20.0, 5.0)):
+        for away_s in scale(test=(6.2,), accept=(5.0, 20.0, 5.0)):
             began = time.monotonic()
             await stop(manager)
             await asyncio.sleep(away_s)
@@ -64,7 +64,7 @@ async def test_planned_restart_starts_no_task_over(tmp_path: Path, scale: Scale,
 async def test_worker_that_keeps_its_tasks_runs_on_past_its_lease(tmp_path: Path, scale: Scale) -> None:
     """The only server is killed and stays away for longer than a lease: one worker ends its task and starts
     it over, the other one runs on. Neither loses an attempt."""
-    async with fleet(tmp_path, WORKER_LEASE="3") as manager:
+    async with fleet(tmp_path, WORKER_LEASE=scale(test="6", accept="3")) as manager:
         tasks: dict[str, str] = {}
         before: dict[str, list[int]] = {}
         for way in ("keep", "stop"):
@@ -76,7 +76,7 @@ async def test_worker_that_keeps_its_tasks_runs_on_past_its_lease(tmp_path: Path
         assert manager.server is not None
         manager.server.kill()
         manager.server.wait()
-        await asyncio.sleep(scale(test=3.2, accept=20.0))
+        await asyncio.sleep(scale(test=6.2, accept=20.0))
         await manager.start()
         for worker in manager.workers:
             await manager.call("POST", f"/workers/{worker.name}/uncordon")

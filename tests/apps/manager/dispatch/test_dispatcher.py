@@ -74,7 +74,7 @@ class Stage:
         await self.dispatcher.submit([NewTask(name, SPEC, "null", tenant="ann") for name in names])
 
     async def next_assigned(self, count: int) -> list[str]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return [await self.assigned.get() for _ in range(count)]
 
 

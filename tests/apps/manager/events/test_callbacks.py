@@ -17,6 +17,7 @@ from gpu_orchestrator.apps.manager.events import callbacks
 from gpu_orchestrator.apps.manager.events.signing import MARK
 from tests.apps.manager.conftest import NewSite, Site
 from tests.support.fleet import eventually
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 SECRET = MARK + base64.b64encode(b"s" * 32).decode()
@@ -72,7 +73,7 @@ async def callback_becomes(site: Site, name: str, state: str) -> None:
     async def shown() -> bool:
         return bool((await site.task(name))["callback"].startswith(state))
 
-    await eventually(shown, 20)
+    await eventually(shown, 60)
 
 
 async def test_callback_is_signed_and_has_the_result(new_site: NewSite) -> None:
@@ -108,8 +109,11 @@ async def test_callback_is_retried_until_accepted(new_site: NewSite) -> None:
         )
 
 
-async def test_dead_receiver_does_not_delay_the_others(new_site: NewSite) -> None:
+async def test_dead_receiver_does_not_delay_the_others(
+    new_site: NewSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More callbacks of a receiver that never answers are due than may be under way in all."""
+    monkeypatch.setattr(callbacks, "TIMEOUT_S", PATIENCE_S)
     site = await new_site(**OPEN)
     worker = await site.join(max_concurrent=100)
     many = callbacks.AT_ONCE + 10

@@ -28,7 +28,7 @@ class Watch:
         self._answer, self.last = answer, last
 
     async def next(self) -> Event:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 fields: dict[str, str] = {}
                 while line := (await self._answer.content.readline()).decode().rstrip("\n"):
@@ -75,7 +75,7 @@ async def nobody_watches(site: Site) -> None:
     async def has_no_watchers() -> bool:
         return not len(site.running.manager.feed)
 
-    await eventually(has_no_watchers, 10)
+    await eventually(has_no_watchers, 60)
 
 
 async def emit(site: Site, count: int, first: int = 0) -> None:
@@ -122,9 +122,9 @@ async def test_websocket_sends_the_same_events(site: Site) -> None:
     _, page = await site.call("GET", "/cluster/events?after=0")
     assert [each["data"]["task_id"] for each in page["events"]] == list("01234")
     async with site.http.ws_connect(f"/ws?after={page['events'][1]['id']}") as socket:
-        assert [await socket.receive_json(timeout=10) for _ in range(3)] == page["events"][2:]
+        assert [await socket.receive_json(timeout=60) for _ in range(3)] == page["events"][2:]
         await emit(site, 1, first=5)
-        assert (await socket.receive_json(timeout=10))["data"]["task_id"] == "5"
+        assert (await socket.receive_json(timeout=60))["data"]["task_id"] == "5"
 
 
 async def test_pages_list_every_event_once(site: Site) -> None:
@@ -202,7 +202,7 @@ async def test_revoked_key_ends_its_watch(site: Site) -> None:
     headers = {"Authorization": f"Bearer {key}"}
     async with site.http.ws_connect("/ws", headers=headers) as socket:
         assert await site.running.manager.store.keys.revoke("me")
-        message = await socket.receive(timeout=10)
+        message = await socket.receive(timeout=60)
         assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
         assert message.extra == "this key may no longer be used"
 

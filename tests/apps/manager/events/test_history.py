@@ -49,7 +49,7 @@ async def test_only_the_leader_writes_history_and_the_api_shows_it(site: Site) -
         _, shown = await site.call("GET", "/cluster/metrics?timeframe=30d")
         return bool(shown["points"])
 
-    await eventually(is_written, 15)
+    await eventually(is_written, 60)
     store = site.running.manager.store
     other = Store(Database(store.database.url), owner="other")
     assert not await other.history.record({"workers": 99}), "only the leader may write"

@@ -182,6 +182,6 @@ async def test_silent_strangers_do_not_keep_out_workers_and_callers_with_a_key(n
 
 async def eof_soon(reader: asyncio.StreamReader) -> bool:
     try:
-        return await asyncio.wait_for(reader.read(1), 10) == b""
+        return await asyncio.wait_for(reader.read(1), 60) == b""
     except ConnectionError:
         return True

@@ -79,7 +79,7 @@ async def test_expired_key_is_refused(site: Site) -> None:
 
 async def refused_answer(site: Site, key: str) -> Any:
     """Return the answer once the key is refused. The docs promise a second; a busy machine gets more."""
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60):
         while (answer := await site.call("GET", "/tasks", **bearing(key)))[0] == 200:
             pass
     assert answer[0] == 401
@@ -91,7 +91,7 @@ async def test_revoked_key_is_refused_on_every_process(
 ) -> None:
     other: Site = await new_site("two", redis_url=site.running.manager.store.database.url)
     made = await make(site)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60):
         while (await other.call("GET", "/tasks", **bearing(made["key"])))[0] != 200:
             pass
     assert (await site.call("DELETE", f"/keys/{made['key_id']}"))[1]["status"] == "revoked"

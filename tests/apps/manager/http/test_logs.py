@@ -73,7 +73,7 @@ async def until_shown(site: Site, name: str, text: str) -> None:
     async def is_shown() -> bool:
         return bool((await shown(site, name))["text"] == text)
 
-    await eventually(is_shown, 20)
+    await eventually(is_shown, 60)
 
 
 async def test_welcome_says_how_much_is_kept(new_site: NewSite) -> None:
@@ -207,7 +207,7 @@ async def test_followers_count_as_watchers(new_site: NewSite) -> None:
     async def has_no_watchers() -> bool:
         return not len(site.running.manager.feed)
 
-    await eventually(has_no_watchers, 10)
+    await eventually(has_no_watchers, 60)
 
 
 @pytest.mark.parametrize("prints", [False, True], ids=["silent", "prints all the time"])

@@ -153,7 +153,7 @@ async def test_scheduled_task_survives_a_new_term(site: Site) -> None:
     task = await site.submit(resources={"gpus": 0}, not_before="2s")
     before = terms._value.get()
     site.running.manager.leader._invalidate()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while terms._value.get() == before:  # noqa: ASYNC110 - the leader offers no event
             await asyncio.sleep(0.01)
     worker = await site.join()

@@ -103,7 +103,7 @@ async def test_result_that_cannot_be_written_waits_and_is_told(with_worker: Any)
     name = await site.submit(**ECHO)
     assign = await worker.take()
     await worker.send(session.Done(assign.task, 1, msgspec.Raw(msgspec.json.encode(LARGE))))
-    await eventually(lambda: _health_says(site, "results", "RESULTS_DIR"), 20)
+    await eventually(lambda: _health_says(site, "results", "RESULTS_DIR"), 60)
     assert await completed(site, "small"), "small results do not wait for it"
     folder.unlink()
     assert await worker.acked(assign)
@@ -153,7 +153,7 @@ async def test_file_is_deleted_with_its_task_and_orphans_are_swept(with_worker: 
         await manager.store.tasks.trim()  # after it: what was due there has expired here
         return files() == 1
 
-    await eventually(one_is_left, 20)
+    await eventually(one_is_left, 60)
     assert (await site.call("GET", f"/tasks/{brief}"))[0] == 404
     assert (await site.call("GET", "/tasks"))[1]["total"] == 1, "totals count no expired row"
     await manager.results.write("never-committed", 1, b"x")
