@@ -21,6 +21,7 @@ pytestmark = pytest.mark.real
 
 DEAF = ("--function", "deaf=tests.support.worker_functions:deaf")
 FAMILY = ("--function", "family=tests.support.worker_functions:family")
+GATED = ("--function", "gate=tests.support.worker_functions:waits_for")
 QUICK = {"function": "family", "arguments": {"seconds": 300}}
 LATE_S = 30.0
 """Extra time in `make test`: on a busy machine the process that kills a runner may stall too."""
@@ -28,6 +29,11 @@ LATE_S = 30.0
 
 def given(hello: session.Hello, *indices: int) -> tuple[session.Given, ...]:
     return tuple(session.Given(index, hello.devices[index].uuid) for index in indices)
+
+
+def until_there(gate: Path) -> dict[str, object]:
+    """Return the parameters of a task that ends when this file is there."""
+    return {"function": "gate", "arguments": {"path": str(gate)}}
 
 
 def maps_of(worker: Worker) -> str:
@@ -159,15 +165,18 @@ async def test_worker_that_cannot_renew_kills_runners_before_its_lease_ends(
     assert (await peer.receive(session.Hello, after=count)).running == ()
 
 
-async def test_task_continues_over_a_lost_connection(peer: Peer, new_worker: NewWorker) -> None:
-    new_worker()
+async def test_task_continues_over_a_lost_connection(
+    peer: Peer, new_worker: NewWorker, tmp_path: Path
+) -> None:
+    new_worker(*GATED)
     await peer.receive(session.Hello)
-    await peer.assign("t", "sleep", {"seconds": 5.0})
+    await peer.assign("t", "python", until_there(tmp_path / "gate"))
     await peer.receive(session.Started, "t")
     await peer.drop()
     again = await peer.receive(session.Hello, after=1)
     assert (again.resume_epoch, again.running) == (peer.epoch, (session.Attempt("t", 1),))
     await peer.receive(session.Started, "t", after=1)
+    (tmp_path / "gate").touch()
     await peer.receive(session.Done, "t")
 
 
@@ -334,10 +343,12 @@ async def test_reserved_memory_is_not_given_twice(peer: Peer, new_worker: NewWor
     assert "device 0 has 4576 MiB free" in (await peer.receive(session.Refused, "b")).reason
 
 
-async def test_drain_finishes_running_and_refuses_waiting_tasks(peer: Peer, new_worker: NewWorker) -> None:
-    worker = new_worker()
+async def test_drain_finishes_running_and_refuses_waiting_tasks(
+    peer: Peer, new_worker: NewWorker, tmp_path: Path
+) -> None:
+    worker = new_worker(*GATED)
     await peer.receive(session.Hello)
-    await peer.assign("running", "sleep", {"seconds": 5})
+    await peer.assign("running", "python", until_there(tmp_path / "gate"))
     await peer.assign("waiting", "sleep", {"seconds": 1})
     await peer.receive(session.Started, "running")
     worker.signal(signal.SIGTERM)
@@ -345,8 +356,9 @@ async def test_drain_finishes_running_and_refuses_waiting_tasks(peer: Peer, new_
     await peer.receive(session.Refused, "waiting")
     await peer.assign("late")
     await peer.receive(session.Refused, "late")
+    (tmp_path / "gate").touch()
     await peer.receive(session.Done, "running")
-    assert await asyncio.to_thread(worker.process.wait, 20) == 0
+    assert await asyncio.to_thread(worker.process.wait, 60) == 0
     assert not worker.below()
 
 
@@ -358,18 +370,19 @@ async def test_drain_timeout_fails_the_task_as_retryable(peer: Peer, new_worker:
     worker.signal(signal.SIGTERM)
     failed = await peer.receive(session.Failed, "t")
     assert (failed.error.type, failed.error.retryable) == ("WorkerLeft", True)
-    assert await asyncio.to_thread(worker.process.wait, 20) == 0
+    assert await asyncio.to_thread(worker.process.wait, 60) == 0
 
 
-async def test_drained_worker_can_be_used_again(peer: Peer, new_worker: NewWorker) -> None:
-    new_worker()
+async def test_drained_worker_can_be_used_again(peer: Peer, new_worker: NewWorker, tmp_path: Path) -> None:
+    new_worker(*GATED)
     await peer.receive(session.Hello)
-    await peer.assign("running", "sleep", {"seconds": 5})
+    await peer.assign("running", "python", until_there(tmp_path / "gate"))
     await peer.assign("waiting", "sleep", {"seconds": 1})
     await peer.receive(session.Started, "running")
     await peer.send(session.Drain())
     await peer.receive(session.Refused, "waiting")
     assert message_types(peer, "running") == ["Started"]
+    (tmp_path / "gate").touch()
     await peer.receive(session.Done, "running")
     await peer.assign("later")
     await peer.receive(session.Done, "later")
@@ -379,7 +392,7 @@ async def test_server_can_make_a_worker_leave(peer: Peer, new_worker: NewWorker)
     worker = new_worker()
     await peer.receive(session.Hello)
     await peer.send(session.Drain(leave=True))
-    assert await asyncio.to_thread(worker.process.wait, 20) == 0
+    assert await asyncio.to_thread(worker.process.wait, 60) == 0
 
 
 async def test_agent_never_loads_cuda(peer: Peer, new_worker: NewWorker) -> None:
