@@ -3,9 +3,9 @@
 import asyncio
 import os
 import signal
-import time
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
