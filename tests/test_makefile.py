@@ -61,7 +61,7 @@ ELSEWHERE = {
     "run": "tests/test_readme.py runs its command",
     "demo": "tests/scenarios/operator/test_demo.py runs its command",
     "cluster": "tests/controlplane/test_up.py runs its command",
-    "check": "`make test` runs it first",
+    "check": "`make test` runs what it runs",
     "screens": "tests/scripts/test_screens.py runs its command",
     "test": "runs this test; inside itself it would remove the coverage that it gathers",
     "test-pythons": "tests/scripts/test_pythons.py tests its script; it runs this test on each Python",

@@ -85,6 +85,6 @@ def test_a_worker_is_lost_while_another_one_collects() -> None:
     assert sorted([crashed, *late.ran]) == sorted(LIGHT)
 
 
-def test_heavy_files_and_the_folder_of_scenarios_exist(pytestconfig: pytest.Config) -> None:
-    for path in (*HEAVY, side_by_side.FIRST):
+def test_heavy_and_first_files_exist(pytestconfig: pytest.Config) -> None:
+    for path in (*HEAVY, *side_by_side.FIRST):
         assert (pytestconfig.rootpath / path).exists(), path

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,16 @@ from controlplane import nodes, watchdog
 from controlplane.api import ApiError
 from controlplane.cluster import OPTIONAL, Cluster, port_below
 from controlplane.errors import ClusterError
+from controlplane.toolbox import Toolbox
 from tests.conftest import NewCluster
 from tests.support.scale import Scale
+
+
+@pytest.fixture(scope="module")
+def second(toolbox: Toolbox) -> Iterator[Cluster]:
+    """A small cluster besides the shared one. Its parts may be killed if the test starts them again."""
+    with Cluster.start(toolbox=toolbox) as running:
+        yield running
 
 
 def gpu_job(name: str, *, gpus: int, **annotations: str) -> dict[str, Any]:
@@ -49,7 +57,7 @@ def run_job(cluster: Cluster, namespace: str, job: dict[str, Any]) -> str:
         ]
         return bool(ended)
 
-    assert eventually(has_ended, within_s=30)
+    assert eventually(has_ended, within_s=60)
     return ended[0]
 
 
@@ -113,24 +121,22 @@ def test_certificate_gives_user_name_and_groups(cluster: Cluster) -> None:
     assert "research" in who
 
 
-def test_killed_api_server_restarts_with_its_data(new_cluster: NewCluster) -> None:
-    cluster = new_cluster()
+def test_killed_api_server_restarts_with_its_data(second: Cluster) -> None:
     path = "/api/v1/namespaces/default/configmaps"
-    cluster.api.request("POST", path, {"metadata": {"name": "kept"}, "data": {"answer": "42"}})
-    cluster.parts["kube-apiserver"].kill()
-    assert not cluster.api.is_ready()
-    cluster.parts["kube-apiserver"].start()
-    assert cluster.api.request("GET", f"{path}/kept")["data"] == {"answer": "42"}
+    second.api.request("POST", path, {"metadata": {"name": "by-server"}, "data": {"answer": "42"}})
+    second.parts["kube-apiserver"].kill()
+    assert not second.api.is_ready()
+    second.parts["kube-apiserver"].start()
+    assert second.api.request("GET", f"{path}/by-server")["data"] == {"answer": "42"}
 
 
-def test_killed_etcd_restarts_with_its_data(new_cluster: NewCluster) -> None:
-    cluster = new_cluster()
+def test_killed_etcd_restarts_with_its_data(second: Cluster) -> None:
     path = "/api/v1/namespaces/default/configmaps"
-    cluster.api.request("POST", path, {"metadata": {"name": "kept"}})
-    cluster.parts["etcd"].kill()
-    cluster.parts["etcd"].start()
-    cluster.parts["kube-apiserver"].wait_ready()
-    assert cluster.api.request("GET", f"{path}/kept")["metadata"]["name"] == "kept"
+    second.api.request("POST", path, {"metadata": {"name": "by-etcd"}})
+    second.parts["etcd"].kill()
+    second.parts["etcd"].start()
+    second.parts["kube-apiserver"].wait_ready()
+    assert second.api.request("GET", f"{path}/by-etcd")["metadata"]["name"] == "by-etcd"
 
 
 def test_paused_part_does_nothing_until_resumed(new_cluster: NewCluster) -> None:
@@ -146,7 +152,7 @@ def test_paused_part_does_nothing_until_resumed(new_cluster: NewCluster) -> None
 def test_close_ends_all_parts_though_one_ended_before(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     os.kill(cluster.parts["etcd"].pid, signal.SIGKILL)
-    assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=30)
+    assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=60)
     cluster.close()
     assert not cluster.folder.exists()
     assert not watchdog.marked(cluster.guard.mark)
@@ -165,16 +171,15 @@ def test_free_port_is_found_for_any_outgoing_range(limit: int) -> None:
     assert 1024 <= port <= 65_535
 
 
-def test_two_clusters_at_once_are_separate(cluster: Cluster, new_cluster: NewCluster) -> None:
-    other = new_cluster()
-    other.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "only-there"}})
+def test_two_clusters_at_once_are_separate(cluster: Cluster, second: Cluster) -> None:
+    second.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "only-there"}})
     with pytest.raises(ApiError) as missing:
         cluster.api.request("GET", "/api/v1/namespaces/only-there")
     assert missing.value.status == 404
 
 
-def test_audit_log_counts_requests_by_user_and_verb(new_cluster: NewCluster) -> None:
-    cluster = new_cluster()
+def test_audit_log_counts_requests_by_user_and_verb(second: Cluster) -> None:
+    cluster = second
     bob = cluster.kubeconfig_for("bob", ["system:masters"])
     for _ in range(3):
         cluster.kubectl("get", "configmaps", kubeconfig=bob)
@@ -206,7 +211,7 @@ def test_killed_owner_leaves_no_process(toolbox: object) -> None:
     assert eventually(lambda: len(watchdog.marked(mark)) == 5, within_s=60)  # the last part has just started
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
-    assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=30)
+    assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=60)
 
 
 def test_many_nodes_become_ready(

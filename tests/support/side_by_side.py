@@ -10,8 +10,15 @@ from typing import NamedTuple
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-FIRST = "tests/scenarios"
-"""Scenarios wait the longest. They start first, so that the many short files fill up the end of the run."""
+FIRST = (
+    "tests/scenarios",
+    "tests/apps/manager/http/test_workers.py",
+    "tests/apps/worker/test_worker.py",
+    "tests/controlplane/test_cluster.py",
+    "tests/properties",
+    "tests/scripts/test_screens.py",
+)
+"""What takes longest. It starts first, so that the many short files fill up the end of the run."""
 
 HEAVY = frozenset(
     {
@@ -73,7 +80,7 @@ def group_of(nodeid: str) -> str:
 
 
 def rank(nodeid: str) -> int:
-    """Return 0 for heavy tests, 1 for other scenarios, 2 for the rest."""
+    """Return 0 for heavy tests, 1 for other long ones, 2 for the rest."""
     if group_of(nodeid) == "heavy":
         return 0
     return 1 if nodeid.startswith(FIRST) else 2
