@@ -55,7 +55,7 @@ test: $(VENV)/bench/ready tools ## What every change must pass [WORKERS=3 COVERA
 	@$(lint)
 	@nice $(BIN)/mypy & types=$$!; \
 	  $(BIN)/python -m $(if $(COVERAGE),coverage run -m) pytest -n $(WORKERS) --durations=20 $(ARGS) && tests=0 || tests=$$?; \
-	  wait $$types && exit $$tests
+	  wait $$types || { echo "mypy found mistakes, see above or run: make check" >&2; exit 1; }; exit $$tests
 	@$(if $(COVERAGE),$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered)
 
 test-pythons: ## check and test-fast on each Python from 3.11 to 3.14 that is found here [ARGS=...]
