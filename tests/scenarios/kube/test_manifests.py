@@ -61,7 +61,7 @@ def test_roles_of_every_cluster_know_our_kinds(
         status = operator_cluster.api.request("POST", REVIEWS, {"spec": spec})["status"]
         return bool(status["allowed"]) is is_allowed
 
-    eventually(answers, f"{who} may {'' if is_allowed else 'not '}{verb} {resource}", 20)
+    eventually(answers, f"{who} may {'' if is_allowed else 'not '}{verb} {resource}")
 
 
 def test_second_scheduler_leads_beside_the_first(operator_cluster: Cluster, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ async def test_running_tasks_and_daily_gpu_time_are_limited(manager: Fleet) -> N
         async def is_refused() -> bool:
             return (await bob.call("POST", "/tasks", nap))[0] == 429
 
-        await eventually(is_refused, 30.0)
+        await eventually(is_refused, 60.0)
         assert (await ann.call("POST", "/tasks", nap))[0] == 202
 
 

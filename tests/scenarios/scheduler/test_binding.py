@@ -79,7 +79,7 @@ def test_two_pods_fill_the_islands_and_a_third_waits(stage: Stage, scale: Scale)
         stage.wait_bound("c")
     released = last(history, "leases", gone=True, holder="a")
     bound = last(history, "pods", gone=False, holder="c")
-    assert bound - released < scale(test=8, accept=2)
+    assert bound - released < scale(test=25, accept=2)
     invariants.check(history)
 
 

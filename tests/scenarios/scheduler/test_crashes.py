@@ -131,7 +131,7 @@ def kill_at(
     then = MOMENTS[moment]
     proxy.on(*write, do=Call(lambda _: scheduler.kill(), at=moment, then=then))
     provoke()
-    until(lambda: not scheduler.is_running, f"killed at {write}, {moment}", 30)
+    until(lambda: not scheduler.is_running, f"killed at {write}, {moment}")
     proxy.heal()
 
 
@@ -178,7 +178,7 @@ def test_late_bind_of_a_frozen_leader_is_refused(bare_stage: Stage, proxy: Proxy
         assert binds(proxy) == [409]
         before = len(proxy.requests)
         old.resume()
-        until(lambda: not old.is_running, "the old leader has ended", 20)
+        until(lambda: not old.is_running, "the old leader has ended")
     changed = {(sent.verb, sent.resource) for sent in proxy.requests[before:] if (sent.status or 999) < 300}
     assert not changed & {("create", "leases"), ("delete", "leases"), ("create", "pods/binding")}
     assert set(bare_stage.bound()) == {"urgent"}
@@ -198,7 +198,7 @@ def test_another_replica_takes_over(
     lease would expire."""
     bare_stage.gpu_nodes(1, gpus=8)
     times: dict[str, Any] = scale(test=PATIENT if clean_stop else LEADING, accept={})
-    limit_s = scale(test=30, accept=3 if clean_stop else 20)
+    limit_s = scale(test=50, accept=3 if clean_stop else 20)
     leader = bare_stage.scheduler(**times)
     bare_stage.create(pod("before", gpus=1))
     bare_stage.wait_bound("before")

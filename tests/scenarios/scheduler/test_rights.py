@@ -104,7 +104,7 @@ def use_every_right(stage: Stage, proxy: Proxy) -> None:
     stage.delete("plain", "lost")
     until(lambda: stage.claim("one")["status"]["phase"] == "Released", "the claim is free again")
     # The first reason again: it is counted in its event, and no second event is created.
-    until(lambda: ("patch", "events") in {(sent.verb, sent.resource) for sent in proxy.requests}, first, 30)
+    until(lambda: ("patch", "events") in {(sent.verb, sent.resource) for sent in proxy.requests}, first)
 
 
 def bind_volumes(stage: Stage, node: str) -> None:

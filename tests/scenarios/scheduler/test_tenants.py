@@ -215,7 +215,7 @@ def test_reported_use_by_holders_blocks_nobody_and_a_dead_agents_report_ends(sta
     stage.cluster.api.request("DELETE", f"{stage.leases_path}/gpu-agent-{node}")
     process.start()
     stage.delete("p", force=True)
-    until(lambda: not stage.leases(), "the leases are gone", 30)
+    until(lambda: not stage.leases(), "the leases are gone")
     label = {"metadata": {"labels": {"touched": "now"}}}
     stage.cluster.api.request(
         "PATCH", f"/api/v1/nodes/{node}", label, content_type="application/merge-patch+json"
