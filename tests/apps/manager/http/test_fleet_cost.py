@@ -15,6 +15,7 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import QueueDepth
 from gpu_orchestrator.apps.manager.fleet import rows
 from tests.apps.manager.conftest import NewSite, Site
 from tests.support import scripted_worker
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 WORKERS = 50
@@ -99,8 +100,11 @@ async def test_status_of_a_follower_equals_that_of_the_leader(new_site: NewSite)
     for others in (0, 5):
         readings = scripted_worker.reading(0, others_gib=others), scripted_worker.reading(1)
         await worker.send(session.Report(readings, 1024))
-        await one.submit(resources={"gpu_memory": "2GiB"})
+        name = await one.submit(resources={"gpu_memory": "2GiB"})
         await worker.take()
+        async with asyncio.timeout(PATIENCE_S):
+            while (await one.task(name))["status"] != "running":
+                pass
         await two.running.manager.overview.cluster()
         answers = [(await site.call("GET", "/cluster/status"))[1] for site in (one, two)]
         for shown in answers:
