@@ -11,9 +11,10 @@ from dataclasses import replace
 import structlog
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
-from gpu_orchestrator.api import inventory
+from gpu_orchestrator.api import inventory, nodedevices
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import CsiNode, Node
+from gpu_orchestrator.api.nodedevices import UNKNOWN_MODE
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, NodeRemoved, NodeUpdated, PlacementObserved, RequestRemoved
 
@@ -43,6 +44,8 @@ class NodeView:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
+            if unknown := nodedevices.unknown_mode(old, new):
+                log.warning("mode of node ignored", node=new.metadata.name, found=unknown, why=UNKNOWN_MODE)
             self.update(new.metadata.name)
         elif old is not None:
             self._used.pop(old.metadata.name, None)
