@@ -95,9 +95,9 @@ def job(owner: GPUWorkload, *nodes: str, retry: int = 0, **state: Any) -> Job:
 
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
     """Build a pod. `owner` is the name of its Job, `unschedulable_since` a time, `said` the scheduler's
-    message, `gpus` and `milligpu` numbers, `given` the devices of its node and `uuids` theirs, `allocated` the annotation
-    instead of these, `created` a time, `scheduler` its scheduler, `nominated` the node where others are
-    evicted for it."""
+    message, `gpus` and `milligpu` numbers, `given` the devices of its node and `uuids` theirs, `allocated`
+    the annotation instead of these, `created` a time, `scheduler` its scheduler, `nominated` the node where
+    others are evicted for it."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
         visible = ",".join(more.get("uuids", ()))

@@ -3,8 +3,8 @@ second time, so `capacity` places no plain workload there.
 
 The pod's owner must not be able to keep a node from others, nor to open one that is in use. A request for
 `gpu.scheduling/milligpu` can do neither: it never changes, counts against the namespace's quota, and the
-policies allow it to claimed pods alone, which get their node from the gpu-scheduler. Pods without it, bound by
-an earlier release or where no webhook runs, count by the annotation that names their devices, and go on
+policies allow it to claimed pods alone, which get their node from the gpu-scheduler. Pods without it, bound
+by an earlier release or where no webhook runs, count by the annotation that names their devices, and go on
 counting when somebody removes it. A pod that has neither has no device, whichever scheduler it names.
 """
 
@@ -23,19 +23,17 @@ class ClaimedNodes:
         return node in self._pods
 
     def see(self, pod: Pod, held: Placement | None) -> bool:
-        """Take in a pod and what it holds of its node: None if nothing, any longer or yet. Return True if the
-        node had no claimed pod before, or has none now."""
-        name, uid = pod.spec.node_name, pod.metadata.uid
-        known = self._pods.get(name, set())
+        """Take in a pod and what it holds of its node; None if nothing, any longer or yet. Return True if
+        this gave the node its first claimed pod, or took its last."""
+        name, had = pod.spec.node_name, pod.spec.node_name in self._pods
+        pods = self._pods.setdefault(name, set())
         if held is None:
-            claimed = known - {uid}
-        else:
-            claimed = known | {uid} if _is_claimed(pod, held) else known
-        if claimed:
-            self._pods[name] = claimed
-        else:
-            self._pods.pop(name, None)
-        return bool(claimed) != bool(known)
+            pods.discard(pod.metadata.uid)
+        elif _is_claimed(pod, held):
+            pods.add(pod.metadata.uid)
+        if not pods:
+            del self._pods[name]
+        return bool(pods) != had
 
 
 def _is_claimed(pod: Pod, held: Placement) -> bool:

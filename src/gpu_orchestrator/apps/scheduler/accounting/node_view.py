@@ -86,6 +86,10 @@ class NodeView:
         for node in [node for node in self._untracked if not self._is_live(node)]:
             self._count_untracked(node)
 
+    def barred(self, name: str) -> str:
+        """Return why a node takes no claims now; empty if it does."""
+        return self._reasons.get(name, "")
+
     def plugin_conflict(self, name: str, devices: Iterable[int]) -> str:
         """Return why a device plugin's pod may use these devices as well; empty if none is known to."""
         plugin, report = self._plugin_gpus.get(name, {}), self._node_statuses.get(name)
