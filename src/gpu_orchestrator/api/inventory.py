@@ -6,7 +6,7 @@ is a node with anything that cannot be counted, and one that an administrator ke
 Device slices are left out: no request can ask for them yet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gpu_orchestrator.api import names, nodedevices, translate
@@ -14,19 +14,29 @@ from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
 from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.api.nodedevices import DeviceEntry
 from gpu_orchestrator.api.quantity import BadQuantity
-from gpu_orchestrator.core.device import Device
+from gpu_orchestrator.core.device import WHOLE, Device
 from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.core.node import Node, node
 
 PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports which devices they use"
+DUPLICATES = (
+    "have GPUs whose UUIDs another node reports as well: delete the GpuNodeStatus that is out of date"
+)
 
 
-def node_of(seen: WireNode, report: GpuNodeStatus | None = None, *, barred: str = "") -> Node:
-    """Return the node for the core. `barred`: why none of its devices may be given now."""
+def node_of(
+    seen: WireNode,
+    report: GpuNodeStatus | None = None,
+    *,
+    barred: str = "",
+    duplicates: Collection[int] = (),
+) -> Node:
+    """Return the node for the core. `barred`: why none of its devices may be given now; `duplicates`: those
+    of its devices that another node reports as well, which are not given either."""
     known = translate.counted_node(seen)
     try:
         if not known.barred:
-            known = _unreported(known, seen) if report is None else _reported(known, report)
+            known = _unreported(known, seen) if report is None else _reported(known, report, duplicates)
     except (BadQuantity, CoreError) as error:
         known = translate.uncounted_node(seen, str(error))
     if nodedevices.mode(seen) == names.PLUGIN_MODE:
@@ -50,28 +60,45 @@ def _ids(entry: DeviceEntry) -> list[int]:
     return sorted(set(entry.island_of) | set(range(entry.count)))
 
 
-def _reported(known: Node, report: GpuNodeStatus) -> Node:
-    status = report.status
+def milligpu(node: Node) -> int | None:
+    """Return what the node counts of `gpu.scheduling/milligpu`: 1000 for each healthy device. None if it
+    counts nothing: its devices are not for claims, or are not numbered, or it has none."""
+    if node.barred or not node.devices or node.label(names.NODE_MODE) == names.PLUGIN_MODE:
+        return None
+    return WHOLE * sum(device.healthy for device in node.devices)
+
+
+def whole_devices(report: GpuNodeStatus) -> list[NodeDevice]:
+    """Return the GPUs of a report, without slices of them."""
+    return [device for device in report.status.devices if not device.mig]
+
+
+def _reported(known: Node, report: GpuNodeStatus, duplicates: Collection[int]) -> Node:
+    status, whole = report.status, whole_devices(report)
     parents = {device.mig.parent for device in status.devices if device.mig}
-    whole = [device for device in status.devices if not device.mig]
     links = {
         (link.pair[0], link.pair[1]): link.bandwidth_gbps for link in status.links if len(link.pair) == 2
     }
     gbps = {device.id: device.bandwidth_gbps for device in whole}
-    made = _with(known, [_device(each, sliced=each.uuid in parents) for each in whole], gbps, links or None)
-    fabric = status.fabric
-    return replace(made, rdma_ports=fabric.ports if fabric.gpu_direct_rdma else 0, cufile=fabric.cu_file)
+    devices = [_device(each, usable=each.uuid not in parents and each.id not in duplicates) for each in whole]
+    made, fabric = _with(known, devices, gbps, links or None), status.fabric
+    return replace(
+        made,
+        barred=DUPLICATES if whole and len(duplicates) == len(whole) else "",
+        rdma_ports=fabric.ports if fabric.gpu_direct_rdma else 0,
+        cufile=fabric.cu_file,
+    )
 
 
-def _device(seen: NodeDevice, *, sliced: bool) -> Device:
-    """A GPU that is cut into slices cannot be given whole."""
+def _device(seen: NodeDevice, *, usable: bool) -> Device:
+    """A GPU that is cut into slices, or that another node has, cannot be given whole."""
     return Device(
         seen.id,
         uuid=seen.uuid,
         vendor=seen.vendor or "nvidia",
         model=seen.model,
         memory_mib=seen.memory_mib,
-        healthy=seen.health == "Healthy" and not sliced,
+        healthy=seen.health == "Healthy" and usable,
         island=-1 if seen.island is None else seen.island,
         numa=-1 if seen.numa_node is None else seen.numa_node,
     )

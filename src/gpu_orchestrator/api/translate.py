@@ -18,7 +18,7 @@ from gpu_orchestrator.api.pod_amounts import Amounts, Taken, amounts, without_gp
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.errors import CoreError
-from gpu_orchestrator.core.limits import MOST_DEVICES, MOST_MIB
+from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_DEVICES, MOST_MIB
 from gpu_orchestrator.core.node import Node, Taint, node
 from gpu_orchestrator.core.request import EVERY_ADDRESS, Expression, HostPort, Shape, Term, Toleration
 
@@ -59,7 +59,7 @@ def counted_node(seen: WireNode) -> Node:
     """Return the node for the core, with as many GPUs as its device plugin counts. A node with a number that
     cannot be counted is barred, with nothing to give."""
     try:
-        return _node(seen, **_devices(seen), resources=without_gpus(amounts(seen.status.allocatable)))
+        return _node(seen, **_devices(seen), resources=_resources(seen))
     except (quantity.BadQuantity, CoreError) as error:
         return uncounted_node(seen, str(error))
 
@@ -67,6 +67,14 @@ def counted_node(seen: WireNode) -> Node:
 def uncounted_node(seen: WireNode, why: str) -> Node:
     """Return a node of which nothing can be given, because one of its numbers cannot be counted."""
     return _node(seen, barred=f"cannot be counted: {why[:LONGEST_REASON]}")
+
+
+def _resources(seen: WireNode) -> Amounts:
+    """Return what the node gives besides GPUs. A kubelet lets pods in that request what its node does not
+    list, so a node that does not count thousandths of GPUs gives any number of them; one that lists 0 gives
+    none."""
+    given = without_gpus(amounts(seen.status.allocatable))
+    return given if names.MILLIGPU in seen.status.allocatable else {**given, names.MILLIGPU: MOST_AMOUNT}
 
 
 def _node(seen: WireNode, **more: Any) -> Node:

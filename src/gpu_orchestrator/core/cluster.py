@@ -129,6 +129,16 @@ class Cluster:
         """Return how many healthy devices are free."""
         return int(self.usage.whole[self.row(name)])
 
+    def largest_mib(self, vendor: str = "", model: str = "") -> int:
+        """Return the memory of the largest device of this vendor and model, each empty for any; 0 if none is
+        known."""
+        inventory = self.inventory
+        match = inventory.alive[:, None] & (inventory.vendor > 0)
+        for column, name in ((inventory.vendor, vendor), (inventory.model, model)):
+            if name:
+                match = match & (column == inventory.names.find(name))
+        return int(inventory.memory_mib.max(initial=0, where=match))
+
     def _note(self, row: int, *, observed: bool = False) -> None:
         self.changed.note(row)
         if observed:

@@ -164,14 +164,17 @@ class Client:
         *,
         kind: Patch = Patch.MERGE,
         subresource: str = "",
+        manager: str = "",
     ) -> T:
-        """Change parts of an object. A `metadata.resourceVersion` or `uid` in the body guards it.
+        """Change parts of an object. A `metadata.resourceVersion` or `uid` in the body guards it. `manager`
+        is who owns the fields, as the object's `managedFields` show it; the program's name if empty.
 
         Without such a guard a Conflict is only the server's own race with other writers, so we retry.
         """
         operation = _operation("patch", resource, name, namespace, subresource)
         encoded = codec.encode_plain(body)
-        request = Request("PATCH", target(resource, name, namespace, subresource), encoded, kind.value)
+        path = target(resource, name, namespace, subresource, {"fieldManager": manager} if manager else None)
+        request = Request("PATCH", path, encoded, kind.value)
         unguarded = b'"resourceVersion"' not in encoded
         answer = await self.send(operation, request, idempotent=True, racy=unguarded)
         return codec.decode(resource, answer)

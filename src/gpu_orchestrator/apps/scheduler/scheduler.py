@@ -16,15 +16,17 @@ from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kube.retry import BRIEFLY_S
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api import timestamps
+from gpu_orchestrator.api import podcapacity, timestamps
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiveness
+from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
@@ -96,6 +98,7 @@ class Scheduler:
             self._pending_pod,
             self._refused,
             warns_of_env=settings.require_device_env == "Warn",
+            uncounted=self._uncounted if settings.require_capacity == "Warn" else lambda job: "",
         )
         self._executor = KubeExecutor(
             client, self._pod_status, used_leases, binder, self._reporter, metrics=metrics, pacer=pacer
@@ -120,6 +123,7 @@ class Scheduler:
                 uses_leases=uses_leases,
                 max_waiting_shapes=settings.max_waiting_shapes,
                 requires_env=settings.require_device_env == "Refuse",
+                requires_capacity=settings.require_capacity == "Refuse",
             ),
             clock=clock,
             waited_s=waited_s,
@@ -144,6 +148,15 @@ class Scheduler:
             pacer=pacer,
             now=_now,
             report=self._reporter.report_claim,
+        )
+        self._node_capacity = NodeCapacity(
+            client.with_limits(patience_s=BRIEFLY_S),
+            stores.nodes,
+            lambda: engine.cluster,
+            self._agent_liveness.is_live,
+            metrics=metrics,
+            pacer=pacer,
+            clock=clock,
         )
         self._sweep = Sweeper(
             client,
@@ -172,9 +185,10 @@ class Scheduler:
         _freeze_known_objects()
         self.coordinator.open()
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
-        sweeps = self._sweep.run(self._settings.sweep_seconds)
+        every_s = self._settings.sweep_seconds
+        sweeps, capacity = self._sweep.run(every_s), self._node_capacity.run(every_s)
         async with asyncio.TaskGroup() as group:
-            runs = (self._releaser.run(), self._claim_controller.run(), self._reporter.run(), sweeps)
+            runs = self._releaser.run(), self._claim_controller.run(), self._reporter.run(), sweeps, capacity
             loops = [group.create_task(each) for each in runs]
             await self._stopped.wait()
             await self._executor.finish()
@@ -213,10 +227,16 @@ class Scheduler:
         await watches.pods.on_change_in_slices(self._claim_controller.on_pod, breath)
         watches.leases.on_later_change(self._claim_controller.on_lease)
         await watches.claims.on_change_in_slices(self._claim_controller.on_claim, breath)
+        watches.nodes.on_later_change(self._node_capacity.on_node)
+        watches.node_statuses.on_later_change(self._node_capacity.on_node_status)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)
         self._claim_controller.freed(uid)
+
+    def _uncounted(self, job: BindJob) -> str:
+        largest_mib = self.coordinator.engine.cluster.largest_mib
+        return podcapacity.uncounted(job.pod, job.claim, job.placement.resources, largest_mib)
 
     def _refused(self, pod: Pod) -> None:
         self._claim_controller.refused(pod)

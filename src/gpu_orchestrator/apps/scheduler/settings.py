@@ -11,7 +11,7 @@ from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api import names
 
 Lock = Literal["lease", "binding"]
-RequireDeviceEnv = Literal["Ignore", "Warn", "Refuse"]
+Require = Literal["Ignore", "Warn", "Refuse"]
 Seconds = Annotated[float, Meta(gt=0)]
 # The leader's lease is named after the scheduler, so the name must suit an object.
 NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -23,7 +23,8 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
     `namespace` has the leader's lease, `lease_namespace` those of devices and agents; empty: the same. All
     schedulers of a cluster must name the same, or one device could be leased in two namespaces.
-    `require_device_env` is for pods whose containers do not take their devices from the annotations."""
+    `require_device_env` is for pods whose containers do not take their devices from the annotations,
+    `require_capacity` for pods that request less `gpu.scheduling/milligpu` than their GPUs count for."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
@@ -42,7 +43,8 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     sweep_seconds: Seconds = 30.0
     release_seconds: Annotated[float, Meta(ge=0)] = 30.0
     volume_bind_seconds: Seconds = 600.0
-    require_device_env: RequireDeviceEnv = "Warn"
+    require_device_env: Require = "Warn"
+    require_capacity: Require = "Ignore"
 
     @property
     def device_lease_namespace(self) -> str:

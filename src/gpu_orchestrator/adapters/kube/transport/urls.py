@@ -7,11 +7,18 @@ from urllib.parse import quote, urlencode
 from gpu_orchestrator.api.wire import Resource
 
 
-def target(resource: Resource[Any], name: str, namespace: str = "", subresource: str = "") -> str:
+def target(
+    resource: Resource[Any],
+    name: str,
+    namespace: str = "",
+    subresource: str = "",
+    query: Mapping[str, Any] | None = None,
+) -> str:
     """Return the path of one object. A name cannot lead to another path, even if a user chose it."""
     if resource.namespaced and not namespace:
         raise ValueError(f"{resource.kind} {name!r} is namespaced, but no namespace was given; pass one")
-    return resource.path(_segment(namespace) if namespace else "", _segment(name), subresource)
+    path = resource.path(_segment(namespace) if namespace else "", _segment(name), subresource)
+    return path + _query(query) if query else path
 
 
 def collection(resource: Resource[Any], namespace: str = "", query: Mapping[str, Any] | None = None) -> str:

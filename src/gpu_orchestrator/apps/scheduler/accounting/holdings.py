@@ -21,7 +21,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.node_view import NodeView
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.engine.events import Event, PlacementObserved, RequestRemoved
+from gpu_orchestrator.engine.events import PlacementObserved, RequestRemoved
 
 NOTHING = Placement("", "")
 ONE_POD = Taken(0, (("pods", 1),), has_parts=False)
@@ -35,7 +35,7 @@ class Holdings:
 
     def __init__(
         self,
-        feed: Callable[[Event], None],
+        feed: Callable[..., None],
         stores: Stores,
         *,
         leased: Callable[[str, str], set[int]],

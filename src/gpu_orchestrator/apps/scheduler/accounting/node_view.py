@@ -2,10 +2,11 @@
 
 A pod that got GPUs, or parts of them, from a device plugin takes the devices that the agent reports for it.
 If no agent reports them, all devices of the node are barred: some are in use, and it is not known which. A
-device that a live agent reports in use by a pod that does not hold it is taken as well.
+device that a live agent reports in use by a pod that does not hold it is taken as well. A GPU that two nodes
+report is given on one of them only.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import structlog
@@ -15,6 +16,7 @@ from gpu_orchestrator.api import inventory, nodedevices
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import CsiNode, Node
 from gpu_orchestrator.api.nodedevices import UNKNOWN_MODE
+from gpu_orchestrator.apps.scheduler.accounting.device_owners import DeviceOwners
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, NodeRemoved, NodeUpdated, PlacementObserved, RequestRemoved
 
@@ -22,12 +24,13 @@ log = structlog.get_logger()
 
 
 class NodeView:
-    """`held` returns the devices of a node that a pod holds; `is_live` whether the node's agent is;
-    `volume_limits` how many volumes of each driver a node can attach."""
+    """`feed` sends events to the engine, all before it decides; `held` returns the devices of a node that a
+    pod holds; `is_live` whether the node's agent is; `volume_limits` how many volumes of each driver a node
+    can attach."""
 
     def __init__(
         self,
-        feed: Callable[[Event], None],
+        feed: Callable[..., None],
         nodes: Store[Node],
         node_statuses: Store[GpuNodeStatus],
         held: Callable[[str, str], set[int]],
@@ -41,6 +44,9 @@ class NodeView:
         self._untracked: dict[str, Placement] = {}
         self._used: dict[str, dict[str, tuple[int, ...]]] = {}
         self._reasons: dict[str, str] = {}
+        self._owners = DeviceOwners()
+        self.duplicates: dict[str, dict[int, str]] = {}
+        """By node: devices that are not given because another node reports them, each with that node."""
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
@@ -51,7 +57,9 @@ class NodeView:
             self._used.pop(old.metadata.name, None)
             self._reasons.pop(old.metadata.name, None)
             self._count_untracked(old.metadata.name)
-            self._feed(NodeRemoved(old.metadata.name))
+            self.duplicates.pop(old.metadata.name, None)
+            others = self._owners.observe(old.metadata.name, None)
+            self._feed(NodeRemoved(old.metadata.name), *self._updates(others))
 
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if report := new or old:
@@ -100,18 +108,31 @@ class NodeView:
         return f"a pod of a device plugin also uses {','.join(map(str, shared))} of them" if shared else ""
 
     def update(self, name: str) -> None:
-        """Send the node to the engine as it is now."""
+        """Send the node to the engine as it is now, together with others whose GPUs it takes or leaves."""
         seen, report = self._nodes.get(name), self._node_statuses.get(name)
         if seen is None:
             return
         self._used[name] = inventory.used_by(report)
         self._count_untracked(name)  # before the node may be given to others
-        node = inventory.node_of(seen, report, barred=self._barred(name, report))
+        others = self._owners.observe(name, report)
+        self._feed(self._updated(seen, report), *self._updates(others))
+
+    def _updates(self, names: Iterable[str]) -> Iterator[Event]:
+        for name in sorted(names):
+            if seen := self._nodes.get(name):
+                yield self._updated(seen, self._node_statuses.get(name))
+
+    def _updated(self, seen: Node, report: GpuNodeStatus | None) -> NodeUpdated:
+        name = seen.metadata.name
+        self.duplicates.pop(name, None)
+        if duplicates := self._owners.duplicates(name):
+            self.duplicates[name] = duplicates
+        node = inventory.node_of(seen, report, barred=self._barred(name, report), duplicates=duplicates)
         if node.barred != self._reasons.get(name, ""):
             self._reasons[name] = node.barred
             log.warning("claims on node", node=name, barred=node.barred or "no longer")
         limits = self._volume_limits(name)
-        self._feed(NodeUpdated(replace(node, volume_limits=limits) if limits else node))
+        return NodeUpdated(replace(node, volume_limits=limits) if limits else node)
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
         if not (plugin := self._plugin_gpus.get(name)):

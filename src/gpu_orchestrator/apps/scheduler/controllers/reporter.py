@@ -5,7 +5,7 @@ report about another pod. A reason is written again only if it has changed: ten 
 cost ten thousand writes, not ten thousand a second.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -14,7 +14,7 @@ from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import claims, deviceenv, names
-from gpu_orchestrator.api.kubernetes import PODS, Pod
+from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.binding.pod_status import (
@@ -26,6 +26,8 @@ from gpu_orchestrator.apps.scheduler.binding.pod_status import (
 from gpu_orchestrator.core.device import Device
 
 WRITERS = 4
+MOST_SHOWN = 4
+"""Devices that one event lists."""
 
 log = structlog.get_logger()
 
@@ -33,7 +35,8 @@ log = structlog.get_logger()
 class Reporter:
     """`pending_pod` returns the pod with this UID and why it waits; None if it does not wait any more.
     `refused` is called with each pod that gets another reason to wait: its claim shows it, too.
-    `warns_of_env`: warn of bound pods whose containers do not take their devices from the annotations."""
+    `warns_of_env`: warn of bound pods whose containers do not take their devices from the annotations;
+    `uncounted` returns what else to warn of: that a bound pod requests too little capacity."""
 
     def __init__(
         self,
@@ -44,10 +47,11 @@ class Reporter:
         refused: Callable[[Pod], None] = lambda pod: None,
         *,
         warns_of_env: bool = False,
+        uncounted: Callable[[BindJob], str] = lambda job: "",
     ) -> None:
         self._pod_status, self._recorder = pod_status, recorder
         self._pacer, self._pending_pod, self._refused = pacer, pending_pod, refused
-        self._warns_of_env = warns_of_env
+        self._warns_of_env, self._uncounted = warns_of_env, uncounted
         self.queue: WorkQueue[str] = WorkQueue()
 
     def report_bound(self, job: BindJob) -> None:
@@ -55,7 +59,8 @@ class Reporter:
         note = f"bound to {job.placement.node}, {_named(job.devices)}"
         # In the same event: one more for every such pod would be one more write for every such pod.
         unconfined = deviceenv.unconfined(job.pod.spec) if self._warns_of_env else ""
-        kind, note = ("Warning", f"{note}; {unconfined}") if unconfined else ("Normal", note)
+        warnings = [each for each in (unconfined, self._uncounted(job)) if each]
+        kind, note = "Warning" if warnings else "Normal", "; ".join([note, *warnings])
         self._recorder.record(kind, about(PODS, job.pod), names.SCHEDULED, note, action="Binding")
 
     def report_refused(self, pod: Pod, why: str) -> None:
@@ -72,6 +77,15 @@ class Reporter:
 
     def report_claim(self, pod: Pod, why: str) -> None:
         self._recorder.warning(about(PODS, pod), "ClaimConflict", why, action="Reserving")
+
+    def report_duplicates(self, node: Node, owners: Mapping[int, str]) -> None:
+        """Report which devices of a node are not given, and the node that owns each."""
+        shown = [f"device {device} ({owner} reports it as well)" for device, owner in owners.items()]
+        more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
+        listed = f"{', '.join(shown[:MOST_SHOWN])}{more}"
+        why = f"given to no pod: {listed}; delete the GpuNodeStatus that is out of date"
+        log.error("device reported twice", node=node.metadata.name, why=why)
+        self._recorder.warning(about(NODES, node), "DuplicateDevice", why, action="Sweep")
 
     async def run(self) -> None:
         await self.queue.run(self._write, workers=WRITERS)

@@ -10,6 +10,7 @@ lease deleted while no scheduler ran             restored if the pod's claim say
 bound pod with another annotation than leases    a conflict; the leases count
 bound pod beside a device plugin's pod           a conflict if they share a device, or may share one
 unrelated Lease with a device lease's name       a conflict; the device stays unused while it exists
+GPU that two nodes report                        a conflict; one of them does not give it
 claim                                            checked by `controllers/claims`
 pending pod whose reason has changed             reported with the new reason
 """
@@ -79,6 +80,7 @@ class Sweeper:
         self._first_seen: dict[LeaseHold, float] = {}
         self._plugin_conflicts: set[str] = set()
         self._disputed: dict[str, tuple[str | None, bool]] = {}
+        self._duplicates: dict[str, dict[int, str]] = {}
 
     async def run(self, every_s: float) -> None:
         while True:
@@ -104,6 +106,8 @@ class Sweeper:
                 await self._one(_done(self._report_dispute, pod, disputed), key(pod))
             await self._restore(missing, self._leases)
             self._report_obstructed()
+        self._report_duplicates()
+        coordinator.recheck_capacity()
         await breath.through(coordinator.pending.refresh(MAX_REFRESHED))
         checked: set[str] = set()
         async for claim in _breathing(coordinator.stores.claims, breath):
@@ -275,6 +279,15 @@ class Sweeper:
             self._deps.reporter.report_conflict(
                 pod, f"this pod has {given}: {why}; keep the two kinds of pods apart"
             )
+
+    def _report_duplicates(self) -> None:
+        """Report GPUs that two nodes report, once for each node that does not give them."""
+        coordinator = self._deps.coordinator
+        before, self._duplicates = self._duplicates, dict(coordinator.nodes.duplicates)
+        for name, duplicates in self._duplicates.items():
+            if before.get(name) != duplicates and (node := coordinator.stores.nodes.get(name)):
+                self._deps.metrics.conflicts.inc()
+                self._deps.reporter.report_duplicates(node, duplicates)
 
     def _report_obstructed(self) -> None:
         coordinator = self._deps.coordinator

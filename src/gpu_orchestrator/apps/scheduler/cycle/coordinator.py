@@ -216,6 +216,10 @@ class Coordinator:
         """Queue the pod again: its leftover leases are gone, or are not ours to clear."""
         self._unbound.cleared(uid)
 
+    def recheck_capacity(self) -> None:
+        """Check pods again that request less capacity than their claims count for beside these nodes."""
+        self._unbound.recheck_capacity()
+
     def tick(self) -> None:
         self._feed(events.Tick())
         self.pending.enter_some()

@@ -20,13 +20,15 @@ class CoordinatorConfig:
     cleared by every scheduler: most of them are its own, from before a crash. `uses_leases`: False if devices
     have no leases; then a pod's annotation is the only word on its devices. `max_waiting_shapes`: how many
     different shapes of one namespace are considered at once. `requires_env`: refuse pods whose containers do
-    not take their devices from our annotations."""
+    not take their devices from our annotations. `requires_capacity`: refuse pods that request less
+    `gpu.scheduling/milligpu` than their GPUs count for."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
     uses_leases: bool = True
     max_waiting_shapes: int = 1000
     requires_env: bool = False
+    requires_capacity: bool = False
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from gpu_orchestrator.api import claims, deviceenv
+from gpu_orchestrator.api import claims, deviceenv, podcapacity
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import Failed
@@ -45,11 +45,19 @@ class UnboundPods:
             shared.surroundings,
         )
         self._clearing: set[str] = set()
+        self._uncounted: dict[str, Pod] = {}
+        """Pods that request too little capacity, by UID, if that depends on the devices of the cluster."""
 
     def check_soon(self, pods: Iterable[Pod]) -> None:
         """Check those of these pods that are ours and not bound, a few per tick if they are many."""
         ours = self._our_pods
         self._rechecks.add(pod for pod in pods if pod.metadata.uid in ours and not pod.spec.node_name)
+
+    def recheck_capacity(self) -> None:
+        """Check pods again that request too little capacity: their number may be lower beside larger
+        devices."""
+        waiting, self._uncounted = self._uncounted, {}
+        self.check_soon(waiting.values())
 
     def objection(self, pod: Pod, decided: Request) -> str:
         """Return why a decision is out of date: the pod is still to be checked again, and does not ask for
@@ -129,7 +137,20 @@ class UnboundPods:
         user = self._shared.claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
         try:
             others = self._surroundings.others(pod, user)
-            return pod_request.request_of(pod, stores.claim_of(pod), stores, others)
+            found = pod_request.request_of(pod, stores.claim_of(pod), stores, others)
+            if isinstance(found, Request) and (why := self._uncounted_in(pod, found)):
+                return Unschedulable(why)
+            return found
         except Exception as error:  # the edge of one pod: its owner learns of it, the others go on
             log.exception("pod could not be judged", pod=key(pod))
             return Unschedulable(f"could not be judged: {claims.shortened(repr(error))}")
+
+    def _uncounted_in(self, pod: Pod, request: Request) -> str:
+        """Return that the pod requests less capacity than its GPUs count for, if that is refused."""
+        if not self._shared.config.requires_capacity:
+            return ""
+        claim, largest_mib = self._shared.stores.claim_of(pod), self._engine.cluster.largest_mib
+        why = podcapacity.uncounted(pod, claim, request.shape.resources, largest_mib)
+        if why and podcapacity.depends_on_nodes(claim):
+            self._uncounted[pod.metadata.uid] = pod
+        return why
