@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gpu_orchestrator.api import inventory, nodedevices
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Node
 from tests.support.scheduler_objects import node, report
 
@@ -260,3 +261,39 @@ def test_node_in_another_mode_takes_claims(mode: str) -> None:
 def test_mode_claims_does_not_hide_the_devices_of_a_plugins_pods(mode: str) -> None:
     seen = node("a", 2, labels={"gpu.scheduling/mode": mode})
     assert inventory.node_of(seen, barred=inventory.PLUGIN_UNREPORTED).barred == inventory.PLUGIN_UNREPORTED
+
+
+def test_device_of_another_node_is_not_given() -> None:
+    reported = report("a", {"id": 0, "uuid": "GPU-0"}, {"id": 1, "uuid": "GPU-1"})
+    found = inventory.node_of(node("a", 8), reported, duplicates=[1])
+    assert [(device.id, device.healthy) for device in found.devices] == [(0, True), (1, False)]
+    assert inventory.milligpu(found) == 1000
+    barred = inventory.node_of(node("a", 8), reported, duplicates=[0, 1])
+    assert (barred.barred, inventory.milligpu(barred)) == (inventory.DUPLICATES, None)
+
+
+HEALTHS = [{"id": 0}, {"id": 1, "health": "Unhealthy"}, {"id": 2, "health": "Unknown"}, {"id": 3}]
+
+
+@pytest.mark.parametrize(
+    ("seen", "reported", "number"),
+    [
+        pytest.param(node("a", 8), None, 8000, id="counted by a device plugin"),
+        pytest.param(node("a", 8), report("a", *HEALTHS), 2000, id="healthy ones of a report"),
+        pytest.param(node("a", 0), report("a", HEALTHS[1]), 0, id="devices, and none of them healthy"),
+        pytest.param(node("a", 0), None, None, id="no devices"),
+        pytest.param(node("a", 8), report("a"), None, id="a report of no devices"),
+        pytest.param(
+            node("a", 8, labels={"nvidia.com/gpu.replicas": "4"}), None, None, id="devices without numbers"
+        ),
+        pytest.param(
+            node("a", 8, labels={"gpu.scheduling/mode": "plugin"}), None, None, id="for a device plugin"
+        ),
+        pytest.param(node("a", 8, labels={"gpu.scheduling/mode": "claims"}), None, 8000, id="for claims"),
+        pytest.param(
+            node("a", 0, annotations={"gpu.scheduling/devices": '{"count": 3}'}), None, 3000, id="annotated"
+        ),
+    ],
+)
+def test_milligpu_of_a_node(seen: Node, reported: GpuNodeStatus | None, number: int | None) -> None:
+    assert inventory.milligpu(inventory.node_of(seen, reported)) == number

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import pod_amounts
+from gpu_orchestrator.api import names, pod_amounts
 from gpu_orchestrator.api.pod import PodSpec
 from gpu_orchestrator.api.quantity import BadQuantity
 
@@ -51,3 +51,10 @@ def test_quantity_that_cannot_be_read_is_refused_each_time() -> None:
     for _ in range(2):
         with pytest.raises(BadQuantity):
             pod_amounts.taken(spec(cpu="one"))
+
+
+def test_milligpu_is_no_gpu_of_a_device_plugin() -> None:
+    """Else a claimed pod would count as a device plugin's, and bar its own node."""
+    taken = pod_amounts.taken(spec(**{names.MILLIGPU: "2k"}))
+    assert taken == pod_amounts.Taken(0, ((names.MILLIGPU, 2000), ("pods", 1)), has_parts=False)
+    assert not names.is_gpu_resource(names.MILLIGPU)

@@ -9,6 +9,8 @@ from gpu_orchestrator.api import names, pod_amounts, translate
 from gpu_orchestrator.api.kubernetes import Node, Pod, PodSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.decide import fits
 from gpu_orchestrator.core.limits import MOST_AMOUNT
 from gpu_orchestrator.core.request import Expression, HostPort, Term
 
@@ -52,7 +54,8 @@ def test_node_with_gpus() -> None:
         (0, "nvidia", "A100", 81920),
         (1, "nvidia", "A100", 81920),
     ]
-    assert dict(made.resources) == {"cpu": 8000, "memory": 1 << 30, "pods": 110}
+    offered = {"cpu": 8000, "memory": 1 << 30, "pods": 110, names.MILLIGPU: MOST_AMOUNT}
+    assert dict(made.resources) == offered
     assert made.ready
     assert made.schedulable
 
@@ -305,3 +308,20 @@ def test_preferred_node_affinity_keeps_its_weights() -> None:
     assert translate.shape(spec(affinity=affinity), 1).preferred == (
         (7, Term((Expression("zone", "In", ("east",)),))),
     )
+
+
+@pytest.mark.parametrize(
+    ("listed", "does_fit"),
+    [
+        pytest.param(None, True, id="a node that does not list it takes any pod, as its kubelet does"),
+        pytest.param("2k", True, id="a node with enough"),
+        pytest.param("1999", False, id="a node with too little"),
+        pytest.param("0", False, id="a node that lists none"),
+    ],
+)
+def test_milligpu_counts_on_nodes_that_list_it(listed: str | None, does_fit: bool) -> None:
+    gives = {"nvidia.com/gpu": "2"} | ({names.MILLIGPU: listed} if listed else {})
+    seen = node(gives=gives, conditions=[{"type": "Ready", "status": "True"}])
+    wanted = translate.shape(spec(containers=[container(**{names.MILLIGPU: "2000"})]), 2)
+    cluster = Cluster([translate.counted_node(seen)])
+    assert fits(wanted, cluster, "a") == does_fit

@@ -312,3 +312,27 @@ def test_resource_that_a_node_offers_later_counts_what_is_held_of_it() -> None:
     both.place(wish)
     with pytest.raises(Oversold):
         both.place(Placement("q", "b", resources=(("vendor.example/card", 1),)))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "model", "largest"),
+    [
+        pytest.param("", "", 192, id="of all"),
+        pytest.param("nvidia", "", 80, id="of a vendor"),
+        pytest.param("", "A100", 40, id="of a model"),
+        pytest.param("amd", "A100", 0, id="of a model that the vendor does not make"),
+        pytest.param("", "never seen", 0, id="of an unknown model"),
+    ],
+)
+def test_largest_device_of_a_kind(vendor: str, model: str, largest: int) -> None:
+    small, large = (
+        Device(0, vendor="nvidia", model="A100", memory_mib=40),
+        Device(1, vendor="nvidia", model="H100", memory_mib=80, healthy=False),
+    )
+    other = Device(0, vendor="amd", model="MI300X", memory_mib=192)
+    made = Cluster(
+        [node("a", [small, large]), node("b", [other]), node("c", memory_mib=999), node("gone", 1)]
+    )
+    made.remove_node("gone")
+    assert made.largest_mib(vendor, model) == largest
+    assert Cluster().largest_mib(vendor, model) == 0

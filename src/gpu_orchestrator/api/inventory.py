@@ -80,11 +80,13 @@ def _reported(known: Node, report: GpuNodeStatus, duplicates: Collection[int]) -
         (link.pair[0], link.pair[1]): link.bandwidth_gbps for link in status.links if len(link.pair) == 2
     }
     gbps = {device.id: device.bandwidth_gbps for device in whole}
-    devices = [_device(each, usable=each.uuid not in parents and each.id not in duplicates) for each in whole]
+    barred = DUPLICATES if whole and len(duplicates) == len(whole) else ""
+    kept = () if barred else duplicates  # "no healthy GPU" would hide the reason
+    devices = [_device(each, usable=each.uuid not in parents and each.id not in kept) for each in whole]
     made, fabric = _with(known, devices, gbps, links or None), status.fabric
     return replace(
         made,
-        barred=DUPLICATES if whole and len(duplicates) == len(whole) else "",
+        barred=barred,
         rdma_ports=fabric.ports if fabric.gpu_direct_rdma else 0,
         cufile=fabric.cu_file,
     )
