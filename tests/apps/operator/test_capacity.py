@@ -245,7 +245,7 @@ def test_only_pods_of_other_schedulers_can_have_claimed_devices(scheduler: str, 
     ],
 )
 def test_pod_without_a_claim_keeps_no_node_from_plain_workloads(forged: dict[str, Any]) -> None:
-    """Whoever may create pods can write a node's name into one, and would block that node for everybody."""
+    """A tenant may write the name of any node into a pod, and would block that node for everybody."""
     stage = Stage("a")
     stage.capacity.see_pod(None, pod(uid="p", node="a", **forged))
     assert stage.ask("x", gpuCount=4) == Given("a", NVIDIA)
