@@ -236,6 +236,34 @@ def test_devices_used_by_each_pod() -> None:
     assert inventory.used_by(None) == {}
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param(node("a", 2, labels={"gpu.scheduling/mode": "plugin"}), id="countable"),
+        pytest.param(
+            node("a", 2, labels={"gpu.scheduling/mode": "plugin", "nvidia.com/gpu.replicas": "4"}),
+            id="that could take no claims anyway",
+        ),
+    ],
+)
+def test_node_kept_for_a_device_plugin_takes_no_claims(seen: Node) -> None:
+    """Also if an agent reports its devices: it is the administrator's word."""
+    for found in (inventory.node_of(seen), inventory.node_of(seen, report("a", {"id": 0}))):
+        assert found.barred == "are kept for a device plugin (label gpu.scheduling/mode)"
+
+
+@pytest.mark.parametrize("mode", ["claims", "", "Plugin"])
+def test_node_in_another_mode_takes_claims(mode: str) -> None:
+    found = inventory.node_of(node("a", 2, labels={"gpu.scheduling/mode": mode}), barred="")
+    assert (found.barred, len(found.devices)) == ("", 2)
+
+
+@pytest.mark.parametrize("mode", ["claims", ""])
+def test_mode_claims_does_not_hide_the_devices_of_a_plugins_pods(mode: str) -> None:
+    seen = node("a", 2, labels={"gpu.scheduling/mode": mode})
+    assert inventory.node_of(seen, barred=inventory.PLUGIN_UNREPORTED).barred == inventory.PLUGIN_UNREPORTED
+
+
 def test_device_of_another_node_is_not_given() -> None:
     reported = report("a", {"id": 0, "uuid": "GPU-0"}, {"id": 1, "uuid": "GPU-1"})
     found = inventory.node_of(node("a", 8), reported, duplicates=[1])

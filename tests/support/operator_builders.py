@@ -95,9 +95,9 @@ def job(owner: GPUWorkload, *nodes: str, retry: int = 0, **state: Any) -> Job:
 
 def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pending", **more: Any) -> Pod:
     """Build a pod. `owner` is the name of its Job, `unschedulable_since` a time, `said` the scheduler's
-    message, `gpus` a number, `given` the devices of its node and `uuids` theirs, `allocated` the annotation
-    instead of these, `created` a time, `scheduler` its scheduler, `nominated` the node where others are
-    evicted for it."""
+    message, `gpus` and `milligpu` numbers, `given` the devices of its node and `uuids` theirs, `allocated`
+    the annotation instead of these, `created` a time, `scheduler` its scheduler, `nominated` the node where
+    others are evicted for it."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
         visible = ",".join(more.get("uuids", ()))
@@ -121,6 +121,8 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
             }
         )
     limits = {"nvidia.com/gpu": str(more.get("gpus", 0))}
+    if "milligpu" in more:
+        limits[names.MILLIGPU] = str(more["milligpu"])
     by_claim = names.SCHEDULER if more.get("given") else "default-scheduler"
     scheduler = more.get("scheduler", by_claim)
     spec = {

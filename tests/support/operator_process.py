@@ -191,6 +191,13 @@ class Site:
             )
         return {"name": name, "persistentVolumeClaim": {"claimName": name}}
 
+    def limit(self, name: str, hard: dict[str, str]) -> None:
+        """Create a ResourceQuota, and wait until its controller has counted the namespace: until then every
+        pod is refused."""
+        path = f"/api/v1/namespaces/{self.namespace}/resourcequotas"
+        self.request("POST", path, {"metadata": {"name": name}, "spec": {"hard": hard}})
+        eventually(lambda: self.request("GET", f"{path}/{name}")["status"].get("used"), f"{name} is counted")
+
     def _post(self, path: str, body: Json) -> None:
         """Create an object outside the namespace, to be deleted with the site."""
         self.request("POST", path, body)

@@ -2,7 +2,8 @@
 
 The scheduler calls `node_of` whenever a node or its report changed. A report wins over everything else, also
 over the node's own count. Without one, a node whose devices cannot be numbered is barred, with the reason. So
-is a node with anything that cannot be counted. Device slices are left out: no request can ask for them yet.
+is a node with anything that cannot be counted, and one that an administrator keeps for a device plugin.
+Device slices are left out: no request can ask for them yet.
 """
 
 from collections.abc import Collection, Sequence
@@ -38,6 +39,8 @@ def node_of(
             known = _unreported(known, seen) if report is None else _reported(known, report, duplicates)
     except (BadQuantity, CoreError) as error:
         known = translate.uncounted_node(seen, str(error))
+    if nodedevices.mode(seen) == names.PLUGIN_MODE:
+        return replace(known, barred=nodedevices.KEPT_FOR_PLUGIN)
     return replace(known, barred=barred) if barred and not known.barred else known
 
 

@@ -86,6 +86,7 @@ MILLIGPU = "gpu.scheduling/milligpu"
 NODE_MODE = "gpu.scheduling/mode"
 CLAIMS_MODE = "claims"
 PLUGIN_MODE = "plugin"
+NODE_MODES = (CLAIMS_MODE, PLUGIN_MODE)
 
 # Labels of a namespace, set to "true" by an administrator: pods without a claim see no GPU, and pods may use
 # the PriorityClass gpu-high.

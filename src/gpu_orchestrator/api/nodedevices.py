@@ -20,6 +20,9 @@ SLICED = f"have GPUs that are cut into slices (MIG or partitions) and cannot be 
 MISCOUNTED = f"have a GPU count that differs from their labels and cannot be numbered: {_WHAT_TO_DO}"
 UNHEALTHY = "have an unhealthy GPU and no agent that reports which one: repair it, or run the agent there"
 UNREADABLE = f"have an annotation {names.NODE_DEVICES} that cannot be used: correct it, or remove it"
+KEPT_FOR_CLAIMS = f"are kept for claims (label {names.NODE_MODE})"
+KEPT_FOR_PLUGIN = f"are kept for a device plugin (label {names.NODE_MODE})"
+UNKNOWN_MODE = f"{names.NODE_MODE} must be {' or '.join(names.NODE_MODES)}; as if the node had no such label"
 
 LONGEST_TEXT = 253
 _WHOLE_PARTITION = "spx"
@@ -72,6 +75,21 @@ def entry(seen: WireNode) -> DeviceEntry | None:
     if not found.can_be_counted:
         raise BadEntry(f"{names.NODE_DEVICES} has a number that is out of range, or a device twice")
     return found
+
+
+def mode(seen: WireNode) -> str:
+    """Return who gives the node's GPUs away, as its administrator says: `claims` or `plugin`. Empty if the
+    label is missing, or is neither: then the kind of the node's first user keeps it."""
+    said = seen.metadata.labels.get(names.NODE_MODE, "")
+    return said if said in names.NODE_MODES else ""
+
+
+def unknown_mode(old: WireNode | None, new: WireNode) -> str:
+    """Return a value of the label that is new and means nothing; empty if there is none. The caller reports
+    it: a node that nobody keeps apart should not look as if it were."""
+    before = old.metadata.labels.get(names.NODE_MODE, "") if old else ""
+    said = new.metadata.labels.get(names.NODE_MODE, "")
+    return "" if said in ("", before, *names.NODE_MODES) else said
 
 
 def unnumbered(seen: WireNode, resource: str, written: DeviceEntry | None) -> str:

@@ -104,16 +104,27 @@ def _entry(seen: WireNode) -> DeviceEntry:
 
 def described(seen: WireNode, entry: DeviceEntry, ids: Iterable[int]) -> list[Device]:
     """Return the node's devices with these ids, as its annotation and its labels describe them."""
-    labels, island_of = seen.metadata.labels, entry.island_of
-    vendor = names.VENDOR_OF.get(gpu_resource(seen), entry.vendor)
-    model = entry.model or _first(labels, MODEL_LABELS)
-    mib = entry.memory_mib or _mib(_first(labels, MEMORY_LABELS))
+    island_of = entry.island_of
+    vendor, model, mib = _kind(seen, entry)
     if not island_of:
         return list(_alike(tuple(ids), vendor, model, mib))
     return [
         Device(each, vendor=vendor, model=model, memory_mib=mib, island=island_of.get(each, -1))
         for each in ids
     ]
+
+
+def kind(seen: WireNode) -> tuple[str, str, int]:
+    """Return vendor, model and memory in MiB of the node's devices, as far as it says; all of a node are
+    alike."""
+    return _kind(seen, _entry(seen))
+
+
+def _kind(seen: WireNode, entry: DeviceEntry) -> tuple[str, str, int]:
+    labels = seen.metadata.labels
+    vendor = names.VENDOR_OF.get(gpu_resource(seen), entry.vendor)
+    model = entry.model or _first(labels, MODEL_LABELS)
+    return vendor, model, entry.memory_mib or _mib(_first(labels, MEMORY_LABELS))
 
 
 @lru_cache(64)

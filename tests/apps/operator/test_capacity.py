@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import structlog
 
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import template
-from gpu_orchestrator.apps.operator.observe.capacity import CLAIMED, Capacity
+from gpu_orchestrator.apps.operator.observe.capacity import Capacity
+from gpu_orchestrator.apps.operator.observe.claimed_nodes import CLAIMED
 from gpu_orchestrator.apps.operator.planning import place
 from gpu_orchestrator.apps.operator.planning.snapshot import Given, Volumes, WorkloadSnapshot
 from gpu_orchestrator.core.answer import Refusal
@@ -233,6 +235,56 @@ def test_only_pods_of_other_schedulers_can_have_claimed_devices(scheduler: str, 
     assert isinstance(stage.ask("x", gpuCount=1), Refusal) is is_barred
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        pytest.param({"scheduler": "gpu-scheduler"}, id="names our scheduler"),
+        pytest.param({"scheduler": "gpu-scheduler", "milligpu": 0}, id="requests nothing"),
+        pytest.param({"scheduler": "default-scheduler", "milligpu": 1000}, id="was not bound by us"),
+        pytest.param({"scheduler": "gpu-scheduler", "allocated": "b:0"}, id="names another node"),
+    ],
+)
+def test_pod_without_a_claim_keeps_no_node_from_plain_workloads(forged: dict[str, Any]) -> None:
+    """A tenant may write the name of any node into a pod, and would block that node for everybody."""
+    stage = Stage("a")
+    stage.capacity.see_pod(None, pod(uid="p", node="a", **forged))
+    assert stage.ask("x", gpuCount=4) == Given("a", NVIDIA)
+
+
+def test_node_kept_for_claims_takes_no_plain_workload() -> None:
+    stage = Stage()
+    kept = [node(name, labels={"gpu.scheduling/mode": "claims"}) for name in "abc"]
+    for each in kept:
+        stage.capacity.see_node(None, each)
+    refusal = stage.ask("x", gpuCount=1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.message == "0/3 nodes fit: 3 are kept for claims (label gpu.scheduling/mode)"
+    holder = pod(uid="p", node="b", given="0")
+    stage.capacity.see_pod(None, holder)
+    stage.capacity.see_node(kept[0], node("a", labels={"gpu.scheduling/mode": "plugin"}))
+    assert stage.found == ["team/x"]
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+    stage.capacity.see_node(kept[1], node("b"))  # the label is gone, the claimed pod is not
+    assert isinstance(stage.ask("y", gpuCount=4), Refusal)
+
+
+def test_node_kept_for_claims_that_cannot_be_counted_says_so() -> None:
+    stage = Stage()
+    stage.capacity.see_node(None, node("a", 1025, labels={"gpu.scheduling/mode": "claims"}))
+    refusal = stage.ask("x", gpuCount=1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.message.startswith("0/1 nodes fit: 1 cannot be counted")
+
+
+def test_unknown_mode_counts_as_none_and_is_logged_once() -> None:
+    stage, odd = Stage(), {"gpu.scheduling/mode": "Claims"}
+    with structlog.testing.capture_logs() as logged:
+        stage.capacity.see_node(None, node("a", labels=odd))
+        stage.capacity.see_node(node("a", labels=odd), node("a", labels={**odd, "zone": "b"}))
+    assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
+    assert [(each["event"], each["found"]) for each in logged] == [("mode of node ignored", "Claims")]
+
+
 def test_pod_of_the_kube_scheduler_holds_no_gpus_by_its_annotation() -> None:
     stage = Stage("a")
     forged = pod(uid="p", node="a", allocated="a:0,1,2,3", scheduler="default-scheduler")
@@ -241,9 +293,9 @@ def test_pod_of_the_kube_scheduler_holds_no_gpus_by_its_annotation() -> None:
 
 
 def test_claimed_pod_bars_its_node_without_its_annotation_while_it_is_there() -> None:
-    """After a restart the pod may be seen for the first time without it."""
+    """After a restart the pod may be seen for the first time without it. Its request stays."""
     stage = Stage("a")
-    bare = pod(uid="p", node="a", scheduler="gpu-scheduler")
+    bare = pod(uid="p", node="a", scheduler="gpu-scheduler", milligpu=500)
     stage.capacity.see_pod(None, bare)
     assert isinstance(stage.ask("x", gpuCount=1), Refusal)
     stage.capacity.see_pod(bare, None)
@@ -258,7 +310,7 @@ def test_pod_that_lost_its_annotation_leaves_its_node_free_when_it_ends(schedule
     assert isinstance(stage.ask("x", gpuCount=1), Refusal)
     bare = pod(uid="p", node="a", scheduler=scheduler)
     stage.capacity.see_pod(holder, bare)
-    assert isinstance(stage.ask("x", gpuCount=1), Refusal) is (scheduler == "gpu-scheduler")
+    assert isinstance(stage.ask("x", gpuCount=1), Refusal)
     stage.capacity.see_pod(bare, None)
     assert stage.ask("x", gpuCount=1) == Given("a", NVIDIA)
 

@@ -74,7 +74,8 @@ def test_claim_becomes_a_template_and_a_job_that_refers_to_it() -> None:
     }
     assert template["spec"]["schedulerName"] == "gpu-scheduler"
     assert "affinity" not in template["spec"]
-    assert "resources" not in template["spec"]["containers"][0]
+    counted = {"gpu.scheduling/milligpu": "4000"}
+    assert template["spec"]["containers"][0]["resources"] == {"requests": counted, "limits": counted}
     assert shown(plan) == ("Scheduling", "", JOB, 0)
     assert [note.reason for note in plan.notes] == ["JobCreated"]
     assert msgspec.convert(create.manifest, Job).is_claimed
@@ -114,6 +115,68 @@ def test_every_container_gets_its_devices_from_the_annotation() -> None:
         assert "HIP_VISIBLE_DEVICES" in env
         assert len(env) == len(container["env"])
     assert [each["name"] for each in spec["containers"][0]["env"]][-3:] == ["MODEL_NAME", "GPU_COUNT", "LR"]
+
+
+SHARED_MEMORY: dict[str, Any] = {"exclusivity": "Shared", "memoryMiB": 20_480}
+
+
+def pod_of(snapshot: WorkloadSnapshot) -> dict[str, Any]:
+    create = plan_for(snapshot).actions[-1]
+    assert isinstance(create, CreateJob)
+    spec: dict[str, Any] = create.manifest["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("devices", "largest_mib", "counted"),
+    [
+        pytest.param({}, 0, "4000", id="whole devices"),
+        pytest.param({"exclusivity": "Shared", "share": 250}, 0, "1000", id="shares"),
+        pytest.param(SHARED_MEMORY, 81_920, "1000", id="memory of the largest device"),
+        pytest.param(SHARED_MEMORY, 0, "4000", id="memory while no device is known"),
+        pytest.param({**SHARED_MEMORY, "share": 100}, 81_920, "400", id="a share beside memory"),
+    ],
+)
+def test_first_container_requests_what_the_claim_counts_for(
+    devices: dict[str, Any], largest_mib: int, counted: str
+) -> None:
+    wrong = {"gpu.scheduling/milligpu": "7", "cpu": "1"}
+    containers = {
+        "initContainers": [{"name": "init", "image": "x", "resources": {"limits": wrong}}],
+        "containers": [
+            {"name": "side", "image": "x", "resources": {"requests": wrong}},
+            {"name": "main", "image": "x", "resources": {"requests": wrong, "limits": wrong}},
+        ],
+    }
+    owner = workload(claim={"devices": devices}, template={"spec": containers})
+    spec = pod_of(WorkloadSnapshot(owner, largest_mib=largest_mib))
+    ours = {"gpu.scheduling/milligpu": counted}
+    assert [each.get("resources") for each in (*spec["initContainers"], *spec["containers"])] == [
+        {"limits": {"cpu": "1"}},
+        {"requests": {"cpu": "1", **ours}, "limits": ours},
+        {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}},
+    ]
+
+
+def test_gpu_taints_are_tolerated_once() -> None:
+    own = [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "team", "value": "a"}]
+    spec = pod_of(WorkloadSnapshot(claimed(template={"spec": {"tolerations": own}})))
+    assert spec["tolerations"] == [
+        *own,
+        {"key": "amd.com/gpu", "operator": "Exists"},
+        {"key": "gpu.intel.com/i915", "operator": "Exists"},
+        {"key": "gpu.intel.com/xe", "operator": "Exists"},
+    ]
+
+
+def test_job_of_an_earlier_release_is_not_made_again() -> None:
+    """Its pods request no capacity; the hash that it carries is of the workload's spec alone."""
+    owner = asked()
+    before = job(owner, "", made_from=jobs.made_from(owner, claimed=True))
+    assert not before.spec.template.spec.containers
+    snapshot = WorkloadSnapshot(owner, (before,), (pod(node="a", given="0,1,2,3", phase="Running"),))
+    assert not snapshot.stale
+    assert not [each for each in plan_for(snapshot).actions if isinstance(each, DeleteJob | CreateJob)]
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,11 @@ def test_named_gpu_resource_is_the_one_asked_for() -> None:
             "spec.template: conditions on nodes (nodeSelector, node affinity): 65 found, up to 64 are taken",
             id="too long a selector",
         ),
+        pytest.param(
+            {"initContainers": [{"name": "i", "resources": {"limits": {"gpu.scheduling/milligpu": 0}}}]},
+            "container 'i' asks for gpu.scheduling/milligpu; leave it out; only pods with a claim",
+            id="capacity without a claim",
+        ),
         pytest.param({"containers": [{**MAIN, "env": "x"}]}, "env`", id="environment"),
         pytest.param({"containers": "main"}, "`spec.template.spec.containers`", id="wrong type"),
     ],

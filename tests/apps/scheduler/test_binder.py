@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.transport.base import Answer
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.kubernetes import Lease
+from gpu_orchestrator.api.nodedevices import KEPT_FOR_PLUGIN
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outcome
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
@@ -72,7 +73,7 @@ def leases_on(server: Server) -> DeviceLeases:
     return DeviceLeases(Client(server), "system", known, metrics=Metrics(), now=lambda: "now")
 
 
-async def perform(server: Server) -> Outcome:
+async def perform(server: Server, **more: Any) -> Outcome:
     """Bind `p` to devices 0 and 1 of node a."""
     client = Client(server)
     shown = pod("p", gpus=1)
@@ -85,6 +86,7 @@ async def perform(server: Server) -> Outcome:
         reserves_claims=False,
         may_write=lambda: True,
         now=lambda: "t2",
+        **more,
     )
     server.pod["metadata"]["resourceVersion"] = shown.metadata.resource_version
     at = Placement("uid-p", "a", devices=(0, 1))
@@ -96,6 +98,16 @@ async def test_bind_that_is_answered_has_its_leases() -> None:
     server = Server()
     assert isinstance(await perform(server), Bound)
     assert set(server.leases) == {"gpu-a-0", "gpu-a-1"}
+
+
+async def test_node_closed_to_claims_after_the_decision_is_not_bound_to() -> None:
+    """A device plugin's pod was bound there while the leases were written: the claim yields."""
+    server = Server()
+    outcome = await perform(server, barred={"a": KEPT_FOR_PLUGIN}.__getitem__)
+    assert isinstance(outcome, Failed)
+    assert "node a was closed to claims meanwhile: such nodes are kept for a device plugin" in outcome.why
+    assert (server.leases, server.pod["spec"].get("nodeName", "")) == ({}, "")
+    assert not outcome.is_permanent
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import structlog
 
 from gpu_orchestrator.api import deviceleases, inventory
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
@@ -163,6 +164,22 @@ def test_claim_of_a_pod_bound_by_another_scheduler_is_assigned_before_the_next_d
     world.pod(pod("p", claim="c", node="a", allocated="a:0"))
     assert world.executor.jobs == []
     assert [job.pod.metadata.name for job in world.executor.abandoned] == ["q"]
+
+
+def test_claims_wait_while_all_nodes_are_kept_for_a_device_plugin() -> None:
+    plugin, unknown = {"gpu.scheduling/mode": "plugin"}, {"gpu.scheduling/mode": "claim"}
+    world = World(node("a", 2, labels=plugin), node("b", 2, labels=plugin))
+    world.pod(pod("p", gpus=1))
+    assert not world.executor.jobs
+    kept = "0/2 nodes fit: 2 are kept for a device plugin (label gpu.scheduling/mode)"
+    assert world.executor.refused["p"] == kept
+    assert world.coordinator.nodes.barred("b")
+    with structlog.testing.capture_logs() as logged:
+        world.node(node("b", 2, labels=unknown))
+        world.node(node("b", 2, labels={**unknown, "zone": "x"}))
+    assert [each.placement.node for each in world.executor.jobs] == ["b"]
+    assert not world.coordinator.nodes.barred("b")
+    assert [each["found"] for each in logged if each["event"] == "mode of node ignored"] == ["claim"]
 
 
 @pytest.mark.parametrize(

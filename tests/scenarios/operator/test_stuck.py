@@ -27,16 +27,28 @@ def other_site(operator_cluster: Cluster) -> Iterator[Site]:
     made.close()
 
 
+@pytest.fixture
+def counted_site(operator_cluster: Cluster) -> Iterator[Site]:
+    """Yield a namespace whose quota admits no whole GPU by claim."""
+    made = Site(operator_cluster)
+    made.limit("gpus", {"requests.gpu.scheduling/milligpu": "999"})
+    yield made
+    made.close()
+
+
 def change_job(site: Site, name: str, spec: dict[str, Any]) -> None:
     path = f"/apis/batch/v1/namespaces/{site.namespace}/jobs/{name}"
     site.request("PATCH", path, {"spec": spec}, content_type=MERGE)
 
 
-def test_jobs_without_pods_do_not_keep_gpus_from_others(site: Site, other_site: Site, scale: Scale) -> None:
-    """In one namespace a quota lets no pod start; the workload of another namespace must get the node."""
+def test_jobs_without_pods_do_not_keep_gpus_from_others(
+    site: Site, other_site: Site, counted_site: Site, scale: Scale
+) -> None:
+    """In one namespace a quota lets no pod start; the workload of another namespace must get the node. In a
+    third one, the quota is on claimed GPUs and its reason reaches the workload in the same way."""
     site.nodes(1, gpus=4)
-    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
-    other_site.request("POST", f"/api/v1/namespaces/{other_site.namespace}/resourcequotas", quota)
+    other_site.limit("none", {"pods": "0"})
+    counted_site.create("exact", claim={}, retryPolicy=PATIENT)
     other_site.create("greedy", gpus=4, run_for="1h", retryPolicy=PATIENT)
     other_site.until("greedy", "Scheduled")
     site.create("fair", gpus=4, run_for="1h", retryPolicy=PATIENT)
@@ -47,6 +59,9 @@ def test_jobs_without_pods_do_not_keep_gpus_from_others(site: Site, other_site: 
     assert "exceeded quota: none" in status["message"]
     assert "exceeded quota: none" in other_site.event("greedy", "FailedScheduling")
     eventually(lambda: not other_site.jobs(), "the Job is gone")
+    status = counted_site.until("exact", "Pending")
+    assert (status["retryCount"], counted_site.pods()) == (1, [])
+    assert "exceeded quota: gpus, requested: requests.gpu.scheduling/milligpu=1k" in status["message"]
 
 
 @pytest.mark.parametrize("owned", [False, True], ids=["without owner", "with a made-up owner"])

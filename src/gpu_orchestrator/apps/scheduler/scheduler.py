@@ -89,6 +89,7 @@ class Scheduler:
             reserves_claims=not settings.leader_elect,
             may_write=may_write,
             now=_now,
+            barred=lambda node: self.coordinator.nodes.barred(node),
         )
         self._reporter = Reporter(
             self._pod_status,

@@ -25,7 +25,8 @@ PLACEHOLDER: Json = {
     "image": IMAGE,
     "command": ["sh", "-c", 'echo "model $MODEL_NAME got $GPU_COUNT GPU(s) on $(hostname)"'],
 }
-QUANTITIES = ("requests", "limits", "overhead")
+AMOUNTS = ("requests", "limits")
+QUANTITIES = (*AMOUNTS, "overhead")
 CONTAINERS = ("initContainers", "containers")
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -58,16 +59,16 @@ def fill(workload: GPUWorkload, template: Template, *, nodes: Sequence[str], res
     plain = _completed(workload, template, tolerated=(resource,))
     spec = plain["spec"]
     spec["affinity"] = _pinned(spec.get("affinity") or {}, nodes)
-    resources = _main_of(spec).setdefault("resources", {})
-    for kind in ("requests", "limits"):
-        resources[kind] = {**(resources.get(kind) or {}), resource: str(workload.spec.gpu_count)}
+    _request(_main_of(spec), resource, workload.spec.gpu_count)
     return plain
 
 
-def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str]) -> Json:
-    """Return the pod template for the gpu-scheduler, with its request in the annotations `asks`. Every
-    container gets its device IDs in the environment; without them it would see all GPUs of the node. To an
-    autoscaler its node seems idle, since the pod requests no GPU resource: tell it to keep the pod."""
+def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str], *, milligpu: int) -> Json:
+    """Return the pod template for the gpu-scheduler, with its request in the annotations `asks`. It is
+    complete without the webhook, as the policies demand. Every container gets its device IDs in the
+    environment; without them it would see all GPUs of the node. `milligpu` is what Kubernetes counts of it.
+    An autoscaler that finds room for the pod elsewhere would move it, and it would begin again: forbid
+    that."""
     plain = _completed(workload, template, tolerated=names.GPU_RESOURCES)
     metadata, spec = plain["metadata"], plain["spec"]
     metadata["annotations"] = {**names.KEEP_RUNNING, **(metadata.get("annotations") or {}), **asks}
@@ -77,20 +78,43 @@ def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str]) -
         spec["activeDeadlineSeconds"] = workload.spec.max_runtime_seconds
     for kind in CONTAINERS:
         if kind in spec:
-            spec[kind] = [deviceenv.confined(each) for each in spec[kind]]
+            spec[kind] = [deviceenv.confined(_uncounted(each)) for each in spec[kind]]
+    _request(spec["containers"][0], names.MILLIGPU, milligpu)
     return plain
+
+
+def _uncounted(container: Json) -> Json:
+    """Return the container without a request for what Kubernetes counts of the pod: only the first one of a
+    pod has it."""
+    resources = container.get("resources") or {}
+    if not any(names.MILLIGPU in (resources.get(kind) or {}) for kind in AMOUNTS):
+        return container
+    kept = {
+        kind: {name: amount for name, amount in resources[kind].items() if name != names.MILLIGPU}
+        for kind in AMOUNTS
+        if resources.get(kind)
+    }
+    return {**container, "resources": {**resources, **kept}}
+
+
+def _request(container: Json, resource: str, amount: int) -> None:
+    """Let the container request this much, and have no more. Of an extended resource, both must be equal."""
+    resources = container.setdefault("resources", {})
+    for kind in AMOUNTS:
+        resources[kind] = {**(resources.get(kind) or {}), resource: str(amount)}
 
 
 def _completed(workload: GPUWorkload, template: Template, *, tolerated: tuple[str, ...]) -> Json:
     """Set what every pod gets. A node may be tainted with the name of its GPU resource, so tolerate that."""
     plain = deepcopy(template.plain)
     metadata, spec = plain.setdefault("metadata", {}), plain["spec"]
-    own, given = metadata.get("labels") or {}, inherited.pod_labels(workload.metadata.labels)
-    metadata["labels"] = {**given, **own, **job.labels_of(workload)}
+    inherits = inherited.pod_labels(workload.metadata.labels)
+    metadata["labels"] = {**inherits, **(metadata.get("labels") or {}), **job.labels_of(workload)}
     spec.setdefault("restartPolicy", "Never")
     spec["priorityClassName"] = names.PRIORITY_CLASSES[workload.spec.priority]
+    given = spec.get("tolerations") or []
     taints = [{"key": resource, "operator": "Exists"} for resource in tolerated]
-    spec["tolerations"] = [*(spec.get("tolerations") or []), *taints]
+    spec["tolerations"] = [*given, *(each for each in taints if each not in given)]
     _set_env(_main_of(spec), workload)
     return plain
 

@@ -52,6 +52,10 @@ def check_plain(template: PodTemplate) -> None:
         if name.startswith(f"{names.SCHEDULING_GROUP}/"):
             advice = "leave it out, or ask for devices by spec.claim"
             _refuse("metadata.annotations", f"has {name}, which only the gpu-scheduler reads", advice)
+    for container in (*template.spec.init_containers, *template.spec.containers):
+        if any(names.MILLIGPU in each for each in (container.resources.limits, container.resources.requests)):
+            advice = "leave it out; only pods with a claim count for it"
+            _refuse(f"container {container.name!r}", f"asks for {names.MILLIGPU}", advice)
 
 
 def check_claimed(template: PodTemplate) -> None:

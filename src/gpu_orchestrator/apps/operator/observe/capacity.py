@@ -11,13 +11,14 @@ from types import TracebackType
 
 import structlog
 
-from gpu_orchestrator.api import claims, names, translate
+from gpu_orchestrator.api import names, nodedevices, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.jobs import job as jobs
+from gpu_orchestrator.apps.operator.observe.claimed_nodes import CLAIMED, ClaimedNodes
 from gpu_orchestrator.apps.operator.observe.owned_jobs import OwnedJobs
 from gpu_orchestrator.apps.operator.planning.snapshot import Given
 from gpu_orchestrator.core.answer import Placement, Refusal
@@ -40,8 +41,6 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.policies.registry import Registry
 
-CLAIMED = "have GPUs claimed through the gpu-scheduler, which plain workloads keep away from"
-
 log = structlog.get_logger()
 
 
@@ -62,7 +61,7 @@ class Capacity:
         self.engine = Engine(registry.policy_of, rng)
         self._registry, self._clock, self._found = registry, clock, found
         self._resources: dict[str, str] = {}
-        self._claimed: dict[str, set[str]] = {}
+        self._claimed = ClaimedNodes()
         self._wishes: dict[str, Wish] = {}
         self._asker: dict[str, str] = {}
         self._bound: dict[str, tuple[str, Placement]] = {}
@@ -121,6 +120,10 @@ class Capacity:
         seen = translate.counted_node(new)
         if seen.barred and seen.barred != self._barred(seen.name):
             log.error("node is not used", node=seen.name, why=seen.barred)
+        if unknown := nodedevices.unknown_mode(old, new):
+            log.warning("mode of node ignored", node=seen.name, found=unknown, why=nodedevices.UNKNOWN_MODE)
+        if nodedevices.mode(new) == names.CLAIMS_MODE and not seen.barred:
+            seen = replace(seen, barred=nodedevices.KEPT_FOR_CLAIMS)
         self._resources[seen.name] = translate.gpu_resource(new)
         self._feed(NodeUpdated(self._as_barred(seen)))
 
@@ -129,7 +132,7 @@ class Capacity:
 
     def _as_barred(self, node: CoreNode) -> CoreNode:
         own = "" if node.barred == CLAIMED else node.barred
-        return replace(node, barred=own or (CLAIMED if self._claimed.get(node.name) else ""))
+        return replace(node, barred=own or (CLAIMED if node.name in self._claimed else ""))
 
     def see_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
@@ -137,7 +140,7 @@ class Capacity:
             return
         uid, name = pod.metadata.uid, jobs.our_job(pod)
         placement = self._held_by(new) if new else None
-        self._bar(pod, is_there=placement is not None)
+        self._bar(pod, placement)
         if not name or self._bound.get(name, (uid, None))[0] != uid:
             self._feed(PlacementObserved(placement) if placement else RequestRemoved(uid))
             return
@@ -147,19 +150,10 @@ class Capacity:
             self._bound.pop(name, None)
         self._count_job(name)
 
-    def _bar(self, pod: Pod, *, is_there: bool) -> None:
-        """Bar a node from plain workloads while it has claimed pods. A device plugin does not know of claims
-        and could assign a claimed device a second time."""
-        name, uid = pod.spec.node_name, pod.metadata.uid
-        known = self._claimed.get(name, set())
-        claimed = known | {uid} if is_there and _is_claimed(pod) else known - {uid}
-        if claimed == known:
-            return
-        if claimed:
-            self._claimed[name] = claimed
-        else:
-            del self._claimed[name]
-        if bool(claimed) != bool(known) and name in self.engine.cluster:
+    def _bar(self, pod: Pod, placement: Placement | None) -> None:
+        """Bar a node from plain workloads while it has claimed pods."""
+        name = pod.spec.node_name
+        if self._claimed.see(pod, placement) and name in self.engine.cluster:
             self._feed(NodeUpdated(self._as_barred(self.engine.cluster.node(name))))
 
     def see_job(self, old: Job | None, new: Job | None) -> None:
@@ -237,16 +231,6 @@ class Capacity:
                         self._found(asker)
                 case Refuse():
                     pass  # `ask` reads the reason by `why`; a waiting wish stays in the queue
-
-
-def _is_claimed(pod: Pod) -> bool:
-    """Return True if a bound pod may have devices by claim. The owner of a pod can write and remove its
-    annotations, but not change its scheduler: the gpu-scheduler's pods always have some, the kube-scheduler's
-    never."""
-    scheduler = pod.spec.scheduler_name
-    if scheduler == names.SCHEDULER:
-        return True
-    return scheduler not in names.KUBE_SCHEDULER and bool(claims.given(pod))
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.observe import ended_pods, job_events, workload_volumes
+from gpu_orchestrator.apps.operator.observe.device_sizes import DeviceSizes
 from gpu_orchestrator.apps.operator.observe.watches import Watches
 from gpu_orchestrator.apps.operator.planning import status, stuck
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -59,11 +60,13 @@ class SnapshotReader:
     _evicted: dict[str, str] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
     _shunned: dict[str, set[str]] = field(default_factory=dict)
+    _sizes: DeviceSizes = field(default_factory=DeviceSizes)
 
     def __post_init__(self) -> None:
         seen = self.watches
         self._fresh_jobs = Overlay(seen.jobs)
         self._fresh_workloads = Overlay(seen.workloads)
+        seen.nodes.on_change(self._sizes.see_node)
         seen.pods.on_change(self._note_eviction)
         seen.jobs.on_change(self._forget_job)
         seen.workloads.on_change(self._forget_workload)
@@ -135,6 +138,7 @@ class SnapshotReader:
             own,
             pods,
             shunned=shunned,
+            largest_mib=self._sizes.largest_mib(workload.spec.claim),
             claims_by_default=self.defaults.claims,
             waits_by_default=self.defaults.waits,
             unknown_strategy=self._unknown_strategy(workload),

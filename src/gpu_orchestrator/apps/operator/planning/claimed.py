@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_orchestrator.api import names, timestamps
+from gpu_orchestrator.api import capacity, names, timestamps
+from gpu_orchestrator.api.devices import DeviceWish
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPUWorkload, WorkloadClaim
 from gpu_orchestrator.api.job import Job
@@ -27,8 +28,9 @@ SILENT_S = 30.0
 """How long the gpu-scheduler may leave a pod without an answer before the status reports it."""
 
 
-def entrust(workload: GPUWorkload, wanted: Template, now: datetime) -> Plan:
+def entrust(snapshot: WorkloadSnapshot, wanted: Template, now: datetime) -> Plan:
     """Plan the claim template, if the workload has a claim, and the Job for the gpu-scheduler."""
+    workload = snapshot.workload
     asks: dict[str, str] = {names.STRATEGY: workload.spec.scheduling_strategy}
     actions: list[Action] = []
     if workload.spec.claim is None:
@@ -37,7 +39,7 @@ def entrust(workload: GPUWorkload, wanted: Template, now: datetime) -> Plan:
         claim = _claim(workload, workload.spec.claim)
         asks[names.CLAIM_TEMPLATE] = claim["metadata"]["name"]
         actions.append(CreateClaim(claim))
-    pod = template.entrusted(workload, wanted, asks)
+    pod = template.entrusted(workload, wanted, asks, milligpu=_milligpu(snapshot))
     manifest = jobs.manifest(workload, pod, claimed=True)
     name = manifest["metadata"]["name"]
     return Plan(
@@ -45,6 +47,14 @@ def entrust(workload: GPUWorkload, wanted: Template, now: datetime) -> Plan:
         status.scheduling(workload, now, job_name=name),
         (notes.created(name),),
     )
+
+
+def _milligpu(snapshot: WorkloadSnapshot) -> int:
+    """Return what the workload's pod counts for. A Job keeps the number that it was made with, also when a
+    larger device appears later: a running Job is not made again for it."""
+    asked, count = snapshot.workload.spec.claim, snapshot.workload.spec.gpu_count
+    wish = asked.devices if asked else DeviceWish()
+    return capacity.milligpu(wish, count, largest_mib=snapshot.largest_mib)
 
 
 def _claim(workload: GPUWorkload, asked: WorkloadClaim) -> Json:

@@ -41,7 +41,7 @@ def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan
     if again_at := status.backs_off_until(workload.status, now):
         return Plan(again_at=again_at)
     if snapshot.is_claimed:
-        return claimed.entrust(workload, wanted, now)
+        return claimed.entrust(snapshot, wanted, now)
     if snapshot.volumes.not_ready:
         return retries.pod_refused(snapshot, now, snapshot.volumes.not_ready)
     most = _most(wanted) if _is_open(snapshot, wanted) else 1

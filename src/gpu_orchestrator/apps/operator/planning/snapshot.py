@@ -65,6 +65,7 @@ class WorkloadSnapshot:
     shunned   nodes that rejected an earlier pod
     volumes   where its volumes can be mounted, if it has no Job yet
     model     the model of the GPUs on the current Job's node
+    largest_mib         the memory of the largest device that its claim could get, if its share depends on it
     claims_by_default   the gpu-scheduler places workloads without a claim, too
     waits_by_default    a workload that does not say so waits for room without spending tries
     unknown_strategy    the error if no strategy has the name that the workload gives
@@ -82,6 +83,7 @@ class WorkloadSnapshot:
     shunned: frozenset[str] = frozenset()
     volumes: Volumes = Volumes()
     model: str = ""
+    largest_mib: int = 0
     claims_by_default: bool = False
     waits_by_default: bool = False
     unknown_strategy: str = ""

@@ -12,9 +12,10 @@ from dataclasses import replace
 import structlog
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
-from gpu_orchestrator.api import inventory
+from gpu_orchestrator.api import inventory, nodedevices
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import CsiNode, Node
+from gpu_orchestrator.api.nodedevices import UNKNOWN_MODE
 from gpu_orchestrator.apps.scheduler.accounting.device_owners import DeviceOwners
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.engine.events import Event, NodeRemoved, NodeUpdated, PlacementObserved, RequestRemoved
@@ -49,6 +50,8 @@ class NodeView:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
+            if unknown := nodedevices.unknown_mode(old, new):
+                log.warning("mode of node ignored", node=new.metadata.name, found=unknown, why=UNKNOWN_MODE)
             self.update(new.metadata.name)
         elif old is not None:
             self._used.pop(old.metadata.name, None)
@@ -90,6 +93,10 @@ class NodeView:
         """Count again where agents may have fallen silent: what a dead agent reported is not believed."""
         for node in [node for node in self._untracked if not self._is_live(node)]:
             self._count_untracked(node)
+
+    def barred(self, name: str) -> str:
+        """Return why a node takes no claims now; empty if it does."""
+        return self._reasons.get(name, "")
 
     def plugin_conflict(self, name: str, devices: Iterable[int]) -> str:
         """Return why a device plugin's pod may use these devices as well; empty if none is known to."""

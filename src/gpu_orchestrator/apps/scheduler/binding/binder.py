@@ -61,7 +61,8 @@ class Acquired:
 
 
 class Binder:
-    """`may_write` returns True while we lead; `leases` is None if the binding alone is the lock.
+    """`may_write` returns True while we lead; `barred` why a node takes no claims, if it does not any longer;
+    `leases` is None if the binding alone is the lock.
     `reserves_claims`: reserve the claim before the bind, as is necessary when several schedulers decide. A
     single leader knows which claims it has assigned, and writes the reservation later."""
 
@@ -76,10 +77,12 @@ class Binder:
         reserves_claims: bool,
         may_write: Callable[[], bool],
         now: Callable[[], str],
+        barred: Callable[[str], str] = lambda node: "",
     ) -> None:
         self._client, self._pod_status = client, pod_status
         self._leases, self._claim_writer, self._volume_binder = leases, claim_writer, volume_binder
         self._reserves_claims, self._may_write, self._now = reserves_claims, may_write, now
+        self._barred = barred
 
     async def perform(self, job: BindJob) -> Outcome:
         """Acquire what the job needs and bind its pod; on failure release what was acquired."""
@@ -91,6 +94,10 @@ class Binder:
             why = "; ".join(acquired.refusals)
             if not why and not self._may_write():
                 why = "another scheduler leads now"
+            if not why and (barred := self._barred(job.placement.node)):
+                # A device plugin's pod came first, or somebody has labelled the node: while we wrote the
+                # leases, or in the minutes that volumes took.
+                why = f"node {job.placement.node} was closed to claims meanwhile: such nodes {barred}"
             if why:
                 await self._release(acquired.holds)
                 return Failed(job, why, acquired.found, acquired.is_permanent)

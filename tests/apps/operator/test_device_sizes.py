@@ -1,0 +1,64 @@
+"""How large devices are, from what nodes say about them."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.api.gpuworkload import WorkloadClaim
+from gpu_orchestrator.api.kubernetes import Node
+from gpu_orchestrator.apps.operator.observe.device_sizes import DeviceSizes
+from tests.support.operator_builders import node
+
+A100, H100 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3"
+
+
+def labelled(name: str, model: str, mib: int) -> Node:
+    return node(name, labels={"nvidia.com/gpu.product": model, "nvidia.com/gpu.memory": str(mib)})
+
+
+def written(name: str, **devices: Any) -> Node:
+    return node(name, 0, annotations={"gpu.scheduling/devices": json.dumps(devices)})
+
+
+def asks(**devices: Any) -> WorkloadClaim:
+    shared = {"exclusivity": "Shared", "memoryMiB": 1000, **devices}
+    return msgspec.convert({"devices": shared}, WorkloadClaim)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        pytest.param(asks(), 196_608, id="any device"),
+        pytest.param(asks(model=A100), 40_960, id="of that model"),
+        pytest.param(asks(model="none"), 0, id="of a model that no node has"),
+        pytest.param(asks(vendor="nvidia"), 81_920, id="of that vendor"),
+        pytest.param(asks(share=10), 0, id="does not depend on it"),
+        pytest.param(WorkloadClaim(), 0, id="whole devices"),
+        pytest.param(None, 0, id="no claim"),
+    ],
+)
+def test_largest_device_that_a_claim_could_get(asked: WorkloadClaim | None, expected: int) -> None:
+    sizes = DeviceSizes()
+    for each in (
+        labelled("a", A100, 40_960),
+        labelled("b", H100, 81_920),
+        written("c", count=8, vendor="amd", memoryMiB=196_608),
+        node("d"),
+    ):
+        sizes.see_node(None, each)
+    assert sizes.largest_mib(asked) == expected
+
+
+def test_node_that_changed_or_is_gone_no_longer_counts() -> None:
+    sizes, small, large = DeviceSizes(), labelled("a", A100, 40_960), labelled("b", H100, 81_920)
+    for each in (small, large, labelled("c", H100, 81_920)):
+        sizes.see_node(None, each)
+    sizes.see_node(large, None)
+    assert sizes.largest_mib(asks()) == 81_920
+    sizes.see_node(labelled("c", H100, 81_920), labelled("c", A100, 20_480))
+    assert sizes.largest_mib(asks()) == 40_960
+    sizes.see_node(small, None)
+    sizes.see_node(labelled("c", A100, 20_480), None)
+    assert sizes.largest_mib(asks()) == 0
