@@ -8,7 +8,8 @@ def applied(patch: list[dict[str, Any]], value: Any) -> Any:
     """Return the value with all operations applied in order; raise if one does not fit."""
     whole = [deepcopy(value)]
     for each in patch:
-        *parents, last = ["0", *each["path"].split("/")[1:]]
+        path: str = each["path"]
+        *parents, last = ["0", *path.split("/")[1:]]
         target: Any = whole
         for name in parents:
             target = target[_place(target, name)]
