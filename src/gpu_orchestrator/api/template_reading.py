@@ -38,14 +38,24 @@ class Template:
 
 
 def read(workload: GPUWorkload, *, claimed: bool = False) -> Template:
-    plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
-    typed = _typed(plain)
-    template_checks.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
+    plain, typed = _read(workload)
     if claimed:
         template_checks.check_claimed(typed)
         return Template(plain, typed.spec)
     template_checks.check_plain(typed)
     return Template(plain, typed.spec, template_checks.gpu_resource(workload, typed.spec))
+
+
+def check_either(workload: GPUWorkload) -> None:
+    """Refuse what is invalid whether the operator chooses the node or the gpu-scheduler the devices."""
+    _read(workload)
+
+
+def _read(workload: GPUWorkload) -> tuple[Json, PodTemplate]:
+    plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
+    typed = _typed(plain)
+    template_checks.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
+    return plain, typed
 
 
 def _with_containers(template: Json) -> Json:
