@@ -90,7 +90,7 @@ def _without_effect(at: str, wish: DeviceWish, count: int, topology: Topology) -
     if ids and wish.policy != "preferIds":
         yield f"{at}.devices.preferIds has no effect with policy {wish.policy}; write policy: preferIds"
     elif ids > count:
-        yield f"{at}.devices.preferIds names {ids} ids and count is {count}; the first that are free are taken"
+        yield f"{at}.devices.preferIds has {ids} ids and count is {count}; the first that are free are taken"
     if topology.min_bandwidth_gbps and topology.mode == "Ignore":
         yield f"{at}.topology.minBandwidthGBps has no effect with mode Ignore; write Preferred or Required"
     elif topology.min_bandwidth_gbps and count == 1:
