@@ -176,9 +176,7 @@ async def test_request_that_nothing_can_serve_is_refused(made: Json, words: str)
     ("made", "words"),
     [
         pytest.param(claim("a", preferIds=[1]), "no effect with policy contiguous", id="policy"),
-        pytest.param(
-            claim("a", policy="preferIds", preferIds=[1, 2]), "has 2 ids and count is 1", id="more"
-        ),
+        pytest.param(claim("a", policy="preferIds", preferIds=[1, 2]), "has 2 ids and count is 1", id="more"),
         pytest.param(
             claim("a", topology={"mode": "Required", "minBandwidthGBps": 600}), "on a single device", id="one"
         ),
