@@ -59,8 +59,12 @@ def reserved_for(claim: GpuClaim) -> str:
 
 
 def annotated_gpus(pod: Pod) -> int:
-    """Return the number in `gpu.scheduling/gpus`. Raises `BadGpuRequest`."""
-    text = pod.metadata.annotations[names.GPUS]
+    """Return the number in `gpu.scheduling/gpus` of the pod. Raises `BadGpuRequest`."""
+    return read_gpus(pod.metadata.annotations[names.GPUS])
+
+
+def read_gpus(text: str) -> int:
+    """Return the number of GPUs in this text. Raises `BadGpuRequest`."""
     gpus = int(text) if text.isascii() and text.isdecimal() and len(text) <= SHOWN_CHARACTERS else 0
     if not 1 <= gpus <= MAX_GPUS:
         raise BadGpuRequest(f"{names.GPUS} is {shortened(text)!r}; write a number from 1 to {MAX_GPUS}")

@@ -1,4 +1,4 @@
-"""What Kubernetes counts of claimed workloads, and which nodes serve them: ResourceQuota, kube-scheduler, whose
+"""Claimed GPUs are counted by those who know nothing of them: a ResourceQuota, and the kube-scheduler whose
 plugins the cluster-autoscaler simulates with, and the label that keeps nodes for one kind of GPU pods."""
 
 from collections.abc import Iterator
