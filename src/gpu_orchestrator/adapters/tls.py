@@ -27,9 +27,9 @@ def load(context: ssl.SSLContext, cert: str, key: str) -> None:
         except OSError as error:
             raise BadCertificate(f"{name}={path} {why_unreadable(error)}; give a PEM file") from error
     try:
-        context.load_cert_chain(cert, key, password=_no_passphrase)
+        context.load_cert_chain(cert, key, password=no_passphrase)
     except (ssl.SSLError, ValueError) as error:
-        raise BadCertificate(f"SSL_CERT_PATH={cert} and SSL_KEY_PATH={key}: {_words(error)}") from error
+        raise BadCertificate(f"SSL_CERT_PATH={cert} and SSL_KEY_PATH={key}: {words(error)}") from error
 
 
 def client(ca: str = "") -> ssl.SSLContext:
@@ -64,11 +64,13 @@ def complaint(serving: ssl.SSLContext, ca: str, host: str) -> str:
     return "no handshake"
 
 
-def _no_passphrase() -> str:
+def no_passphrase() -> str:
+    """Refuse a key that has a passphrase, instead of asking for it on the terminal."""
     raise ValueError("the key has a passphrase")
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
+    """Return what is wrong with a certificate and its key that could not be loaded, and what to give."""
     reason = getattr(error, "reason", "") or ""
     if reason == "KEY_VALUES_MISMATCH":
         return "the key does not belong to the certificate; give those that go together"
