@@ -1,5 +1,5 @@
-"""A model of replicas that rotate certificates: one Secret, one webhook configuration, API servers and replicas
-that see both late, clocks that jump, and writes that arrive late. It decides by the real `rotation.py`.
+"""A model of replicas that rotate certificates: one Secret, one webhook configuration, API servers and
+replicas that see both late, clocks that jump, and writes that arrive late. The real `rotation.py` decides.
 
 Every method is one step that can happen at any moment. API servers see a change within `propagation_s`, and
 replicas see the Secret within it, and restore it if it is missing; of the configuration a replica may see any

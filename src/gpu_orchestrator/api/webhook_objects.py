@@ -1,6 +1,8 @@
 """Objects that the webhook keeps right: the Secret of its certificates, and the webhook configurations that
 tell the API servers where it is and what they shall trust."""
 
+from msgspec import field
+
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
 
 
@@ -9,7 +11,7 @@ class Secret(Wire, frozen=True, gc=False):
 
     metadata: ObjectMeta = ObjectMeta()
     type: str = ""
-    data: dict[str, str] = {}
+    data: dict[str, str] = field(default_factory=dict)
 
 
 class ClientConfig(Wire, frozen=True, gc=False):
@@ -25,7 +27,7 @@ class WebhookEntry(Wire, frozen=True, gc=False):
 
 class WebhookConfiguration(Wire, frozen=True, gc=False):
     metadata: ObjectMeta = ObjectMeta()
-    webhooks: list[WebhookEntry] = []
+    webhooks: list[WebhookEntry] = field(default_factory=list)
 
 
 GROUP = "admissionregistration.k8s.io"

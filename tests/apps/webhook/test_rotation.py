@@ -1,4 +1,4 @@
-"""What is due for the certificates, by table: each line is a state of the Secret and the step that it needs."""
+"""What is due for the certificates: each line is a state of the Secret and the step that it needs."""
 
 import pytest
 
@@ -34,8 +34,12 @@ SETTLED = 5.0
         pytest.param(content(A, to_come=B), None, 61, Keep(5), id="next one not trusted yet"),
         pytest.param(content(A, to_come=B), 3.0, 61, Keep(2), id="next one trusted, too short"),
         pytest.param(content(A, to_come=B), SETTLED, 61, Promote(), id="next one trusted for long enough"),
-        pytest.param(content(A, to_come=B), None, 95, Keep(5), id="expired, next one not trusted: still wait"),
-        pytest.param(content(A, to_come=B), 9.0, 150, AddNext("it has expired"), id="next one expired unused"),
+        pytest.param(
+            content(A, to_come=B), None, 95, Keep(5), id="expired, next one not trusted: still wait"
+        ),
+        pytest.param(
+            content(A, to_come=B), 9.0, 150, AddNext("it has expired"), id="next one expired unused"
+        ),
         pytest.param(content(B, A), SETTLED, 70, Keep(20), id="old authority stays until it expires"),
         pytest.param(content(B, A), 1.0, 90, Keep(4), id="old one expired, but just promoted"),
         pytest.param(content(B, A), SETTLED, 90, DropOld((A.authority,)), id="old one expired"),
@@ -45,7 +49,11 @@ SETTLED = 5.0
             content(FOREIGN), SETTLED, 0, AddNext("it does not name webhook.system.svc"), id="another name"
         ),
         pytest.param(
-            content(EARLY), SETTLED, 0, AddNext("it is not valid yet by the clock of this replica"), id="early"
+            content(EARLY),
+            SETTLED,
+            0,
+            AddNext("it is not valid yet by the clock of this replica"),
+            id="early",
         ),
         pytest.param(
             content(A, to_come=EARLY),

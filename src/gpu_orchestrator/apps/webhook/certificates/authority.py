@@ -86,7 +86,9 @@ def _names_of(leaf: x509.Certificate) -> frozenset[str]:
     return frozenset(str(each.value) for each in found)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, starts: datetime, ends: datetime) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, starts: datetime, ends: datetime
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

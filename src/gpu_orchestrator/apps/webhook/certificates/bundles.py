@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import structlog
 
-from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.client import Client, Patch
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.api import names
@@ -50,8 +49,8 @@ class Bundles:
         return any(each.client_config.ca_bundle for _, found in self._found() for each in _ours(found))
 
     async def repair(self, secret: Secret, bundle: str) -> None:
-        """Write the bundle of this Secret into each entry that has another one. Raise `Conflict` if the
-        Secret or a configuration is not any longer as this replica saw it: the watches will show it."""
+        """Write the bundle of this Secret into each entry that has another one. Raise `Outdated` or `Conflict`
+        if the Secret or a configuration has changed meanwhile: the watches will show it."""
         for kind, found in self._found():
             if wrong := _wrong(found, bundle):
                 await self._check_current(secret)
@@ -73,9 +72,7 @@ class Outdated(Exception):
     """The Secret has changed, and the watch has not shown it yet."""
 
 
-def _watch(
-    client: Client, kind: Resource[WebhookConfiguration]
-) -> Watch[WebhookConfiguration]:
+def _watch(client: Client, kind: Resource[WebhookConfiguration]) -> Watch[WebhookConfiguration]:
     return Watch(client, kind, fields=f"metadata.name={names.WEBHOOK}")
 
 

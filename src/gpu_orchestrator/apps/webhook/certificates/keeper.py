@@ -5,12 +5,14 @@ and writes one step, guarded by the version that it read. A conflict means that 
 """
 
 import asyncio
+import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
 
+from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.kube import errors
 from gpu_orchestrator.adapters.kube.client import Client
@@ -24,7 +26,7 @@ from gpu_orchestrator.apps.webhook.certificates.bundles import Bundles, Outdated
 from gpu_orchestrator.apps.webhook.certificates.content import Content, Leaf
 from gpu_orchestrator.apps.webhook.certificates.rotation import Keep, Rules, Step, View
 from gpu_orchestrator.apps.webhook.certificates.secret import Unusable
-from gpu_orchestrator.apps.webhook.certificates.serving_context import ServingContext
+from gpu_orchestrator.apps.webhook.metrics import Metrics
 
 # How long to wait for the watches to show what was written, and at most while nothing is due: clocks jump.
 AGAIN_S = 1.0
@@ -40,19 +42,11 @@ log = structlog.get_logger()
 
 
 class Keeper:
-    """Give `watches` to the process and run `work` when they are synced."""
+    """A `Certificate`."""
 
-    def __init__(
-        self,
-        client: Client,
-        serving: ServingContext,
-        rules: Rules,
-        *,
-        namespace: str,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._client, self._serving, self._rules, self._namespace = client, serving, rules, namespace
-        self._now = now
+    def __init__(self, client: Client, namespace: str, rules: Rules, metrics: Metrics) -> None:
+        self._client, self._namespace, self._rules, self._metrics = client, namespace, rules, metrics
+        self._serving, self._has_certificate = tls.ServingContext(), asyncio.Event()
         self._secrets = Watch(
             client, SECRETS, namespace=namespace, fields=f"metadata.name={names.WEBHOOK_SECRET}"
         )
@@ -69,15 +63,11 @@ class Keeper:
     def watches(self) -> Sequence[Watch[Any]]:
         return [self._secrets, *self._bundles.watches]
 
-    @property
-    def serving(self) -> Leaf | None:
-        """Return what this replica serves with."""
-        return self._kept.serving if self._kept else None
+    async def ready(self) -> ssl.SSLContext:
+        await self._has_certificate.wait()
+        return self._serving.ssl
 
-    async def work(self) -> None:
-        """Keep everything right until cancelled."""
-        for watch in self.watches:
-            await watch.synced()
+    async def keep(self) -> None:
         failed = 0
         while True:
             self._changed.clear()
@@ -105,7 +95,7 @@ class Keeper:
             self._use(content)
             await self._bundles.repair(found, content.bundle)
         settled_s = self._settled_s(found, content)
-        view = View(content, self._kept, settled_s, self._now(), may_others=self._bundles.show_any())
+        view = View(content, self._kept, settled_s, time.time(), may_others=self._bundles.show_any())
         step = rotation.decide(view, self._rules)
         if isinstance(step, Keep):
             return step.for_s
@@ -124,14 +114,17 @@ class Keeper:
         name = f"Secret {self._namespace}/{names.WEBHOOK_SECRET}"
         says = f"{name} {wrong.why}; it {FOREIGN if wrong.is_foreign else 'is made again'}"
         log.error("the Secret of certificates cannot be used", error=says)
-        if not self._serving.is_ready:
+        if self._kept is None:
             self.unready = says
 
     def _use(self, content: Content) -> None:
-        if self._kept is None or self._kept.serving != content.serving:
-            self._serving.use(content.serving.pem, content.serving.key_pem)
-            log.info("serving with another certificate", expires=_day(content.serving))
+        leaf = content.serving
+        if self._kept is None or self._kept.serving != leaf:
+            self._serving.use(tls.server_from_pem(f"{leaf.pem}{leaf.key_pem}".encode()))
+            self._metrics.certificate_expiry.set(leaf.ends_s)
+            log.info("certificate loaded", expires=_day(leaf))
         self._kept, self.unready = content, ""
+        self._has_certificate.set()
 
     def _settled_s(self, found: Secret | None, content: Content | None) -> float | None:
         """Return for how long the Secret has been as it is, or missing, while the configurations showed its
@@ -155,7 +148,9 @@ class Keeper:
             await self._client.patch(
                 SECRETS, names.WEBHOOK_SECRET, secret.patch(content, found), self._namespace
             )
-        log.info("certificates changed", step=type(step).__name__, why=getattr(step, "why", ""))
+        name = type(step).__name__
+        self._metrics.certificate_steps.labels(name).inc()
+        log.info("certificates changed", step=name, why=getattr(step, "why", ""))
 
 
 def _day(leaf: Leaf) -> str:

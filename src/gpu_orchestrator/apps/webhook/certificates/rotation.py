@@ -113,7 +113,11 @@ def _without_secret(view: View, rules: Rules) -> Step | Keep:
     missing_s = view.settled_s or 0.0
     if view.kept:
         return Restore()
-    return Keep(rules.propagation_s - missing_s) if view.may_others and missing_s < rules.propagation_s else Make()
+    return (
+        Keep(rules.propagation_s - missing_s)
+        if view.may_others and missing_s < rules.propagation_s
+        else Make()
+    )
 
 
 def perform(step: Step, view: View, issued: Issued | None) -> Content:

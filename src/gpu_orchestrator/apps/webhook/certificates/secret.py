@@ -38,7 +38,11 @@ def read(secret: Secret) -> Content | Unusable:
 
 def manifest(content: Content) -> Json:
     """Return the body of a create."""
-    return {"type": TYPE, "metadata": {"name": names.WEBHOOK_SECRET, "labels": LABELS}, "data": _data(content)}
+    return {
+        "type": TYPE,
+        "metadata": {"name": names.WEBHOOK_SECRET, "labels": LABELS},
+        "data": _data(content),
+    }
 
 
 def patch(content: Content, found: Secret) -> Json:
@@ -78,7 +82,7 @@ def _is_ours(secret: Secret) -> bool:
 
 
 def _is_foreign(secret: Secret) -> bool:
-    """Tell whether another tool or person keeps a certificate here: it reads as one, and has not our label."""
+    """Tell whether somebody else keeps a certificate here: there is one, and our label is not."""
     if _is_ours(secret):
         return False
     try:
