@@ -1,1 +1,1 @@
-"""Self-made certificates: kept in one Secret by all replicas together, and rotated without a failed request."""
+"""Self-made certificates: all replicas keep them in one Secret and rotate them without a failed request."""

@@ -49,8 +49,8 @@ class Bundles:
         return any(each.client_config.ca_bundle for _, found in self._found() for each in _ours(found))
 
     async def repair(self, secret: Secret, bundle: str) -> None:
-        """Write the bundle of this Secret into each entry that has another one. Raise `Outdated` or `Conflict`
-        if the Secret or a configuration has changed meanwhile: the watches will show it."""
+        """Write the bundle of this Secret into each entry that has another one. Raise `Outdated` or
+        `Conflict` if the Secret or a configuration has changed meanwhile: the watches will show it."""
         for kind, found in self._found():
             if wrong := _wrong(found, bundle):
                 await self._check_current(secret)
