@@ -41,8 +41,8 @@ def of_claim(spec: GpuClaimSpec) -> Findings:
 
 
 def of_workload(workload: GPUWorkload) -> Findings:
-    """Return what is wrong with a workload. Without `spec.claim`, the operator's default decides which path it
-    takes, so only what both refuse is a problem."""
+    """Return what is wrong with a workload. Without `spec.claim`, the operator's default decides which path
+    it takes, so only what both refuse is a problem."""
     claim, problem = workload.spec.claim, _template_problem(workload)
     problems = (problem,) if problem else ()
     if claim is None:
@@ -80,8 +80,8 @@ def _problems(at: str, wish: DeviceWish, labels: dict[str, str]) -> Iterator[str
     for name in labels:
         if not _is_label(name):
             yield (
-                f"{at}.selector.matchLabels has {claims.shortened(name)!r}, which is not the name of a label, "
-                "so no node can have it; kubectl get nodes --show-labels lists the names"
+                f"{at}.selector.matchLabels has {claims.shortened(name)!r}, which is no label's name, so no "
+                "node can have it; kubectl get nodes --show-labels lists the names"
             )
 
 
@@ -90,7 +90,7 @@ def _without_effect(at: str, wish: DeviceWish, count: int, topology: Topology) -
     if ids and wish.policy != "preferIds":
         yield f"{at}.devices.preferIds has no effect with policy {wish.policy}; write policy: preferIds"
     elif ids > count:
-        yield f"{at}.devices.preferIds names {ids} devices of which {count} will be taken; order them by preference"
+        yield f"{at}.devices.preferIds has {ids} ids and count is {count}; the first that are free are taken"
     if topology.min_bandwidth_gbps and topology.mode == "Ignore":
         yield f"{at}.topology.minBandwidthGBps has no effect with mode Ignore; write Preferred or Required"
     elif topology.min_bandwidth_gbps and count == 1:

@@ -147,18 +147,24 @@ def _too_large() -> Refused:
 
 def decode(body: bytes) -> AdmissionRequest:
     """Return the request of an AdmissionReview, or raise `Refused`."""
-    if nesting.is_too_deep(body):
-        raise Refused(400, f"the body is nested deeper than {nesting.DEEPEST} levels; send it flatter")
     try:
         review = msgspec.json.decode(body, type=AskedReview)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise Refused(400, f"the body is not an AdmissionReview: {claims.shortened(str(error))}") from error
+    if nesting.is_too_deep(body):  # last, because it takes long for what is no JSON
+        raise _too_deep()
     if (review.api_version, review.kind) != (admissionreview.API_VERSION, admissionreview.KIND):
         found = f"{claims.shortened(review.api_version)} {claims.shortened(review.kind)}"
         raise Refused(400, f"send an AdmissionReview of {admissionreview.API_VERSION}, not {found!r}")
     if review.request is None or not review.request.uid:
         raise Refused(400, "the AdmissionReview has no request with a uid; send one")
     return review.request
+
+
+def _too_deep() -> Refused:
+    return Refused(400, f"the body is nested deeper than {nesting.DEEPEST} levels; send it flatter")
 
 
 def _log(path: str, asked: AdmissionRequest, answer: AdmissionResponse) -> None:
