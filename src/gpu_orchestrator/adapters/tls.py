@@ -1,6 +1,7 @@
 """TLS for the cluster manager, its clients and the webhook: contexts, and clear errors for bad files."""
 
 import contextlib
+import os
 import ssl
 from pathlib import Path
 
@@ -30,9 +31,49 @@ def load(context: ssl.SSLContext, cert: str, key: str, *, named: tuple[str, str]
         except OSError as error:
             raise BadCertificate(f"{name}={path} {why_unreadable(error)}; give a PEM file") from error
     try:
-        context.load_cert_chain(cert, key, password=_no_passphrase)
+        context.load_cert_chain(cert, key, password=no_passphrase)
     except (ssl.SSLError, ValueError) as error:
-        raise BadCertificate(f"{named[0]}={cert} and {named[1]}={key}: {_words(error)}") from error
+        raise BadCertificate(f"{named[0]}={cert} and {named[1]}={key}: {words(error)}") from error
+
+
+def server_from_pem(pem: bytes) -> ssl.SSLContext:
+    """Return a context from a certificate and its key. Python reads them from a file only; this one is in
+    memory, so that a key reaches no disk and the root file system may be read-only."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    handle = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(handle), "wb") as file:
+            file.write(pem)
+        context.load_cert_chain(f"/proc/self/fd/{handle}", password=no_passphrase)
+    except (ssl.SSLError, ValueError) as error:
+        raise BadCertificate(words(error)) from error
+    finally:
+        os.close(handle)
+    return context
+
+
+class ServingContext:
+    """A context for a server whose certificate is exchanged while it serves: give `ssl` to the server. New
+    connections get the new certificate, open ones go on. Until the first `use`, handshakes fail.
+
+    Each certificate has a context of its own, chosen as a handshake begins. One context would keep an RSA
+    certificate beside a newer one with an elliptic curve, and serve the expired one to some clients."""
+
+    def __init__(self) -> None:
+        self.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.ssl.sni_callback = self._choose  # also called for clients that send no name
+        self._current: ssl.SSLContext | None = None
+
+    def use(self, context: ssl.SSLContext) -> None:
+        self._current = context
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _own: ssl.SSLContext) -> int | None:
+        if self._current is None:
+            return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
+        connection.context = self._current
+        return None
 
 
 def client(ca: str = "") -> ssl.SSLContext:
@@ -67,11 +108,13 @@ def complaint(serving: ssl.SSLContext, ca: str, host: str) -> str:
     return "no handshake"
 
 
-def _no_passphrase() -> str:
+def no_passphrase() -> str:
+    """Refuse a key that has a passphrase, instead of asking for it on the terminal."""
     raise ValueError("the key has a passphrase")
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
+    """Return what is wrong with a certificate and its key that could not be loaded, and what to give."""
     reason = getattr(error, "reason", "") or ""
     if reason == "KEY_VALUES_MISMATCH":
         return "the key does not belong to the certificate; give those that go together"

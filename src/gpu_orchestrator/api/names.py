@@ -110,6 +110,9 @@ OPERATOR = "gpu-orchestrator-controller-manager"
 WEBHOOK = "gpu-scheduler-webhook"
 AGENT = "gpu-scheduler-agent"
 
+# The Secret with the certificates of the webhook.
+WEBHOOK_SECRET = "gpu-scheduler-webhook-cert"  # noqa: S105 - a name
+
 # Leases: leader election, devices, and the agents' heartbeats.
 OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"
 DEVICE_LEASE_PREFIX = "gpu-"

@@ -13,6 +13,7 @@ from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.adapters.tls import BadCertificate
 from gpu_orchestrator.apps.webhook import settings
 from gpu_orchestrator.apps.webhook.run import run
+from gpu_orchestrator.apps.webhook.settings import Certificates
 from gpu_orchestrator.cli import log_setup
 
 
@@ -20,7 +21,9 @@ def webhook(
     *,
     config: str = "",
     kubeconfig: str | None = None,
+    namespace: str | None = None,
     bind_address: str | None = None,
+    certificates: Certificates | None = None,
     tls_cert_file: str | None = None,
     tls_key_file: str | None = None,
     metrics_bind_address: str | None = None,
@@ -35,8 +38,13 @@ def webhook(
         A file with settings; flags win over it.
     kubeconfig
         Which cluster to use; by default $KUBECONFIG, the pod's own, or ~/.kube/config.
+    namespace
+        The namespace of the webhook's Service and of the Secret with its certificates.
     bind_address
         Where the API server calls, over TLS (host:port); :8443 by default.
+    certificates
+        self-made: make certificates, keep them in a Secret and rotate them. files: serve with those of
+        --tls-cert-file and --tls-key-file. By default files if they are given, otherwise self-made.
     tls_cert_file
         The certificate, as PEM; it is loaded again when the file changes.
     tls_key_file
@@ -51,7 +59,9 @@ def webhook(
     log_setup.configure(v)
     flags = {
         "kubeconfig": kubeconfig,
+        "namespace": namespace,
         "bind_address": bind_address,
+        "certificates": certificates,
         "tls_cert_file": tls_cert_file,
         "tls_key_file": tls_key_file,
         "metrics_bind_address": metrics_bind_address,

@@ -40,16 +40,23 @@ class Process:
     """Runs one component. Without an elector it works as soon as the watches are synced."""
 
     def __init__(
-        self, component: Component, recorder: Recorder, metrics: CollectorRegistry, elector: Elector | None
+        self,
+        component: Component,
+        recorder: Recorder,
+        metrics: CollectorRegistry,
+        elector: Elector | None,
+        *,
+        unready: Callable[[], str] = lambda: "",
     ) -> None:
-        self.metrics = metrics
+        """`unready` returns what else the component waits for before it can serve."""
+        self.metrics, self._unready = metrics, unready
         self._component, self._recorder, self._elector = component, recorder, elector
         self._is_working = False
 
     def unready(self) -> str:
         watches = self._component.watches
         waiting = [each for each in watches if not each.is_synced]
-        return f"{len(waiting)} of {len(watches)} watches are not synced yet" if waiting else ""
+        return f"{len(waiting)} of {len(watches)} watches are not synced yet" if waiting else self._unready()
 
     async def run_until(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:

@@ -40,10 +40,10 @@ Check = Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """`unready` returns why no review should come; `is_draining` whether connections should be closed."""
+    """`unready` returns why no review should come; `closes` whether the next answer closes its connection."""
 
     unready: Check
-    is_draining: Callable[[], bool]
+    closes: Callable[[], bool]
 
 
 class Refused(Exception):
@@ -90,8 +90,8 @@ def _endpoint(
     async def endpoint(request: Request) -> Response:
         began = now()
         response, result = await _answered(request, path, review)
-        if probes.is_draining():
-            response.headers["connection"] = "close"  # the next request goes to another replica
+        if probes.closes():
+            response.headers["connection"] = "close"  # the next request may go to another replica
         metrics.request(path, result, now() - began)
         return response
 

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
@@ -33,6 +33,17 @@ class Metrics:
             "gpu_webhook_connections_closed",
             "Connections closed before an answer: too slow, too long a head, or too many.",
             ["reason"],
+            registry=registry,
+        )
+        self.certificate_expiry = Gauge(
+            "gpu_webhook_certificate_expiry_timestamp_seconds",
+            "When the self-made certificate expires that this replica serves with.",
+            registry=registry,
+        )
+        self.certificate_steps = Counter(
+            "gpu_webhook_certificate_steps",
+            "Steps in the rotation of certificates that this replica has taken.",
+            ["step"],
             registry=registry,
         )
         self._count = cache(lambda path, result: requests.labels(path, result))

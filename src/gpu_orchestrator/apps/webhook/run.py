@@ -6,9 +6,10 @@ from gpu_orchestrator.adapters.kube import process
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.process import Process
-from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.webhook.certificate import Certificate, FileCertificate
+from gpu_orchestrator.apps.webhook.certificates.keeper import Keeper
+from gpu_orchestrator.apps.webhook.certificates.rotation import Rules
 from gpu_orchestrator.apps.webhook.metrics import Metrics
 from gpu_orchestrator.apps.webhook.settings import Settings
 from gpu_orchestrator.apps.webhook.webhook import Webhook
@@ -18,25 +19,35 @@ log = structlog.get_logger()
 
 async def run(settings: Settings) -> None:
     """Run until the process is asked to stop; see `process.run`."""
-    certificate = _certificate(settings)
-    log.info("webhook started", address=settings.bind_address)
+    kind = "files" if settings.serves_files else "self-made"
+    log.info("webhook started", address=settings.bind_address, certificates=kind)
     await process.run(
-        lambda client: make(client, settings, certificate),
+        lambda client: make(client, settings),
         kubeconfig=settings.kubeconfig,
         probe_address=settings.health_probe_bind_address,
         metrics_address=settings.metrics_bind_address,
     )
 
 
-def make(client: Client, settings: Settings, certificate: Certificate) -> Process:
+def make(client: Client, settings: Settings) -> Process:
     metrics = Metrics()
+    certificate = _certificate(client, settings, metrics)
     webhook = Webhook(client, settings, certificate, metrics)
-    return Process(webhook, Recorder(client, names.WEBHOOK), metrics.registry, None)
+    recorder = Recorder(client, names.WEBHOOK)
+    return Process(webhook, recorder, metrics.registry, None, unready=lambda: certificate.unready)
 
 
-def _certificate(settings: Settings) -> Certificate:
-    if not settings.tls_cert_file or not settings.tls_key_file:
-        raise BadSettings(
-            "the API server calls webhooks over TLS only; give --tls-cert-file and --tls-key-file"
-        )
-    return FileCertificate(settings.tls_cert_file, settings.tls_key_file)
+def _certificate(client: Client, settings: Settings, metrics: Metrics) -> Certificate:
+    if settings.serves_files:
+        return FileCertificate(settings.tls_cert_file, settings.tls_key_file)
+    return Keeper(client, settings.namespace, _rules(settings), metrics)
+
+
+def _rules(settings: Settings) -> Rules:
+    life_s = settings.certificate_life_seconds
+    return Rules(
+        names=frozenset({f"{names.WEBHOOK}.{settings.namespace}.svc", *settings.certificate_names}),
+        life_s=life_s,
+        rotate_after_s=settings.certificate_rotate_seconds or life_s * 2 / 3,
+        propagation_s=settings.certificate_propagation_seconds,
+    )

@@ -1,6 +1,8 @@
 """Serve reviews from the moment the watches are synced until SIGTERM, and then for a moment more."""
 
 import asyncio
+import random
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,26 +45,40 @@ class Webhook:
 
     @property
     def watches(self) -> Sequence[Watch[Any]]:
-        return self._nodes, self._reports, self._claims
+        return self._nodes, self._reports, self._claims, *self._certificate.watches
 
     def stop(self) -> None:
         self._stopped.set()
 
     async def work(self) -> None:
-        context = await self._certificate.ready()
-        probes = Probes(self._unready, self._stopped.is_set)
+        keeping = asyncio.create_task(self._certificate.keep())
+        try:
+            if context := await self._context():
+                await self._listen(context)
+        finally:
+            keeping.cancel()
+
+    async def _context(self) -> ssl.SSLContext | None:
+        """Wait for a certificate; return None if the process is stopped before."""
+        ready = asyncio.create_task(self._certificate.ready())
+        stopped = asyncio.create_task(self._stopped.wait())
+        await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if ready.done():
+            return await ready
+        ready.cancel()
+        return None
+
+    async def _listen(self, context: ssl.SSLContext) -> None:
+        probes = Probes(self._unready, self._closes)
         serving = server.make(
             app.build(self._reviewer, self._metrics, probes),
             context,
             Connections(self._settings.max_connections, self._metrics),
         )
-        renewing = asyncio.create_task(self._certificate.keep())
-        try:
-            with server.listen(self._settings.bind_address) as listening:
-                log.info("serving", address=self._settings.bind_address, port=listening.getsockname()[1])
-                await self._serve(serving, asyncio.create_task(serving.serve(sockets=[listening])))
-        finally:
-            renewing.cancel()
+        with server.listen(self._settings.bind_address) as listening:
+            log.info("serving", address=self._settings.bind_address, port=listening.getsockname()[1])
+            await self._serve(serving, asyncio.create_task(serving.serve(sockets=[listening])))
 
     async def _serve(self, serving: Server, task: "asyncio.Task[None]") -> None:
         stopped = asyncio.create_task(self._stopped.wait())
@@ -75,3 +91,8 @@ class Webhook:
 
     def _unready(self) -> str:
         return "stopping" if self._stopped.is_set() else ""
+
+    def _closes(self) -> bool:
+        """Tell whether the next answer closes its connection."""
+        by_chance = random.random() * self._settings.requests_per_connection < 1  # noqa: S311 - spreads load
+        return self._stopped.is_set() or by_chance

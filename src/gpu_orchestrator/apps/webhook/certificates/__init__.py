@@ -1,0 +1,1 @@
+"""Self-made certificates: all replicas keep them in one Secret and rotate them without a failed request."""
