@@ -15,6 +15,7 @@ MOST_VOLUMES = 256
 
 RUNTIME_MOUNTS = "nvidia-container-devices"
 """A mount of this name tells NVIDIA's runtime which GPUs to show, in place of the variable."""
+GPUS_PATTERN = f"^0{{0,70}}([1-9]|[1-5][0-9]|6[0-{claims.MAX_GPUS % 10}])$"
 CLAIMED = {"claimed": cel.is_claimed("object")}
 _GPUS = f"object.metadata.annotations[?'{names.GPUS}'].orValue('1')"
 _NAMED = (
@@ -90,7 +91,7 @@ CLAIMED_PODS = Policy(
             reason="Invalid",
         ),
         Validation(
-            f"{_GPUS}.matches('^0{{0,70}}([1-9]|[1-5][0-9]|6[0-{claims.MAX_GPUS % 10}])$')",
+            f"{_GPUS}.matches('{GPUS_PATTERN}')",
             f"{names.GPUS} must be a whole number from 1 to {claims.MAX_GPUS}",
             reason="Invalid",
         ),

@@ -6,7 +6,14 @@ from typing import Any
 
 import yaml
 
-from gpu_orchestrator.api.admission_policies import capacity, claimed_pods, components, written_by_us
+from gpu_orchestrator.api.admission_policies import (
+    capacity,
+    claimed_pods,
+    components,
+    filling,
+    written_by_us,
+)
+from gpu_orchestrator.api.admission_policies.filling import Mutation
 from gpu_orchestrator.api.admission_policies.policy import Manifest, Policy
 
 HEADER = "# Made by `make policies` from src/gpu_orchestrator/api/admission_policies; changes belong there.\n"
@@ -25,14 +32,19 @@ def files() -> dict[str, str]:
         f"policy/{name}": HEADER + "---\n".join(map(_text, policies))
         for name, policies in VALIDATING.items()
     }
-    return {**made, "policy/kustomization.yaml": _kustomization(VALIDATING)}
+    return {
+        **made,
+        "policy/kustomization.yaml": _kustomization(VALIDATING),
+        "mutating-policy/filling.yaml": HEADER + "---\n".join(map(_text, filling.MUTATIONS)),
+        "mutating-policy/kustomization.yaml": _kustomization(["filling.yaml"]),
+    }
 
 
 def policies() -> tuple[Policy, ...]:
     return tuple(each for group in VALIDATING.values() for each in group)
 
 
-def _text(policy: Policy) -> str:
+def _text(policy: Policy | Mutation) -> str:
     made, binding = policy.manifests()
     return f"{indent(policy.about, '# ')}\n{dump(made)}---\n{dump(binding)}"
 
