@@ -27,16 +27,21 @@ from gpu_orchestrator.api.devices import DeviceWish
         pytest.param(
             DeviceWish(exclusivity="Shared", memory_mib=1), 1, 0, 1000, id="unknown memory counts whole"
         ),
-        pytest.param(DeviceWish(exclusivity="MIG", mig_profile="1g.10gb"), 1, 0, 143, id="a seventh"),
+        pytest.param(DeviceWish(exclusivity="MIG", mig_profile="1g.10gb"), 1, 0, 142, id="a seventh"),
         pytest.param(
-            DeviceWish(exclusivity="MIG", mig_profile="3g.40gb"), 2, 0, 858, id="two of three parts"
+            DeviceWish(exclusivity="MIG", mig_profile="3g.40gb"), 2, 0, 856, id="two of three parts"
         ),
         pytest.param(DeviceWish(exclusivity="MIG", mig_profile="7g.80gb"), 1, 0, 1000, id="all seven parts"),
-        pytest.param(DeviceWish(exclusivity="MIG", mig_profile="1c.3g.40gb"), 1, 0, 429, id="compute slice"),
+        pytest.param(DeviceWish(exclusivity="MIG", mig_profile="1c.3g.40gb"), 1, 0, 428, id="compute slice"),
     ],
 )
 def test_milligpu_of_a_claim(wish: DeviceWish, count: int, largest_mib: int, expected: int) -> None:
     assert capacity.milligpu(wish, count, largest_mib=largest_mib) == expected
+
+
+def test_seven_slices_of_a_seventh_fit_one_device() -> None:
+    slice_of_one = DeviceWish(exclusivity="MIG", mig_profile="1g.10gb")
+    assert 7 * capacity.milligpu(slice_of_one, 1) <= capacity.WHOLE_DEVICE
 
 
 def test_only_memory_without_a_share_needs_the_largest_device() -> None:

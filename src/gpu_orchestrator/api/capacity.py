@@ -29,16 +29,17 @@ def needs_memory(wish: DeviceWish) -> bool:
 def _of_one(wish: DeviceWish, largest_mib: int) -> int:
     match wish.exclusivity:
         case "Shared":
-            return wish.share or _part(wish.memory_mib or 0, largest_mib)
+            return wish.share or _part_of_memory(wish.memory_mib or 0, largest_mib)
         case "MIG":
             found = _PROFILE_PARTS.match(wish.mig_profile)
-            return _part(int(found[1]), MIG_PARTS) if found else WHOLE_DEVICE
+            return int(found[1]) * WHOLE_DEVICE // MIG_PARTS if found else WHOLE_DEVICE
         case _:
             return WHOLE_DEVICE
 
 
-def _part(amount: int, whole: int) -> int:
-    """Return the part in thousandths, rounded up, at least 1 and at most a whole device."""
-    if amount <= 0 or whole <= 0:
+def _part_of_memory(amount_mib: int, whole_mib: int) -> int:
+    """Return the part in thousandths, rounded up, at least 1 and at most a whole device. Slices of MIG are
+    rounded down instead: seven of a seventh must fit one device."""
+    if amount_mib <= 0 or whole_mib <= 0:
         return WHOLE_DEVICE
-    return min(WHOLE_DEVICE, -(-amount * WHOLE_DEVICE // whole))
+    return min(WHOLE_DEVICE, -(-amount_mib * WHOLE_DEVICE // whole_mib))

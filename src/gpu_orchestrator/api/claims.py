@@ -58,9 +58,8 @@ def reserved_for(claim: GpuClaim) -> str:
     return meta.labels.get(names.POD_UID, "") if names.CLAIM_FINALIZER in meta.finalizers else ""
 
 
-def _annotated_gpus(pod: Pod) -> int:
+def read_gpus(text: str) -> int:
     """Return the number in `gpu.scheduling/gpus`."""
-    text = pod.metadata.annotations[names.GPUS]
     gpus = int(text) if text.isascii() and text.isdecimal() and len(text) <= SHOWN_CHARACTERS else 0
     if not 1 <= gpus <= MAX_GPUS:
         raise BadGpuRequest(f"{names.GPUS} is {shortened(text)!r}; write a number from 1 to {MAX_GPUS}")
@@ -76,7 +75,9 @@ def request(pod: Pod, spec: GpuClaimSpec | None, neighbour: Neighbour | None = N
     """Return what the pod requests. `spec` is that of its claim or template; None if it names neither.
     `neighbour` is what the rules of other pods see of it."""
     meta = pod.metadata
-    shape = translate.shape(pod.spec, _annotated_gpus(pod) if spec is None else spec.devices.count)
+    shape = translate.shape(
+        pod.spec, read_gpus(pod.metadata.annotations[names.GPUS]) if spec is None else spec.devices.count
+    )
     return Request(
         meta.uid,
         shape if spec is None else _claimed(shape, spec),

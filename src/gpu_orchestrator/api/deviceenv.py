@@ -5,12 +5,31 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.pod import Container, PodSpec
 from gpu_orchestrator.api.wire import Json
 
+VOID = "void"
+"""The value of NVIDIA_VISIBLE_DEVICES with which the NVIDIA container runtime gives a container no GPU."""
+
 
 def confined(container: Json) -> Json:
     """Return the container with our device variables and no others of these names. They go first, so that the
     user's own variables can refer to them."""
-    kept = [each for each in container.get("env") or [] if each.get("name") not in names.DEVICE_ENV]
-    return {**container, "env": [*(_variable(*each) for each in names.DEVICE_ENV.items()), *kept]}
+    return _with_first(container, [_variable(*each) for each in names.DEVICE_ENV.items()])
+
+
+def blinded(container: Json) -> Json:
+    """Return the container with NVIDIA_VISIBLE_DEVICES=void, and no other variable of that name: images for
+    CUDA say `all`, and such a container would see every GPU of its node."""
+    return _with_first(container, [{"name": names.NVIDIA_DEVICES_ENV, "value": VOID}])
+
+
+def _with_first(container: Json, ours: list[Json]) -> Json:
+    """Return the container with these variables first, each in place of all others of its name. What is not
+    of the shape of a variable stays: the API server refuses it."""
+    found = container.get("env")
+    if not isinstance(found, list | None):
+        return container
+    replaced = [each["name"] for each in ours]
+    kept = [each for each in found or [] if not isinstance(each, dict) or each.get("name") not in replaced]
+    return {**container, "env": [*ours, *kept]}
 
 
 def unconfined(spec: PodSpec) -> str:

@@ -35,8 +35,9 @@ KEEP_RUNNING = {
 NODE_DEVICES = "gpu.scheduling/devices"
 
 # Environment of the containers: the annotation that fills each variable, and what a Job receives.
+NVIDIA_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 DEVICE_ENV = {
-    "NVIDIA_VISIBLE_DEVICES": VISIBLE_DEVICES,
+    NVIDIA_DEVICES_ENV: VISIBLE_DEVICES,
     "ROCR_VISIBLE_DEVICES": VISIBLE_DEVICES,
     "CUDA_VISIBLE_DEVICES": LOCAL_DEVICES,
     "HIP_VISIBLE_DEVICES": LOCAL_DEVICES,
