@@ -47,8 +47,8 @@ CLAIMED = Policy(
         Validation(
             "variables.requested == variables.limited && variables.requested >= 1",
             f"a pod that asks for GPUs requests what they count for as {names.MILLIGPU}, in requests and limits of its "
-            f"first container; the webhook gpu-scheduler-webhook fills it in; is it down? kubectl get deploy -n "
-            f"{names.NAMESPACE}",
+            f"first container; create its GpuClaim first, if it names one, and the webhook fills it in; is that down? kubectl "
+            f"get deploy {names.WEBHOOK} -n {names.NAMESPACE}",
             reason="Invalid",
         ),
         Validation(

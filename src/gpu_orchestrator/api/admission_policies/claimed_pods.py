@@ -23,7 +23,7 @@ _NAMED = (
     f"object.metadata.annotations[?'{names.CLAIM_TEMPLATE}']).orValue('gpus')"
 )
 _DEVICE_ENV = cel.text_list(names.DEVICE_ENV)
-_FILL = "the webhook gpu-scheduler-webhook does it; is it down? kubectl get deploy -n " + names.NAMESPACE
+_FILL = f"the webhook does it; is it down? kubectl get deploy {names.WEBHOOK} -n {names.NAMESPACE}"
 
 
 def _ours(variable: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import deviceenv, names
 from gpu_orchestrator.api.admission_policies import cel
 from gpu_orchestrator.api.admission_policies.claimed_pods import GPUS_PATTERN
 from gpu_orchestrator.api.admission_policies.policy import API_VERSION, EXEMPT, Manifest, Resources, named
@@ -32,6 +32,7 @@ class Mutation:
     conditions: Mapping[str, str]
     variables: Mapping[str, str] = field(default_factory=dict)
     of_claims: bool = False
+    namespaces: Mapping[str, Any] = field(default_factory=lambda: EXEMPT)
 
     def manifests(self) -> tuple[Manifest, Manifest]:
         """Return the policy and its binding. If it fails, a policy that refuses says what is missing."""
@@ -39,7 +40,10 @@ class Mutation:
             "failurePolicy": "Ignore",
             "reinvocationPolicy": "IfNeeded",
             **({"paramKind": CLAIM_KIND} if self.of_claims else {}),
-            "matchConstraints": {"namespaceSelector": EXEMPT, "resourceRules": [self.resources.manifest()]},
+            "matchConstraints": {
+                "namespaceSelector": dict(self.namespaces),
+                "resourceRules": [self.resources.manifest()],
+            },
             "matchConditions": named(self.conditions),
             "variables": named(self.variables),
             "mutations": [
@@ -67,14 +71,16 @@ def _variable(name: str, annotation: str) -> str:
 
 
 _ENV = {"env": f"[{', '.join(_variable(*each) for each in names.DEVICE_ENV.items())}]"}
+_VOID = {"env": f"[{{'name': '{names.NVIDIA_DEVICES_ENV}', 'value': '{deviceenv.VOID}'}}]"}
 
 
-def _confined(kind: str, *, unless: str = "false") -> str:
-    """Return an expression that sets our variables first in each container of that list."""
+def _with_env(kind: str, *, unless: str = "false") -> str:
+    """Return an expression that sets our variables first in each container of that list, in place of others of
+    the same names."""
     return (
         f"object.spec.?{kind}.orValue([]).transformList(number, container, !({unless}), JSONPatch{{op: 'add', "
         f"path: '/spec/{kind}/' + string(number) + '/env', value: dyn(variables.env) + "
-        f"dyn(container.?env.orValue([]).filter(each, !(each.name in {cel.text_list(names.DEVICE_ENV)})))}})"
+        f"dyn(container.?env.orValue([]).filter(each, !variables.env.exists(ours, ours.name == each.name)))}})"
     )
 
 
@@ -122,6 +128,7 @@ _OF_ONE = (
     f"int(variables.profile.split('g.')[0].split('.').map(part, part.substring(part.size() - 1)).reverse()[0]) * "
     f"{WHOLE_DEVICE} / {MIG_PARTS} : {WHOLE_DEVICE}"
 )
+_KNOWN = {"known": "oldObject.spec.?ephemeralContainers.orValue([]).map(container, container.name)"}
 CREATED = Resources(("pods",), ("CREATE",))
 
 PODS = Mutation(
@@ -131,8 +138,8 @@ PODS = Mutation(
     CREATED,
     (
         _NAMED,
-        _confined("initContainers"),
-        _confined("containers"),
+        _with_env("initContainers"),
+        _with_env("containers"),
         _TOLERATED,
         _uncounted("initContainers", "requests"),
         _uncounted("initContainers", "limits"),
@@ -176,9 +183,32 @@ LATE = Mutation(
     "gpu-orchestrator-fill-late-containers",
     "A container that `kubectl debug` adds sees the GPUs of its pod. Others of the pod cannot change any more.",
     Resources(("pods/ephemeralcontainers",), ("UPDATE",)),
-    (_confined("ephemeralContainers", unless="container.name in variables.known"),),
+    (_with_env("ephemeralContainers", unless="container.name in variables.known"),),
     {"claimed": cel.is_claimed("object")},
-    {**_ENV, "known": "oldObject.spec.?ephemeralContainers.orValue([]).map(container, container.name)"},
+    {**_ENV, **_KNOWN},
 )
 
-MUTATIONS = (PODS, WHOLE, CLAIMS, LATE)
+_HIDING = {"matchLabels": {names.HIDE_GPUS: "true"}, **EXEMPT}
+_UNCLAIMED = {"unclaimed": f"!({cel.is_claimed('object')})"}
+
+HIDE = Mutation(
+    "gpu-orchestrator-hide-gpus",
+    "In a namespace that an administrator labelled for it, a pod that asks for no GPU sees none.",
+    CREATED,
+    (_with_env("initContainers"), _with_env("containers")),
+    _UNCLAIMED,
+    _VOID,
+    namespaces=_HIDING,
+)
+
+HIDE_LATE = Mutation(
+    "gpu-orchestrator-hide-gpus-late",
+    "The same for a container that `kubectl debug` adds.",
+    LATE.resources,
+    LATE.patches,
+    _UNCLAIMED,
+    {**_VOID, **_KNOWN},
+    namespaces=_HIDING,
+)
+
+MUTATIONS = (PODS, WHOLE, CLAIMS, LATE, HIDE, HIDE_LATE)
