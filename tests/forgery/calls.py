@@ -22,7 +22,8 @@ TENANT = "tenant"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`says` are words of the refusal. `is_repaired`: webhook and mutating policy may set right what is wrong,
+    """`says` are words of the refusal; ` | ` stands between those of several policies, any of which may be
+    first. `is_repaired`: webhook and mutating policy may set right what is wrong,
     instead of the refusal. `is_dropped`: the API server ignores this part of the request by itself."""
 
     id: str

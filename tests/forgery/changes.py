@@ -27,6 +27,7 @@ ANSWER = {
     names.LOCAL_DEVICES: "GPU-0,GPU-1",
 }
 """What the scheduler wrote on the pod `bound`."""
+STATUS = "cannot write the status of a pod with GPUs"
 ENV = "takes NVIDIA_VISIBLE_DEVICES"
 
 
@@ -49,6 +50,8 @@ def answers() -> Iterator[Call]:
             for part in ("", "/status"):
                 at = f"F1 {pod}{part} {key}"
                 yield merge(f"{at} set", path + part, annotate("gpu-node-1:7", key), says)
+                if pod == WAITING:
+                    continue
                 yield Call(
                     f"{at} set strategically", "PATCH", path + part, annotate("7", key), says, content_type=STRATEGIC
                 )
@@ -67,7 +70,7 @@ def answers() -> Iterator[Call]:
             yield Call(f"F1 {BOUND}{part} {key} removed by JSON patch", "PATCH", path, gone, says, content_type=JSON_PATCH)
     for part in ("", "/status"):
         nothing: list[Json] = [{"op": "remove", "path": "/metadata/annotations"}]
-        says = "says which GPUs the pod was given"
+        says = "says which GPUs the pod was given | cannot be set, changed or removed"
         at = f"{PODS}/{BOUND}{part}"
         yield Call(f"F1 {BOUND}{part} all removed", "PATCH", at, nothing, says, content_type=JSON_PATCH)
 
@@ -87,7 +90,7 @@ def asks() -> Iterator[Call]:
 
 def status() -> Iterator[Call]:
     """A pod that seems to have ended would lose its devices to others while it runs."""
-    says = "cannot write the status of a pod with GPUs"
+    says = STATUS
     ended = {"type": "Ready", "status": "False", "reason": "PodCompleted"}
     for pod in (BOUND, WAITING, NAMED):
         for phase in ("Succeeded", "Failed", "Running"):
@@ -95,7 +98,8 @@ def status() -> Iterator[Call]:
         conditions: Json = {"status": {"conditions": [ended]}}
         yield merge(f"F1 {pod} seems to have ended", f"{PODS}/{pod}/status", conditions, says)
         nominated: Json = {"status": {"nominatedNodeName": NODE}}
-        yield merge(f"F10 {pod} seems nominated", f"{PODS}/{pod}/status", nominated, says)
+        either = f"{says} | may not be set on pods that are already bound"
+        yield merge(f"F10 {pod} seems nominated", f"{PODS}/{pod}/status", nominated, either)
 
 
 def bindings() -> Iterator[Call]:
@@ -130,7 +134,7 @@ def binding(pod: str, **meta: Any) -> Json:
 def late_containers() -> Iterator[Call]:
     """F5, F6, F7 and F11: a container added to a pod with devices."""
     ours = ready()["spec"]["containers"][0]["env"]
-    for pod in (BOUND, WAITING):
+    for pod in (BOUND,):
         yield late(f"F11 {pod} with a bare debugger", pod, {}, ENV)
         privileged = {"env": ours, "securityContext": {"privileged": True}}
         yield late(f"F7 {pod} with a privileged debugger", pod, privileged, "a privileged container", is_repaired=False)
@@ -138,7 +142,8 @@ def late_containers() -> Iterator[Call]:
         yield late(f"F7 {pod} with a debugger that mounts devices", pod, mount, "", is_repaired=False)
         for name in names.DEVICE_ENV:
             others = [each for each in ours if each["name"] != name]
-            for source, value in sources(name).items():
+            for source in ("a literal", "an own annotation", "a ConfigMap"):
+                value = sources(name)[source]
                 env = [*others, {"name": name, **value}]
                 yield late(f"F11 {pod} with a debugger that has {name} from {source}", pod, {"env": env}, ENV)
             yield late(f"F11 {pod} with a debugger without {name}", pod, {"env": others}, ENV)

@@ -22,6 +22,8 @@ from tests.forgery.pods import (
 ANSWERS = names.ANSWERING_ANNOTATIONS
 VISIBLE, LOCAL = (f"metadata.annotations['{key}']" for key in (names.VISIBLE_DEVICES, names.LOCAL_DEVICES))
 
+COUNT = "requests what they count for as gpu.scheduling/milligpu"
+
 
 def calls() -> Iterator[Call]:
     yield from own_answers()
@@ -39,9 +41,8 @@ def own_answers() -> Iterator[Call]:
         says = f"{key} says which GPUs the pod was given, and only the gpu-scheduler writes it"
         for value in ("gpu-node-0:0,1", "", "all"):
             yield create(f"F1 plain pod with {key}={value}", plain(annotations={key: value}), says)
-            for ask in ASKS:
-                made = ready(ask, annotations={key: value})
-                yield create(f"F1 {ask} pod with {key}={value}", made, says)
+        for ask in ASKS:
+            yield create(f"F1 {ask} pod with {key}", ready(ask, annotations={key: "all"}), says)
         applied = ready(name="applied", annotations={key: "0"})
         yield Call(f"F1 applied pod with {key}", "PATCH", f"{PODS}/applied", applied, says, content_type=APPLY)
 
@@ -116,14 +117,14 @@ def other_variables() -> Iterator[Call]:
             ours = found(pod, f"{path}.env")
             others = [each for each in ours if each["name"] != name]
             for source, value in sources(name).items():
-                if place in ("side", "sidecar") and source not in ("a literal", "a ConfigMap"):
+                if place != "main" and source != "a literal":
                     continue
                 for order, env in {
                     "": [*others, {"name": name, **value}],
                     " after ours": [*ours, {"name": name, **value}],
                     " before ours": [{"name": name, **value}, *ours],
                 }.items():
-                    if order and source != "a literal":
+                    if order and (source != "a literal" or place != "main"):
                         continue
                     id_ = f"{class_} {name} in {place} from {source}{order}"
                     yield create(id_, changed(pod, f"{path}.env", env), says, is_repaired=True)
@@ -135,7 +136,7 @@ def other_variables() -> Iterator[Call]:
         made = changed(changed(pod, f"{path}.env", None), f"{path}.envFrom", source)
         yield create(f"F5 all variables of {place} by envFrom", made, says, is_repaired=True)
     for ask in ASKS:
-        yield create(f"F5 {ask} pod as a user writes it", bare(ask), "schedulerName is", is_repaired=True)
+        yield create(f"F5 {ask} pod as a user writes it", bare(ask), f"schedulerName is | {says} | {COUNT}", is_repaired=True)
 
 
 def other_sights() -> Iterator[Call]:
@@ -154,7 +155,7 @@ def other_sights() -> Iterator[Call]:
         made = changed(pod, "spec.volumes", [block])
         made = changed(made, f"{path}.volumeDevices", [{"name": "disk", "devicePath": "/dev/nvidia0"}])
         yield create(f"F7 block device in {place}", made, "has no raw block devices")
-        for mount in ("/var/run/nvidia-container-devices/all", "/run/nvidia-container-devices/0"):
+        for mount in ("/var/run/nvidia-container-devices/all",):
             made = changed(pod, "spec.volumes", [{"name": "null", "hostPath": {"path": "/opt/null"}}])
             made = changed(made, f"{path}.volumeMounts", [{"name": "null", "mountPath": mount}])
             yield create(f"F7 mount {mount} in {place}", made, "chooses GPUs past the gpu-scheduler")
@@ -183,7 +184,7 @@ def other_numbers() -> Iterator[Call]:
     """Numbers of `gpu.scheduling/milligpu` that hide what the pod takes, or block what others could."""
     key = names.MILLIGPU
     pod = several()
-    main, asked = "spec.containers.0.resources", "requests what they count for as"
+    main, asked = "spec.containers.0.resources", COUNT
     for amount in ("1", "1999", "2001", "20k", "1M"):
         both = {"requests": {key: amount}, "limits": {key: amount}}
         says = f"the pod asks for 2 GPUs, each of which counts 1000, and requests {_number(amount)} "

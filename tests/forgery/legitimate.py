@@ -19,6 +19,9 @@ ISTIO = {
 ARGO = {"argocd.argoproj.io/sync-wave": "1", "workflows.argoproj.io/node-name": "a.b", "argocd.argoproj.io/tracking-id": "x"}
 ALL_GPUS = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
 
+OF_TEMPLATES = ("plain", "Istio sidecar", "resources", "volumes", "tolerations")
+"""Shapes that are also tried with a template, which takes the same way as a claim."""
+
 
 def shapes() -> dict[str, dict[str, Any]]:
     """Return arguments for pods that may be claimed or not."""
@@ -61,7 +64,7 @@ def shapes() -> dict[str, dict[str, Any]]:
         "deadline": {"activeDeadlineSeconds": 60, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0},
         "finalizer": {"meta": {"finalizers": ["example.com/keep"]}},
         "generated name": {"meta": {"generateName": "job-"}},
-        "many variables": {"containers": [container(f"c{number}", env=[{"name": f"V{each}", "value": "x" * 40} for each in range(90)]) for number in range(20)]},
+        "many variables": {"containers": [container(f"c{number}", env=[{"name": f"V{each}", "value": "x" * 20} for each in range(60)]) for number in range(8)]},
         "many volumes": {"volumes": [{"name": f"v{number}", "emptyDir": {}} for number in range(100)]},
     }
 
@@ -99,6 +102,8 @@ def claimed() -> Iterator[tuple[str, Json]]:
     """Return claimed pods as users write them, each with its name."""
     for ask in ASKS:
         for what, shape in shapes().items():
+            if ask == "template" and what not in OF_TEMPLATES:
+                continue
             yield f"{ask} pod with {what}", bare(ask, "legit", **shape)
     for name in (MIG, SHARE):
         yield f"pod with claim {name}", plain("legit", annotations={names.CLAIM: name})
@@ -128,9 +133,9 @@ def changes_() -> Iterator[Call]:
         yield Call(f"{pod} evicted", "POST", f"{at}/eviction", evicted)
         image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "train:2"}]
         yield Call(f"{pod} with another image", "PATCH", at, image, content_type="application/json-patch+json")
-        resources = {"requests": {"cpu": "2"}}
-        body = {"spec": {"containers": [{"name": "main", "resources": resources}]}}
-        yield Call(f"{pod} resized", "PATCH", f"{at}/resize", body, content_type=changes.STRATEGIC)
+        if pod != BOUND:  # simulated nodes do not support it
+            body = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]}}
+            yield Call(f"{pod} resized", "PATCH", f"{at}/resize", body, content_type=changes.STRATEGIC)
     yield changes.late(f"{PLAIN} with a debugger", PLAIN, {"env": ALL_GPUS}, "")
     debugger = {"env": ready()["spec"]["containers"][0]["env"], "stdin": True, "tty": True}
     for pod in (BOUND, WAITING):

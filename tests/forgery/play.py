@@ -193,10 +193,11 @@ class Play:
         until(lambda: self.attempt(create("", pods.plain())).answer, "the namespace takes pods", 60)
         for name, spec in pods.CLAIMS.items():
             self.admin("POST", kinds.CLAIMS, {**kinds.claim(name), "spec": spec})
+        some = {"containers": [pods.container(resources={"requests": {"cpu": "1"}})]}
         for name in (changes.BOUND, changes.WAITING):
-            self.admin("POST", PODS, pods.ready("gpus", name))
-        self.admin("POST", PODS, pods.ready("claim", changes.NAMED))
-        self.admin("POST", PODS, pods.plain(changes.PLAIN, schedulerName="nobody"))
+            self.admin("POST", PODS, pods.ready("gpus", name, **some))
+        self.admin("POST", PODS, pods.ready("claim", changes.NAMED, **some))
+        self.admin("POST", PODS, pods.plain(changes.PLAIN, schedulerName="nobody", annotations={"a": "b"}, **some))
         given = changes.binding(changes.BOUND, annotations=changes.ANSWER)
         self.as_(kinds.SCHEDULER, "POST", f"{PODS}/{changes.BOUND}/binding", given)
         uid = self.admin("GET", f"{PODS}/{changes.BOUND}")["metadata"]["uid"]

@@ -7,7 +7,7 @@ import pytest
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api.admission_policies import files
-from tests.forgery import legitimate, pods
+from tests.forgery import changes, legitimate, pods
 from tests.forgery.calls import PODS, TENANT, Call, Outcome, create
 from tests.forgery.play import BARE, DOWN, POLICY, PROBES, Play, complaints, expectations, forgeries
 from tests.forgery.sins import sins
@@ -37,10 +37,19 @@ def act(play: Play) -> None:
     play.run(BARE, [*(create(name, pod) for name, pod in corpus()), *legitimate.unclaimed()])
     play.kubectl("apply", "-k", "policy")
     play.await_policies()
-    play.run(POLICY, [*forgeries(), *expectations(is_filled=False)])
+    play.run(POLICY, filled_in(forgeries()) + filled_in(expectations(is_filled=False)))
     play.kubectl("delete", "-k", "mutating-policy")
     play.await_filling(is_on=False)
     play.run(DOWN, [*forgeries(), *expectations(is_filled=True)])
+
+
+def filled_in(calls: list[Call]) -> list[Call]:
+    """Return the calls that reach what fills pods in."""
+    return [call for call in calls if is_creation(call) or "ephemeral" in call.path]
+
+
+def is_creation(call: Call) -> bool:
+    return (call.method, call.path) == ("POST", PODS) or call.path == f"{PODS}/applied"
 
 
 def corpus() -> list[tuple[str, pods.Json]]:
@@ -61,7 +70,7 @@ def test_tables_are_large_and_name_each_case_once() -> None:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("class_", CLASSES)
 def test_forgery_is_refused_with_its_reason(play: Play, phase: str, class_: str) -> None:
-    tried = [call for call in forgeries() if call.id.split()[0] == class_]
+    tried = [call for call in forgeries() if call.id.split()[0] == class_ and call.id in play.outcomes[phase]]
     check = refused_as_said if phase == DOWN else refused_or_repaired
     assert complaints(tried, play.outcomes[phase], check) == {}
 
@@ -71,7 +80,9 @@ def refused_as_said(call: Call, outcome: Outcome) -> str:
         return refused_or_repaired(call, outcome)
     if outcome.answer is not None:
         return "was accepted"
-    return "" if call.says in outcome.why and outcome.status in (403, 422) else outcome.why
+    says = call.says.split(" | ") + [changes.STATUS] * call.path.endswith("/status")  # policies have no order
+    is_said = any(words in outcome.why for words in says)
+    return "" if is_said and outcome.status in (403, 422) else outcome.why
 
 
 def refused_or_repaired(call: Call, outcome: Outcome) -> str:
@@ -88,7 +99,8 @@ def refused_or_repaired(call: Call, outcome: Outcome) -> str:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_legitimate_requests_pass(play: Play, phase: str) -> None:
-    passing = expectations(is_filled=phase == DOWN)
+    passing = [call for call in expectations(is_filled=phase == DOWN) if call.id in play.outcomes[phase]]
+    assert len(passing) > 100
     assert complaints(passing, play.outcomes[phase], lambda _, outcome: outcome.why) == {}
 
 

@@ -2,6 +2,7 @@
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import cel
+from gpu_orchestrator.api.admission_policies.claimed_pods import GPUS_PATTERN
 from gpu_orchestrator.api.admission_policies.policy import Policy, Resources, Validation
 from gpu_orchestrator.api.capacity import WHOLE_DEVICE
 
@@ -52,7 +53,7 @@ CLAIMED = Policy(
             reason="Invalid",
         ),
         Validation(
-            f"!{_GPUS}.orValue('').matches('^[0-9]{{1,72}}$') || variables.requested == {WHOLE_DEVICE} * "
+            f"!{_GPUS}.orValue('').matches('{GPUS_PATTERN}') || variables.requested == {WHOLE_DEVICE} * "
             f"int({_GPUS}.orValue('0'))",
             f"'the pod asks for ' + {_GPUS}.orValue('') + ' GPUs, each of which counts {WHOLE_DEVICE}, and requests ' "
             f"+ string(variables.requested) + ' {names.MILLIGPU}; leave the resource out, and it is filled in'",

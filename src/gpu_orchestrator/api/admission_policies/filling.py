@@ -1,8 +1,9 @@
 """MutatingAdmissionPolicies that fill a claimed pod in as the webhook does, without any process of ours.
 
 They need Kubernetes 1.36. What a claim counts for is read from the claim itself: the policy has GpuClaims as
-parameters, and is evaluated for each claim of the pod's namespace until one has the name that the pod gives. So
-creating a pod takes longer with more claims; the webhook is for namespaces with thousands of them.
+parameters, and the API server evaluates it for each claim of the pod's namespace, 0.1 ms each, also for pods that
+claim nothing. The claims that the scheduler makes, one for each pod of a template, are left out by their label; where
+people write hundreds of claims in one namespace, use the webhook.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ _FIRST = "object.spec.containers[0]"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A MutatingAdmissionPolicy. Each of the `patches` is an expression that returns a list of JSONPatch.
-    `of_claims`: it is evaluated with each GpuClaim of the namespace as `params`."""
+    """A MutatingAdmissionPolicy. Each of the `patches` is an expression that returns a list of JSONPatch; they
+    are joined, because the API server spends milliseconds on each mutation. `of_claims`: it is evaluated with each GpuClaim of the namespace as `params`."""
 
     name: str
     about: str
@@ -46,11 +47,10 @@ class Mutation:
             },
             "matchConditions": named(self.conditions),
             "variables": named(self.variables),
-            "mutations": [
-                {"patchType": "JSONPatch", "jsonPatch": {"expression": each}} for each in self.patches
-            ],
+            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": _joined(self.patches)}}],
         }
-        every_claim: dict[str, Any] = {"paramRef": {"selector": {}, "parameterNotFoundAction": "Allow"}}
+        written = {"matchExpressions": [{"key": names.MANAGED, "operator": "DoesNotExist"}]}
+        every_claim: dict[str, Any] = {"paramRef": {"selector": written, "parameterNotFoundAction": "Allow"}}
         return (
             _manifest("MutatingAdmissionPolicy", self.name, spec),
             _manifest(
@@ -59,6 +59,10 @@ class Mutation:
                 {"policyName": self.name, **(every_claim if self.of_claims else {})},
             ),
         )
+
+
+def _joined(patches: tuple[str, ...]) -> str:
+    return " + ".join(f"({each})" for each in patches)
 
 
 def _manifest(kind: str, name: str, spec: Manifest) -> Manifest:
