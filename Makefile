@@ -62,7 +62,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers load
+.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
 bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease,plain"]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
@@ -102,6 +102,9 @@ load: $(VENV)/bench/ready ## Five minutes of clients at 200 requests/s, played b
 bench-watchers: $(VENV)/ready ## What 500 clients on /ws cost the server [ARGS="--clients 500"]
 	@$(BIN)/python -m benchmarks.watchers $(ARGS)
 
+bench-webhook: $(VENV)/ready tools ## The webhook over TLS at 200 reviews/s: p99, and the most per second [ARGS="--seconds 30"]
+	@$(BIN)/python -m benchmarks.webhook $(ARGS)
+
 ##@ Work on it
 .PHONY: fmt crds api-docs screens tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
@@ -123,9 +126,10 @@ lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--
 	@for name in runtime dev bench go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
-	  requirements/runtime.in requirements/manager.in -o requirements/manager.txt
+	@for name in manager webhook; do \
+	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
+	    requirements/runtime.in requirements/$$name.in -o requirements/$$name.txt; done
 
 clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
 	@rm -rf $(VENV) .venv-3.* .accept .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

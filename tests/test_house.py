@@ -16,6 +16,7 @@ def test_requirements_match_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert listed("runtime") == project["dependencies"]
     assert listed("manager") == project["optional-dependencies"]["manager"]
+    assert listed("webhook") == project["optional-dependencies"]["webhook"]
 
 
 def test_locks_have_hashes_and_no_index() -> None:

@@ -1,4 +1,4 @@
-"""TLS for the cluster manager and its clients: contexts, and clear errors for bad files."""
+"""TLS for the cluster manager, its clients and the webhook: contexts, and clear errors for bad files."""
 
 import contextlib
 import ssl
@@ -6,22 +6,25 @@ from pathlib import Path
 
 from gpu_orchestrator.adapters.settings import why_unreadable
 
+SETTINGS = ("SSL_CERT_PATH", "SSL_KEY_PATH")
+"""What errors call the two files of a server, if it does not call them otherwise."""
+
 
 class BadCertificate(ValueError):
     """The files cannot be used; the message is for the operator."""
 
 
-def server(cert: str, key: str) -> ssl.SSLContext:
+def server(cert: str, key: str, *, named: tuple[str, str] = SETTINGS) -> ssl.SSLContext:
     """Return a context from PEM files; TLS 1.2 or newer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load(context, cert, key)
+    load(context, cert, key, named=named)
     return context
 
 
-def load(context: ssl.SSLContext, cert: str, key: str) -> None:
+def load(context: ssl.SSLContext, cert: str, key: str, *, named: tuple[str, str] = SETTINGS) -> None:
     """Load the files, also into a context in use: new connections get the new files."""
-    for name, path in (("SSL_CERT_PATH", cert), ("SSL_KEY_PATH", key)):
+    for name, path in zip(named, (cert, key), strict=True):
         try:
             Path(path).read_bytes()
         except OSError as error:
@@ -29,7 +32,7 @@ def load(context: ssl.SSLContext, cert: str, key: str) -> None:
     try:
         context.load_cert_chain(cert, key, password=_no_passphrase)
     except (ssl.SSLError, ValueError) as error:
-        raise BadCertificate(f"SSL_CERT_PATH={cert} and SSL_KEY_PATH={key}: {_words(error)}") from error
+        raise BadCertificate(f"{named[0]}={cert} and {named[1]}={key}: {_words(error)}") from error
 
 
 def client(ca: str = "") -> ssl.SSLContext:

@@ -60,6 +60,7 @@ COMMANDS = (
         "operator", "operator:operator", KUBERNETES, "Run GPUWorkloads as Jobs on the nodes found for them."
     ),
     Command("scheduler", "scheduler:scheduler", KUBERNETES, "Bind pods that claim GPUs to exact devices."),
+    Command("webhook", "webhook:webhook", KUBERNETES, "Fill in pods that claim GPUs before they are stored."),
 )
 
 

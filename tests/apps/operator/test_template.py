@@ -10,8 +10,8 @@ from hypothesis import strategies as some
 
 from gpu_orchestrator.api import translate
 from gpu_orchestrator.api.job import Job
+from gpu_orchestrator.api.template_checks import InvalidTemplate
 from gpu_orchestrator.apps.operator.jobs import inherited, template
-from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 from tests.support.operator_builders import workload
 
 MAIN: dict[str, Any] = {"name": "main", "image": "trainer"}

@@ -1,4 +1,4 @@
-"""The main loop of the operator and of the scheduler: serve probes and metrics, fill the watches, wait for
+"""The main loop of operator, scheduler and webhook: serve probes and metrics, fill the watches, wait for
 leadership, work, and shut down cleanly on SIGTERM. Each app passes its watches and its work as a `Component`.
 """
 

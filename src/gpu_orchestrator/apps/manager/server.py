@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import structlog
@@ -26,6 +25,7 @@ from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey import migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded, most_bytes_for
+from gpu_orchestrator.adapters.uvicorn_server import Server
 from gpu_orchestrator.api.units import MIB
 from gpu_orchestrator.apps.manager.access.connections import ConnectionLimits, Connections
 from gpu_orchestrator.apps.manager.access.keys import Keys
@@ -41,7 +41,6 @@ Tell = Callable[[str], None] | None
 """Hears what a start waits for."""
 STORE_WAIT_S = 5.0
 RENEW_S = 60.0
-HANDSHAKE_S = 10.0
 CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS in front of the server"
 
 
@@ -223,7 +222,7 @@ async def _serving(
     )
     config.load()
     config.ssl = context
-    server = _Server(config)
+    server = Server(config)
     await manager.start()
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
     renewing = asyncio.get_running_loop().create_task(_renew(context, manager.settings))
@@ -273,33 +272,6 @@ def _connection_limits(settings: Settings) -> ConnectionLimits:
             advice="raise the hard limit: LimitNOFILE= of systemd, --ulimit nofile= of Docker, ulimit -Hn",
         )
     return limits
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the CLI, which started the server, and gives a TLS handshake `HANDSHAKE_S`."""
-
-    servers: list[Any]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        config, loop = self.config, asyncio.get_running_loop()
-        self.servers = []
-        made: Any = config.http_protocol_class
-        protocol = partial(made, config=config, server_state=self.server_state, app_state={})
-        handshake_s = HANDSHAKE_S if config.ssl else None
-        for each in sockets or ():
-            opened = await loop.create_server(
-                protocol,
-                sock=each,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=handshake_s,
-            )
-            self.servers.append(opened)
-        self.started = True
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        yield
 
 
 def _timeouts(settings: Settings) -> StoreTimeouts:

@@ -23,7 +23,6 @@ One pass over a workload: snapshot → reconcile → plan → apply. Read the mo
   planning/plan             the values that a plan is made of
   jobs/job                  a workload's Job: name, manifest, owner
   jobs/template             the pod template: what the user wrote, completed by the operator
-  jobs/template_checks      what a user's template must not contain
   jobs/inherited            which labels and annotations of a workload its Job and pods get
   jobs/labels               any text as a valid label value
   apply                     writes a plan to the API server

@@ -1,13 +1,11 @@
 """Settings of the scheduler: a YAML file, overridden by flags. Unknown keys are refused."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta
 
-from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.adapters import setting_file
 from gpu_orchestrator.api import names
 
 Lock = Literal["lease", "binding"]
@@ -51,27 +49,4 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
 def load(path: str, flags: dict[str, Any]) -> Settings:
     """Read the settings. A flag that was not given is None."""
-    values = _read(Path(path)) if path else {}
-    values |= {_camel(name): value for name, value in flags.items() if value is not None}
-    try:
-        return msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        known = ", ".join(_camel(name) for name in Settings.__struct_fields__)
-        raise BadSettings(f"settings of {path or 'the command line'}: {error}; known: {known}") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise BadSettings(f"cannot read {path}: {error.strerror}; fix --config") from error
-    except yaml.YAMLError as error:
-        raise BadSettings(f"{path} is not valid YAML: {error}") from error
-    if values is not None and not isinstance(values, dict):
-        raise BadSettings(f"{path} holds a {type(values).__name__}; write keys and values")
-    return dict(values or {})
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
+    return setting_file.load(Settings, path, flags)

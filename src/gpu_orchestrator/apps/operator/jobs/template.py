@@ -1,55 +1,24 @@
 """The pod template of a workload: what the user wrote, completed by the operator.
 
-`read` checks the user's template, or raises `InvalidTemplate`. `fill` completes it for a chosen node,
-`entrusted` for the gpu-scheduler to choose. Called by `place` and `claimed`.
+`read` checks the user's template, or raises `InvalidTemplate`; it is in `api/`, because the webhook calls it,
+too. `fill` completes it for a chosen node, `entrusted` for the gpu-scheduler to choose. Called by `place` and
+`claimed`.
 """
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
-from gpu_orchestrator.api import deviceenv, names, podtemplate
+from gpu_orchestrator.api import deviceenv, names, podtemplate, template_reading
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
-from gpu_orchestrator.api.job import NODE_FIELD, PodTemplate
-from gpu_orchestrator.api.kubernetes import PodSpec
+from gpu_orchestrator.api.job import NODE_FIELD
+from gpu_orchestrator.api.template_reading import Template
 from gpu_orchestrator.api.wire import Json
-from gpu_orchestrator.apps.operator.jobs import inherited, job, template_checks
-from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
+from gpu_orchestrator.apps.operator.jobs import inherited, job
 
-IMAGE = "busybox:1.37"
-PLACEHOLDER: Json = {
-    "name": podtemplate.MAIN,
-    "image": IMAGE,
-    "command": ["sh", "-c", 'echo "model $MODEL_NAME got $GPU_COUNT GPU(s) on $(hostname)"'],
-}
-QUANTITIES = ("requests", "limits", "overhead")
-CONTAINERS = ("initContainers", "containers")
+CONTAINERS, IMAGE = template_reading.CONTAINERS, template_reading.IMAGE
+read = template_reading.read
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """`plain` is the template as JSON, `pod` its typed spec, `resource` the GPU resource that the user named,
-    if any."""
-
-    plain: Json
-    pod: PodSpec
-    resource: str = ""
-
-
-def read(workload: GPUWorkload, *, claimed: bool = False) -> Template:
-    plain = _with_containers(msgspec.to_builtins(workload.spec.template) if workload.spec.template else {})
-    typed = _typed(plain)
-    template_checks.check(workload, typed.spec, restart_policy=plain["spec"].get("restartPolicy", "Never"))
-    if claimed:
-        template_checks.check_claimed(typed)
-        return Template(plain, typed.spec)
-    template_checks.check_plain(typed)
-    return Template(plain, typed.spec, template_checks.gpu_resource(workload, typed.spec))
 
 
 def fill(workload: GPUWorkload, template: Template, *, nodes: Sequence[str], resource: str) -> Json:
@@ -129,39 +98,3 @@ def _pinned(affinity: Json, nodes: Sequence[str]) -> Json:
 
 def _is_node(name: str) -> Json:
     return {"key": NODE_FIELD, "operator": "In", "values": [name]}
-
-
-def _with_containers(template: Json) -> Json:
-    plain: Json = _cleaned(template)
-    spec = plain["spec"] = plain.get("spec") or {}
-    spec["containers"] = spec.get("containers") or [deepcopy(PLACEHOLDER)]
-    return plain
-
-
-def _cleaned(value: Any, *, amounts: bool = False) -> Any:
-    """Read the value as the API server does: null is the same as absent, and a quantity may be written as a
-    number (`nvidia.com/gpu: 2`)."""
-    match value:
-        case dict():
-            present = {name: each for name, each in value.items() if each is not None}
-            return {name: _cleaned(each, amounts=name in QUANTITIES) for name, each in present.items()} | (
-                {name: str(each) for name, each in present.items() if _is_number(each)} if amounts else {}
-            )
-        case list():
-            return [_cleaned(each) for each in value]
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _typed(plain: Json) -> PodTemplate:
-    try:
-        found = msgspec.convert(plain, PodTemplate)
-        for kind in CONTAINERS:
-            msgspec.convert(plain["spec"].get(kind, []), list[podtemplate.Environment])
-        return found
-    except msgspec.ValidationError as error:
-        where = str(error).replace("`$", "`spec.template")
-        raise InvalidTemplate(f"spec.template is not a valid pod template: {where}") from error

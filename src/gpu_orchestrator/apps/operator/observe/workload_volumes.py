@@ -11,12 +11,11 @@ import msgspec
 
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Forbidden, NotFound
-from gpu_orchestrator.api import names, pod_limits, volumes
+from gpu_orchestrator.api import names, pod_limits, template_checks, volumes
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.kubernetes import VOLUME_CLAIMS, Pod, PodSpec, VolumeClaim
 from gpu_orchestrator.api.volumes import STORAGE_CLASSES, VOLUMES, NotReady, StorageClass, Volume
 from gpu_orchestrator.api.wire import Object, ObjectMeta, Resource, key
-from gpu_orchestrator.apps.operator.jobs import template_checks
 from gpu_orchestrator.apps.operator.planning.snapshot import Volumes
 
 T = TypeVar("T", bound=Object)

@@ -14,10 +14,10 @@ from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPUWorkload, WorkloadClaim
 from gpu_orchestrator.api.job import Job
 from gpu_orchestrator.api.kubernetes import Pod, PodCondition
+from gpu_orchestrator.api.template_reading import Template
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.jobs import template
-from gpu_orchestrator.apps.operator.jobs.template import Template
 from gpu_orchestrator.apps.operator.planning import notes, refusals, retries, status, stuck
 from gpu_orchestrator.apps.operator.planning.plan import Action, CreateClaim, CreateJob, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot

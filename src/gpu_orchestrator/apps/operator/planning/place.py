@@ -8,10 +8,10 @@ from datetime import datetime
 
 from gpu_orchestrator.api import names, translate
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
+from gpu_orchestrator.api.template_checks import InvalidTemplate
+from gpu_orchestrator.api.template_reading import Template
 from gpu_orchestrator.apps.operator.jobs import inherited, template
 from gpu_orchestrator.apps.operator.jobs import job as jobs
-from gpu_orchestrator.apps.operator.jobs.template import Template
-from gpu_orchestrator.apps.operator.jobs.template_checks import InvalidTemplate
 from gpu_orchestrator.apps.operator.planning import claimed, notes, retries, status
 from gpu_orchestrator.apps.operator.planning.plan import CreateJob, Note, Plan
 from gpu_orchestrator.apps.operator.planning.snapshot import Ask, Given, WorkloadSnapshot

@@ -14,9 +14,8 @@ and no workload waits for that write.
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, template_checks
 from gpu_orchestrator.api.gpuworkload import FINAL, SETTLED
-from gpu_orchestrator.apps.operator.jobs import template_checks
 from gpu_orchestrator.apps.operator.planning import claimed, place, retries, running, status, stuck
 from gpu_orchestrator.apps.operator.planning.plan import (
     Action,

@@ -1,6 +1,6 @@
 """Checks of a user's pod template: invalid fields, contradictions to the workload, and the GPUs it names.
 
-Called by `template`. Each error names the field, its value and what to do.
+Called by `template_reading`. Each error names the field, its value and what to do.
 """
 
 from collections import Counter

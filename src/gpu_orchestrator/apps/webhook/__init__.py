@@ -1,0 +1,17 @@
+"""The admission webhook: fills in pods that claim GPUs, hides GPUs from others, checks claims and workloads.
+
+The way of one review: TLS connection → bounded body → AdmissionReview → decision → patch, denial or neither.
+Decisions are pure functions of `api/`: `admission`, `jsonpatch`, `capacity`, `request_checks`. Read the
+modules in this order:
+
+  run            the process: settings, watches, certificate, servers
+  webhook        serves while the watches are synced, and drains on SIGTERM
+  server         uvicorn with bounds on slow requests, long heads and open connections
+  app            routes: reads the body, answers with JSON, counts
+  reviewer       one AdmissionRequest → one AdmissionResponse
+  claim_reader   a claim from the watch or, if it is not there yet, from the API server
+  device_memory  how much memory the largest device of each model has
+  certificate    the certificate to serve with, loaded again when its files change
+  metrics        Prometheus metrics
+  settings       the settings file and flags
+"""

@@ -1,0 +1,242 @@
+"""What the webhook answers to reviews: patched, allowed or denied with advice."""
+
+import base64
+import json
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.api import deviceenv, names
+from tests.support.admission_reviews import review
+from tests.support.asgi import post
+from tests.support.json_patch import applied
+from tests.support.pod_json import pod
+from tests.support.review_app import Site
+from tests.support.scheduler_stage import claim
+
+Json = dict[str, Any]
+OURS = deviceenv.confined({})["env"]
+
+
+async def answered(path: str, asked: Json, site: Site | None = None) -> Json:
+    status, body = await post((site or Site()).app(), path, msgspec.json.encode(asked))
+    assert status == 200, body
+    found: Json = json.loads(body)["response"]
+    return found
+
+
+def patched(answer: Json, before: Json) -> Json:
+    assert answer["allowed"]
+    found: Json = applied(json.loads(base64.b64decode(answer["patch"])), before)
+    return found
+
+
+def asking(**annotations: str) -> Json:
+    return pod(
+        annotations={f"gpu.scheduling/{way.replace('_', '-')}": text for way, text in annotations.items()}
+    )
+
+
+def workload(**spec: Any) -> Json:
+    return {
+        "apiVersion": "gpu.warp.dev/v1alpha1",
+        "kind": "GPUWorkload",
+        "metadata": {"name": "a"},
+        "spec": {"modelName": "a", "gpuCount": 1, **spec},
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "milligpu"),
+    [
+        pytest.param(asking(gpus="3"), "3000", id="whole GPUs"),
+        pytest.param(asking(claim="train"), "2000", id="a claim for two"),
+        pytest.param(asking(claim_template="train"), "2000", id="a template"),
+        pytest.param(asking(claim="memory"), "125", id="memory alone, of the largest device"),
+        pytest.param(asking(claim="slice"), "142", id="a seventh"),
+    ],
+)
+async def test_claimed_pod_counts_for_its_claim(made: Json, milligpu: str) -> None:
+    found = patched(await answered("/mutate", review(made)), made)["spec"]
+    count = {names.MILLIGPU: milligpu}
+    assert found["containers"][0]["resources"] == {"requests": count, "limits": count}
+    assert found["containers"][0]["env"] == OURS
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        pytest.param(asking(gpus="0"), "write a number from 1 to 64", id="bad number"),
+        pytest.param(
+            asking(claim="nobody"), "GpuClaim default/nobody does not exist; create it", id="no claim"
+        ),
+        pytest.param(
+            asking(claim_template="no"), "template GpuClaim default/no does not exist", id="no template"
+        ),
+        pytest.param(asking(claim="a", gpus="1"), "keep one of them", id="two ways"),
+    ],
+)
+async def test_claimed_pod_is_denied_with_advice(made: Json, words: str) -> None:
+    answer = await answered("/mutate", review(made))
+    assert not answer["allowed"]
+    assert words in answer["status"]["message"]
+    assert (answer["status"]["code"], answer["status"]["reason"]) == (403, "Forbidden")
+
+
+async def test_claim_that_cannot_be_read_is_worth_another_try() -> None:
+    answer = await answered("/mutate", review(asking(claim="train")), Site(is_reachable=False))
+    assert answer["status"]["code"] == 503
+    assert "cannot be read now: connection refused; try again" in answer["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(review(pod()), id="not claimed"),
+        pytest.param(review(asking(gpus="x"), operation="UPDATE"), id="an update"),
+        pytest.param(review(None, operation="DELETE"), id="a deletion"),
+        pytest.param(review(asking(gpus="x"), subResource="status", operation="UPDATE"), id="the status"),
+        pytest.param(review({**asking(gpus="x"), "kind": "Binding"}, subResource="binding"), id="a binding"),
+        pytest.param(review({**asking(gpus="x"), "apiVersion": "pods.io/v1"}), id="another's kind Pod"),
+    ],
+)
+async def test_what_is_none_of_our_business_is_allowed(asked: Json) -> None:
+    assert await answered("/mutate", asked) == {"uid": asked["request"]["uid"], "allowed": True}
+
+
+async def test_only_new_ephemeral_containers_are_filled_in() -> None:
+    before = asking(gpus="not a number any more")
+    before["spec"]["ephemeralContainers"] = [{"name": "old"}]
+    after = deepcopy(before)
+    after["spec"]["ephemeralContainers"].append({"name": "new"})
+    asked = review(after, operation="UPDATE", before=before, subResource="ephemeralcontainers")
+    found = patched(await answered("/mutate", asked), after)
+    after["spec"]["ephemeralContainers"][1]["env"] = OURS
+    assert found == after
+
+
+async def test_pods_without_claim_are_hidden_and_claimed_ones_are_not() -> None:
+    found = patched(await answered("/mutate/hide", review(pod())), pod())
+    assert found["spec"]["containers"][0]["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    assert "patch" not in await answered("/mutate/hide", review(asking(gpus="1")))
+    asked = review(
+        pod(ephemeralContainers=[{"name": "new"}]), operation="UPDATE", subResource="ephemeralcontainers"
+    )
+    found = patched(await answered("/mutate/hide", asked), asked["request"]["object"])
+    assert "env" in found["spec"]["ephemeralContainers"][0]
+    assert "env" not in found["spec"]["containers"][0]
+
+
+TEMPLATE = {"spec": {"containers": [{"name": "main", "image": "a"}]}}
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        pytest.param(claim("a", model="NVIDIA-A100", vendor="amd"), "is a model of nvidia", id="vendor"),
+        pytest.param(
+            claim("a", exclusivity="MIG", migProfile="1g.10gb", vendor="amd"), "only NVIDIA's GPUs", id="MIG"
+        ),
+        pytest.param(
+            {**claim("a"), "spec": {"selector": {"matchLabels": {"gpu model": "x"}}}},
+            "'gpu model', which is no label's name",
+            id="label",
+        ),
+        pytest.param(
+            workload(claim={"devices": {"model": "AMD-MI300X", "vendor": "nvidia"}}),
+            "spec.claim.devices.model 'AMD-MI300X' is a model of amd",
+            id="claim of a workload",
+        ),
+        pytest.param(
+            workload(template={"spec": {**TEMPLATE["spec"], "restartPolicy": "Always"}}),
+            "a Job needs Never or OnFailure",
+            id="template",
+        ),
+        pytest.param(
+            workload(
+                claim={"devices": {}},
+                template={
+                    "spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}
+                },
+            ),
+            "a device plugin would assign other devices",
+            id="device plugin beside a claim",
+        ),
+    ],
+)
+async def test_request_that_nothing_can_serve_is_refused(made: Json, words: str) -> None:
+    answer = await answered("/validate", review(made))
+    assert not answer["allowed"]
+    assert words in answer["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        pytest.param(claim("a", preferIds=[1]), "no effect with policy contiguous", id="policy"),
+        pytest.param(claim("a", policy="preferIds", preferIds=[1, 2]), "has 2 ids and count is 1", id="more"),
+        pytest.param(
+            claim("a", topology={"mode": "Required", "minBandwidthGBps": 600}), "on a single device", id="one"
+        ),
+        pytest.param(
+            claim("a", 2, topology={"mode": "Ignore", "minBandwidthGBps": 600}), "with mode Ignore", id="mode"
+        ),
+        pytest.param(
+            claim("a", exclusivity="Other"), "the webhook cannot check this", id="of a newer version"
+        ),
+    ],
+)
+async def test_field_without_effect_is_a_warning(made: Json, words: str) -> None:
+    answer = await answered("/validate", review(made))
+    assert answer["allowed"]
+    (warning,) = answer["warnings"]
+    assert words in warning
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(claim("a", 8, topology={"mode": "Required", "minBandwidthGBps": 600}), id="claim"),
+        pytest.param(claim("a", vendor="nvidia", model="NVIDIA-H100-80GB-HBM3"), id="model of its vendor"),
+        pytest.param(claim("a", vendor="amd", model="MI300X"), id="model of nobody we know"),
+        pytest.param(
+            {**claim("a"), "spec": {"selector": {"matchLabels": {"example.com/Pool_1": "x", "zone": ""}}}},
+            id="labels",
+        ),
+        pytest.param(workload(), id="workload without a template"),
+        pytest.param(workload(template=TEMPLATE), id="workload"),
+    ],
+)
+async def test_request_in_order_is_allowed_without_a_word(made: Json) -> None:
+    asked = review(made)
+    assert await answered("/validate", asked) == {"uid": asked["request"]["uid"], "allowed": True}
+
+
+async def test_workload_with_an_old_mistake_can_lose_its_finalizer() -> None:
+    old = workload(template={"spec": {**TEMPLATE["spec"], "nodeName": "mine"}})
+    new = deepcopy(old)
+    new["metadata"]["finalizers"] = []
+    assert (await answered("/validate", review(new, operation="UPDATE", before=old)))["allowed"]
+    new["spec"]["suspend"] = True
+    assert not (await answered("/validate", review(new, operation="UPDATE", before=old)))["allowed"]
+
+
+async def test_requests_are_counted_by_path_and_result() -> None:
+    site = Site()
+    for made in (pod(), asking(gpus="1"), asking(gpus="x")):
+        await answered("/mutate", review(made), site)
+    await post(site.app(), "/validate", b"nonsense")
+    counted = [site.count("/mutate", result) for result in ("allowed", "patched", "denied", "refused")]
+    assert counted == [1, 1, 1, 0]
+    assert site.count("/validate", "refused") == 1
+
+
+async def test_other_paths_and_methods_are_refused_in_words() -> None:
+    application = Site().app()
+    status, body = await post(application, "/mutates", b"")
+    assert (status, b"known: /mutate, /mutate/hide, /validate" in body) == (404, True)
+    status, body = await post(application, "/mutate", b"", method="GET")
+    assert (status, b"by POST" in body) == (405, True)
+    assert await post(application, "/healthz", b"", method="GET") == (200, b"ok")
